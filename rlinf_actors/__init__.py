@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from rlinf_actors.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from rlinf_actors.channel.backend import Take as Take
     from rlinf_actors.channel.backend import UndeliverableItem as UndeliverableItem
     from rlinf_actors.channel.channel import Channel as Channel
-    from rlinf_actors.channel.take import Take as Take
     from rlinf_actors.cluster.cluster import Cluster as Cluster
     from rlinf_actors.config.cluster_config import ClusterConfig as ClusterConfig
     from rlinf_actors.config.cluster_config import NodeGroupConfig as NodeGroupConfig
@@ -84,9 +84,8 @@ if TYPE_CHECKING:
     from rlinf_actors.worker.worker import Worker as Worker
 
 _MODULES = {
-    "channel.backend": ("UndeliverableItem",),
+    "channel.backend": ("Take", "UndeliverableItem"),
     "channel.channel": ("Channel",),
-    "channel.take": ("Take",),
     "cluster.cluster": ("Cluster",),
     "config.cluster_config": ("ClusterConfig", "NodeGroupConfig"),
     "errors": (

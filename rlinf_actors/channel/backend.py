@@ -1,6 +1,7 @@
-"""The seam between a Channel and what is behind it: a host process, or a queue in this one.
+"""What a Channel is made of: a backend, the gets and takes under way in it, and the Take of the user.
 
-PendingGet: a get under way. PendingGet the item is its last step, and what is not taken goes back.
+There are three backends: `client.RemoteChannel` (the items are in a host process), `connecting.ConnectingChannel` (the
+host is not found yet) and `local.LocalChannel` (the items are in this process).
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Generator, Hashable
+import traceback
+from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
-from rlinf_actors.errors import ItemNotProcessedError
+from rlinf_actors import forks
+from rlinf_actors.errors import ItemNotProcessedError, UsageError
 from rlinf_actors.runtime.future import AsyncWork
 
 if TYPE_CHECKING:
@@ -28,17 +32,14 @@ else:
 class PendingGet(AsyncWork[T]):
     """A get or get_batch under way.
 
-    The item is yours, and acknowledged, when `wait` or ``await`` returns it; both may be used again and
-    give the same object. Cancelling a task that awaits it cancels the get, as with asyncio.Queue; so does
-    dropping the last reference. An item that was on its way is then first in its queue again.
+    ``wait`` and ``await`` return the item and acknowledge it; both may be used again and return the same object.
+    Cancelling a task that awaits the get cancels the get, as with asyncio.Queue, and so does dropping the last
+    reference to it. An item that was on its way then returns to the head of its queue.
 
     Attributes:
-        redelivered: once it was taken: whether a process that died may have seen (one of) these before.
+        redelivered: once the item was taken: True if a process that died may have seen it (or one of the batch) before.
 
-    Subclasses say where items come from, by `_decode`, `_acknowledge` and `_give_back`.
-
-    Args:
-        what: for messages.
+    Subclasses implement `_decode`, `_acknowledge` and `_give_back`.
     """
 
     def __init__(self, what: str) -> None:
@@ -48,25 +49,22 @@ class PendingGet(AsyncWork[T]):
         self._taken = False
 
     def _decode(self, arrived: Any) -> tuple[T, bool]:
-        """The value, and whether it had been delivered to a process that died. On the thread that waits; what it
-        raises gives the item back.
-        """
+        """Return the value, and `redelivered`. Runs on the thread that waits; if it raises, the item goes back."""
         raise NotImplementedError
 
     def _acknowledge(self, arrived: Any) -> None:
-        """The value is there. Once."""
+        """Tell the queue that user code has the value. Called once."""
         raise NotImplementedError
 
     def _give_back(self, later: bool) -> None:
-        """Nobody will take it. Any thread; *later*: from a destructor, whose own thread may hold any lock."""
+        """Return the item to its queue. Any thread; *later*: from a destructor, whose thread may hold any lock."""
         raise NotImplementedError
 
-    def _not_decoded(self, error: BaseException) -> None:
-        """`_decode` raised. On its thread."""
+    def _decode_failed(self, error: BaseException) -> None:
         self._give_back(False)
 
     def cancel(self) -> bool:
-        """Do not wait any more; False if the item was taken, or the get had failed. Any thread."""
+        """Cancel the get; False if the item was taken, or the get has failed. Any thread."""
         with self._taking:
             if self._taken or self._error is not None:
                 return False
@@ -74,7 +72,7 @@ class PendingGet(AsyncWork[T]):
             if not self.reject(error):
                 if self._error is not None:
                     return False
-                self._value, self._error = None, error
+                self._value, self._error = None, error  # the item is here, and is given back below
             self._seen = True
         self._give_back(False)
         return True
@@ -89,8 +87,9 @@ class PendingGet(AsyncWork[T]):
                 made, self.redelivered = self._decode(value)
             except BaseException as error:
                 self._value, self._error = None, error
-                self._not_decoded(error)
+                self._decode_failed(error)
                 raise
+            # the item is taken last, so that a failure or a cancellation before this point gives it back
             self._value, self._taken = made, True
             self._acknowledge(value)
             return made
@@ -108,32 +107,103 @@ class PendingGet(AsyncWork[T]):
             self._give_back(True)
 
 
-class Delivery(PendingGet[T]):
-    """A take under way. Once it is awaited the item is out, until `release` or `fail`.
+class PendingTake(PendingGet[T]):
+    """A take under way. Once user code has the item, the item is out until `release` or `fail`.
 
     Attributes:
-        deliveries: which delivery of the item this is, 1 for the first; 0 while it is under way.
+        deliveries: number of this delivery of the item, from 1; 0 while it is under way.
     """
 
     deliveries = 0
 
     @property
     def taken(self) -> bool:
-        """True once the item has reached the user's code."""
+        """True once user code has the item."""
         return self._taken
 
     def release(self) -> AsyncWork[None]:
-        """The item was processed; ends when the channel has confirmed that. Any thread."""
+        """Report that the item was processed; the work is done when the channel has confirmed it. Any thread."""
         raise NotImplementedError
 
     def fail(self, how: str, later: bool = False) -> None:
-        """The item was not processed, *how* for people: it is the head of its queue again. Any thread.
+        """Return the item to the head of its queue, since it was not processed. Any thread.
 
         Args:
-            how: for people.
-            later: from a destructor, whose own thread may hold any lock.
+            how: the reason, for people.
+            later: as in `_give_back`.
         """
         raise NotImplementedError
+
+
+class Take(Generic[T]):
+    """What `Channel.take` returns: use it once, by ``async with`` or ``with``.
+
+    The block gets the item. When the block ends, the item is released, and the channel has confirmed that before the
+    next statement runs. If the block raises any exception, or the process dies in the block, the item returns to the
+    head of its queue.
+    """
+
+    def __init__(self, begin: Callable[[], PendingTake[T]], name: str) -> None:
+        self._begin = begin
+        self._name = name
+        self._pending: PendingTake[T] | None = None
+        self._over = False
+
+    @property
+    def deliveries(self) -> int:
+        """The number of this delivery of the item, 1 for the first; known in the block.
+
+        Raises:
+            UsageError: the item is not here yet.
+        """
+        if self._pending is None or not self._pending.deliveries:
+            raise UsageError("the number of deliveries is known in the block: `async with take as item: ...`")
+        return self._pending.deliveries
+
+    async def __aenter__(self) -> T:
+        return await self._start()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> None:
+        work = self._end(kind, error)
+        if work is not None:
+            await work
+
+    def __enter__(self) -> T:
+        pending = self._start()
+        try:
+            return pending.wait()
+        except BaseException:  # Ctrl-C too
+            pending.cancel()  # this Take may be kept, and an item that came would be out as long
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        work = self._end(kind, error)
+        if work is not None:
+            work.wait()
+
+    def __del__(self) -> None:
+        if self._pending is not None and self._pending.taken and not self._over:
+            self._pending.fail("its block was entered and never left: the Take was dropped", later=True)
+
+    def _start(self) -> PendingTake[T]:
+        if self._pending is not None:
+            raise UsageError(f"this take() from channel {self._name!r} was used before: call take() for each item")
+        self._made_in = forks.generation()
+        self._pending = self._begin()
+        return self._pending
+
+    def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> AsyncWork[None] | None:
+        """Return the release of the item, for the caller to wait for; None if the item was given back instead."""
+        assert self._pending is not None
+        if kind is None:
+            forks.check(self._made_in)  # a child forked in the block would wait for ever
+        elif self._made_in != forks.generation():
+            return None  # the item is the parent's
+        self._over = True
+        if kind is None:
+            return self._pending.release()
+        self._pending.fail("".join(traceback.format_exception_only(kind, error)).strip())
+        return None
 
 
 def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: str) -> ItemNotProcessedError:
@@ -151,8 +221,8 @@ def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: s
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A waiting item for people. `value` is None with `whole` False where the item is too large to show."""
+class ShownItem:
+    """A waiting item, for `Channel.describe`. `value` is None and `whole` False if the item is too large to show."""
 
     value: Any
     nbytes: int
@@ -163,14 +233,14 @@ class Shown:
 
 @dataclass(frozen=True)
 class UndeliverableItem(Generic[T]):
-    """An item that was given up, since its deliveries had failed too often; see `Channel.undeliverable`.
+    """An item that is not delivered any more, since its deliveries failed too often; see `Channel.undeliverable`.
 
     Attributes:
-        item: as it was put; the exception instead if it cannot be read in this process.
+        item: the item as it was put; an exception instead if it cannot be unpickled in this process.
         key: of its queue.
-        deliveries: how many there were.
-        consumer: who had the last one, "" if that was a get.
-        reason: how that ended: the exception in the consumer's block, or the end of its process.
+        deliveries: number of its deliveries.
+        consumer: name of the last consumer, "" if that used get().
+        reason: how the last delivery ended: the exception in the consumer's block, or the end of its process.
     """
 
     item: T
@@ -180,35 +250,35 @@ class UndeliverableItem(Generic[T]):
     reason: str
 
 
-View = tuple[bool, list[tuple[Any, int, list[Shown]]], dict[Any, int]]
-"""A description of a channel: True if it is closed; for each key the number of waiting items and the first of them;
-and the number of undeliverable items by key.
+View = tuple[bool, list[tuple[Any, int, list[ShownItem]]], dict[Any, int]]
+"""A description of a channel: True if it is closed; for each key the number of waiting items and the first of them; the
+number of undeliverable items by key.
 """
 
 
 class Backend(Protocol):
-    """Nothing blocks. Any method from any thread but the I/O thread. Limits of time are in seconds, None for none."""
+    """Operations of a channel; none blocks. Any thread but the I/O thread. A *timeout* is in seconds, None for none."""
 
     def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
-        """Under way; ends when the item is in."""
+        """Put an item; done when the queue has accepted it."""
 
     def get(self, key: Hashable, nowait: bool, timeout: float | None) -> PendingGet[Any]:
-        """Under way; ends when an item is here."""
+        """Get the item at the head."""
 
     def batch(self, key: Hashable, target: float, timeout: float | None) -> PendingGet[list[Any]]:
-        """Under way; ends when the batch is complete."""
+        """Get a batch of items of *target* weight."""
 
-    def take(self, key: Hashable, timeout: float | None) -> Delivery[Any]:
-        """Under way; ends when an item is here, which is out then."""
+    def take(self, key: Hashable, timeout: float | None) -> PendingTake[Any]:
+        """Take the item at the head; it is out then."""
 
     def look(self, key: Hashable) -> AsyncWork[tuple[int, bool]]:
-        """Number of waiting items, and whether a put would wait."""
+        """Return the number of waiting items, and True if a put would wait."""
 
     def show(self) -> AsyncWork[View]:
-        """See View."""
+        """Describe the channel."""
 
     def undeliverable(self, key: Hashable, drain: bool) -> AsyncWork[list[UndeliverableItem[Any]]]:
-        """The items of a key that were given up; *drain* takes them off the list."""
+        """Return the undeliverable items of a key; *drain* removes them from the list."""
 
     def close(self) -> AsyncWork[None]:
-        """No more puts."""
+        """Refuse puts from now on."""

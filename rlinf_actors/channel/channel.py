@@ -10,14 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterat
 from typing import Any, Literal, overload
 
 from rlinf_actors import forks
-from rlinf_actors.channel.backend import Backend, T
-from rlinf_actors.channel.client import Joint
-from rlinf_actors.channel.connecting import Connecting, Plan, find, make, member
+from rlinf_actors.channel.backend import Backend, T, Take
+from rlinf_actors.channel.client import JoinedWork
+from rlinf_actors.channel.connecting import ChannelPlan, ConnectingChannel, find, make, member
 from rlinf_actors.channel.inspection import ChannelViews
 from rlinf_actors.channel.key_encoding import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel
 from rlinf_actors.channel.queue import MAX_DELIVERIES
-from rlinf_actors.channel.take import Take
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import (
     ChannelClosedError,
@@ -30,23 +29,23 @@ from rlinf_actors.wire.protocol import waiting
 
 
 class Channel(ChannelViews[T]):
-    """A queue that every process of the job may put into and get from. Make one by `create` or `connect`.
+    """A named queue that every process of the job may put into and get from. Make one by `create` or `connect`.
 
-    Semantics are those of asyncio.Queue, one FIFO per key. Items arrive at least once: a get acknowledges
-    its item when it returns to your code, a `take` when you have processed it, and what a consumer had not acknowledged
-    when it died is the head of its queue again. Any picklable object is an item; arrays and tensors travel as raw
-    buffers, and must not be changed before the put is done. A Channel can be an argument of a call. Any thread may use
-    it.
+    A channel has one FIFO for each key, with the semantics of asyncio.Queue. An item is any picklable object. Arrays
+    and tensors travel as raw buffers, and must not change before the put is done.
 
-    Operations block, unless they are given ``async_op=True``: then they return at once an AsyncWork to await, or to
-    wait for. A handle that came as an argument looks for its channel when it is first used; what is asked meanwhile is
-    kept in order. Only the blocking forms wait for that.
+    Items arrive at least once. A get acknowledges its item when it returns to your code, a `take` when its block ends.
+    An item that a consumer had not acknowledged when it died returns to the head of its queue.
 
-    Raises (every operation):
-        ChannelClosedError: `close` was called, in whichever process; a get raises it when its key is empty.
-        ChannelBrokenError: (a PeerDiedError) it ended in any other way, and its items with it: the process that holds
-            them died, or the one that created the channel ended. What a get returned before stays yours.
-        ConnectionLostError: the connection to the process that holds the items was lost and made anew; the channel
+    Operations block, unless you pass ``async_op=True``: they then return at once an AsyncWork to await or to wait for.
+    Any thread may use a Channel, and a Channel may be an argument of a call. A handle that came as an argument finds
+    its channel when it is first used; requests made meanwhile are kept in order.
+
+    Every operation may raise:
+        ChannelClosedError: a process called `close`. A get raises it when its key is empty. ChannelBrokenError: (a
+        PeerDiedError) the channel ended in any other way, and its items are lost: the process that
+            holds them died, or the process that created the channel ended. Items that a get has returned stay yours.
+        ConnectionLostError: the connection to the process that holds the items was lost and made again. The channel
             goes on.
     """
 
@@ -105,24 +104,27 @@ class Channel(ChannelViews[T]):
         max_deliveries: int = MAX_DELIVERIES,
         async_op: bool = False,
     ) -> Channel[Any] | AsyncWork[Channel[Any]]:
-        """Make a channel; if there is one of that name, connect to it and warn. Takes a round trip to the head.
+        """Make a channel; if the name is in use, warn and connect to that channel. Takes a round trip to the head.
 
-        It ends with the process that made it, or when it is closed and everything was taken.
+        The channel ends with the process that made it, or when it is closed and every item was taken.
 
         Args:
-            name: unique in the job.
-            maxsize: how many items may wait under each key, 0 for any number.
-            distributed: one replica on every node; a key lives on the node that first used it.
-            node_rank: where its items are, if it is not distributed.
-            local: only for threads and tasks of this process; needs no Cluster.
-            disable_distributed_log: keep what its host process writes out of the terminal.
-            detached: it ends with the job's driver instead of the worker that made it. Waits until the host is up.
-            max_deliveries: how often a `take` is given an item that no consumer releases, 0 for any number.
-            async_op: return at once an AsyncWork that gives the channel. Cancelling who awaits it leaves it under way.
+            name: of the channel, unique in the job.
+            maxsize: most items that wait under each key; 0 for no limit.
+            distributed: True for one replica on every node; a key lives on the node that first used it.
+            node_rank: rank of the node that holds the items, unless *distributed*.
+            local: True for a channel of the threads and tasks of this process only; needs no Cluster.
+            disable_distributed_log: True to keep the output of the host process out of the terminal.
+            detached: True if the channel ends with the job's driver instead of the worker that made it. The call then
+                waits until the host is up.
+            max_deliveries: number of deliveries by `take` after which an item that no consumer releases becomes
+                undeliverable; 0 for no limit.
+            async_op: return at once an AsyncWork whose result is the channel. Cancelling a task that awaits the work
+                does not stop the creation.
 
         Raises:
-            UsageError: *maxsize* is no int, or there is no Cluster.
-            PlacementError: there is no node of that rank.
+            UsageError: *maxsize* or *max_deliveries* is not an int, the name is not valid, or there is no Cluster.
+            PlacementError: no node has the rank *node_rank*.
         """
         show_logs = not disable_distributed_log
         work = create_channel(name, maxsize, distributed, node_rank, local, show_logs, detached, max_deliveries)
@@ -136,14 +138,14 @@ class Channel(ChannelViews[T]):
     def connect(cls, name: str, async_op: Literal[True]) -> AsyncWork[Channel[Any]]: ...
     @classmethod
     def connect(cls, name: str, async_op: bool = False) -> Channel[Any] | AsyncWork[Channel[Any]]:
-        """Return a handle of a channel that another process of the job made. Takes a round trip to the head.
+        """Return a handle to a channel that another process of the job made. Takes a round trip to the head.
 
         Args:
             name: of the channel.
-            async_op: return at once an AsyncWork that gives the handle.
+            async_op: return at once an AsyncWork whose result is the handle.
 
         Raises:
-            GroupNotFoundError: (a ValueError) there is none of that name.
+            GroupNotFoundError: (a ValueError) no channel of the job has that name.
         """
         here = member()
 
@@ -153,23 +155,23 @@ class Channel(ChannelViews[T]):
         work = AsyncWork.of(here.runtime.io, connected(), f"Channel.connect({name!r})")
         return work if async_op else work.wait()
 
-    # --- what it is ---
+    # --- properties ---
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the channel."""
         return self._name
 
     @property
     def maxsize(self) -> int:
-        """How many items may wait under each key, 0 for any number.
+        """Most items that wait under each key; 0 for no limit.
 
-        A handle that a process of protocol 6 sent has to find its channel first: this waits for that.
+        Blocks on a handle that a process of protocol 6 sent, until its channel is found.
         """
         if self._maxsize is None:
-            backend = self._backend  # takes over what is known
-            if isinstance(backend, Connecting):
-                self._maxsize = backend.ended.wait()
+            backend = self._backend  # sets _maxsize if the channel is found
+            if isinstance(backend, ConnectingChannel):
+                self._maxsize = backend.search.wait()
         assert self._maxsize is not None
         return self._maxsize
 
@@ -206,19 +208,19 @@ class Channel(ChannelViews[T]):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> AsyncWork[None] | None:
-        """Append an item; waits while its key is full.
+        """Append an item; wait while its key is full.
 
         Args:
-            item: any picklable object.
-            weight: what it counts for in `get_batch`, 0 or more.
-            key: of the FIFO: a str, int, float, bool, bytes or None, or a tuple of them.
-            async_op: return at once an AsyncWork that ends when the item is in. Cancelling who awaits it leaves
-                the put alone.
-            timeout: seconds, None for no limit.
+            item: any picklable object. weight: weight of the item in `get_batch`, 0 or more. key: of the FIFO: a str,
+            int, float, bool, bytes or None, or a tuple of them. async_op: return at once an AsyncWork that is done when
+            the queue has the item. Cancelling a task that awaits
+                the work does not cancel the put.
+            timeout: seconds to wait; None for no limit.
 
         Raises:
-            CallTimeoutError: (a TimeoutError) the time was up; the item was not put.
+            CallTimeoutError: (a TimeoutError) the time is up, and the item was not put.
             SerializationError: the item cannot be pickled.
+            UsageError: *key* or *weight* is not valid.
         """
         work = self._backend.put(key, item, _weight(weight), False, waiting(timeout))
         return work if async_op else work.wait()
@@ -234,7 +236,7 @@ class Channel(ChannelViews[T]):
     def put_nowait(
         self, item: T, weight: float = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False
     ) -> AsyncWork[None] | None:
-        """As `put`, but a full key raises asyncio.QueueFull. One round trip."""
+        """Append an item as `put` does, but raise asyncio.QueueFull if its key is full. Takes a round trip."""
         work = self._backend.put(key, item, _weight(weight), True, None)
         return work if async_op else work.wait()
 
@@ -251,18 +253,18 @@ class Channel(ChannelViews[T]):
     def get(
         self, key: Hashable = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
     ) -> T | AsyncWork[T]:
-        """Take the item at the head; waits while there is none.
+        """Remove and return the item at the head; wait while there is none.
 
-        It is given whatever is the head, also an item whose takes have failed `max_deliveries` times.
+        A get also returns an item whose takes have failed `max_deliveries` times.
 
         Args:
             key: of the FIFO.
-            async_op: return at once an AsyncWork that gives the item. Cancelling a task that awaits it, or dropping
-                it, cancels the get; an item that was on its way goes back to the head.
-            timeout: seconds, None for no limit.
+            async_op: return at once an AsyncWork whose result is the item. Cancelling a task that awaits the work, or
+                dropping the work, cancels the get; an item that was on its way returns to the head.
+            timeout: seconds to wait; None for no limit.
 
         Raises:
-            CallTimeoutError: (a TimeoutError) the time was up; nothing was taken.
+            CallTimeoutError: (a TimeoutError) the time is up, and no item was removed.
         """
         work = self._backend.get(key, False, waiting(timeout))
         return work if async_op else work.wait()
@@ -272,7 +274,7 @@ class Channel(ChannelViews[T]):
     @overload
     def get_nowait(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[T]: ...
     def get_nowait(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> T | AsyncWork[T]:
-        """As `get`, but a key without items raises asyncio.QueueEmpty. One round trip."""
+        """Remove and return the item at the head, or raise asyncio.QueueEmpty if there is none. Takes a round trip."""
         work = self._backend.get(key, True, None)
         return work if async_op else work.wait()
 
@@ -309,10 +311,19 @@ class Channel(ChannelViews[T]):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> list[T] | AsyncWork[list[T]]:
-        """Take items from the head until the next would make more than *target_weight*; waits while there is less.
+        """Remove and return items from the head up to a total weight; wait while the items that are there weigh less.
+
+        Args:
+            target_weight: total weight. The batch is complete when it has this weight, or when the next item would
+                exceed it.
+            key, async_op, timeout: as for `get`.
 
         Returns:
-            The items, in order; ``[]`` if the head alone is heavier. *async_op*, *timeout* and errors as `get`.
+            The items, in order; ``[]`` if the item at the head alone is heavier than *target_weight*.
+
+        Raises:
+            CallTimeoutError: (a TimeoutError) the time is up, and no item was removed.
+            UsageError: *target_weight* is NaN.
         """
         if math.isnan(target_weight):
             raise UsageError("the target weight is NaN; it must be a number")
@@ -322,35 +333,36 @@ class Channel(ChannelViews[T]):
     def take(self, key: Hashable = DEFAULT_KEY, timeout: float | None = None) -> Take[T]:
         """Take the item at the head until it is processed: ``async with channel.take() as item``, or ``with``.
 
-        When the block ends, the item is released: that is confirmed before the next statement runs. An exception in the
-        block, whatever it is, makes the item the head of its queue again, and so does the death of this process. A
-        process that only stands still keeps its item. An item that was given to `max_deliveries` consumers in vain (the
-        deaths of processes with an unacknowledged `get` count too) is not given to a take once more: it is put on the
-        list of `undeliverable`, and that take raises ItemNotProcessedError.
+        When the block ends, the item is released, and the host has confirmed that before the next statement runs. If
+        the block raises any exception, or this process dies in it, the item returns to the head of its queue. A process
+        that is only stopped (SIGSTOP) keeps its item.
 
-        On a closed channel a take of an empty key waits while items of that key are out, since these may come back: do
-        not take within the block of another take.
+        An item that `max_deliveries` consumers took and none released becomes undeliverable: the next take does not get
+        it and raises ItemNotProcessedError. The death of a process with an unacknowledged `get` counts too.
+
+        On a closed channel a take of an empty key waits while items of the key are out, since these may come back. So
+        do not take within the block of another take.
 
         Args:
             key: of the FIFO.
-            timeout: seconds to wait for an item, None for no limit.
+            timeout: seconds to wait for an item; None for no limit.
 
-        Raises (where the block begins):
-            CallTimeoutError: (a TimeoutError) the time was up; nothing was taken.
-            ItemNotProcessedError: the head was given up. The next take goes on with the next item.
-            ProtocolMismatchError: the channel's host is of protocol 6.
+        The beginning of the block raises:
+            CallTimeoutError: (a TimeoutError) the time is up, and no item was taken.
+            ItemNotProcessedError: the item at the head became undeliverable. The next take gets the next item.
+            ProtocolMismatchError: the channel's host has protocol 6.
 
-        Raises (where the block ends):
-            ConnectionLostError: the release was not confirmed: the item may be processed again.
+        The end of the block raises:
+            ConnectionLostError: the release was not confirmed, so the item may be processed again.
         """
         seconds = waiting(timeout)
         return Take(lambda: self._backend.take(key, seconds), self._name)
 
     async def __aiter__(self) -> AsyncIterator[T]:
-        """Yield items of the default key as they come, until the channel is closed and empty.
+        """Yield the items of the default key as they come, until the channel is closed and empty.
 
         Raises:
-            ChannelBrokenError: the channel ended otherwise than by `close`.
+            ChannelBrokenError: the channel ended in another way than by `close`.
         """
         while True:
             try:
@@ -358,11 +370,11 @@ class Channel(ChannelViews[T]):
             except ChannelClosedError:
                 return
             except ConnectionLostError:
-                continue  # the host gives again what this process had not taken
+                continue  # the host sends again what this process had not acknowledged
             yield item
 
     def __iter__(self) -> Iterator[T]:
-        """As ``async for``, with gets that block."""
+        """Yield the items of the default key as ``async for`` does, with gets that block."""
         while True:
             try:
                 item = self.get()
@@ -382,60 +394,61 @@ class Channel(ChannelViews[T]):
     @overload
     def close(self, async_op: Literal[True]) -> AsyncWork[None]: ...
     def close(self, async_op: bool = False) -> AsyncWork[None] | None:
-        """For all processes: puts end at once with ChannelClosedError, gets when their key is empty. Twice is fine.
+        """Close the channel for all processes. Closing twice is fine. Takes a round trip to the host.
 
-        Takes a round trip. The host ends, and the name is free, once every item was taken and released, and no
-        undeliverable item is left: before this is done, if that is so.
+        From now on puts raise ChannelClosedError at once, and gets raise it when their key is empty. The host ends, and
+        the name is free, when every item was taken and released and no undeliverable item is left. If that is so
+        already, the close is done only after the host has ended.
 
         Args:
             async_op: return at once an AsyncWork.
 
         Raises:
-            ChannelBrokenError: it has ended otherwise, perhaps with items that nobody took.
+            ChannelBrokenError: the channel has ended in another way, and items may be lost.
         """
 
         def closed(works: list[AsyncWork[None]]) -> None:
-            with contextlib.suppress(ChannelClosedError):  # it had ended
+            with contextlib.suppress(ChannelClosedError):  # closed before, and ended
                 works[0]._outcome()
 
-        work = Joint(f"close() of channel {self._name!r}", [self._backend.close()], closed)
+        work = JoinedWork(f"close() of channel {self._name!r}", [self._backend.close()], closed)
         return work if async_op else work.wait()
 
-    # --- travelling ---
+    # --- pickling ---
 
     def __reduce__(self) -> Any:
         if not self._namespace:
             raise SerializationError(f"channel {self._name!r} was made with local=True and cannot leave its process")
-        state = {"_maxsize": self._maxsize}  # apart: _arrived() of protocol 6 does not take it
+        state = {"_maxsize": self._maxsize}  # not an argument: _arrived() of protocol 6 does not take it
         return _arrived, (self._name, self._namespace), state
 
     # --- inside ---
 
     @property
     def _backend(self) -> Backend:
-        """What is behind it; a handle that came as an argument begins to look for its channel when it is first used."""
+        """The backend; a handle that came as an argument starts to find its channel here."""
         if self._made_in != forks.generation():
-            self._follow()
+            self._adopt_in_child()
         made = self._made
-        if made is not None and type(made) is not Connecting:
+        if made is not None and type(made) is not ConnectingChannel:
             return made
         with self._lock:
             made = self._made
-            if isinstance(made, Connecting) and made.found is not None:
+            if isinstance(made, ConnectingChannel) and made.found is not None:
                 self._maxsize = made.maxsize
                 made = self._made = made.found
-            elif made is None or (isinstance(made, Connecting) and made.ended.done()):  # a search that failed
-                made = self._made = Connecting(self._name, self._namespace)
+            elif made is None or (isinstance(made, ConnectingChannel) and made.search.done()):  # a search that failed
+                made = self._made = ConnectingChannel(self._name, self._namespace)
             return made
 
-    def _follow(self) -> None:
-        """Make a handle that was inherited by a fork one of this process, which is a child member. Others raise."""
+    def _adopt_in_child(self) -> None:
+        """Make an inherited handle one of this forked process, if that is a child member; else raise."""
         job = worker_job()
         if job is None or not self._namespace:
             forks.check(self._made_in)
             return
         job.runtime.check_usable()
-        self._inherited = self._made  # its parts are the parent's: nothing of them runs here, destructors neither
+        self._inherited = self._made  # kept: its parts are the parent's, and their destructors must not run here
         self._made, self._lock, self._made_in = None, threading.Lock(), forks.generation()
 
 
@@ -450,12 +463,14 @@ def create_channel(
     max_deliveries: int,
     beside: Callable[[], Awaitable[int]] | None = None,
 ) -> AsyncWork[Channel[Any]]:
-    """Make a channel: see Channel.create, which calls this directly, as `Worker.create_channel` does.
+    """Make a channel for `Channel.create` and `Worker.create_channel`, which must call this directly.
+
+    The warning for a name in use names the line of their caller.
 
     Args:
-        name, maxsize, distributed, node_rank, local, detached, max_deliveries: as there.
-        show_logs: show what its host process writes.
-        beside: gives the rank of its node, instead of *node_rank*. I/O thread.
+        name, maxsize, distributed, node_rank, local, detached, max_deliveries: as for `Channel.create`.
+        show_logs: True to show the output of the host process.
+        beside: gives the rank of its node instead of *node_rank*. I/O thread.
     """
     for what, value in (("maxsize", maxsize), ("max_deliveries", max_deliveries)):
         if not isinstance(value, int) or isinstance(value, bool):
@@ -472,7 +487,7 @@ def create_channel(
         return work
     here, caller = member(), sys._getframe(2)
     line = (caller.f_code.co_filename, caller.f_lineno)
-    plan = Plan(name, maxsize, distributed, node_rank, show_logs, detached, max_deliveries, line, beside)
+    plan = ChannelPlan(name, maxsize, distributed, node_rank, show_logs, detached, max_deliveries, line, beside)
 
     async def created() -> Channel[Any]:
         return Channel(name, here.runtime.namespace, *await make(here, plan))

@@ -1,11 +1,7 @@
-"""A channel as any process of the job reaches it: requests to its host, and their ends.
+"""RemoteChannel: a channel as a process of the job reaches it, whose items are in a host process.
 
-House rules: everything is sent by the link to one replica, so that one process's requests for a key
-keep their order; a put's bytes count until the host has accepted it, and what would be too many
-waits here, in order, as the producer's own objects. Nothing here blocks: requests for a key whose
-replica is not known yet wait, in order, for the answer to that question.
-
-Requests that wait until it is known where they go, and works that are made of several.
+All requests for a key travel by the link to one replica, so that the requests of one process keep their order. Nothing
+here blocks: requests for a key whose replica is not known yet wait, in order, for the answer to that question.
 """
 
 from __future__ import annotations
@@ -22,9 +18,8 @@ import msgspec
 
 from rlinf_actors import forks
 from rlinf_actors.channel.backend import View, not_processed
-from rlinf_actors.channel.gets import Asked, Frame, Get, Request, Requests, opened
 from rlinf_actors.channel.key_encoding import key_of
-from rlinf_actors.channel.puts import Outgoing
+from rlinf_actors.channel.requests import FrameMaker, Get, PutWindow, Query, Request, RequestMaker, description
 from rlinf_actors.errors import (
     CallTimeoutError,
     ChannelBrokenError,
@@ -46,13 +41,13 @@ from rlinf_actors.wire.payload import AuthenticatedParts
 T = TypeVar("T")
 
 
-class Joint(AsyncWork[T]):
-    """A work that is done when others are. *make* makes its value of them, on the thread that waits.
+class JoinedWork(AsyncWork[T]):
+    """A work that is done when several others are.
 
     Args:
-        what: for messages.
-        works: the others; None if `join` will tell.
-        make: gets the works.
+        what: the operation, for errors.
+        works: the others; None if `join` sets them later.
+        make: makes the result from the others, on each thread that waits.
     """
 
     def __init__(self, what: str, works: Sequence[AsyncWork[Any]] | None, make: Callable[..., T]) -> None:
@@ -63,20 +58,20 @@ class Joint(AsyncWork[T]):
             self.join(works)
 
     def join(self, works: Sequence[AsyncWork[Any]]) -> None:
-        """These are the others. Once."""
+        """Set the others. Once."""
         self._works = works
         self._left = len(works)
         for work in works:
-            work._on_done(self._one)
+            work._on_done(self._one_done)
 
-    def _one(self) -> None:
+    def _one_done(self) -> None:
         with self._lock:
             self._left -= 1
             last = not self._left
         if last:
-            self._all()
+            self._all_done()
 
-    def _all(self) -> None:
+    def _all_done(self) -> None:
         self.resolve(None)  # type: ignore[arg-type]  # `_outcome` makes the value
 
     def _outcome(self) -> T:
@@ -84,79 +79,79 @@ class Joint(AsyncWork[T]):
         return self._make(self._works)
 
 
-class Closing(Joint[None]):
-    """A close under way, of every replica. If all are drained it ends when the hosts have: the name is free then."""
+class ClosingChannel(JoinedWork[None]):
+    """A close of every replica. If all are empty, it is done when the hosts have ended and the name is free."""
 
-    def __init__(self, name: str, gone: Future[None]) -> None:
+    def __init__(self, name: str, hosts_gone: Future[None]) -> None:
         super().__init__(f"close() of channel {name!r}", None, lambda works: None)
-        self._gone = gone
+        self._hosts_gone = hosts_gone
 
-    def _all(self) -> None:
-        ended, failed = True, None
+    def _all_done(self) -> None:
+        empty, failed = True, None
         for work in self._works:
             try:
-                ended &= work._outcome()
+                empty &= work._outcome()
             except ChannelClosedError:
-                continue  # it is
+                continue  # closed before, and ended
             except Exception as error:  # noqa: BLE001 - it reaches the waiter
                 failed = failed or error
         if failed is not None:
             self.reject(failed)
-        elif ended:
-            self._gone._on_done(lambda: self.resolve(None))
+        elif empty:
+            self._hosts_gone._on_done(lambda: self.resolve(None))
         else:
             self.resolve(None)
 
 
-class Later(Joint[T]):
-    """What is asked of all replicas, before the channel is found. *start* asks it."""
+class DeferredQuery(JoinedWork[T]):
+    """A request to all replicas that was made before the channel was found; *start* sends it."""
 
     def __init__(self, what: str, start: Callable[[Any], AsyncWork[T]]) -> None:
         super().__init__(what, None, lambda works: works[0]._outcome())
         self.start = start
 
-    def held(self) -> Callable[[], Later[T]]:
-        """What keeps it while it waits."""
+    def reference(self) -> Callable[[], DeferredQuery[T]]:
+        """Return what keeps it while it waits."""
         return lambda: self
 
 
-class Kept:
-    """Requests that wait, in order, until it is known where they go. Any thread."""
+class RequestBuffer:
+    """Requests that wait, in order, until their host is known. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: collections.deque[Callable[[], Any]] = collections.deque()
         self._over = False
 
-    def add(self, request: Request | Later[Any]) -> bool:
-        """Keep it; False if that is over."""
+    def add(self, request: Request | DeferredQuery[Any]) -> bool:
+        """Keep a request; False if the host is known by now, or cannot be known."""
         with self._lock:
             if not self._over:
-                self._waiting.append(request.held())
+                self._waiting.append(request.reference())
             return not self._over
 
-    def begin(self, send: Callable[[Any], object], then: Callable[[], object]) -> None:
-        """Send all of them; call *then* before later ones, which are not kept any more, can be sent. Loop thread."""
+    def flush(self, send: Callable[[Any], object], then: Callable[[], object]) -> None:
+        """Send all requests, call *then*, and keep no more of them. Loop thread."""
         while True:
             with self._lock:
                 if not self._waiting:
-                    then()
+                    then()  # under the lock: no later request may be sent before
                     self._over = True
                     return
                 request = self._waiting.popleft()()
             if request is None or request.done():
                 continue
             send(request)
-            if isinstance(request, Get) and request.error is not None:  # cancelled in this moment, by another thread
+            if isinstance(request, Get) and request.error is not None:  # another thread cancelled it in this moment
                 request._give_back(False)
 
     def fail(self, error: BaseException) -> None:
-        """It will not be known."""
+        """Fail all requests, and keep no more of them."""
         with self._lock:
             self._over = True
             waiting, self._waiting = self._waiting, collections.deque()
-        for held in waiting:
-            request = held()
+        for reference in waiting:
+            request = reference()
             if request is not None:
                 request.reject(error)
 
@@ -168,77 +163,73 @@ _finding = forks.free_in_children(threading.Lock())
 
 
 def remote_channel(runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str = "") -> RemoteChannel:
-    """The one of this process for the hosts in *group*: handles share it, so that their puts are bounded together."""
+    """Return this process's RemoteChannel for the hosts in *group*; all handles share it, and so one put window."""
     with _finding:
-        channel = _channels.get(id(group))  # it keeps the group: nothing else gets that id
+        channel = _channels.get(id(group))  # the channel keeps the group, so its id is not used again
         if channel is None:
             channel = _channels[id(group)] = RemoteChannel(runtime, group, name, node_rank, taker)
         return channel
 
 
-class RemoteChannel(Requests):
+class RemoteChannel(RequestMaker):
     """The requests of this process to one channel.
 
     Args:
-        runtime: this process's.
-        group: the host processes, one per replica.
-        name: for messages.
-        node_rank: which replica new keys should live on.
-        taker: this process, for people.
+        runtime: of this process.
+        group: the host processes, one for each replica.
+        name: of the channel.
+        node_rank: replica on which new keys should live.
+        taker: name of this process, for people.
     """
 
     def __init__(self, runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str = "") -> None:
         super().__init__(runtime.io, name, taker or f"{runtime.identity}")
         self._group = group
         self._node_rank = node_rank
-        self._homes: dict[bytes, int] = {}
-        self._asking: dict[bytes, _Asking] = {}
+        self._homes: dict[bytes, int] = {}  # replica of each key
+        self._placements: dict[bytes, _KeyPlacement] = {}
         self._placing = threading.Lock()
         self._taken: collections.deque[tuple[Peer, int]] = collections.deque()
         self._taken_due = False
-        self._saying = threading.Lock()
-        self.outgoing = Outgoing(self)
+        self._acknowledging = threading.Lock()
+        self.put_window = PutWindow()
 
     # --- requests to all replicas ---
 
     def show(self) -> AsyncWork[View]:
-        def merge(works: list[Asked]) -> View:
+        def merge(works: list[Query]) -> View:
             answers = [work._outcome() for work in works]
-            rows = [row for _, found, _ in answers for row in found]
             return (
                 any(closed for closed, _, _ in answers),
-                rows,
-                {k: n for _, _, dead in answers for k, n in dead.items()},
+                [row for _, rows, _ in answers for row in rows],
+                {key: count for _, _, dead in answers for key, count in dead.items()},
             )
 
-        return Joint(
-            f"a look at channel {self._name!r}",
-            self._ask_all(lambda id: frames.ChannelShow(id, "counts"), lambda peer, parts: opened(parts)),
-            merge,
-        )
+        queries = self._ask_all(lambda id: frames.ChannelShow(id, "counts"), lambda peer, parts: description(parts))
+        return JoinedWork(f"a look at channel {self._name!r}", queries, merge)
 
     def close(self) -> AsyncWork[None]:
-        closing = Closing(self._name, self._group.gone)
-        before = [asking.home for asking in list(self._asking.values())]
-        if before:  # puts of these keys were asked for earlier
-            placed: Joint[Any] = Joint(closing._what, before, list)
+        closing = ClosingChannel(self._name, self._group.gone)
+        earlier = [placement.home for placement in list(self._placements.values())]
+        if earlier:  # puts of these keys were requested before the close
+            placed: JoinedWork[Any] = JoinedWork(closing._what, earlier, list)
             placed._on_done(lambda: self._io.call(lambda: closing.join(self._ask_all(frames.ChannelClose))))
         else:
             closing.join(self._ask_all(frames.ChannelClose))
         return closing
 
-    def _ask_all(self, frame: Frame, decode: Callable[..., Any] | None = None) -> list[Asked]:
-        asked = []
+    def _ask_all(self, frame: FrameMaker, decode: Callable[..., Any] | None = None) -> list[Query]:
+        queries = []
         for peer in self._group.peers:
-            work = Asked(self._name, f"a request to channel {self._name!r}", b"", frame, decode)
-            work.begin(self, peer)
-            asked.append(work)
-        return asked
+            query = Query(self._name, f"a request to channel {self._name!r}", b"", frame, decode)
+            query.begin(self, peer)
+            queries.append(query)
+        return queries
 
-    # --- ends ---
+    # --- errors ---
 
     def refusal(self, raised: frames.Raised, work: AsyncWork[Any], parts: Sequence[Buffer] = ()) -> Exception:
-        """The exception that a host's refusal stands for."""
+        """Return the exception for a refusal of the host."""
         if raised.kind == "full":
             return asyncio.QueueFull(f"channel {self._name!r} is full")
         if raised.kind == "empty":
@@ -256,28 +247,30 @@ class RemoteChannel(Requests):
         return RlinfActorsError(f"channel {self._name!r}: {raised.text}")
 
     def gone(self, error: Exception) -> Exception:
-        """What a request gets for a host that is gone as *error* says."""
+        """Return the exception of a request whose host is gone, as *error* says."""
         found = end_of_channel(self._name, error)
         if found is not error:
             found.__cause__ = error
         return found
 
+    # --- acknowledgements ---
+
     def taken(self, peer: Peer, call: int) -> None:
-        """What this get brought has reached the user's code."""
-        under_way = len(peer.pending) - (call in peer.pending)  # the loop may not have taken it out yet
+        """Acknowledge the item of a get; if more requests are under way, many acknowledgements share a frame."""
+        under_way = len(peer.pending) - (call in peer.pending)  # the loop may not have removed this one yet
         if not under_way and not self._taken:
             peer.send(frames.ChannelAck([call]), now=True)
             return
-        self._taken.append((peer, call))  # while more is under way, many go in one frame
+        self._taken.append((peer, call))
         if not self._taken_due:
             self._taken_due = True
             self._io.call(self.acknowledge)
 
     def acknowledge(self) -> None:
-        """Say what was taken; what is sent next comes behind it. Any thread."""
-        self._taken_due = False  # before we look: who comes later calls again
+        """Send the acknowledgements that are due; whatever is sent next comes behind them. Any thread."""
+        self._taken_due = False  # first, so that `taken` schedules another call for what this one misses
         calls: dict[Peer, list[int]] = {}
-        with self._saying:
+        with self._acknowledging:
             for _ in range(len(self._taken)):
                 peer, call = self._taken.popleft()
                 calls.setdefault(peer, []).append(call)
@@ -285,86 +278,108 @@ class RemoteChannel(Requests):
                 peer.send(frames.ChannelAck(taken))
 
     def give_back(self, peer: Peer, call: int, later: bool) -> None:
-        """Nobody will take what this get brings."""
+        """Return what a get brings to its queue; *later*: from a destructor, whose thread may hold any lock."""
         if later:
-            self._io.call(self._forget, peer, call)
-        else:
-            self._forget(peer, call)
+            self._io.call(self.give_back, peer, call, False)
+            return
+        peer.pending.pop(call, None)
+        peer.send(frames.ChannelCancel(call, True))
 
-    # --- inside ---
+    # --- sending ---
 
-    def ask(self, work: Get | Asked, peer: Peer) -> None:
-        """Send a request to one replica. Any thread."""
-        question = isinstance(work, Asked)
-        if question:
-            self.acknowledge()  # what was taken before is not to be seen as waiting
-        now = question or not peer.pending
-        call = work.call = peer.open(_Waits(self, work.held()))
+    def ask(self, work: Get | Query, peer: Peer) -> None:
+        """Send a get or a query to one replica. Any thread."""
+        is_query = isinstance(work, Query)
+        if is_query:
+            self.acknowledge()  # items that user code has must not count as waiting
+        now = is_query or not peer.pending
+        call = work.call = peer.open(_PendingAnswer(self, work.reference()))
         if not work.done():
             peer.send(work.frame(call), now=now)
 
     def _begin(self, request: Request) -> None:
         peers = self._group.peers
-        if len(peers) == 1:
-            request.begin(self, peers[0])
-            return
-        home = self._homes.get(request.key)
+        home = 0 if len(peers) == 1 else self._homes.get(request.key)
         if home is not None:
             request.begin(self, peers[home])
             return
         with self._placing:
-            asking = self._asking.get(request.key)
-            first = asking is None and request.key not in self._homes
+            placement = self._placements.get(request.key)
+            first = placement is None and request.key not in self._homes
             if first:
-                asking = self._asking[request.key] = _Asking(self._name, request.key, self._node_rank, len(peers))
-        if asking is None or not asking.add(request):
-            self._begin(request)  # it became known in this moment
+                placement = self._placements[request.key] = _KeyPlacement(
+                    self._name, request.key, self._node_rank, len(peers)
+                )
+        if placement is None or not placement.add(request):
+            self._begin(request)  # the replica became known in this moment
         elif first:
-            asking.home._on_done(functools.partial(self._placed, asking))
-            asking.home.begin(self, peers[0])
+            placement.home._on_done(functools.partial(self._placed, placement))
+            placement.home.begin(self, peers[0])
 
-    def _placed(self, asking: _Asking) -> None:
-        """It is known which replica has a key, or cannot be known. Any thread."""
-        error = asking.home.error
+    def _placed(self, placement: _KeyPlacement) -> None:
+        """Handle the answer to which replica has a key. Any thread."""
+        error = placement.home.error
         if error is None:
-            self._io.call(self._begin_kept, asking)
+            self._io.call(self._flush, placement)
             return
-        asking.home._seen = True
+        placement.home._seen = True
         with self._placing:
-            self._asking.pop(asking.key, None)
-        asking.fail(error)
+            self._placements.pop(placement.key, None)
+        placement.fail(error)
 
-    def _begin_kept(self, asking: _Asking) -> None:
-        home: int = asking.home._outcome()
+    def _flush(self, placement: _KeyPlacement) -> None:
+        home: int = placement.home._outcome()
 
         def placed() -> None:
             with self._placing:
-                self._homes[asking.key] = home
-                self._asking.pop(asking.key, None)
+                self._homes[placement.key] = home
+                self._placements.pop(placement.key, None)
 
-        asking.begin(lambda request: request.begin(self, self._group.peers[home]), placed)
-
-    def _forget(self, peer: Peer, call: int) -> None:
-        """Nobody waits for it any more, whatever becomes of it. Any thread."""
-        peer.pending.pop(call, None)
-        peer.send(frames.ChannelCancel(call, True))
+        placement.flush(lambda request: request.begin(self, self._group.peers[home]), placed)
 
 
-class _Asking(Kept):
-    """Requests of a key whose replica is being asked for. `home` is that question."""
+class _KeyPlacement(RequestBuffer):
+    """The requests of a key whose replica is not known yet. `home` is the query for it, which goes to replica 0."""
 
     def __init__(self, name: str, key: bytes, node_rank: int, replicas: int) -> None:
         super().__init__()
         self.key = key
         here = min(node_rank, replicas - 1)
-        self.home = Asked(name, f"a request to channel {name!r}", key, lambda id: frames.ChannelWhere(id, key, here))
+        self.home = Query(name, f"a request to channel {name!r}", key, lambda id: frames.ChannelWhere(id, key, here))
+
+
+class _PendingAnswer:
+    """What a peer keeps of a get or a query (see runtime.peer.Pending). It refers to a get weakly."""
+
+    __slots__ = ("_channel", "_work")
+
+    def __init__(self, channel: RemoteChannel, work: Callable[[], AsyncWork[Any] | None]) -> None:
+        self._channel = channel
+        self._work = work
+
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
+        """Handle the host's answer. Loop thread."""
+        work = self._work()
+        if work is None:
+            return True  # dropped: its destructor has told the host
+        if type(frame) is frames.Raised:
+            work.reject(self._channel.refusal(frame, work, parts))
+        else:
+            work.resolve(parts)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Handle the end of the host. Any thread."""
+        work = self._work()
+        if work is not None:
+            work.reject(self._channel.gone(error))
 
 
 def end_of_channel(name: str, error: Exception) -> Exception:
     """Return what the users of a channel get for *error*, which says how its host ended.
 
     A host ends with exit code 0 only when its channel was closed and every item was taken. Every other end breaks the
-    channel, so that nobody takes it for an orderly one.
+    channel, so that no user takes it for an orderly one.
     """
     if isinstance(error, WorkerDiedError) and error.exit_code == 0:
         return ChannelClosedError(f"channel {name!r} was closed")
@@ -380,30 +395,3 @@ def end_of_channel(name: str, error: Exception) -> Exception:
     if isinstance(error, GroupClosedError) or type(error) is RlinfActorsError:  # stopped, or this process has left
         return ChannelBrokenError(f"channel {name!r} is broken, and its items are gone: {error}", peer=name)
     return error
-
-
-class _Waits:
-    """What a peer keeps of a request: where its answer goes. It does not keep a get that nobody else has."""
-
-    __slots__ = ("_channel", "_work")
-
-    def __init__(self, channel: RemoteChannel, work: Callable[[], AsyncWork[Any] | None]) -> None:
-        self._channel = channel
-        self._work = work
-
-    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """The host answered. Loop thread."""
-        work = self._work()
-        if work is None:
-            return True  # dropped: its destructor has told the host
-        if type(frame) is frames.Raised:
-            work.reject(self._channel.refusal(frame, work, parts))
-        else:
-            work.resolve(parts)
-        return True
-
-    def fail(self, error: Exception) -> None:
-        """The host is gone. Any thread."""
-        work = self._work()
-        if work is not None:
-            work.reject(self._channel.gone(error))

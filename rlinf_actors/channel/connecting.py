@@ -1,6 +1,6 @@
-"""How a handle gets to its channel: it makes it, or looks for it. Nothing here blocks.
+"""How a handle gets to its channel: `make` makes a channel, `find` finds one. Nothing here blocks.
 
-The coroutines run on the I/O thread. What is asked of a handle meanwhile is kept, in order.
+The coroutines run on the I/O thread. `ConnectingChannel` keeps the requests of a handle until its channel is found.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_actors.channel.backend import View
-from rlinf_actors.channel.client import Kept, Later, RemoteChannel, end_of_channel, remote_channel
-from rlinf_actors.channel.gets import Request, Requests
+from rlinf_actors.channel.client import DeferredQuery, RemoteChannel, RequestBuffer, end_of_channel, remote_channel
 from rlinf_actors.channel.queue import MAX_DELIVERIES
+from rlinf_actors.channel.requests import Request, RequestMaker
 from rlinf_actors.cluster.cluster import Cluster
 from rlinf_actors.cluster.connect import WorkerJob, worker_job
 from rlinf_actors.cluster.service import launch_service
@@ -36,14 +36,14 @@ HOST = "rlinf_actors.worker.channelhost:ChannelHost"
 
 
 @dataclass(frozen=True)
-class Member:
-    """This process, as a member of its job.
+class JobMember:
+    """This process as a member of its job.
 
     Attributes:
-        runtime: its runtime; a worker's may not be in session with the head yet.
-        job: of a worker, None of a driver.
-        node_rank: where it runs.
-        name: for people.
+        runtime: of this process; a worker's may not be in session with the head yet.
+        job: of a worker; None in a driver.
+        node_rank: rank of its node.
+        name: of this process, for people.
     """
 
     runtime: Runtime
@@ -52,36 +52,36 @@ class Member:
     name: str
 
     async def connected(self) -> Runtime:
-        """The runtime, in session with the head. I/O thread."""
+        """Return the runtime when it is in session with the head. I/O thread."""
         return self.runtime if self.job is None else await self.job.connected()
 
     async def cluster(self) -> Cluster:
-        """The Cluster of this process; in a worker it is made on first use. I/O thread."""
+        """Return the Cluster of this process; a worker makes it on first use. I/O thread."""
         return await Cluster.connect() if self.job is not None else Cluster.current()
 
 
-def member() -> Member:
-    """Return what this process is.
+def member() -> JobMember:
+    """Return this process as a member of its job.
 
     Raises:
-        UsageError: a driver has no Cluster, or this process is a fork.
+        UsageError: this driver has no Cluster, or this process is a fork.
     """
     job = worker_job()
     if job is not None:
         job.runtime.check_usable()
-        return Member(job.runtime, job, job.node_rank, f"{job.name} on {socket.gethostname()}")
+        return JobMember(job.runtime, job, job.node_rank, f"{job.name} on {socket.gethostname()}")
     cluster = Cluster.current()
     name = f"the driver (process {os.getpid()}) on {socket.gethostname()}"
-    return Member(cluster.runtime, None, cluster.here(), name)
+    return JobMember(cluster.runtime, None, cluster.here(), name)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A channel that is to be made; see Channel.create.
+class ChannelPlan:
+    """A channel to make; see Channel.create.
 
     Attributes:
-        beside: what gives the rank of its node instead, if anything does.
         line: file and line of the caller, for warnings.
+        beside: gives the rank of its node instead of `node_rank`.
     """
 
     name: str
@@ -95,11 +95,11 @@ class Plan:
     beside: Callable[[], Awaitable[int]] | None = None
 
 
-async def make(here: Member, plan: Plan) -> tuple[RemoteChannel, int]:
-    """Make a channel, or connect to the one of that name and warn; return it and its maxsize. I/O thread.
+async def make(here: JobMember, plan: ChannelPlan) -> tuple[RemoteChannel, int]:
+    """Make a channel, or warn and find the existing one of that name; return it and its maxsize. I/O thread.
 
     Raises:
-        PlacementError: there is no node of that rank.
+        PlacementError: no node has that rank.
     """
     node_rank = plan.node_rank if plan.beside is None else await plan.beside()
     cluster = await here.cluster()
@@ -124,11 +124,11 @@ async def make(here: Member, plan: Plan) -> tuple[RemoteChannel, int]:
     return remote_channel(cluster.runtime, group, plan.name, here.node_rank, here.name), plan.maxsize
 
 
-async def find(here: Member, name: str) -> tuple[RemoteChannel, int]:
+async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:
     """Return the channel of that name and its maxsize. I/O thread.
 
     Raises:
-        GroupNotFoundError: there is none.
+        GroupNotFoundError: no channel has that name.
     """
     runtime = await here.connected()
     try:
@@ -146,7 +146,7 @@ async def _ended_before(runtime: Runtime, name: str) -> Exception:
     early = f"channel {name!r} ended before this process first used it"
     try:
         group = await runtime.groups.find(runtime.namespace, CHANNEL_GROUPS + name, ended=True)
-    except GroupNotFoundError:  # the head was restarted since, or it is too long ago
+    except GroupNotFoundError:  # the head was restarted since, or has forgotten it
         return ChannelBrokenError(f"{early}, and the head does not know how: whether items were lost is unknown")
     ends = [end_of_channel(name, peer.error) for peer in group.peers if peer.error is not None]
     lost = [end for end in ends if not isinstance(end, ChannelClosedError)]
@@ -155,15 +155,15 @@ async def _ended_before(runtime: Runtime, name: str) -> Exception:
     return ChannelClosedError(f"{early}: it was closed, and every item was taken")
 
 
-class Connecting(Requests):
-    """What is behind a handle that came as an argument, until its channel is found: keeps requests, in order.
+class ConnectingChannel(RequestMaker):
+    """The backend of a handle that came as an argument, until its channel is found: keeps requests, in order.
 
     Args:
         name, namespace: of the channel.
 
     Attributes:
         found, maxsize: the channel, once it is found, and its maxsize.
-        ended: the search, which gives the channel's maxsize. Its error is that of every request that was kept.
+        search: gives the channel's maxsize. If it fails, so does every request that was kept.
 
     Raises:
         UsageError: the channel belongs to another job, or this process to none.
@@ -178,11 +178,11 @@ class Connecting(Requests):
         super().__init__(here.runtime.io, name, here.name)
         self.found: RemoteChannel | None = None
         self.maxsize = 0
-        self._kept = Kept()
-        self.ended: AsyncWork[int] = AsyncWork.of(here.runtime.io, self._find(here), f"connecting to channel {name!r}")
-        self.ended._on_done(self._tell)
+        self._buffer = RequestBuffer()
+        self.search: AsyncWork[int] = AsyncWork.of(here.runtime.io, self._find(here), f"connecting to channel {name!r}")
+        self.search._on_done(self._search_done)
 
-    async def _find(self, here: Member) -> int:
+    async def _find(self, here: JobMember) -> int:
         try:
             channel, maxsize = await find(here, self._name)
         except GroupNotFoundError as error:
@@ -191,38 +191,38 @@ class Connecting(Requests):
         def found() -> None:
             self.maxsize, self.found = maxsize, channel
 
-        self._kept.begin(lambda request: _send(channel, request), found)
+        self._buffer.flush(lambda request: _send(channel, request), found)
         return maxsize
 
-    def _tell(self) -> None:
-        error = self.ended.error
+    def _search_done(self) -> None:
+        error = self.search.error
         if error is not None:
-            self.ended._seen = True  # by who asked for something; nothing was asked otherwise
-            self._kept.fail(error)
+            self.search._seen = True  # the requests report it
+            self._buffer.fail(error)
 
     def show(self) -> AsyncWork[View]:
-        return self._later("a look at", lambda channel: channel.show())
+        return self._deferred("a look at", lambda channel: channel.show())
 
     def close(self) -> AsyncWork[None]:
-        return self._later("close() of", lambda channel: channel.close())
+        return self._deferred("close() of", lambda channel: channel.close())
 
-    def _later(self, what: str, start: Any) -> Later[Any]:
-        later: Later[Any] = Later(f"{what} channel {self._name!r}", start)
-        self._begin(later)
-        return later
+    def _deferred(self, what: str, start: Any) -> DeferredQuery[Any]:
+        query: DeferredQuery[Any] = DeferredQuery(f"{what} channel {self._name!r}", start)
+        self._begin(query)
+        return query
 
-    def _begin(self, request: Request | Later[Any]) -> None:
-        if self._kept.add(request):
+    def _begin(self, request: Request | DeferredQuery[Any]) -> None:
+        if self._buffer.add(request):
             return
         if self.found is not None:
             _send(self.found, request)
         else:
-            assert self.ended.error is not None
-            request.reject(self.ended.error)
+            assert self.search.error is not None
+            request.reject(self.search.error)
 
 
-def _send(channel: RemoteChannel, request: Request | Later[Any]) -> None:
-    if isinstance(request, Later):
+def _send(channel: RemoteChannel, request: Request | DeferredQuery[Any]) -> None:
+    if isinstance(request, DeferredQuery):
         request.join([request.start(channel)])
     else:
         channel._begin(request)

@@ -1,12 +1,12 @@
-"""What a Channel says of its items: how many wait, which, and which were given up."""
+"""The part of Channel that inspects its items: how many wait, which, and which are undeliverable."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from rlinf_actors.channel.backend import Backend, Shown, T, UndeliverableItem, View
-from rlinf_actors.channel.client import Joint
+from rlinf_actors.channel.backend import Backend, ShownItem, T, UndeliverableItem, View
+from rlinf_actors.channel.client import JoinedWork
 from rlinf_actors.channel.key_encoding import DEFAULT_KEY
 from rlinf_actors.errors import ChannelBrokenError, ChannelClosedError
 from rlinf_actors.runtime.future import AsyncWork
@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 
 class ChannelViews(Generic[T]):
-    """The part of a Channel that looks at its items."""
+    """Methods of Channel that inspect its items; mixed into Channel."""
 
     _name: str
 
@@ -28,7 +28,7 @@ class ChannelViews(Generic[T]):
     @overload
     def qsize(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[int]: ...
     def qsize(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> int | AsyncWork[int]:
-        """Return the number of waiting items. One round trip."""
+        """Return the number of waiting items of *key*. Takes a round trip to the host."""
         work = self._look(key, lambda size, full: size)
         return work if async_op else work.wait()
 
@@ -37,7 +37,7 @@ class ChannelViews(Generic[T]):
     @overload
     def empty(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[bool]: ...
     def empty(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> bool | AsyncWork[bool]:
-        """True if no item waits. One round trip."""
+        """Return True if no item of *key* waits. Takes a round trip to the host."""
         work = self._look(key, lambda size, full: size == 0)
         return work if async_op else work.wait()
 
@@ -46,7 +46,7 @@ class ChannelViews(Generic[T]):
     @overload
     def full(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[bool]: ...
     def full(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> bool | AsyncWork[bool]:
-        """True if a put would wait. One round trip."""
+        """Return True if a put under *key* would wait. Takes a round trip to the host."""
         work = self._look(key, lambda size, full: full)
         return work if async_op else work.wait()
 
@@ -55,9 +55,9 @@ class ChannelViews(Generic[T]):
     @overload
     def describe(self, async_op: Literal[True]) -> AsyncWork[str]: ...
     def describe(self, async_op: bool = False) -> str | AsyncWork[str]:
-        """Return what waits, for people: of each key the first 20 items, large ones by their size. One round trip.
+        """Return a text for people: for each key the first 20 items, large ones by their size in bytes.
 
-        ``str(channel)`` is the same, and blocks.
+        Takes a round trip to the host. ``str(channel)`` returns the same, and blocks.
         """
 
         def text(works: list[AsyncWork[View]]) -> str:
@@ -68,7 +68,7 @@ class ChannelViews(Generic[T]):
             except ChannelBrokenError as error:
                 return f"Channel {self._name!r} (broken: {error})"
 
-        work = Joint(f"describe() of channel {self._name!r}", [self._backend.show()], text)
+        work = JoinedWork(f"describe() of channel {self._name!r}", [self._backend.show()], text)
         return work if async_op else work.wait()
 
     def __str__(self) -> str:
@@ -85,38 +85,39 @@ class ChannelViews(Generic[T]):
     def undeliverable(
         self, key: Hashable = DEFAULT_KEY, drain: bool = False, async_op: bool = False
     ) -> list[UndeliverableItem[T]] | AsyncWork[list[UndeliverableItem[T]]]:
-        """Return the items of a key that takes have given up, the oldest first. One round trip.
+        """Return the undeliverable items of a key, the oldest first. Takes a round trip to the host.
 
-        They count among the channel's bytes, and keep a closed channel's host from ending, until they are drained.
+        An item becomes undeliverable when `max_deliveries` consumers took it and none released it. Undeliverable items
+        count among the channel's bytes, and keep the host of a closed channel alive, until they are drained.
 
         Args:
             key: of the FIFO.
-            drain: take them off the list; put what is to be tried again. If an item cannot be read in this process,
-                that is raised and all stay on the list.
-            async_op: return at once an AsyncWork that gives the list.
+            drain: remove the items from the list. To try one again, put it again. If an item cannot be unpickled in
+                this process, its error is raised and all items stay on the list.
+            async_op: return at once an AsyncWork whose result is the list.
 
         Raises:
-            ProtocolMismatchError: the channel's host is of protocol 6.
+            ProtocolMismatchError: the channel's host has protocol 6.
         """
         work = self._backend.undeliverable(key, drain)
         return work if async_op else work.wait()
 
     def _look(self, key: Hashable, make: Callable[[int, bool], V]) -> AsyncWork[V]:
-        return Joint(
+        return JoinedWork(
             f"a look at channel {self._name!r}", [self._backend.look(key)], lambda works: make(*works[0]._outcome())
         )
 
 
-def _described(name: str, closed: bool, rows: list[tuple[Any, int, list[Shown]]], undeliverable: dict[Any, int]) -> str:
+def _described(name: str, closed: bool, rows: list[tuple[Any, int, list[ShownItem]]], dead: dict[Any, int]) -> str:
     lines = [f"Channel {name!r}{' (closed)' if closed else ''}: {sum(row[1] for row in rows)} items"]
     for key, count, items in rows:
         more = f", … {count - len(items)} more" if count > len(items) else ""
-        dead = f", and {undeliverable[key]} undeliverable" if key in undeliverable else ""
-        lines.append(f"  {key!r}: [{', '.join(map(_shown, items))}{more}]{dead}")
+        lost = f", and {dead[key]} undeliverable" if key in dead else ""
+        lines.append(f"  {key!r}: [{', '.join(map(_shown, items))}{more}]{lost}")
     return "\n".join(lines)
 
 
-def _shown(item: Shown) -> str:
+def _shown(item: ShownItem) -> str:
     text = repr(item.value) if item.whole else f"<{item.nbytes} bytes>"
     if len(text) > 80:
         text = text[:77] + "..."

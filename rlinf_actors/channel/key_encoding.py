@@ -1,4 +1,4 @@
-"""Keys of a channel as bytes: equal keys give equal bytes, in every process. Pure."""
+"""Keys of a channel as bytes. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 def key_bytes(key: Hashable) -> bytes:
-    """The bytes of a key: a str, int, float, bool, bytes or None, or a tuple of them.
+    """Return a key as bytes; equal keys give equal bytes in every process.
 
     Raises:
-        UsageError: it is something else; pickles of equal objects may differ, so these cannot be keys.
+        UsageError: the key is not a str, int, float, bool, bytes or None, or a tuple of them. Pickles of equal objects
+            may differ, so other objects cannot be keys.
     """
     try:
         return _pack(_normal(key))
@@ -28,16 +29,16 @@ def key_bytes(key: Hashable) -> bytes:
 
 
 def key_of(data: bytes) -> Any:
-    """The key that `key_bytes` made *data* of."""
+    """Return the key whose `key_bytes` are *data*."""
     key = _unpack(data)
-    return _tuple(key) if isinstance(key, list) else key
+    return _tuples(key) if isinstance(key, list) else key
 
 
 def _normal(key: Any) -> Any:
     if isinstance(key, tuple):
         return [_normal(part) for part in key]
     if isinstance(key, bool) or (isinstance(key, float) and key.is_integer()):
-        return int(key)  # equal in a dict, so equal here
+        return int(key)  # equal as a dict's key, so equal here
     if key is None or type(key) in (str, int, float, bytes):
         return key
     raise UsageError(
@@ -45,5 +46,5 @@ def _normal(key: Any) -> Any:
     )
 
 
-def _tuple(parts: list[Any]) -> tuple[Any, ...]:
-    return tuple(_tuple(part) if isinstance(part, list) else part for part in parts)
+def _tuples(parts: list[Any]) -> tuple[Any, ...]:
+    return tuple(_tuples(part) if isinstance(part, list) else part for part in parts)

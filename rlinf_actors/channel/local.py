@@ -1,4 +1,4 @@
-"""A channel inside one process (``local=True``): the same queue behind a lock. Items are not copied."""
+"""LocalChannel: a channel inside one process (``local=True``), the same queue behind a lock. Items are not copied."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
-from rlinf_actors.channel.backend import Delivery, PendingGet, Shown, UndeliverableItem, View, not_processed
+from rlinf_actors.channel.backend import PendingGet, PendingTake, ShownItem, UndeliverableItem, View, not_processed
 from rlinf_actors.channel.key_encoding import key_bytes, key_of
-from rlinf_actors.channel.queue import Accepted, ChannelQueue, Command, Deliver, Item, Ticket
+from rlinf_actors.channel.queue import AcceptPut, ChannelQueue, Command, DeliverItems, QueuedItem, Ticket
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError
 from rlinf_actors.runtime.deadline_timers import timers
 from rlinf_actors.runtime.future import AsyncWork
@@ -23,7 +23,7 @@ _SHOWN_ITEMS = 20
 
 
 class LocalChannel:
-    """The queue, its lock, and who waits. Any thread.
+    """The queue, its lock, and the works that wait. Any thread.
 
     Args:
         name: for messages.
@@ -43,7 +43,7 @@ class LocalChannel:
         where, ticket = key_bytes(key), self._ticket()
         work: AsyncWork[None] = AsyncWork(f"put() into channel {self._name!r}")
         self._works[ticket.id] = lambda: work
-        self._do(lambda: self._queue.put(ticket, where, Item(item, 0, weight), nowait))
+        self._do(lambda: self._queue.put(ticket, where, QueuedItem(item, 0, weight), nowait))
         self._limit(work, ticket, timeout)
         return work
 
@@ -76,21 +76,21 @@ class LocalChannel:
             rows = [(key_of(key), queue.waiting(key), len(queue.undeliverable(key))) for key in keys]
             closed = queue.closed
         waiting = [
-            (key, len(items), [Shown(i.value, 0, i.weight, i.again) for i in items[:_SHOWN_ITEMS]])
+            (key, len(items), [ShownItem(i.value, 0, i.weight, i.again) for i in items[:_SHOWN_ITEMS]])
             for key, items, _ in rows
         ]
         return self._known((closed, waiting, {key: dead for key, _, dead in rows if dead}))
 
     def undeliverable(self, key: Hashable, drain: bool) -> AsyncWork[list[UndeliverableItem[Any]]]:
         where, ticket = key_bytes(key), self._ticket()
-        items: list[Item] = []
+        items: list[QueuedItem] = []
 
         def look() -> list[Command]:
             items.extend(self._queue.undeliverable(where))
             return [*self._queue.drain(ticket, where), *self._queue.ack(ticket)] if drain else []
 
         self._do(look)
-        return self._known([UndeliverableItem(item.value, key, item.failed, *item.story) for item in items])
+        return self._known([UndeliverableItem(item.value, key, item.failed, *item.last_failure) for item in items])
 
     def close(self) -> AsyncWork[None]:
         self._do(self._queue.close)
@@ -113,35 +113,36 @@ class LocalChannel:
         return work
 
     def acknowledge(self, ticket: Ticket) -> None:
-        """Its items were taken, or processed."""
+        """Remove the items of a delivery: user code has them, or has processed them."""
         self._do(lambda: self._queue.ack(ticket))
 
     def release(self, ticket: Ticket) -> AsyncWork[None]:
-        """As `acknowledge`, for who waits."""
+        """Acknowledge, and return a completed work."""
         self.acknowledge(ticket)
         return self._known(None)
 
     def fail(self, ticket: Ticket, how: str) -> None:
-        """Its item was taken and not processed."""
+        """Return an item that was not processed."""
         self._do(lambda: self._queue.fail(ticket, how))
 
     def _do(self, step: Callable[[], list[Command]]) -> None:
         with self._lock:
             commands = step()
-        self._tell(commands)
+        self._complete(commands)
         self._sweep()
 
     def drop(self, ticket: Ticket, how: str | None = None) -> None:
-        """Its items will not be taken; or, with *how*, its item was taken and not processed. Any thread, with any lock
-        held.
+        """Return items that will not be taken, or with *how* an item that was not processed.
+
+        For destructors: any thread, with any lock held.
         """
         self._dropped.append((ticket, how))
         self._sweep()
 
     def _sweep(self) -> None:
-        """Give back what nobody will take.
+        """Return the dropped items.
 
-        A destructor may run while its own thread holds the lock: then that does it, on its way out.
+        A destructor may run while its own thread holds the lock. Then `_do` of that thread returns them afterwards.
         """
         while self._dropped and self._lock.acquire(blocking=False):
             commands: list[Command] = []
@@ -152,24 +153,24 @@ class LocalChannel:
                     commands += self._queue.cancel(ticket, True) if how is None else self._queue.fail(ticket, how)
             finally:
                 self._lock.release()
-            self._tell(commands)
+            self._complete(commands)
 
-    def _tell(self, commands: list[Command]) -> None:
+    def _complete(self, commands: list[Command]) -> None:
         for command in commands:
             found = self._works.pop(command.ticket.id, None)
             work = found() if found is not None else None
             if work is None:
-                continue  # dropped: its destructor gives back
-            if isinstance(command, Accepted):
+                continue  # dropped: its destructor gives the items back
+            if isinstance(command, AcceptPut):
                 work.resolve(None)
-            elif isinstance(command, Deliver):
+            elif isinstance(command, DeliverItems):
                 work.resolve(command.items)
             else:
                 work.reject(self._refusal(command.why, work, command.item))
 
-    def _refusal(self, why: str, work: AsyncWork[Any], item: Item | None) -> Exception:
+    def _refusal(self, why: str, work: AsyncWork[Any], item: QueuedItem | None) -> Exception:
         if item is not None:
-            return not_processed(self._name, cast(_Take, work).key, item.failed, *item.story)
+            return not_processed(self._name, cast(_Take, work).key, item.failed, *item.last_failure)
         if why == "full":
             return asyncio.QueueFull(f"channel {self._name!r} is full")
         if why == "empty":
@@ -193,10 +194,10 @@ class _Get(PendingGet[Any]):
         self.ticket = ticket
         self._channel = channel
 
-    def _decode(self, arrived: tuple[Item, ...]) -> tuple[Any, bool]:
+    def _decode(self, arrived: tuple[QueuedItem, ...]) -> tuple[Any, bool]:
         return arrived[0].value, arrived[0].again
 
-    def _acknowledge(self, arrived: tuple[Item, ...]) -> None:
+    def _acknowledge(self, arrived: tuple[QueuedItem, ...]) -> None:
         self._channel.acknowledge(self.ticket)
 
     def _give_back(self, later: bool) -> None:
@@ -204,21 +205,21 @@ class _Get(PendingGet[Any]):
 
 
 class _Batch(_Get):
-    def _decode(self, arrived: tuple[Item, ...]) -> tuple[Any, bool]:
+    def _decode(self, arrived: tuple[QueuedItem, ...]) -> tuple[Any, bool]:
         return [item.value for item in arrived], any(item.again for item in arrived)
 
 
-class _Take(_Get, Delivery[Any]):
+class _Take(_Get, PendingTake[Any]):
     """A take under way, and then the delivery that it got."""
 
     key: Hashable
 
-    def _decode(self, arrived: tuple[Item, ...]) -> tuple[Any, bool]:
+    def _decode(self, arrived: tuple[QueuedItem, ...]) -> tuple[Any, bool]:
         self.deliveries = arrived[0].failed + 1
         return super()._decode(arrived)
 
-    def _acknowledge(self, arrived: tuple[Item, ...]) -> None:
-        """The release does."""
+    def _acknowledge(self, arrived: tuple[QueuedItem, ...]) -> None:
+        """Do nothing: `release` acknowledges."""
 
     def release(self) -> AsyncWork[None]:
         return self._channel.release(self.ticket)

@@ -1,15 +1,16 @@
-"""Items of a channel, requests for them, and what the queue decides about these. Pure.
+"""The decisions of a channel: which request gets which item, and which request waits. Pure.
 
-A channel's decisions: who gets which item, and who waits. Pure; the host and the local channel are its shells.
+`ChannelQueue` takes requests and returns commands; its shells are the channel's host process (`queue_server`) and the
+local channel (`local`).
 
 House rules:
-* Items wait only while nobody waits for them: under a key there are items or getters, never both.
-* An item is in one place: parked (its put is not accepted), waiting, held by a batch that is not
-  complete, delivered and not acknowledged, or given up. It leaves by its acknowledgement alone.
-* What comes back goes where it came from: before everything that entered the queue after it.
-* A ticket is answered once. An answer to somebody who is gone is nobody's business here.
-* Bytes are limited over all keys, but a key with nothing in it always takes one item: so a full key
-  blocks no other one.
+* Under a key there are waiting items or waiting getters, never both.
+* An item is in one place: parked (its put is not accepted yet), waiting, held by an incomplete batch, delivered and not
+  acknowledged, or undeliverable. Only an acknowledgement removes it.
+* An item that comes back goes in front of everything that entered the queue after it.
+* Each ticket is answered once. The shell drops answers to processes that are gone.
+* Bytes are limited over all keys together, but an empty key always accepts one item, so that a full key never blocks
+  another key.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Union
 
 MAX_DELIVERIES = 3
-"""How often a take is given an item, unless the channel's creator says otherwise."""
+"""Default for how often a take gets an item that no consumer releases."""
 ERROR_CHARS = 2000
-"""Most that is kept of how the processing of an item failed."""
+"""Most characters that are kept of the reason why an item was not processed."""
 
 
 class Ticket(NamedTuple):
-    """One request: `owner` is the process that made it, `peer` the link it came by, `id` its number there."""
+    """Identifies a request: the process that made it, the link that it came by, and its number on that link."""
 
     owner: str
     peer: bytes
     id: int
 
 
-class Item:
-    """Something that was put.
+class QueuedItem:
+    """An item of the queue.
 
     Attributes:
-        again: a consumer may have seen it before.
-        failed: how many deliveries ended without an acknowledgement, though a consumer may have seen the item.
-        story: the taker of the last of these ("" of a get), and how that delivery ended; for people.
+        again: True if a consumer may have seen it before.
+        failed: number of deliveries that were not acknowledged although a consumer may have seen the item.
+        last_failure: consumer of the last such delivery ("" for a get), and how that delivery ended.
     """
 
-    __slots__ = ("again", "failed", "nbytes", "seq", "story", "value", "weight")
+    __slots__ = ("again", "failed", "last_failure", "nbytes", "seq", "value", "weight")
 
     def __init__(self, value: Any, nbytes: int = 0, weight: float = 0) -> None:
         self.value = value
@@ -51,60 +52,67 @@ class Item:
         self.seq = 0
         self.again = False
         self.failed = 0
-        self.story = ("", "")
+        self.last_failure = ("", "")
 
 
-class Accepted(NamedTuple):
-    """The put is in."""
+class AcceptPut(NamedTuple):
+    """Tell the producer that its item is in the queue."""
 
     ticket: Ticket
 
 
-class Deliver(NamedTuple):
-    """These items, in order; they come back unless the ticket is acknowledged. No items: nothing to acknowledge.
+class DeliverItems(NamedTuple):
+    """Send these items, in order; they come back unless the ticket is acknowledged. Without items none is expected.
 
-    `kind` is "take" or "drain" for answers to these, else "".
+    `kind` is "take" or "drain" if that was the request, else "".
     """
 
     ticket: Ticket
-    items: tuple[Item, ...]
+    items: tuple[QueuedItem, ...]
     kind: str = ""
 
 
-class Refused(NamedTuple):
-    """`why`: full, empty, closed, cancelled or undeliverable: *item* was given up instead of being delivered."""
+class RefuseRequest(NamedTuple):
+    """Refuse a request: full, empty, closed, cancelled, or undeliverable (*item* was to be delivered)."""
 
     ticket: Ticket
     why: str
-    item: Item | None = None
+    item: QueuedItem | None = None
 
 
-Command = Union[Accepted, Deliver, Refused]
+Command = Union[AcceptPut, DeliverItems, RefuseRequest]
 
 
 @dataclass
 class _Getter:
-    """Who waits for items; `target` is a batch's, None for one item. `held` is what the batch has so far.
+    """A request that waits for items.
 
-    `taker` is the consumer's name, of a take; None of a get.
+    Attributes:
+        target: weight of a batch; None for one item.
+        taker: name of the consumer of a take; None for a get.
+        held: items that the batch has so far, of weight `total`.
     """
 
     target: float | None
     taker: str | None = None
-    held: list[Item] = field(default_factory=list)
+    held: list[QueuedItem] = field(default_factory=list)
     total: float = 0
 
 
 @dataclass
-class _Key:
-    """One FIFO. `out` is the number of deliveries under way; `count` that of all items that entered and were neither
-    acknowledged nor given up. Those that were given up are in `dead`.
+class _KeyQueue:
+    """The FIFO of one key.
+
+    Attributes:
+        dead: undeliverable items, the oldest first.
+        count: number of items that entered and are neither acknowledged nor undeliverable.
+        out: number of deliveries that are not acknowledged.
     """
 
-    items: collections.deque[Item] = field(default_factory=collections.deque)
-    parked: collections.OrderedDict[Ticket, Item] = field(default_factory=collections.OrderedDict)
+    items: collections.deque[QueuedItem] = field(default_factory=collections.deque)
+    parked: collections.OrderedDict[Ticket, QueuedItem] = field(default_factory=collections.OrderedDict)
     getters: collections.OrderedDict[Ticket, _Getter] = field(default_factory=collections.OrderedDict)
-    dead: list[Item] = field(default_factory=list)
+    dead: list[QueuedItem] = field(default_factory=list)
     count: int = 0
     out: int = 0
 
@@ -129,83 +137,83 @@ class ChannelQueue:
         self.max_deliveries = max_deliveries
         self.closed = False
         self.nbytes = 0
-        self._keys: dict[Hashable, _Key] = {}
-        self._starved: dict[Hashable, _Key] = {}  # whose next put waits for bytes; who waits longest is first
+        self._keys: dict[Hashable, _KeyQueue] = {}
+        self._starved: dict[Hashable, _KeyQueue] = {}  # keys whose next put waits for bytes, the longest wait first
         self._waiting: dict[Ticket, Hashable] = {}
-        self._delivered: dict[Ticket, tuple[Hashable, tuple[Item, ...]]] = {}
-        self._takers: dict[Ticket, str] = {}  # of the deliveries that answer takes
-        self._drains: set[Ticket] = set()  # the deliveries of items that were given up
+        self._delivered: dict[Ticket, tuple[Hashable, tuple[QueuedItem, ...]]] = {}
+        self._takers: dict[Ticket, str] = {}  # consumer of each delivery that answers a take
+        self._drains: set[Ticket] = set()  # deliveries of undeliverable items
         self._seq = 0
 
-    # --- looking ---
+    # --- inspection ---
 
     def in_use(self) -> list[Hashable]:
-        """Keys in use, the oldest first."""
+        """Return the keys in use, the oldest first."""
         return list(self._keys)
 
-    def waiting(self, key: Hashable) -> list[Item]:
-        """Items that a get would find now."""
+    def waiting(self, key: Hashable) -> list[QueuedItem]:
+        """Return the waiting items."""
         found = self._keys.get(key)
         return [] if found is None else list(found.items)
 
     def size(self, key: Hashable) -> int:
-        """Number of waiting items."""
+        """Return the number of waiting items."""
         found = self._keys.get(key)
         return 0 if found is None else len(found.items)
 
     def full(self, key: Hashable) -> bool:
-        """Whether a put would wait. A key with a limit of bytes alone is full when these are reached."""
+        """True if a put would wait, for the number of items or for bytes."""
         found = self._keys.get(key)
         return found is not None and (bool(found.parked) or not self._room(found, 1))
 
-    def undeliverable(self, key: Hashable) -> list[Item]:
-        """Items that takes have given up, the oldest first."""
+    def undeliverable(self, key: Hashable) -> list[QueuedItem]:
+        """Return the undeliverable items, the oldest first."""
         found = self._keys.get(key)
         return [] if found is None else list(found.dead)
 
     def unacknowledged(self) -> int:
-        """Number of deliveries that may come back."""
+        """Return the number of deliveries that are not acknowledged."""
         return len(self._delivered)
 
     def is_out(self, ticket: Ticket) -> bool:
-        """True if that delivery may come back."""
+        """True if that delivery is not acknowledged."""
         return ticket in self._delivered
 
     @property
     def drained(self) -> bool:
-        """True if it is closed, and every item was acknowledged: the channel is not needed any more."""
+        """True if it is closed and every item was acknowledged, so that its host can end."""
         return self.closed and not self._keys
 
     # --- requests ---
 
-    def put(self, ticket: Ticket, key: Hashable, item: Item, nowait: bool = False) -> list[Command]:
+    def put(self, ticket: Ticket, key: Hashable, item: QueuedItem, nowait: bool = False) -> list[Command]:
         """Append an item, or wait for room; *nowait* refuses instead of waiting."""
         if self.closed:
-            return [Refused(ticket, "closed")]
+            return [RefuseRequest(ticket, "closed")]
         queue = self._key(key)
         if queue.parked or not self._room(queue, item.nbytes):
             if nowait:
-                return [Refused(ticket, "full")]
+                return [RefuseRequest(ticket, "full")]
             queue.parked[ticket] = item
             self._waiting[ticket] = key
             self._note_starved(key, queue)
             return []
         self._enter(queue, item)
         if queue.getters:
-            return [Accepted(ticket), *self._pump(key, queue)]
-        return [Accepted(ticket)]
+            return [AcceptPut(ticket), *self._pump(key, queue)]
+        return [AcceptPut(ticket)]
 
     def get(self, ticket: Ticket, key: Hashable, nowait: bool = False) -> list[Command]:
         """Take the item at the head, or wait for one; *nowait* refuses instead of waiting."""
         queue = self._key(key)
         if not queue.items and (nowait or self.closed):
             self._drop_if_unused(key, queue)
-            return [Refused(ticket, "closed" if self.closed else "empty")]
+            return [RefuseRequest(ticket, "closed" if self.closed else "empty")]
         if queue.items and not queue.getters and not queue.parked:  # as below, but at once
             item = queue.items.popleft()
             self._delivered[ticket] = (key, (item,))
             queue.out += 1
-            return [Deliver(ticket, (item,))]
+            return [DeliverItems(ticket, (item,))]
         return self._wait(ticket, key, queue, _Getter(None))
 
     def batch(self, ticket: Ticket, key: Hashable, target: float) -> list[Command]:
@@ -216,28 +224,24 @@ class ChannelQueue:
         queue = self._key(key)
         if self.closed and not queue.items:
             self._drop_if_unused(key, queue)
-            return [Refused(ticket, "closed")]
+            return [RefuseRequest(ticket, "closed")]
         commands = self._wait(ticket, key, queue, _Getter(target))
         return [*commands, *self._end_getters(key, queue)] if self.closed else commands
 
     def take(self, ticket: Ticket, key: Hashable, taker: str) -> list[Command]:
         """Take the item at the head until it is acknowledged or fails, or wait for one.
 
-        An item whose deliveries have failed too often is given up instead. On a closed channel this waits also while
-        items are out, since these may come back.
-
-        Args:
-            ticket, key: as elsewhere.
-            taker: the consumer, for people.
+        An item whose deliveries have failed too often becomes undeliverable instead, and the take is refused. On a
+        closed channel a take also waits while items of the key are out, since these may come back.
         """
         queue = self._key(key)
         if self.closed and not queue.items and not queue.out:
             self._drop_if_unused(key, queue)
-            return [Refused(ticket, "closed")]
+            return [RefuseRequest(ticket, "closed")]
         return self._wait(ticket, key, queue, _Getter(None, taker))
 
     def drain(self, ticket: Ticket, key: Hashable) -> list[Command]:
-        """Deliver all items that were given up; they come back to the list unless the ticket is acknowledged."""
+        """Deliver all undeliverable items of a key; they come back to its list unless the ticket is acknowledged."""
         queue = self._key(key)
         items, queue.dead = tuple(queue.dead), []
         if items:
@@ -245,11 +249,12 @@ class ChannelQueue:
             self._drains.add(ticket)
             queue.out += 1
         self._drop_if_unused(key, queue)
-        return [Deliver(ticket, items, "drain")]
+        return [DeliverItems(ticket, items, "drain")]
 
     def ack(self, ticket: Ticket) -> list[Command]:
-        """Its items have reached the user's code, or were processed. Unknown tickets are ignored: their items went
-        back before.
+        """Remove the delivered items: user code has them, or has processed them.
+
+        A ticket that is not known is ignored: its items went back before.
         """
         delivered = self._delivered.pop(ticket, None)
         if delivered is None:
@@ -266,7 +271,7 @@ class ChannelQueue:
         for item in items:
             self.nbytes -= item.nbytes
         commands: list[Command] = []
-        for other, starved in list(self._starved.items()) if self._starved else ():  # others have no use of bytes
+        for other, starved in list(self._starved.items()) if self._starved else ():  # other keys do not wait for bytes
             commands += self._pump(other, starved)
         if self.closed and queue.getters:
             commands += self._pump(key, queue)
@@ -274,35 +279,33 @@ class ChannelQueue:
         return commands
 
     def fail(self, ticket: Ticket, how: str) -> list[Command]:
-        """A delivery has ended without success: its items are the head again, and count it.
+        """Return the items of a failed delivery to the head of their queue, and count the failure.
 
-        Args:
-            ticket: of the delivery. Unknown ones are ignored: their items went back before.
-            how: how it ended, for people.
+        A ticket that is not known is ignored: its items went back before.
         """
         delivered = self._delivered.get(ticket)
         if delivered is None:
             return []
         for item in delivered[1]:
-            self._count(item, self._takers.get(ticket, ""), how)
-        return self._give_back(ticket)
+            self._count_failure(item, self._takers.get(ticket, ""), how)
+        return self._return_delivery(ticket)
 
     def cancel(self, ticket: Ticket, back: bool = False) -> list[Command]:
-        """Nobody waits for *ticket* any more.
+        """Refuse a request that still waits.
 
-        What still waits is refused as cancelled. If its items are on their way, *back* says that nobody will
-        look at them: they go back unmarked. Otherwise who asked takes them.
+        If its items are on their way already, they are the requester's; with *back* they return to the queue, and the
+        failure is not counted.
         """
         key = self._waiting.get(ticket)
         if key is not None:
             queue = self._keys[key]
             self._leave(ticket, queue)
-            return [Refused(ticket, "cancelled"), *self._pump(key, queue)]
-        return self._give_back(ticket) if back else []
+            return [RefuseRequest(ticket, "cancelled"), *self._pump(key, queue)]
+        return self._return_delivery(ticket) if back else []
 
     def owner_gone(self, owner: str, how: str = "") -> list[Command]:
-        """A process has ended, *how* for people: what it had not acknowledged goes back, marked; what it put stays."""
-        touched: dict[Hashable, _Key] = {}
+        """Return what an ended process had not acknowledged, and count the failure; what it put stays."""
+        touched: dict[Hashable, _KeyQueue] = {}
         for ticket, key in [(t, k) for t, k in self._waiting.items() if t.owner == owner]:
             queue = self._keys[key]
             if ticket in queue.getters:
@@ -313,18 +316,18 @@ class ChannelQueue:
             queue = touched[key] = self._keys[key]
             if ticket not in self._drains:
                 for item in items:
-                    self._count(item, self._takers.get(ticket, ""), how)
+                    self._count_failure(item, self._takers.get(ticket, ""), how)
             self._undeliver(ticket)
         return [command for key, queue in touched.items() for command in self._pump(key, queue)]
 
     def close(self) -> list[Command]:
-        """No more puts; gets end when their key is empty. Closing twice is fine."""
+        """Refuse puts from now on, and gets once their key is empty. Twice is fine."""
         self.closed = True
         commands: list[Command] = []
         for key, queue in list(self._keys.items()):
             for ticket in queue.parked:
                 del self._waiting[ticket]
-                commands.append(Refused(ticket, "closed"))
+                commands.append(RefuseRequest(ticket, "closed"))
             queue.parked.clear()
             self._starved.pop(key, None)
             commands += self._end_getters(key, queue)
@@ -332,62 +335,62 @@ class ChannelQueue:
 
     # --- inside ---
 
-    def _key(self, key: Hashable) -> _Key:
+    def _key(self, key: Hashable) -> _KeyQueue:
         queue = self._keys.get(key)
         if queue is None:
-            queue = self._keys[key] = _Key()
+            queue = self._keys[key] = _KeyQueue()
         return queue
 
-    def _room(self, queue: _Key, nbytes: int) -> bool:
+    def _room(self, queue: _KeyQueue, nbytes: int) -> bool:
         if 0 < self.maxsize <= len(queue.items):
             return False
         return self.max_bytes <= 0 or queue.count == 0 or self.nbytes + nbytes <= self.max_bytes
 
-    def _note_starved(self, key: Hashable, queue: _Key) -> None:
-        """Keep track of who waits for bytes, and not for the number of its items."""
+    def _note_starved(self, key: Hashable, queue: _KeyQueue) -> None:
+        """Keep track of the keys whose next put waits for bytes, not for the number of items."""
         if queue.parked and not 0 < self.maxsize <= len(queue.items):
             self._starved.setdefault(key, queue)
         else:
             self._starved.pop(key, None)
 
-    def _enter(self, queue: _Key, item: Item) -> None:
+    def _enter(self, queue: _KeyQueue, item: QueuedItem) -> None:
         self._seq += 1
         item.seq = self._seq
         self.nbytes += item.nbytes
         queue.count += 1
         queue.items.append(item)
 
-    def _wait(self, ticket: Ticket, key: Hashable, queue: _Key, getter: _Getter) -> list[Command]:
+    def _wait(self, ticket: Ticket, key: Hashable, queue: _KeyQueue, getter: _Getter) -> list[Command]:
         queue.getters[ticket] = getter
         self._waiting[ticket] = key
         return self._pump(key, queue)
 
-    def _leave(self, ticket: Ticket, queue: _Key) -> None:
-        """A request that waits is over; what its batch holds goes back."""
+    def _leave(self, ticket: Ticket, queue: _KeyQueue) -> None:
+        """Remove a waiting request; the items of its batch go back."""
         del self._waiting[ticket]
         if queue.parked.pop(ticket, None) is None:
             self._return(queue, queue.getters.pop(ticket).held)
 
-    def _return(self, queue: _Key, items: Iterable[Item]) -> None:
+    def _return(self, queue: _KeyQueue, items: Iterable[QueuedItem]) -> None:
         back = list(items)
         if not back:
             return
         first = next(iter(queue.getters.values()), None)
-        if first is not None and first.held:  # a batch that took what came after these takes again, in order
+        if first is not None and first.held:  # a batch that took later items starts again, to keep the order
             back += first.held
             first.held, first.total = [], 0
         back.sort(key=lambda item: item.seq)
         before = []
         while queue.items and queue.items[0].seq < back[-1].seq:
-            before.append(queue.items.popleft())  # these came back earlier
+            before.append(queue.items.popleft())  # items that came back earlier
         queue.items.extendleft(sorted([*before, *back], key=lambda item: -item.seq))
 
-    def _count(self, item: Item, consumer: str, how: str) -> None:
+    def _count_failure(self, item: QueuedItem, consumer: str, how: str) -> None:
         item.again = True
         item.failed += 1
-        item.story = (consumer, how)
+        item.last_failure = (consumer, how)
 
-    def _give_back(self, ticket: Ticket) -> list[Command]:
+    def _return_delivery(self, ticket: Ticket) -> list[Command]:
         delivered = self._delivered.get(ticket)
         if delivered is None:
             return []
@@ -396,7 +399,7 @@ class ChannelQueue:
         return self._pump(key, self._keys[key])
 
     def _undeliver(self, ticket: Ticket) -> None:
-        """Put the items of a delivery back where they came from."""
+        """Return the items of a delivery to where they came from."""
         key, items = self._delivered.pop(ticket)
         queue = self._keys[key]
         queue.out -= 1
@@ -407,16 +410,16 @@ class ChannelQueue:
         else:
             self._return(queue, items)
 
-    def _give_up(self, ticket: Ticket, queue: _Key) -> Refused:
-        """Put the head, whose deliveries have failed too often, on the list of such items; say so to who took it."""
+    def _make_undeliverable(self, ticket: Ticket, queue: _KeyQueue) -> RefuseRequest:
+        """Make the head undeliverable, and refuse the take that would have got it."""
         item = queue.items.popleft()
         queue.dead.append(item)
         queue.count -= 1
         self._leave(ticket, queue)
-        return Refused(ticket, "undeliverable", item)
+        return RefuseRequest(ticket, "undeliverable", item)
 
-    def _pump(self, key: Hashable, queue: _Key) -> list[Command]:
-        """Serve getters in their order, and let parked puts in as room is made."""
+    def _pump(self, key: Hashable, queue: _KeyQueue) -> list[Command]:
+        """Serve the getters in order, and accept parked puts as room is made."""
         commands: list[Command] = []
         moved = True
         while moved:
@@ -424,14 +427,14 @@ class ChannelQueue:
             while queue.getters and queue.items:
                 ticket, getter = next(iter(queue.getters.items()))
                 if getter.taker is not None and 0 < self.max_deliveries <= queue.items[0].failed:
-                    commands.append(self._give_up(ticket, queue))
+                    commands.append(self._make_undeliverable(ticket, queue))
                     moved = True
                     continue
                 if not self._served(getter, queue):
                     break
                 moved = True
                 commands.append(self._deliver(ticket, key, queue))
-            if queue.getters and not queue.items:  # a batch whose target is reached by nothing
+            if queue.getters and not queue.items:  # a batch of weight 0 is complete without items
                 ticket, getter = next(iter(queue.getters.items()))
                 if getter.target is not None and getter.total >= getter.target:
                     moved = True
@@ -440,8 +443,8 @@ class ChannelQueue:
                 ticket, item = queue.parked.popitem(last=False)
                 del self._waiting[ticket]
                 self._enter(queue, item)
-                self._starved.pop(key, None)  # behind the others, if more of it waits
-                commands.append(Accepted(ticket))
+                self._starved.pop(key, None)  # `_note_starved` adds it behind the other keys
+                commands.append(AcceptPut(ticket))
                 moved = True
         if queue.parked or key in self._starved:
             self._note_starved(key, queue)
@@ -450,8 +453,8 @@ class ChannelQueue:
         self._drop_if_unused(key, queue)
         return commands
 
-    def _served(self, getter: _Getter, queue: _Key) -> bool:
-        """Give items to the first getter; whether it has all it waits for."""
+    def _served(self, getter: _Getter, queue: _KeyQueue) -> bool:
+        """Give items to the first getter; True if it has all that it waits for."""
         if getter.target is None:
             getter.held.append(queue.items.popleft())
             return True
@@ -461,7 +464,7 @@ class ChannelQueue:
             getter.total += item.weight
         return bool(queue.items) or getter.total >= getter.target
 
-    def _deliver(self, ticket: Ticket, key: Hashable, queue: _Key) -> Deliver:
+    def _deliver(self, ticket: Ticket, key: Hashable, queue: _KeyQueue) -> DeliverItems:
         del self._waiting[ticket]
         getter = queue.getters.pop(ticket)
         items = tuple(getter.held)
@@ -470,21 +473,21 @@ class ChannelQueue:
             queue.out += 1
             if getter.taker is not None:
                 self._takers[ticket] = getter.taker
-                return Deliver(ticket, items, "take")
-        return Deliver(ticket, items)
+                return DeliverItems(ticket, items, "take")
+        return DeliverItems(ticket, items)
 
-    def _end_getters(self, key: Hashable, queue: _Key) -> list[Command]:
-        """The channel is closed and this key is empty: batches get what they have, takes wait for what is out."""
+    def _end_getters(self, key: Hashable, queue: _KeyQueue) -> list[Command]:
+        """End the getters of an empty key of a closed channel: batches get what they have, takes wait for items out."""
         commands: list[Command] = []
         for ticket, getter in list(queue.getters.items()):
             if getter.held:
                 commands.append(self._deliver(ticket, key, queue))
             elif getter.taker is None or not queue.out:
                 self._leave(ticket, queue)
-                commands.append(Refused(ticket, "closed"))
+                commands.append(RefuseRequest(ticket, "closed"))
         self._drop_if_unused(key, queue)
         return commands
 
-    def _drop_if_unused(self, key: Hashable, queue: _Key) -> None:
+    def _drop_if_unused(self, key: Hashable, queue: _KeyQueue) -> None:
         if queue.unused:
             self._keys.pop(key, None)

@@ -8,8 +8,8 @@ import threading
 import typing
 from collections.abc import Callable
 
-from rlinf_actors.channel.host import ChannelHost as Host
 from rlinf_actors.channel.queue import MAX_DELIVERIES, ChannelQueue
+from rlinf_actors.channel.queue_server import QueueServer
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.model.buffers import Buffer, lent
@@ -48,11 +48,11 @@ class ChannelHost(Worker):
         others = self._world_size - 1 if self._rank == 0 else 0
         ending = _Ending(runtime, server, self._group_name, others)
         queue = ChannelQueue(maxsize, max_bytes, max_deliveries)
-        host = Host(queue, server.send, runtime.watched.watch, _keeper(runtime), ending.begin)
+        queue_server = QueueServer(queue, server.send, runtime.watched.watch, _keeper(runtime), ending.begin)
 
         async def serve() -> None:
-            server.serve(typing.get_args(frames.ChannelFrame), host.handle)
-            server.on_link_lost(host.link_lost)
+            server.serve(typing.get_args(frames.ChannelFrame), queue_server.handle)
+            server.on_link_lost(queue_server.link_lost)
 
         runtime.io.submit(serve()).result()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import typing
 
+from rlinf_actors.channel.backend import Take
 from rlinf_actors.channel.client import RemoteChannel, remote_channel
-from rlinf_actors.channel.host import ChannelHost
 from rlinf_actors.channel.queue import ChannelQueue
-from rlinf_actors.channel.take import Take
+from rlinf_actors.channel.queue_server import QueueServer
 from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
@@ -62,7 +62,7 @@ class World:
         self.drained = 0
         self.heard: list[frames.AnyFrame] = []
         self.queue = ChannelQueue(maxsize, max_bytes, max_deliveries)
-        self.host = ChannelHost(self.queue, self.server.send, self.watched.__setitem__, keep, self._drained)
+        self.host = QueueServer(self.queue, self.server.send, self.watched.__setitem__, keep, self._drained)
         self.users: list[User] = []
         self.server.serve(typing.get_args(frames.ChannelFrame), self._handle)
         self.server.on_link_lost(self.host.link_lost)

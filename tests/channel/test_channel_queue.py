@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlinf_actors.channel.queue import Accepted, ChannelQueue, Deliver, Item, Refused, Ticket
+from rlinf_actors.channel.queue import AcceptPut, ChannelQueue, DeliverItems, QueuedItem, RefuseRequest, Ticket
 
 KEY = b"k"
 
@@ -26,7 +26,7 @@ class Kit:
 
     def put(self, value, weight=0, nbytes=1, owner="a", key=KEY, nowait=False):
         ticket = self.ticket(owner)
-        return ticket, said(self.queue.put(ticket, key, Item(value, nbytes, weight), nowait))
+        return ticket, said(self.queue.put(ticket, key, QueuedItem(value, nbytes, weight), nowait))
 
     def get(self, owner="a", key=KEY, nowait=False):
         ticket = self.ticket(owner)
@@ -41,11 +41,11 @@ def said(commands):
     """Commands as short text: who is told what."""
     out = []
     for command in commands:
-        if isinstance(command, Deliver):
+        if isinstance(command, DeliverItems):
             values = [f"{item.value}{'!' if item.again else ''}" for item in command.items]
             out.append((command.ticket.id, values))
         else:
-            out.append((command.ticket.id, command.why if isinstance(command, Refused) else "in"))
+            out.append((command.ticket.id, command.why if isinstance(command, RefuseRequest) else "in"))
     return out
 
 
@@ -345,9 +345,9 @@ class Anything(RuleBasedStateMachine):
             assert ticket not in self.answered, "answered twice"
             self.answered.add(ticket)
             self.open.pop(ticket, None)
-            if isinstance(command, Accepted):
+            if isinstance(command, AcceptPut):
                 self.inside.add(self.parked.pop(ticket))
-            elif isinstance(command, Refused):
+            elif isinstance(command, RefuseRequest):
                 self.parked.pop(ticket, None)
             else:
                 values = [item.value for item in command.items]
@@ -375,7 +375,7 @@ class Anything(RuleBasedStateMachine):
         self.key_of[value], self.sizes[value] = key, size
         self.parked[ticket] = value
         self.open[ticket] = "put"
-        self.take(self.queue.put(ticket, key, Item(value, size, weight), nowait))
+        self.take(self.queue.put(ticket, key, QueuedItem(value, size, weight), nowait))
 
     @rule(owner=st.sampled_from(OWNERS), key=st.sampled_from(KEYS), nowait=st.booleans())
     def get(self, owner, key, nowait):

@@ -28,7 +28,7 @@ class Here:
         self.user.groups = self
         self.searches = 0
         self.found = asyncio.get_running_loop().create_future()
-        here = connecting.Member(self.user, None, 0, "a:0 on n1")
+        here = connecting.JobMember(self.user, None, 0, "a:0 on n1")
         monkeypatch.setattr(connecting, "member", lambda: here)
         self.channel = pickle.loads(pickle.dumps(Channel("q", namespace, None)))  # noqa: S301 - our own bytes
 
@@ -195,4 +195,4 @@ class TestReplicas:
         for work in works:
             with pytest.raises(Exception, match="host of channel 'q' died"):
                 await work
-        assert not user.channel._asking
+        assert not user.channel._placements

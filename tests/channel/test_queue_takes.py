@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_channel_queue import KEY, Kit, said
 
-from rlinf_actors.channel.queue import ChannelQueue, Item, Refused, Ticket
+from rlinf_actors.channel.queue import ChannelQueue, QueuedItem, RefuseRequest, Ticket
 
 
 class TakeKit(Kit):
@@ -21,7 +21,7 @@ class TakeKit(Kit):
 
 
 def dead(kit):
-    return [(item.value, item.failed, *item.story) for item in kit.queue.undeliverable(KEY)]
+    return [(item.value, item.failed, *item.last_failure) for item in kit.queue.undeliverable(KEY)]
 
 
 def test_an_item_is_out_until_it_is_released():
@@ -44,7 +44,7 @@ def test_an_item_that_failed_is_the_head_again_and_counts_its_deliveries():
     waiting = kit.take("b")[0]
     assert said(kit.queue.fail(out, "ValueError: no")) == []
     [first] = kit.queue.waiting(KEY)
-    assert (first.value, first.again, first.failed, first.story) == ("x", True, 1, ("a:0", "ValueError: no"))
+    assert (first.value, first.again, first.failed, first.last_failure) == ("x", True, 1, ("a:0", "ValueError: no"))
     kit.queue.fail(waiting, "ValueError: no")
     assert [(item.value, item.failed) for item in kit.queue.waiting(KEY)] == [("x", 1), ("y", 1)]
 
@@ -66,7 +66,7 @@ def test_an_item_that_fails_too_often_is_given_up_and_said_once():
     kit.queue.fail(kit.take("b")[0], "died")
     ticket = kit.ticket("c")
     [refused] = kit.queue.take(ticket, KEY, "c:0")
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RefuseRequest)
     assert refused.item is not None
     assert (refused.why, refused.item.value) == ("undeliverable", "bad")
     assert kit.take("c")[1][0][1] == ["good"]
@@ -194,13 +194,13 @@ class TestClose:
 def test_every_item_is_waiting_out_given_up_or_released_and_none_is_taken_too_often(steps, limit):
     queue = ChannelQueue(max_deliveries=limit)
     released, drains, out, number = set(), set(), {}, iter(range(1000))
-    items = [Item(value, nbytes=1) for value in range(3)]
+    items = [QueuedItem(value, nbytes=1) for value in range(3)]
     for item in items:
         queue.put(Ticket("p", b"p", next(number)), KEY, item)
 
     def hear(commands):
         for command in commands:
-            if not isinstance(command, Refused) and command.items:
+            if not isinstance(command, RefuseRequest) and command.items:
                 assert not (command.kind == "take" and 0 < limit <= command.items[0].failed)
                 drains.update({command.ticket} if command.kind == "drain" else ())
                 out[command.ticket] = [item.value for item in command.items]

@@ -9,7 +9,7 @@ import pytest
 from channel_kit import World, settle
 
 from rlinf_actors import Channel, ChannelBrokenError, ChannelClosedError
-from rlinf_actors.channel import puts
+from rlinf_actors.channel import requests
 from rlinf_actors.channel.client import remote_channel
 from rlinf_actors.errors import ConnectionLostError
 from rlinf_actors.wire import frames
@@ -211,7 +211,7 @@ async def test_an_iteration_ends_when_the_channel_was_closed():
 class TestOutgoing:
     @pytest.fixture(autouse=True)
     def small_window(self, monkeypatch):
-        monkeypatch.setattr(puts, "WINDOW_BYTES", 1000)
+        monkeypatch.setattr(requests, "WINDOW_BYTES", 1000)
 
     async def test_what_is_too_much_waits_here_in_order_and_does_not_block_another_key(self):
         world = World(maxsize=1)
@@ -223,7 +223,7 @@ class TestOutgoing:
         assert [work.done() for work in works] == [True] + [False] * 9
         assert [(await user.get())[0] for _ in range(10)] == list(range(10))
         assert all(work.done() for work in works)
-        assert user.channel.outgoing.nbytes == 0
+        assert user.channel.put_window.nbytes == 0
 
     async def test_a_put_that_may_not_wait_does_not_overtake_those_that_do(self):
         world = World(maxsize=1)
@@ -264,7 +264,7 @@ class TestOutgoing:
         for work in works[1:]:
             with pytest.raises(ChannelBrokenError, match="host of channel 'q' died"):
                 await work
-        assert user.channel.outgoing.nbytes == 0
+        assert user.channel.put_window.nbytes == 0
 
     async def test_handles_of_one_process_share_it(self):
         world = World()

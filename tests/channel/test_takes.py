@@ -20,7 +20,7 @@ from rlinf_actors import (
     ProtocolMismatchError,
     UsageError,
 )
-from rlinf_actors.channel import host as hosts
+from rlinf_actors.channel import queue_server
 from rlinf_actors.channel.key_encoding import key_bytes
 from rlinf_actors.channel.queue import ERROR_CHARS
 from rlinf_actors.wire import frames
@@ -214,7 +214,7 @@ async def test_a_dead_consumers_item_comes_again_and_three_deaths_are_told():
         assert take.deliveries == n + 1
         world.die(dying)
         await settle()
-    with pytest.raises(ItemNotProcessedError, match=hosts.DIED):
+    with pytest.raises(ItemNotProcessedError, match=queue_server.ENDED):
         await user.take().__aenter__()
 
 

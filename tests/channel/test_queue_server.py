@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from rlinf_actors.channel import host as hosts
-from rlinf_actors.channel.host import ChannelHost
+from rlinf_actors.channel import queue_server
 from rlinf_actors.channel.queue import ERROR_CHARS, ChannelQueue
+from rlinf_actors.channel.queue_server import QueueServer
 from rlinf_actors.wire import frames
 
 A, A2, B = b"worker:a#1-x", b"worker:a#2-y", b"worker:b#1-z"
@@ -16,7 +16,7 @@ class Kit:
     def __init__(self, **queue):
         self.sent = []
         self.watched = {}
-        self.host = ChannelHost(ChannelQueue(**queue), self.send, self.watched.__setitem__, self.keep)
+        self.host = QueueServer(ChannelQueue(**queue), self.send, self.watched.__setitem__, self.keep)
 
     def send(self, peer, frame, parts=(), *, alone=True):
         self.sent.append((peer, frame, list(parts), alone))
@@ -74,5 +74,5 @@ def test_what_consumers_say_is_bounded_and_one_line():
     failed, consumer, how = msgspec.msgpack.decode(said)
     assert failed == 1
     assert consumer.isprintable()
-    assert len(consumer) <= 2 * hosts.NAME_CHARS
+    assert len(consumer) <= 2 * queue_server.NAME_CHARS
     assert len(how) <= 2 * ERROR_CHARS

@@ -1,29 +1,32 @@
-"""The shell round a ChannelQueue in the host's process. I/O thread only; it never opens an item."""
+"""QueueServer: serves one ChannelQueue to the processes of the job, in the channel's host process.
+
+It runs on the I/O thread alone, and never unpickles an item. An item is accepted only when its bytes are in the host's
+own memory, so that it survives its producer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from rlinf_actors.channel.queue import ERROR_CHARS, Accepted, ChannelQueue, Command, Deliver, Item, Ticket
+from rlinf_actors.channel.queue import ERROR_CHARS, AcceptPut, ChannelQueue, Command, DeliverItems, QueuedItem, Ticket
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.protocol import printable
 
 SHOWN_ITEMS = 20
-"""How many waiting items of a key a description shows; the others are counted."""
+"""Waiting items of each key that a description shows; the others are counted."""
 SHOWN_BYTES = 4096
 """Larger items are shown by their size."""
 ITEM_BYTES = 400
-"""What an item of one small part costs besides its parts' bytes (measured), so that many small ones count too."""
-
+"""Bytes that an item costs besides its parts (measured), so that many small items count too."""
 NAME_CHARS = 200
-"""Most that is kept of what consumers say of themselves."""
-DIED = "its process ended, or left the cluster, before it released the item"
-CUT = "its connection to the channel was lost before it released the item"
+"""Most characters of a consumer's name that are kept."""
+ENDED = "its process ended, or left the cluster, before it released the item"
+LINK_LOST = "its connection to the channel was lost before it released the item"
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -36,30 +39,21 @@ WHY = {
 }
 
 
-class Send(Protocol):
-    """Answers a peer; to one that is gone it is dropped."""
-
-    def __call__(
-        self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, alone: bool = True
-    ) -> None:
-        """*alone*: whether nobody else will be sent these parts."""
-
-
-class ChannelHost:
+class QueueServer:
     """Answers the frames of a channel, or of one replica of it.
 
     Args:
-        queue: the decisions.
-        send: see Send.
-        watch: calls a function once the client of an incarnation has ended.
-        keep: makes of a part that arrived one that lasts when its sender has ended.
-        on_drained: called when the channel is closed and nobody needs it any more.
+        queue: makes the decisions.
+        send: answers a peer, as WorkerServer.send; answers to a peer that is gone are dropped.
+        watch: calls a function when the process of an incarnation has ended.
+        keep: returns an arrived part in memory that outlives its sender.
+        on_drained: called when the channel is closed and empty, so that the host can end.
     """
 
     def __init__(
         self,
         queue: ChannelQueue,
-        send: Send,
+        send: Callable[..., None],
         watch: Callable[[str, Callable[[], None]], object],
         keep: Callable[[Buffer], Buffer] = lambda part: part,
         on_drained: Callable[[], None] = lambda: None,
@@ -86,21 +80,22 @@ class ChannelHost:
         }
 
     def handle(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
-        """A frame of a member arrived."""
+        """Handle a frame of a member."""
         owner = self._owners.get(peer)
         if owner is None:
-            owner = self._met(peer)
+            owner = self._owner_of(peer)
         self._steps[type(frame)](owner, peer, frame, parts)
         if self._queue.closed and self._queue.drained:
             self._on_drained()
 
     def link_lost(self, peer: bytes, _worker: str) -> None:
-        """The connection of a member was lost. It has one to us: what it waited for has ended there, and what it was
-        sent, and has not acknowledged, it may not have.
+        """Return the unacknowledged items of a member whose connection was lost: they may not have arrived there.
+
+        The member itself ends the requests that it had sent over the connection.
         """
         owner = self._owners.pop(peer, None)
         if owner is not None:
-            self._run(self._queue.owner_gone(owner, CUT))
+            self._run(self._queue.owner_gone(owner, LINK_LOST))
 
     def _put(self, owner: str, peer: bytes, frame: frames.ChannelPut, parts: list[Buffer]) -> None:
         self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, self._item(frame, parts), frame.nowait))
@@ -147,17 +142,16 @@ class ChannelHost:
     def _where(self, _owner: str, peer: bytes, frame: frames.ChannelWhere, _parts: list[Buffer]) -> None:
         self._answer(peer, frame.id, self._homes.setdefault(frame.key, frame.rank))
 
-    def _item(self, frame: frames.ChannelPut, parts: list[Buffer]) -> Item:
-        """What the producer sent, in memory of ours: it is accepted only then, so it survives the producer."""
+    def _item(self, frame: frames.ChannelPut, parts: list[Buffer]) -> QueuedItem:
         nbytes = ITEM_BYTES
         for index, part in enumerate(parts):
             if type(part) is not bytes:
                 part = parts[index] = self._keep(part)
             nbytes += len(part) if type(part) is bytes else memoryview(part).nbytes
-        return Item(parts, nbytes, frame.weight)
+        return QueuedItem(parts, nbytes, frame.weight)
 
-    def _met(self, peer: bytes) -> str:
-        """A link's identity is ``role:incarnation#number``; the head knows the incarnation's end."""
+    def _owner_of(self, peer: bytes) -> str:
+        """Return the process of a link, whose identity is ``role:incarnation#number``, and watch for its end."""
         owner = self._owners[peer] = peer.partition(b"#")[0].decode(errors="replace")
         if owner not in self._watched:
             self._watched.add(owner)
@@ -167,24 +161,27 @@ class ChannelHost:
     def _gone(self, owner: str) -> None:
         self._watched.discard(owner)
         self._owners = {peer: name for peer, name in self._owners.items() if name != owner}
-        self._run(self._queue.owner_gone(owner, DIED))
+        self._run(self._queue.owner_gone(owner, ENDED))
         if self._queue.drained:
             self._on_drained()
 
     def _run(self, commands: Sequence[Command]) -> None:
         for command in commands:
             ticket = command.ticket
-            if isinstance(command, Accepted):
+            if isinstance(command, AcceptPut):
                 self._send(ticket.peer, frames.Ok(ticket.id), ())
-            elif isinstance(command, Deliver):
-                about = _about(command) if command.kind else [(len(i.value), i.weight, i.again) for i in command.items]
+            elif isinstance(command, DeliverItems):
+                if command.kind:
+                    about = _described(command)
+                else:
+                    about = [(len(item.value), item.weight, item.again) for item in command.items]
                 parts = [part for item in command.items for part in item.value]
-                # a consumer that dies may have changed them before it could acknowledge: the next gets them unchanged
+                # not `alone`: a consumer may change lent memory and die, and the next one must get it unchanged
                 self._send(ticket.peer, frames.Ok(ticket.id), [_pack(about), *parts], alone=False)
             else:
                 raised = frames.Raised(ticket.id, command.why, "", WHY[command.why])
                 item = command.item
-                self._send(ticket.peer, raised, () if item is None else [_pack((item.failed, *item.story))])
+                self._send(ticket.peer, raised, () if item is None else [_pack((item.failed, *item.last_failure))])
 
     def _answer(self, peer: bytes, id: int, value: Any) -> None:
         self._send(peer, frames.Ok(id), [_pack(value)])
@@ -196,7 +193,7 @@ class ChannelHost:
         if frame.what in ("list", "drain"):
             items = self._queue.undeliverable(frame.key)
             values = [part for item in items for part in item.value]
-            self._send(peer, frames.Ok(frame.id), [_pack((None, _given_up(items))), *values], alone=False)
+            self._send(peer, frames.Ok(frame.id), [_pack((None, _undeliverable(items))), *values], alone=False)
             return
         rows = []
         parts: list[Buffer] = []
@@ -215,12 +212,12 @@ class ChannelHost:
         self._send(peer, frames.Ok(frame.id), [_pack(answer), *parts])
 
 
-def _about(command: Deliver) -> Any:
-    """Return what precedes the items that answer a take or a drain."""
+def _described(command: DeliverItems) -> Any:
+    """Return the first part of the answer to a take or a drain."""
     if command.kind == "drain":
-        return None, _given_up(command.items)
+        return None, _undeliverable(command.items)
     return [(len(item.value), item.weight, item.again, item.failed + 1) for item in command.items]
 
 
-def _given_up(items: Sequence[Item]) -> list[tuple[int, int, str, str]]:
-    return [(len(item.value), item.failed, *item.story) for item in items]
+def _undeliverable(items: Sequence[QueuedItem]) -> list[tuple[int, int, str, str]]:
+    return [(len(item.value), item.failed, *item.last_failure) for item in items]

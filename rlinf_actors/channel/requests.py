@@ -1,0 +1,513 @@
+"""The requests of a process to a channel's host: puts, gets, batches, takes and queries.
+
+A request is made, and its arguments are checked, before the host of its key is known. `begin` sends it when the host is
+known: on the caller's thread, or on the I/O thread if the host was not known yet. Answers arrive on the I/O thread;
+they are unpickled on the thread that waits.
+
+`PutWindow` bounds the puts of one process to one channel: a put's bytes count until the host has accepted it. Puts that
+exceed the window wait here, in order, as the producer's own objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from rlinf_actors.channel.backend import PendingGet, PendingTake, ShownItem, UndeliverableItem, View
+from rlinf_actors.channel.key_encoding import key_bytes, key_of
+from rlinf_actors.channel.queue import ERROR_CHARS
+from rlinf_actors.errors import (
+    CallTimeoutError,
+    ChannelClosedError,
+    ConnectionLostError,
+    ProtocolMismatchError,
+)
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.loop import IoThread
+from rlinf_actors.runtime.future import AsyncWork
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire.payload import AuthenticatedParts
+from rlinf_actors.wire.protocol import printable
+
+if TYPE_CHECKING:
+    from rlinf_actors.channel.client import RemoteChannel
+
+WINDOW_BYTES = 32 << 20
+"""Bytes of puts of one process that may be on their way to a channel, or wait there for room. One put of each key is
+always sent, so that a full key does not block another."""
+CONFIRM_S = 5.0
+"""Seconds that a put or get whose time is up waits for the host to say whether it still succeeded."""
+
+_unpack = msgspec.msgpack.Decoder().decode
+
+FrameMaker = Callable[[int], frames.AnyFrame]
+"""Makes a request's frame from its number."""
+
+
+class Put(AsyncWork[None]):
+    """A put under way; keeps the item until the host has it.
+
+    Attributes:
+        channel, peer: the channel and the host of the key; None, and not set, until they are known.
+        call: its number on the link to the host, 0 while it waits.
+    """
+
+    peer: Peer
+
+    def __init__(self, what: str, key: bytes, weight: float, nowait: bool, parts: Sequence[Buffer]) -> None:
+        super().__init__(what)
+        self.key = key
+        self.weight = weight
+        self.nowait = nowait
+        self.parts = parts
+        self.nbytes = 0
+        for part in parts:
+            self.nbytes += len(part) if type(part) is bytes else memoryview(part).nbytes
+        self.call = 0
+        self.channel: RemoteChannel | None = None
+
+    def begin(self, channel: RemoteChannel, peer: Peer) -> None:
+        """Send it to *peer*, the host of its key."""
+        self.channel, self.peer = channel, peer
+        if self.nowait:
+            channel.acknowledge()  # what user code has got makes room
+        channel.put_window.add(self)
+
+    def reference(self) -> Callable[[], Put]:
+        """Return what keeps it while its host is not known: a put goes on if the caller drops it."""
+        return lambda: self
+
+    def expire(self) -> None:
+        """End it, since its time is up. Loop thread."""
+        if self.channel is None:
+            self.reject(CallTimeoutError(f"{self._what} was not done in its time: the channel was not found yet"))
+        else:
+            self.channel.put_window.cancel(self)
+
+    def forget(self) -> None:
+        """Wait for its answer no more. Loop thread."""
+        if self.call:
+            self.peer.pending.pop(self.call, None)
+            self.peer.send(frames.ChannelCancel(self.call, True))
+
+    def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
+        """Handle the host's answer; see runtime.peer.Pending. Loop thread."""
+        assert self.channel is not None
+        self._end(self.channel.refusal(frame, self) if type(frame) is frames.Raised else None)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        """Handle the end of the host. Any thread."""
+        assert self.channel is not None
+        self._end(self.channel.gone(error))
+
+    def _end(self, error: Exception | None) -> None:
+        assert self.channel is not None
+        self.parts = ()  # before the caller goes on, and may change them
+        self.channel.put_window.remove(self)
+        if error is None:
+            self.resolve(None)
+        else:
+            self.reject(error)
+
+
+class _KeyPuts:
+    """The puts of one key: the number that are sent and not answered, and those that wait."""
+
+    __slots__ = ("out", "waiting")
+
+    def __init__(self) -> None:
+        self.out = 0
+        self.waiting: collections.deque[Put] = collections.deque()
+
+
+class PutWindow:
+    """All puts of one process to one channel. Any thread."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._lock = threading.RLock()  # an answer may come while a put is being sent, on the same thread
+        self._keys: dict[bytes, _KeyPuts] = {}
+        self._starved: dict[bytes, _KeyPuts] = {}  # keys whose puts wait here, the longest wait first
+        self._moving = False
+
+    def add(self, put: Put) -> None:
+        """Send a put, or keep it until there is room; a put_nowait is refused instead of being kept."""
+        with self._lock:
+            key = self._keys.get(put.key)
+            if key is None:
+                key = self._keys[put.key] = _KeyPuts()
+            if not key.waiting and (put.nowait or self._has_room(key, put)):
+                self._send(key, put)
+            elif put.nowait:
+                put.reject(asyncio.QueueFull(f"{put._what}: earlier puts of this process still wait for their turn"))
+            else:
+                key.waiting.append(put)
+                self._starved.setdefault(put.key, key)
+
+    def cancel(self, put: Put) -> None:
+        """End a put whose time is up."""
+        with self._lock:
+            key = self._keys.get(put.key)
+            if not put.call and key is not None and put in key.waiting:
+                key.waiting.remove(put)
+                if not key.waiting:
+                    self._starved.pop(put.key, None)
+                put.reject(CallTimeoutError(f"{put._what} was not done in its time"))
+            elif not put.done():
+                put.peer.send(frames.ChannelCancel(put.call, False))
+
+    def remove(self, put: Put) -> None:
+        """Remove a put that was answered, or whose host is gone, and send those that wait for room."""
+        with self._lock:
+            self.nbytes -= put.nbytes
+            key = self._keys[put.key]
+            key.out -= 1
+            if self._starved and not self._moving:  # a put to a host that is gone is removed while it is sent
+                self._moving = True
+                try:
+                    while self._starved and self._send_starved():
+                        pass
+                finally:
+                    self._moving = False
+            if not key.out and not key.waiting and self._keys.get(put.key) is key:
+                del self._keys[put.key]
+
+    def _send_starved(self) -> bool:
+        """Send the waiting puts that have room; True if there were any."""
+        moved = False
+        for name, key in list(self._starved.items()):
+            while key.waiting and self._has_room(key, key.waiting[0]):
+                moved = True
+                put = key.waiting.popleft()
+                del self._starved[name]
+                if key.waiting:
+                    self._starved[name] = key  # behind the other keys
+                self._send(key, put)
+        return moved
+
+    def _has_room(self, key: _KeyPuts, put: Put) -> bool:
+        return not key.out or self.nbytes + put.nbytes <= WINDOW_BYTES
+
+    def _send(self, key: _KeyPuts, put: Put) -> None:
+        """Called with the lock held."""
+        self.nbytes += put.nbytes
+        key.out += 1
+        alone = not put.peer.pending
+        put.call = put.peer.open(put)
+        if not put.done():
+            put.peer.send(frames.ChannelPut(put.call, put.key, put.weight, put.nowait), put.parts, now=alone)
+
+
+class Get(PendingGet[Any]):
+    """A get under way. `call` is its number on the link to `peer`, 0 until the host of its key is known."""
+
+    channel: RemoteChannel
+    peer: Peer
+
+    def __init__(self, name: str, what: str, key: bytes, frame: FrameMaker) -> None:
+        super().__init__(what)
+        self.name = name
+        self.key = key
+        self.frame = frame
+        self.call = 0
+
+    def reference(self) -> Callable[[], Get | None]:
+        """Return what keeps it while it waits: a get that the caller drops is cancelled."""
+        return weakref.ref(self)
+
+    def begin(self, channel: RemoteChannel, peer: Peer) -> None:
+        """Send it to *peer*, the host of its key."""
+        self.channel, self.peer = channel, peer
+        channel.ask(self, peer)
+
+    def expire(self) -> None:
+        """End it, since its time is up. Loop thread."""
+        if not self.call:
+            self.reject(CallTimeoutError(f"{self._what} was not done in its time: the channel was not found yet"))
+        else:
+            self.peer.send(frames.ChannelCancel(self.call, False))
+
+    def forget(self) -> None:
+        """Wait for its answer no more. Loop thread."""
+        self._give_back(False)
+
+    def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
+        return payload.decode(arrived.cut(1)), _unpack(arrived[0])[0][2]
+
+    def _acknowledge(self, arrived: AuthenticatedParts) -> None:
+        if len(arrived[0]) > 1:  # an empty batch has nothing to acknowledge
+            self.channel.taken(self.peer, self.call)
+
+    def _give_back(self, later: bool) -> None:
+        if self.call:  # else nothing was sent; `RequestBuffer.flush` looks again after it has sent the get
+            self.channel.give_back(self.peer, self.call, later)
+
+
+class GetBatch(Get):
+    """A get_batch under way."""
+
+    def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
+        found, at, any_again = [], 1, False
+        for count, _, again in _unpack(arrived[0]):
+            found.append(payload.decode(arrived.cut(at, at + count)))
+            at += count
+            any_again |= again
+        return found, any_again
+
+
+class RemoteTake(Get, PendingTake[Any]):
+    """A take under way, and then the delivery that it got."""
+
+    def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
+        about = _unpack(arrived[0])[0]
+        if len(about) < 4:
+            raise _too_old(self.name, self.peer, "take()")
+        self.deliveries = about[3]
+        return payload.decode(arrived.cut(1)), about[2]
+
+    def _acknowledge(self, arrived: AuthenticatedParts) -> None:
+        """Do nothing: `release` acknowledges."""
+
+    def _decode_failed(self, error: BaseException) -> None:
+        if self.deliveries:  # counted as a failure, so that an item that no consumer can read does not come for ever
+            why = "".join(traceback.format_exception_only(type(error), error)).strip()
+            self.fail(f"it could not be read: {why}")
+        else:
+            self._give_back(False)
+
+    def release(self) -> AsyncWork[None]:
+        what = f"the release of an item of channel {self.name!r}"
+        work = _Release(self.name, what, b"", lambda id: frames.ChannelRelease(id, self.call))
+        work.begin(self.channel, self.peer)
+        return work
+
+    def fail(self, how: str, later: bool = False) -> None:
+        # without an answer: if the frame is lost, the host has lost the link, and gives the item back anyway
+        frame = frames.ChannelRelease(0, self.call, printable(how, ERROR_CHARS))
+        if later:
+            self.peer.soon(functools.partial(self.peer.send, frame))
+        else:
+            self.peer.send(frame)
+
+
+class DrainUndeliverable(Get):
+    """A request for the undeliverable items of a key that removes them from the list."""
+
+    def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
+        return undeliverable(self.name, self.peer, self.key, arrived, payload.decode), False
+
+
+class Query(AsyncWork[Any]):
+    """A request that changes no item; *decode* makes the result of the host and the answer's parts."""
+
+    peer: Peer
+
+    def __init__(
+        self, name: str, what: str, key: bytes, frame: FrameMaker, decode: Callable[..., Any] | None = None
+    ) -> None:
+        super().__init__(what)
+        self.name = name
+        self.key = key
+        self.frame = frame
+        self.call = 0
+        self._decode = decode
+
+    def reference(self) -> Callable[[], Query]:
+        """Return what keeps it while it waits."""
+        return lambda: self
+
+    def begin(self, channel: RemoteChannel, peer: Peer) -> None:
+        """Send it to *peer*, the host of its key."""
+        self.peer = peer
+        channel.ask(self, peer)
+
+    def _outcome(self) -> Any:
+        parts = super()._outcome()
+        return _unpack(parts[0]) if self._decode is None else self._decode(self.peer, parts)
+
+
+class _Release(Query):
+    """Tells the host that an item was processed. The orderly end of a drained channel confirms that too."""
+
+    def reject(self, error: BaseException) -> bool:
+        if isinstance(error, ChannelClosedError):
+            return self.resolve(AuthenticatedParts())
+        if isinstance(error, ConnectionLostError):
+            text = f"{error}. {self._what} was under way and is not confirmed: the item may be processed again"
+            error = ConnectionLostError(text)
+        return super().reject(error)
+
+    def _outcome(self) -> None:
+        AsyncWork._outcome(self)
+
+
+Request = Put | Get | Query
+
+
+class RequestMaker:
+    """Makes requests to a channel; implements most of backend.Backend. A subclass sends the requests.
+
+    Args:
+        io: the I/O thread.
+        name: of the channel.
+        taker: name of this process, for people.
+    """
+
+    def __init__(self, io: IoThread, name: str, taker: str) -> None:
+        self._io = io
+        self._name = name
+        self._taker = taker
+        self._putting = f"put() into channel {name!r}"
+        self._getting = f"get() from channel {name!r}"
+
+    def _begin(self, request: Request) -> None:
+        """Send a request, or keep it in order until the host of its key is known."""
+        raise NotImplementedError
+
+    def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
+        # copy=None: a put that waits here keeps the producer's own memory, and costs no more
+        put = Put(self._putting, key_bytes(key), weight, nowait, payload.encode(item, "item", copy=None))
+        self._begin(put)
+        if timeout is not None:
+            limit(self._io, put, timeout)
+        return put
+
+    def get(self, key: Hashable, nowait: bool, timeout: float | None) -> Get:
+        where = key_bytes(key)
+        get = Get(self._name, self._getting, where, lambda id: frames.ChannelGet(id, where, nowait))
+        return self._begin_get(get, timeout)
+
+    def batch(self, key: Hashable, target: float, timeout: float | None) -> Get:
+        where, what = key_bytes(key), f"get_batch() from channel {self._name!r}"
+        get = GetBatch(self._name, what, where, lambda id: frames.ChannelBatch(id, where, target))
+        return self._begin_get(get, timeout)
+
+    def take(self, key: Hashable, timeout: float | None) -> RemoteTake:
+        where, what = key_bytes(key), f"take() from channel {self._name!r}"
+        take = RemoteTake(self._name, what, where, lambda id: frames.ChannelGet(id, where, False, self._taker))
+        self._begin_get(take, timeout)
+        return take
+
+    def look(self, key: Hashable) -> AsyncWork[tuple[int, bool]]:
+        where = key_bytes(key)
+        return self._query(where, lambda id: frames.ChannelLook(id, where))
+
+    def undeliverable(self, key: Hashable, drain: bool) -> AsyncWork[list[UndeliverableItem[Any]]]:
+        where, what = key_bytes(key), f"undeliverable() of channel {self._name!r}"
+        if drain:
+            return self._begin_get(
+                DrainUndeliverable(self._name, what, where, lambda id: frames.ChannelShow(id, "drain", where)), None
+            )
+        return self._query(
+            where,
+            lambda id: frames.ChannelShow(id, "list", where),
+            lambda peer, parts: undeliverable(self._name, peer, where, parts, _decoded_or_error),
+        )
+
+    def _begin_get(self, get: Get, timeout: float | None) -> Get:
+        self._begin(get)
+        if timeout is not None:
+            limit(self._io, get, timeout)
+        return get
+
+    def _query(self, where: bytes, frame: FrameMaker, decode: Callable[..., Any] | None = None) -> Query:
+        work = Query(self._name, f"a request to channel {self._name!r}", where, frame, decode)
+        self._begin(work)
+        return work
+
+
+def limit(io: IoThread, work: Put | Get, timeout: float) -> None:
+    """Cancel *work* after *timeout* seconds; if the host does not answer the cancellation, end the work here."""
+    if work.done():
+        return
+    ref = weakref.ref(work)
+    handles: list[asyncio.TimerHandle] = []
+
+    def under_way() -> Put | Get | None:
+        found = ref()
+        return None if found is None or found.done() else found
+
+    def give_up() -> None:
+        found = under_way()
+        if found is not None:
+            found.forget()
+            found.reject(CallTimeoutError(f"{found._what} was not done in {timeout:g} s, and its host does not answer"))
+
+    def expire() -> None:
+        found = under_way()
+        if found is not None:
+            handles[:] = [io.loop.call_later(CONFIRM_S, give_up)]
+            found.expire()
+
+    def disarm() -> None:
+        for handle in handles:
+            handle.cancel()
+
+    def arm() -> None:
+        if under_way() is not None:
+            handles.append(io.loop.call_later(max(0.0, timeout), expire))
+
+    io.call(arm)
+    work._on_done(lambda: io.call(disarm))
+
+
+# --- answers ---
+
+
+def description(parts: AuthenticatedParts) -> View:
+    """Return the answer to a ChannelShow."""
+    closed, rows, *dead = _unpack(parts[0])
+    at, shown = 1, []
+    for key, count, about in rows:
+        items = []
+        for number, nbytes, weight, again in about:
+            if number < 0:
+                items.append(ShownItem(None, nbytes, weight, again, whole=False))
+                continue
+            items.append(ShownItem(payload.decode(parts.cut(at, at + number)), nbytes, weight, again))
+            at += number
+        shown.append((key_of(key), count, items))
+    return closed, shown, {key_of(key): count for key, count in (dead[0] if dead else ())}
+
+
+def undeliverable(
+    name: str, peer: Peer, key: bytes, parts: AuthenticatedParts, decode: Callable[[AuthenticatedParts], Any]
+) -> list[UndeliverableItem[Any]]:
+    """Return the answer to a ChannelShow of undeliverable items.
+
+    Raises:
+        ProtocolMismatchError: the host is too old to have such a list.
+    """
+    closed, about = _unpack(parts[0])[:2]
+    if closed is not None:
+        raise _too_old(name, peer, "undeliverable()")
+    at, found = 1, []
+    for count, deliveries, consumer, reason in about:
+        item = decode(parts.cut(at, at + count))
+        found.append(UndeliverableItem(item, key_of(key), deliveries, consumer, reason))
+        at += count
+    return found
+
+
+def _decoded_or_error(parts: AuthenticatedParts) -> Any:
+    try:
+        return payload.decode(parts)
+    except Exception as error:  # noqa: BLE001 - of the user's classes; the other items can be read
+        return error
+
+
+def _too_old(name: str, peer: Peer, what: str) -> ProtocolMismatchError:
+    return ProtocolMismatchError(
+        f"{what} needs a host of protocol 7, and the host of channel {name!r}, {peer.name} on {peer.node}, speaks an "
+        "older one: upgrade rlinf-actors there, and create the channel again. The channel's items are untouched"
+    )
