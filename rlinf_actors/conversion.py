@@ -9,15 +9,16 @@ Pure; any thread.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from msgspec import inspect
 
 from rlinf_actors.errors import ConfigError
+
+if TYPE_CHECKING:
+    from msgspec import inspect
 
 T = TypeVar("T")
 
@@ -40,6 +41,8 @@ def convert(value: Any, kind: type[T], path: str, *, strict: bool = True) -> T:
     try:
         return msgspec.convert(value, kind, strict=strict)
     except msgspec.ValidationError as error:
+        from msgspec import inspect
+
         raise _fault(value, inspect.type_info(kind), path, str(error)) from None
 
 
@@ -50,6 +53,8 @@ def join(path: str, key: object) -> str:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return the one of *known* that resembles *name* most, "" if *known* is empty."""
+    import difflib  # here and below: an emergency stop imports this module, and must start at once
+
     found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.0)
     return found[0] if found else ""
 
@@ -66,6 +71,8 @@ def check_keys(section: Mapping[Any, Any], known: Sequence[str], path: str) -> N
 
 def _fault(value: Any, info: inspect.Type, path: str, message: str) -> ConfigError:
     """Return the error for the part of *value* that *message* of msgspec is about."""
+    from msgspec import inspect
+
     _, _, where = message.partition("`$")
     for key, index in _STEP.findall(where):
         info = _choose(info, value)
@@ -96,6 +103,8 @@ def _fault(value: Any, info: inspect.Type, path: str, message: str) -> ConfigErr
 
 def _choose(info: inspect.Type, value: Any) -> inspect.Type:
     """Return the type that *value* was compared with: without metadata; of a union the member for its form."""
+    from msgspec import inspect
+
     if isinstance(info, inspect.Metadata):
         return _choose(info.type, value)
     if not isinstance(info, inspect.UnionType):
@@ -110,6 +119,23 @@ def _choose(info: inspect.Type, value: Any) -> inspect.Type:
 
 def _expected(info: inspect.Type) -> str:
     """Return the form of a value of this type, as the object of "it must be"."""
+    from msgspec import inspect
+
+    phrases: dict[type, str] = {
+        inspect.BoolType: "true or false",
+        inspect.IntType: "a whole number",
+        inspect.FloatType: "a number",
+        inspect.StrType: "a text",
+        inspect.TupleType: "a list",
+    }
+    plurals: dict[type, str] = {
+        inspect.IntType: "whole numbers",
+        inspect.FloatType: "numbers",
+        inspect.StrType: "texts",
+        inspect.StructType: "mappings",
+        inspect.DataclassType: "mappings",
+    }
+
     if isinstance(info, inspect.Metadata):
         return str((info.extra_json_schema or {}).get("description") or _expected(info.type))
     if isinstance(info, inspect.UnionType):
@@ -121,25 +147,9 @@ def _expected(info: inspect.Type) -> str:
     if isinstance(info, inspect.IntType) and info.ge is not None:
         return f"a whole number from {info.ge} up"
     if isinstance(info, inspect.DictType):
-        plural = _PLURALS.get(type(info.value_type))
+        plural = plurals.get(type(info.value_type))
         return f"a mapping to {plural}" if plural else "a mapping"
     item = getattr(info, "item_type", None)
     if item is not None:
-        return f"a list of {_PLURALS.get(type(item), 'values')}"
-    return _PHRASES.get(type(info), "a mapping")
-
-
-_PHRASES: Mapping[type, str] = {
-    inspect.BoolType: "true or false",
-    inspect.IntType: "a whole number",
-    inspect.FloatType: "a number",
-    inspect.StrType: "a text",
-    inspect.TupleType: "a list",
-}
-_PLURALS: Mapping[type, str] = {
-    inspect.IntType: "whole numbers",
-    inspect.FloatType: "numbers",
-    inspect.StrType: "texts",
-    inspect.StructType: "mappings",
-    inspect.DataclassType: "mappings",
-}
+        return f"a list of {plurals.get(type(item), 'values')}"
+    return phrases.get(type(info), "a mapping")

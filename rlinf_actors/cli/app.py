@@ -1,9 +1,7 @@
-"""The commands under one name, and what becomes of their errors.
+"""The commands of `rlinf-actors` under one name, and the exit codes of their errors.
 
-House rules: data goes to stdout, everything else to stderr; an error is shown as its message, never
-as a traceback of ours; exit codes are agentd's: 64 usage, 69 unavailable, 77 permission, 78 configuration.
-
-`rlinf-actors units`: the systemd units that come with this package.
+cli.main calls `run`. Rules for every command: data goes to stdout, everything else to stderr; an error is shown as its
+message, never as a traceback; exit codes are agentd's: 64 usage, 69 unavailable, 77 permission, 78 configuration.
 """
 
 from __future__ import annotations
@@ -46,9 +44,10 @@ def units() -> None:
 @units.command("print")
 @click.argument("names", nargs=-1, type=click.Choice(_NAMES), metavar="[NAME]...")
 def print_units(names: tuple[str, ...]) -> None:
-    """Print units with the paths of this installation: rlinf-head.service, rlinf-agentd@.service and
-    rlinf-workers@.service, and the drop-ins of the last two, rlinf-agentd@.service.d/hardened.conf and
-    rlinf-workers@.service.d/hardened.conf. Default: all.
+    """Print units with the paths of this installation.
+
+    Units: rlinf-head.service, rlinf-agentd@.service and rlinf-workers@.service, and the drop-ins of the last two,
+    rlinf-agentd@.service.d/hardened.conf and rlinf-workers@.service.d/hardened.conf. Default: all.
     """
     chosen = names or _NAMES
     for name in chosen:
@@ -62,7 +61,7 @@ def print_units(names: tuple[str, ...]) -> None:
 @click.option("--hardened", is_flag=True, help="The drop-ins for nodes too; they say what workers cannot do then.")
 @click.option("--force", is_flag=True, help="Overwrite files that somebody has changed.")
 def install(directory: str, hardened: bool, force: bool) -> None:
-    """Write the units into a directory, and say how to enable them. A file that was changed is left as it is."""
+    """Write the units into a directory, and print the commands that enable them. A changed file is not overwritten."""
     names = _NAMES if hardened else files.UNITS
     steps = files.plan(Path(directory), names, force)
     files.carry_out(steps)
@@ -126,7 +125,7 @@ def estop(context: click.Context, arguments: tuple[str, ...]) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command and return its exit code."""
     try:
         code = app.main(list(arguments), prog_name="rlinf-actors", standalone_mode=False)
     except click.UsageError as error:

@@ -1,8 +1,7 @@
-"""`rlinf-actors doctor`: whether this machine is fit, and the exact fix where it is not.
+"""`rlinf-actors doctor`: inspects this machine and prints what is wrong, each with the exact fix. Changes nothing.
 
-What `rlinf-actors doctor` looks at: this machine, this user, this environment. Changes nothing.
-
-Which agentds run on this machine, as far as this user can see: by the locks of their run directories.
+`inspect_machine` collects the facts, doctor_checks judges them. The agentds of this machine are found by the locks of
+their run directories, as far as this user can see them.
 """
 
 from __future__ import annotations
@@ -43,24 +42,25 @@ from rlinf_actors.settings import CLUSTER_MARK, HEAD, KEEPER, Settings
 from rlinf_actors.version import VERSION
 
 OF_UNITS = "/run/rlinf-agentd"
-"""RuntimeDirectory= of the shipped unit, with a directory for each user."""
+"""RuntimeDirectory= of the shipped unit; it contains a directory for each user."""
 
 
 @dataclass(frozen=True)
 class Agentd:
-    """One that runs."""
+    """A running agentd."""
 
     pid: int
     run_dir: str
 
 
 def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
-    """Those that run: of units first, then those that were started by hand. Private clusters' are left out: a driver
-    starts those where it is itself.
+    """Return the running agentds: those of systemd units first, then those started by hand.
+
+    Those of private clusters are left out: a driver starts them where it runs.
 
     Args:
-        parents: where run directories lie.
-        of_units: where those of units do.
+        parents: directories that contain run directories.
+        of_units: the directory with the run directories of units.
     """
     locks = [*sorted(Path(of_units).glob("*/lock"))]
     locks += [lock for parent in parents for lock in sorted(Path(parent).glob("rlinf-*/lock"))]
@@ -78,7 +78,7 @@ def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
 
 
 def is_locked(path: str) -> bool:
-    """Whether some process holds this lock.
+    """True if a process holds this lock.
 
     Raises:
         OSError: it cannot be opened.
@@ -114,7 +114,7 @@ _TIME_ERROR = 5
 
 
 def inspect_machine(settings: Settings, head: str | None = None) -> Machine:
-    """Look at everything. Blocks, for as long as vendors' libraries and the head may take (about 15 s at most)."""
+    """Collect everything. Blocks as long as vendors' libraries and the head take (about 15 s at most)."""
     report = asyncio.run(run_probe())
     running = agentds(parents(settings))
     cgroups, cgroup_error = _cgroups(settings, running)
@@ -149,7 +149,6 @@ def inspect_machine(settings: Settings, head: str | None = None) -> Machine:
 
 
 def directory(path: str) -> Directory:
-    """What can be done in a directory: nothing is made in it."""
     try:
         found = os.stat(path)
     except OSError as error:
@@ -159,7 +158,7 @@ def directory(path: str) -> Directory:
 
 
 def stale_run_dirs(places: Iterable[str]) -> list[str]:
-    """Run directories of this user that nothing uses: no agentd holds their lock, no template comes from them."""
+    """Return this user's unused run directories: no agentd holds their lock, no template comes from them."""
     commands = [_command(pid) for pid in procfs.pids()]
     found = []
     for path in sorted({os.path.realpath(lock.parent) for one in places for lock in Path(one).glob("rlinf-*/lock")}):
@@ -172,7 +171,7 @@ def stale_run_dirs(places: Iterable[str]) -> list[str]:
 
 
 def key_files(settings: Settings) -> list[KeyOnDisk]:
-    """This user's key files, and the directories that they are in."""
+    """Return this user's key files, and their directories."""
     paths = [path for role in keyfile.ROLES if (path := keyfile.locate(settings, role)) is not None]
     found = [KeyOnDisk(str(folder), _private(folder)) for folder in sorted({path.parent for path in paths})]
     for path in paths:
@@ -191,10 +190,10 @@ def _private(path: Path) -> bool:
 
 
 def processes() -> list[Process]:
-    """Templates and workers of this user, with what workers started.
+    """Return the templates and workers of this user, with the processes that workers started.
 
-    Those of containers are left out: whoever looks into a pid namespace from outside sees neither all of its processes
-    nor the lock of its agentd, and would take each for an orphan.
+    Processes of containers are left out: from outside a pid namespace neither all its processes nor its agentd's lock
+    are visible, so each would look like an orphan.
     """
     marks = {pid: mark for pid in procfs.pids() if (mark := procfs.mark_of(pid)) is not None}
     marks = {pid: mark for pid, mark in marks.items() if procfs.is_in_our_pid_namespace(pid)}
@@ -211,7 +210,7 @@ def processes() -> list[Process]:
 
 
 def _served(template: int) -> bool:
-    """Whether an agentd is there for a template. The parent says nothing: a later agentd may have taken it over."""
+    """True if an agentd runs for a template. Its parent process does not tell: a later agentd may have adopted it."""
     for argument in _command(template).split():
         if argument.endswith("/pkg"):
             with contextlib.suppress(OSError):
@@ -264,7 +263,7 @@ def _memfd() -> str:
 
 
 def _peers() -> str:
-    """Have a child open what we have, as workers open one another's memory."""
+    """Let a child process open our memory, as workers open each other's."""
     fd = os.memfd_create("doctor", os.MFD_CLOEXEC)
     try:
         code = f"open('/proc/{os.getpid()}/fd/{fd}', 'r+b').close()"
@@ -283,7 +282,7 @@ def _synchronized() -> bool | None:
 
 
 def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]:
-    """As the first agentd that runs finds them, or one that is started from here; with what the configuration says."""
+    """Find the cgroups as the first running agentd would, or one started from here."""
     wanted = "auto"
     file = Path(settings.config_file or _CONFIG)
     for path in (file, *sorted((file.parent / "agentd.d").glob("*.toml"))):
@@ -300,7 +299,7 @@ def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]
 
 
 def _keeper_of(agentd: int) -> int | None:
-    """The keeper in the workers' unit of an agentd, None without one: workers are in its cgroup."""
+    """Return the keeper in the workers' unit of an agentd, None without one: workers are in the keeper's cgroup."""
     try:
         environ = Path(f"/proc/{agentd}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -310,7 +309,7 @@ def _keeper_of(agentd: int) -> int | None:
 
 
 def _ask(endpoint: str, settings: Settings) -> tuple[str, str]:
-    """The version of the head, or what is wrong."""
+    """Return the version of the head, and what is wrong."""
     try:
         full = endpoint if "://" in endpoint else endpoint_of(endpoint, HEAD)
         if full.startswith("tcp://"):
@@ -334,16 +333,14 @@ _COLORS = {"pass": "green", "warn": "yellow", "fail": "red"}
 def doctor(context: click.Context, head: str | None, as_json: bool) -> None:
     """Check this machine: interpreter, sockets, shared memory, limits, cgroups, head, accelerators, leftovers.
 
-    Changes nothing. Exit code 1 if something fails; warnings do not count.
+    Changes nothing. Exit code 1 if a check fails; warnings do not count.
     """
-    note("looking at this machine ...")
+    note("checking this machine ...")
     settings, findings = Settings.load(), []
     try:
         settings = with_client_file(settings)
     except ConfigError as error:
-        findings.append(
-            Finding("client_file", FAIL, str(error), "correct it: scripts and commands fail as long as it is so")
-        )
+        findings.append(Finding("client_file", FAIL, str(error), "correct it: scripts and commands fail until then"))
     findings += diagnose(inspect_machine(settings, head))
     if as_json:
         show_json({"findings": [dataclasses.asdict(finding) for finding in findings], **counts(findings)})
@@ -354,7 +351,6 @@ def doctor(context: click.Context, head: str | None, as_json: bool) -> None:
 
 
 def counts(findings: list[Finding]) -> dict[str, int]:
-    """How many of each status."""
     return {status: sum(finding.status == status for finding in findings) for status in _COLORS}
 
 

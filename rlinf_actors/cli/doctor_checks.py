@@ -1,4 +1,4 @@
-"""What `rlinf-actors doctor` thinks of a machine. Pure: a Machine in, findings out."""
+"""The checks of `rlinf-actors doctor`. Pure: a Machine in, findings out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PACKAGES = {"zmq": "pyzmq"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `fix` is what to do, "" where nothing is wrong."""
+    """One line of the report. `fix` says what to do, "" if nothing is wrong."""
 
     check: str
     status: str
@@ -35,8 +35,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Process:
-    """One of ours. `kind` is template or worker (what a worker started counts as one); `orphan`: whoever started it,
-    the agentd of a template or the template of a worker, is gone.
+    """A process of ours. `kind` is template or worker (processes that a worker started count as workers). `orphan`: the
+    agentd of a template, or the template of a worker, has ended.
     """
 
     pid: int
@@ -48,7 +48,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory; `mode` is None where there is none. `error`: why nothing can be made in it, "" if it can."""
+    """A directory; `mode` is None if it does not exist. `error`: why files cannot be created in it, "" if they can."""
 
     path: str
     mode: int | None = None
@@ -58,7 +58,7 @@ class Directory:
 
 @dataclass(frozen=True)
 class KeyOnDisk:
-    """A key file, or the directory of some (`whose` is "" then). `private`: nobody else can read it."""
+    """A key file, or the directory of key files (then `whose` is ""). `private`: no other user can read it."""
 
     path: str
     private: bool
@@ -68,33 +68,33 @@ class KeyOnDisk:
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is. Each field is looked up by `cli.doctor`, and can be made up.
+    """The facts that the checks use; cli.doctor collects them, tests make them up.
 
     Attributes:
         user: this process's uid.
-        python: of this interpreter.
+        python: version of this interpreter.
         interpreter: its path.
-        modules: name to version, None for one that is not installed.
-        run_parent: where run directories are made.
+        modules: name to version, None for a module that is not installed.
+        run_parent: directory of run directories.
         shm: /dev/shm: (size, free) in bytes, None without it.
         memfd: why shared memory cannot be made, "" if it can.
         peers: why a process cannot open another one's memory, "" if it can.
         files: (soft, hard) limit of open files.
         memlock: soft limit of locked memory in bytes, -1 for none.
-        cgroups: where workers' cgroups can be.
+        cgroups: places for workers' cgroups.
         cgroup_error: why the configured directory cannot be used.
-        agentd: that they are for, as ``PID in RUN_DIR``; "" for one that would be started from here.
-        clock_synchronized: None where that is not known.
+        agentd: the agentd that `cgroups` is for, as ``PID in RUN_DIR``; "" for one that would be started from here.
+        clock_synchronized: None if not known.
         head: the configured head, "" without one.
-        head_error: why it cannot be used, "" where it answered.
-        head_version: of the head that answered.
+        head_error: why the head cannot be used, "" if it answered.
+        head_version: version of the head that answered.
         version: ours.
         keys: key files of this user, and their directory.
         accelerators: type to number.
-        faults: of vendors' libraries.
-        stale: run directories whose agentd is gone.
+        faults: faults of vendors' libraries.
+        stale: run directories whose agentd has ended.
         processes: templates and workers of this user.
-        stale_cgroups: directories of workers whose template is gone.
+        stale_cgroups: directories of workers whose template has ended.
     """
 
     user: int
@@ -124,12 +124,11 @@ class Machine:
 
 
 def diagnose(machine: Machine) -> list[Finding]:
-    """All findings, in a fixed order."""
+    """Return all findings, in a fixed order."""
     return [finding for check in CHECKS for finding in check(machine)]
 
 
 def python(machine: Machine) -> list[Finding]:
-    """The interpreter and what it has installed."""
     version = ".".join(map(str, machine.python))
     if machine.python < OLDEST_PYTHON:
         text = f"{machine.interpreter} is Python {version}; 3.10 is the oldest that works"
@@ -155,7 +154,6 @@ def python(machine: Machine) -> list[Finding]:
 
 
 def run_directories(machine: Machine) -> list[Finding]:
-    """Where sockets are made."""
     parent = machine.run_parent
     length = len(parent.path.encode())
     if length > MAX_RUN_DIR:
@@ -174,7 +172,6 @@ def run_directories(machine: Machine) -> list[Finding]:
 
 
 def shared_memory(machine: Machine) -> list[Finding]:
-    """Memory between processes, and /dev/shm, which others use."""
     found = []
     if machine.memfd:
         fix = "raise the memory limit of this container; data goes through sockets until then"
@@ -199,7 +196,6 @@ def shared_memory(machine: Machine) -> list[Finding]:
 
 
 def limits(machine: Machine) -> list[Finding]:
-    """RLIMIT_NOFILE and RLIMIT_MEMLOCK."""
     soft, hard = machine.files
     fix = "ulimit -Hn 65536 (LimitNOFILE= in a systemd unit, --ulimit nofile=65536 for docker)"
     if hard < MIN_FILES:
@@ -216,7 +212,6 @@ def limits(machine: Machine) -> list[Finding]:
 
 
 def cgroups(machine: Machine) -> list[Finding]:
-    """Which limits of workers hold."""
     roots = machine.cgroups
     whose = f"of agentd {machine.agentd}" if machine.agentd else "of an agentd that is started from here (none runs)"
     if machine.cgroup_error:
@@ -240,7 +235,6 @@ def cgroups(machine: Machine) -> list[Finding]:
 
 
 def clock(machine: Machine) -> list[Finding]:
-    """Only people compare clocks of machines, in logs; leases do not."""
     if machine.clock_synchronized is False:
         text = "the clock is not synchronized: the times in logs of several machines will not fit together"
         return [Finding("clock", WARN, text, "timedatectl set-ntp true (in a container: on its host)")]
@@ -250,7 +244,6 @@ def clock(machine: Machine) -> list[Finding]:
 
 
 def head(machine: Machine) -> list[Finding]:
-    """The configured head."""
     if not machine.head:
         return [Finding("head", PASS, "no head is configured: scripts start a private cluster")]
     if machine.head_error:
@@ -263,7 +256,6 @@ def head(machine: Machine) -> list[Finding]:
 
 
 def keys(machine: Machine) -> list[Finding]:
-    """What this machine comes into clusters with."""
     found = []
     for key in machine.keys:
         if not key.private:
@@ -279,7 +271,6 @@ def keys(machine: Machine) -> list[Finding]:
 
 
 def accelerators(machine: Machine) -> list[Finding]:
-    """What vendors' libraries said."""
     faults = [
         Finding("accelerators", WARN, text, "rlinf-actors hw scan shows more; look at the vendor's driver")
         for text in machine.faults
@@ -289,7 +280,6 @@ def accelerators(machine: Machine) -> list[Finding]:
 
 
 def running(machine: Machine) -> list[Finding]:
-    """What the templates and workers of this user use together."""
     if not machine.processes:
         return [Finding("processes", PASS, "no worker of this user runs here")]
     kinds = Counter(process.kind for process in machine.processes)
@@ -304,7 +294,6 @@ def running(machine: Machine) -> list[Finding]:
 
 
 def leftovers(machine: Machine) -> list[Finding]:
-    """What earlier runs left."""
     found = [
         Finding("leftover_run_dir", WARN, f"no agentd uses {path} any more", f"rm -r {path}") for path in machine.stale
     ]

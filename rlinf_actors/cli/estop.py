@@ -1,10 +1,11 @@
 """`rlinf-actors estop`: stop all robots now.
 
-House rules: from the start of the process to the question it takes as little as possible, so nothing here imports
-asyncio, click or rich; all heads are asked at once, and what is wrong with one (or with a setting) keeps no other from
-being asked. It never guesses: a stop goes to every head that it can find, a release to one that is named or alone.
-Exit codes: 0 when every known head has acknowledged and every robot worker was reached, 64 usage, 69 when not, or when
-no head is known, 77 permission, 78 several heads and no choice.
+Safety code. Rules: the process must send its request as early as possible, so this module imports no asyncio, click or
+rich. All heads are asked at once, and a fault of one head (or of a setting) must not keep another from being asked. The
+command never guesses: a stop goes to every head that can be found, a release to one that is named or alone.
+
+Exit codes: 0 if every known head has acknowledged and every robot worker was reached, 64 usage, 69 if not, or if no
+head is known, 77 permission, 78 several heads and no choice.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     made = _Parser(
         prog="rlinf-actors estop",
         description="Stop all robots: their workers run on_lease_lost and end. Until --release no group that uses "
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     try:
         options = parser().parse_args(list(arguments))
     except SystemExit as end:
@@ -117,7 +117,7 @@ def _press(options: argparse.Namespace) -> int:
 
 
 def _release(options: argparse.Namespace) -> int:
-    """Lift the stop of the one head that is meant."""
+    """Lift the stop of one head."""
     known = known_heads(options.head or discovery.named(None, discovery.client_settings())[0])
     for trouble in known.troubles:
         say(f"TROUBLE: {trouble}")
@@ -130,7 +130,7 @@ def _release(options: argparse.Namespace) -> int:
     target = known.targets[0]
     answer = _answers(known.targets, question_of(options)).get(target)
     if not isinstance(answer, EStopped):
-        say(f"error: the stop was not lifted: {target.address} ({target.told}): {_text(answer)}")
+        say(f"error: the stop was not lifted: {target.address} ({target.description}): {_text(answer)}")
         return _CODES.get(answer.kind, UNAVAILABLE) if isinstance(answer, Failed) else UNAVAILABLE
     if options.as_json:
         print_json({"head": target.address, "lifted": answer.lifted, **summary(answer)})
@@ -149,11 +149,11 @@ def _release(options: argparse.Namespace) -> int:
 
 
 def _name_them(targets: Sequence[Target]) -> None:
-    """Say which heads there are, and whose stop is in force where."""
+    """Print the heads, and the stops in force at each."""
     answers = _answers(targets, GetStatus())
     say(f"{len(targets)} heads are known, and a release is for one of them; nothing was lifted. Say which by --head:")
     for target in targets:
-        say(f"  --head {target.address}  {target.told}")
+        say(f"  --head {target.address}  {target.description}")
         status = answers.get(target)
         if isinstance(status, Status):
             for line in status.stopped or ["no emergency stop is in force"]:
@@ -163,12 +163,11 @@ def _name_them(targets: Sequence[Target]) -> None:
 
 
 def _text(answer: object) -> str:
-    """Why an answer is none."""
     return answer.text if isinstance(answer, Failed) else str(answer)
 
 
 def _answers(targets: Sequence[Target], question: Body) -> Mapping[Target, object]:
-    """What each head answers, or why it does not."""
+    """Return the answer of each head, or why there is none."""
     asker = BlockingClient()
     answers: dict[Target, object] = {}
     by_asked = {target.asked: target for target in targets}

@@ -1,10 +1,10 @@
-"""`rlinf-actors estop --arm`: a button, connected to every head before it is pressed.
+"""`rlinf-actors estop --arm`: a button that is connected to every head before it is pressed.
 
-One thread that waits in one poll(2) for everything: the terminal, a pipe or a line of GPIO; what the heads say; and
-inotify, for records of heads that appear or go. It is told of everything and polls nothing, but for a beat each second,
-to which every head answers: a head that stands still, or behind a cut, is found out by that.
+Safety code; rules as in `cli.estop`. One thread waits in one poll(2) for everything: the terminal, a pipe or a GPIO
+line; the heads' messages; and inotify, for records of heads that appear or go. Nothing is polled by time except a beat
+each second, which every head answers: a suspended or unreachable head is detected by its silence.
 
-When it is pressed, the question goes out on connections that stand; only then is looked whether there are more heads.
+When pressed, the button sends the request on its open connections first; only then does it look for further heads.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from rlinf_actors.wire.protocol import printable
 
 BEAT_S = 1.0
 LOST_S = 3.0
-"""A head that has not answered for so long is lost: three beats, as everywhere."""
+"""Seconds without an answer after which a head is lost: three beats, as everywhere."""
 UNITS = "/run"
-"""Where directories of units appear."""
+"""Parent of the run directories of units."""
 _MCL_CURRENT_AND_FUTURE = 3
 _IN_MODIFY, _IN_ATTRIB, _IN_CLOSE_WRITE = 0x2, 0x4, 0x8
 _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE, _IN_DELETE_SELF, _IN_MOVE_SELF = (
@@ -68,11 +68,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Disarmed(Exception):
-    """It is to end without a stop."""
+    """The button is to end without a stop."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Be armed until the button is pressed; returns the exit code, that of the stop once it was.
+    """Stay armed until the button is pressed, then stop. Returns the exit code.
 
     Raises:
         ConfigError: --head is no address.
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         return button.run()
     except (_Disarmed, KeyboardInterrupt):
-        say("disarmed: nothing was stopped, and this button stops nothing any more")
+        say("disarmed: no robot was stopped, and this button stops none any more")
         return INTERRUPTED
     finally:
         button.close()
@@ -101,7 +101,7 @@ def _disarm(number: int, frame: FrameType | None) -> None:
 
 
 def _stay_in_memory() -> None:
-    """No page of this process is fetched from a disk when the button is pressed, and no garbage is collected then."""
+    """Lock this process's pages in memory and switch garbage collection off, so that neither delays a press."""
     gc.freeze()
     gc.disable()
     if os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
@@ -109,10 +109,10 @@ def _stay_in_memory() -> None:
 
 
 def _standard_input(has_line: bool) -> int:
-    """The descriptor whose input is the button, -1 for none.
+    """Return the descriptor whose input presses the button, -1 for none.
 
     Raises:
-        UsageError: it cannot be one.
+        UsageError: standard input cannot be a button.
     """
     with contextlib.suppress(OSError):
         mode = os.fstat(0).st_mode
@@ -122,21 +122,24 @@ def _standard_input(has_line: bool) -> int:
             return 0
     if has_line:
         return -1
-    raise UsageError("nothing can be waited for: standard input is neither a terminal nor a pipe; or give --gpio-file")
+    raise UsageError(
+        "no input can press the button: standard input is neither a terminal nor a pipe. Run it on a terminal, or give "
+        "--gpio-file"
+    )
 
 
 class Line:
-    """A file whose level is the button: a GPIO line of sysfs, a FIFO, or any file that somebody writes 0 or 1 to.
+    """A file whose level presses the button: a GPIO line of sysfs, a FIFO, or any file that contains 0 or 1.
 
     Args:
-        path: of the file.
+        path: path of the file.
         at: the level that stops.
 
     Attributes:
-        fd: becomes ready, with `events`, when there may be something new.
+        fd: becomes ready, with `events`, when the level may have changed.
 
     Raises:
-        UsageError: nobody would be told of its changes.
+        UsageError: the file does not report its changes.
         OSError: it cannot be read.
     """
 
@@ -152,14 +155,14 @@ class Line:
             edge = os.path.join(os.path.dirname(os.path.realpath(path)), "edge")
             with contextlib.suppress(FileNotFoundError), open(edge) as file:
                 if file.read().strip() == "none":
-                    raise UsageError(f"{path} tells nobody of its changes: echo both > {edge}")
+                    raise UsageError(f"{path} does not report its changes: echo both > {edge}")
         elif not self._fifo:
             self._watches = Watches()
             self._watches.add(path, _OF_A_FILE)
             self.fd = self._watches.fd
 
     def pressed(self) -> bool | None:
-        """True at the level that stops; None where the line is lost."""
+        """True at the level that stops; None if the line is lost."""
         try:
             if self._watches is not None:
                 for _ in self._watches.read():
@@ -176,7 +179,7 @@ class Line:
             return None
 
     def close(self) -> None:
-        """Close it. Twice is an error."""
+        """Close the file. A second call is an error."""
         os.close(self._file)
         if self._watches is not None:
             self._watches.close()
@@ -191,12 +194,14 @@ class Watches:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def add(self, path: str, mask: int) -> None:
-        """Be told of these events of a path. Twice is fine. Raises OSError."""
+        """Watch these events of a path; a second call for a path is fine. Raises OSError."""
         if _libc.inotify_add_watch(self.fd, os.fsencode(path), mask) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
 
     def read(self) -> Iterator[str]:
-        """The names that events are of; "" of the watched path itself. What is left keeps the descriptor ready."""
+        """Yield the names that events are about, "" for the watched path itself. Unread events keep the descriptor
+        ready.
+        """
         try:
             data = os.read(self.fd, 65536)
         except BlockingIOError:
@@ -208,17 +213,16 @@ class Watches:
             yield os.fsdecode(data[at - length : at].rstrip(b"\0"))
 
     def close(self) -> None:
-        """Close it."""
         os.close(self.fd)
 
 
 class Button:
-    """The heads that it stops, and what presses it.
+    """The heads that the button stops, and the inputs that press it.
 
     Args:
-        options: of the command line.
-        keys: descriptor whose input presses it, -1 without.
-        line: a file whose level presses it, None without.
+        options: options of the command line.
+        keys: descriptor whose input presses the button, -1 without.
+        line: a file whose level presses the button, None without.
     """
 
     def __init__(self, options: argparse.Namespace, keys: int, line: Line | None) -> None:
@@ -233,16 +237,16 @@ class Button:
         self._question = question_of(options)
 
     def run(self) -> int:
-        """Wait until it is pressed, and stop. Raises _Disarmed where the keyboard or a pipe ends it otherwise."""
+        """Wait for the press, then stop. Raises _Disarmed if the keyboard or a pipe ends the button otherwise."""
         if self._line is not None and self._line.pressed():
-            self._tell("pressed already", "", f"{self._options.gpio_file} is {self._options.gpio_at} now")
+            self._print("pressed already", "", f"{self._options.gpio_file} is {self._options.gpio_at} now")
             return self._press()
         self._asker.watch(self._watches.fd, select.POLLIN)
         if self._keys >= 0:
             self._asker.watch(self._keys, select.POLLIN)
         if self._line is not None:
             self._asker.watch(self._line.fd, self._line.events)
-        self._look(first=True)
+        self._find_heads(first=True)
         beat_at = time.monotonic()
         while True:
             events, ready = self._asker.step(beat_at - time.monotonic())
@@ -260,13 +264,12 @@ class Button:
                 names = list(self._watches.read())
                 again = again or any(name.startswith("rlinf-") for name in names)
             if again:
-                self._look()
+                self._find_heads()
             if (now := time.monotonic()) >= beat_at:
                 beat_at = now + BEAT_S
-                self._beat(now)
+                self._send_beats(now)
 
     def close(self) -> None:
-        """Close all connections."""
         self._asker.close()
         self._watches.close()
         if self._line is not None:
@@ -294,16 +297,16 @@ class Button:
         if self._options.on_loss == "exit":
             say(f"{what}: nobody can press this button any more")
             raise _Disarmed
-        self._tell("line lost", "", f"{what}: that counts as pressed (--on-loss stop)")
+        self._print("line lost", "", f"{what}: that counts as pressed (--on-loss stop)")
         return True
 
     def _press(self) -> int:
-        """Send the stop to all heads at once, then look whether there are more."""
+        """Send the stop to all connected heads at once, then look for further heads."""
         for target in self._targets.values():
             self._asker.ask(target.asked, self._question)
-        self._tell("pressed", "", f"heads that are asked: {len(self._targets)}", sent_at=time.monotonic())
+        self._print("pressed", "", f"heads that are asked: {len(self._targets)}", sent_at=time.monotonic())
         before = set(self._targets)
-        self._look(quiet=True)
+        self._find_heads(quiet=True)
         for key in self._targets.keys() - before:
             self._asker.ask(self._targets[key].asked, self._question)
         report = Report(self._options.as_json)
@@ -312,21 +315,20 @@ class Button:
 
     # --- the heads ---
 
-    def _look(self, first: bool = False, quiet: bool = False) -> None:
-        """Find heads that are new, and those that have ended."""
-        self._watch_places(settings_here(Known()))  # before the look: what appears meanwhile is not missed
+    def _find_heads(self, first: bool = False, quiet: bool = False) -> None:
+        self._watch_places(settings_here(Known()))  # before the search: a head that appears meanwhile is not missed
         known = known_heads(self._options.head)
         troubles, self._known = self._known.troubles, known
         for trouble in known.troubles:
             if trouble not in troubles:
-                self._tell("trouble", "", trouble)
+                self._print("trouble", "", trouble)
         found = {target.key: target for target in known.targets}
         for key in self._targets.keys() - found.keys():
             target = self._targets.pop(key)
             self._asker.drop(target.asked)
             self._state.pop(target, None)
             if not quiet:
-                self._tell("ended", target.address, "its head has ended", target)
+                self._print("ended", target.address, "its head has ended", target)
         for key in found.keys() - self._targets.keys():
             self._targets[key] = found[key]
             self._state[found[key]] = "new"
@@ -338,14 +340,14 @@ class Button:
                 target.asked.ways = ways
                 self._asker.add(target.asked)
         if first and not found:
-            self._tell("empty", "", "NO HEAD IS KNOWN YET: ENTER WOULD STOP NOTHING. One that is started is armed")
+            self._print("empty", "", "NO HEAD IS KNOWN YET: ENTER WOULD STOP NOTHING. One that is started is armed")
 
     def _watch_places(self, settings: Settings) -> None:
         for path in (UNITS, *head_records.watched(settings)):
             with contextlib.suppress(OSError):  # it has just gone
                 self._watches.add(path, _OF_NAMES)
 
-    def _beat(self, now: float) -> None:
+    def _send_beats(self, now: float) -> None:
         for target in self._targets.values():
             if not target.asked.up:
                 if self._state[target] == "new" and now - target.asked.added > LOST_S:
@@ -363,16 +365,16 @@ class Button:
             return
         self._state[target] = state
         if state == "lost":
-            self._tell("lost", target.address, f"{why}. ENTER DOES NOT REACH IT NOW", target)
+            self._print("lost", target.address, f"{why}. ENTER DOES NOT REACH IT NOW", target)
         else:
-            self._tell("armed", target.address, "again" if before == "lost" else "connected", target)
+            self._print("armed", target.address, "again" if before == "lost" else "connected", target)
 
-    def _tell(self, event: str, address: str, text: str, target: Target | None = None, **more: Any) -> None:
+    def _print(self, event: str, address: str, text: str, target: Target | None = None, **more: Any) -> None:
         armed = sum(state == "armed" for state in self._state.values())
         if self._options.as_json:
             print_json({"event": event, "head": address, "text": text, "armed": armed, **more})
             return
         bell = "\a" if event in ("lost", "trouble", "empty") and sys.stdout.isatty() else ""
-        told = f" ({target.told})" if target is not None else ""
+        who = f" ({target.description})" if target is not None else ""
         where = f"{address}: " if address else ""
-        print(bell + printable(f"{event.upper().ljust(11)}  {where}{text}{told}", 4096), flush=True)
+        print(bell + printable(f"{event.upper().ljust(11)}  {where}{text}{who}", 4096), flush=True)

@@ -1,6 +1,8 @@
-"""Which heads an emergency stop goes to, and what is said of each: for `rlinf-actors estop` and its button.
+"""The heads that an emergency stop goes to, and the report of each one's answer; for `rlinf-actors estop` and its
+button.
 
-House rules as in `cli.estop`: no asyncio, click or rich; what is wrong with one head keeps no other from being asked.
+Safety code; rules as in `cli.estop`: no asyncio, click or rich, and a fault of one head keeps no other from being
+asked.
 """
 
 from __future__ import annotations
@@ -44,20 +46,20 @@ class Target:
     """A head that the stop goes to.
 
     Attributes:
-        address: what --head takes.
-        told: what it is, for people.
-        record: that it was found by, None where it is configured only.
+        address: the value of --head for it.
+        description: what the head is, for people.
+        record: the record by which it was found, None if it is only configured.
         asked: the connection.
     """
 
     address: str
-    told: str
+    description: str
     record: HeadRecord | None
     asked: RemoteHead
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What stays the same while this head lives."""
+        """Identity of the head for as long as it lives."""
         if self.record is not None and self.record.path:
             return (self.record.path,)
         return tuple(dict.fromkeys(endpoint for endpoint, _ in self.asked.ways)) or (self.address,)
@@ -65,12 +67,12 @@ class Target:
 
 @dataclass
 class Known:
-    """Every head that is known, and what keeps others from being known.
+    """Every known head, and what may hide others.
 
     Attributes:
         targets: the heads.
-        troubles: what may hide a head, for people; a stop is not complete then.
-        notes: what else may interest them.
+        troubles: faults that may hide a head, for people; a stop is incomplete with any.
+        notes: further remarks for people.
     """
 
     targets: list[Target] = field(default_factory=list)
@@ -82,7 +84,7 @@ def known_heads(given: str | None) -> Known:
     """Find every head that this user may stop.
 
     Args:
-        given: the option --head, which limits it to that one.
+        given: the option --head, which limits the result to that one.
 
     Raises:
         ConfigError: *given* is no address.
@@ -91,7 +93,7 @@ def known_heads(given: str | None) -> Known:
     settings = settings_here(known)
     if given:
         endpoint = discovery.endpoint_at(given, "--head", resolve=False)
-        known.targets.append(_configured(endpoint, given, "--head", settings))
+        known.targets.append(_named_head(endpoint, given, "--head", settings))
         return known
     seen = find_records(settings, everybody=True)
     for path, why in seen.unreadable:
@@ -114,12 +116,14 @@ def known_heads(given: str | None) -> Known:
         else:
             there = [one.record for one in known.targets if one.record is not None and _is_at(one, endpoint)]
             if all(record.user != os.geteuid() for record in there):
-                known.targets.append(_configured(endpoint, text, source, settings, there))
+                known.targets.append(_named_head(endpoint, text, source, settings, there))
     return known
 
 
 def settings_here(known: Known) -> Settings:
-    """What the environment and the client file say. What is wrong with one must not keep the heads here from a stop."""
+    """Return the settings of the environment and the client file. A fault in either must not keep local heads from a
+    stop.
+    """
     try:
         settings = Settings.load()
     except ConfigError as error:
@@ -132,14 +136,14 @@ def settings_here(known: Known) -> Settings:
         return settings
 
 
-def _configured(endpoint: str, text: str, source: str, settings: Settings, others: Sequence[HeadRecord] = ()) -> Target:
-    """The head that somebody has named.
+def _named_head(endpoint: str, text: str, source: str, settings: Settings, others: Sequence[HeadRecord] = ()) -> Target:
+    """Return the head that --head, a variable or the client file names.
 
     Args:
-        endpoint, text, source: where it is, in whose words, and where they are written.
+        endpoint, text, source: its endpoint, the text that names it, and the place of that text.
         settings: the environment's.
-        others: records of other users that name this endpoint. Where root has no key for it, theirs serve, but only
-            at this endpoint: a record proves nothing, and only what listens here may answer for this head.
+        others: records of other users that name this endpoint. If root has no key for it, theirs serve, but only
+            at this endpoint: a record proves nothing, and only the process that listens here may answer for this head.
     """
     ways: list[Route] = []
     fault = ""
@@ -154,7 +158,7 @@ def _configured(endpoint: str, text: str, source: str, settings: Settings, other
 
 
 def _ways(record: HeadRecord, known: Known) -> list[Route]:
-    """How to reach the head of a record: its unix socket needs no key."""
+    """Return the ways to reach the head of a record. Its unix socket needs no key."""
     local: list[Route] = [(way, Security()) for way in record.ways if not is_tcp(way)]
     if record.user != os.geteuid():  # whose key file may lie where to open it blocks
         return [*local, *((way, record.security) for way in record.ways if is_tcp(way))]
@@ -167,8 +171,9 @@ def _ways(record: HeadRecord, known: Known) -> list[Route]:
 
 
 def _is_same(target: Target, record: HeadRecord) -> bool:
-    """True if the target's head left this record, too. A record is believed of heads of its own user only: else
-    somebody could name the head of another user's, and answer in its place.
+    """True if the target's head left this record too.
+
+    Only records of the same user count: else one user could name the head of another user, and answer in its place.
     """
     same_user = target.record is not None and target.record.user == record.user
     return same_user and any(_is_at(target, way) for way in record.ways)
@@ -184,12 +189,11 @@ def _is_at(target: Target, endpoint: str) -> bool:
 
 
 def question_of(options: argparse.Namespace) -> EStop:
-    """What the options ask of a head."""
     return EStop(who(), options.reason, options.namespace, options.release)
 
 
 def collect(asker: BlockingClient, targets: Sequence[Target], report: Report) -> None:
-    """Report the answer of each head to the stop, as it comes; returns when all have answered, or at the deadline."""
+    """Report the answer of each head to the stop as it arrives. Returns when all have answered, or at the deadline."""
     deadline = time.monotonic() + DEADLINE_S
     waiting = {target.asked: target for target in targets}
     while waiting and (left := deadline - time.monotonic()) > 0:
@@ -213,10 +217,10 @@ def collect(asker: BlockingClient, targets: Sequence[Target], report: Report) ->
 
 
 class Report:
-    """Says what became of the stop at each head, in the order in which it became known.
+    """Prints the outcome of the stop at each head, in the order in which it becomes known.
 
     Args:
-        as_json: print one object at the end, for programs, and not a line for each.
+        as_json: print one object at the end, for programs, instead of a line for each.
     """
 
     def __init__(self, as_json: bool) -> None:
@@ -225,11 +229,10 @@ class Report:
         self._silent: list[str] = []
 
     def stopped(self, target: Target, answer: EStopped) -> None:
-        """The head has acknowledged."""
         self._clusters.append({**_cluster(target), "acknowledged": True, "error": "", **summary(answer)})
         workers = len(answer.hits)
         what = f"{workers} robot worker{'s' * (workers != 1)} told" if workers else "no robot worker is running"
-        self._line(f"STOPPED      {target.address}: {what} ({target.told})")
+        self._line(f"STOPPED      {target.address}: {what} ({target.description})")
         for hit in answer.hits:
             where = f"{hit.worker} of namespace {hit.namespace} on {hit.node} ({', '.join(hit.robots)})"
             self._line(f"  {'told' if hit.reached else 'NOT REACHED'}: {where}")
@@ -241,13 +244,12 @@ class Report:
             say(f"warning: {target.address}: {answer.warning}")
 
     def failed(self, target: Target, why: str) -> None:
-        """The head has not acknowledged."""
         nothing = {"hits": [], "in_force": [], "warning": ""}
         self._clusters.append({**_cluster(target), "acknowledged": False, "error": why, **nothing})
-        self._line(f"NOT STOPPED  {target.address}: {why} ({target.told})")
+        self._line(f"NOT STOPPED  {target.address}: {why} ({target.description})")
 
     def end(self, known: Known) -> int:
-        """Say what it came to; returns the exit code."""
+        """Print the result and return the exit code."""
         missing = [cluster for cluster in self._clusters if not cluster["acknowledged"]]
         complete = bool(self._clusters) and not missing and not self._silent and not known.troubles
         if self._as_json:
@@ -292,7 +294,7 @@ def _cluster(target: Target) -> dict[str, Any]:
 
 
 def summary(answer: EStopped) -> dict[str, Any]:
-    """What `estop --json` prints of a cluster; keys are stable, new ones may be added."""
+    """Return the part of `estop --json` for one cluster. Keys are stable; new ones may be added."""
     return {
         "hits": [
             {
@@ -313,10 +315,9 @@ def summary(answer: EStopped) -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Say something to a person; stderr."""
+    """Print a message for a person on stderr."""
     print(printable(text, len(text)), file=sys.stderr, flush=True)
 
 
 def print_json(data: Any) -> None:
-    """Print a line of JSON."""
     print(json.dumps(data), flush=True)

@@ -1,4 +1,4 @@
-"""`rlinf-actors events`: what happened in the cluster."""
+"""`rlinf-actors events`: the event log of the cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _since(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, float]:
-    """(number of an event, seconds ago): one of them is 0."""
+    """Return (number of an event, seconds ago); one of them is 0."""
     match = re.fullmatch(r"(\d+)([smhd]?)", value)
     if match is None:
         raise click.BadParameter(f"{value!r} is neither the number of an event nor a time such as 30s, 10m, 2h or 1d")
@@ -55,7 +55,7 @@ def events(
     as_json: bool,
     head: str | None,
 ) -> None:
-    """Show what happened: who joined, who ended, and why. A line each; the head keeps the newest."""
+    """Show the event log: joins and ends, with their causes. One line each; the head keeps the newest."""
     cursor = EventCursor(namespace, since[0], kinds, group)
 
     def show(answer: Events, found: list[ClusterEvent]) -> bool:
@@ -74,14 +74,14 @@ def read_events(
     each: Callable[[Events, list[ClusterEvent]], bool],
     limit_s: float | None = None,
 ) -> None:
-    """Read the log of the head that the option means, until *each* returns False. Blocks.
+    """Read the event log of the option's head until *each* returns False. Blocks.
 
     Args:
         head: the option's value.
-        cursor: from where, and what.
-        follow: whether the head is to wait for what happens next; one that is away is waited for too.
-        each: takes an answer, and the events in it that are wanted.
-        limit_s: seconds, None for ever.
+        cursor: position in the log, and filters.
+        follow: True to wait for new events; a head that is away is waited for too.
+        each: takes an answer, and the wanted events in it.
+        limit_s: seconds, None for no limit.
 
     Raises:
         ClusterTimeoutError: the head does not answer.
@@ -110,7 +110,6 @@ def read_events(
 
 
 def event_line(event: ClusterEvent) -> str:
-    """For people."""
     at = datetime.fromtimestamp(event.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     tail = event.exit.stderr_tail if event.kind == "worker_died" and event.exit is not None else []
     lines = [f"{at}  {event.seq:>5}  {event.kind:<19}  {event.text}", *(f"    {line}" for line in tail)]
@@ -118,7 +117,7 @@ def event_line(event: ClusterEvent) -> str:
 
 
 def event_dict(event: ClusterEvent) -> dict[str, Any]:
-    """A line of `events --json`; keys are stable, new ones may be added. ``at`` is in seconds since the epoch."""
+    """Return a line of `events --json`. Keys are stable; new ones may be added. ``at`` is in seconds since 1970."""
     shown: dict[str, Any] = {name: getattr(event, name) for name in event.__struct_fields__}
     shown["exit"] = None if event.exit is None else msgspec.structs.asdict(event.exit)
     return shown

@@ -1,4 +1,7 @@
-"""`rlinf-actors head`: the coordinator alone, on a machine that runs no workers; `head stop`: the end of a cluster."""
+"""`rlinf-actors head`: run a head alone, on a machine without workers. `rlinf-actors head stop`: end a cluster.
+
+This is the program of rlinf-head.service. The process has one event loop; SIGTERM and SIGINT end it.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,9 @@ DEFAULT = "127.0.0.1:6380"
 
 
 FOR_GOOD = 3
-"""Exit code of a head that `head stop` has ended: its unit does not start it again."""
+"""Exit code of a head that `head stop` has ended: its unit does not restart it."""
 STOP_S = 30.0
-"""How long groups may take to end, those of a node that is silent included: its lease and SIGTERM's grace."""
+"""Seconds that groups may take to end, also on a silent node: its lease and the grace after SIGTERM."""
 
 
 @click.group(invoke_without_command=True)
@@ -64,8 +67,8 @@ def head(
 ) -> None:
     """Run a head without an agent, until SIGTERM or Ctrl-C. Nodes join it by `agentd --connect HOST:PORT`.
 
-    Jobs go on when it ends, and wait for a head that is started at the same address with the same state directory.
-    `rlinf-actors head stop` ends the cluster.
+    Jobs continue after its end, and wait for a head at the same address with the same state directory. `rlinf-actors
+    head stop` ends the cluster.
     """
     if context.invoked_subcommand is not None:
         return
@@ -90,15 +93,15 @@ def head(
 
 
 @head.command()
-@click.option("--reason", default="", metavar="TEXT", help="Why; drivers are told.")
-@click.option("--yes", is_flag=True, help="Do not ask whether it is meant.")
+@click.option("--reason", default="", metavar="TEXT", help="Shown to drivers.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @head_option
 @json_option
 def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
-    """End a cluster for good: all groups of all jobs, then the head. Agents stay, and wait for another head.
+    """End a cluster: all groups of all jobs, then the head. Agents stay, and wait for another head.
 
-    Administrators only. What must outlast the head stays in its state directory: keys, ranks of nodes, emergency stops.
-    To restart a head, stop its process by SIGTERM instead: jobs go on then.
+    Administrators only. Keys, ranks of nodes and emergency stops stay in the state directory. To restart a head, end
+    its process by SIGTERM instead: jobs continue then.
     """
     endpoint, status = status_of(head)
     groups = [
@@ -112,9 +115,7 @@ def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
         )
     if not yes:
         if as_json or not sys.stdin.isatty():
-            raise UsageError(
-                f"this ends the cluster at {endpoint}, with {len(groups)} groups: say --yes if it is meant"
-            )
+            raise UsageError(f"this ends the cluster at {endpoint}, with {len(groups)} groups: confirm it by --yes")
         click.confirm(f"End these and the head at {endpoint}?", abort=True, err=True)
     asyncio.run(_stop(endpoint, reason))
     if as_json:
@@ -129,12 +130,12 @@ async def _stop(endpoint: str, reason: str) -> None:
 
 @dataclass(frozen=True)
 class Protected:
-    """How the head's socket is protected, and whom it lets in from the start.
+    """Protection of the head's socket.
 
     Attributes:
-        security: of its socket.
-        keys: that it lets in.
-        known_by: the same for its record: path of the key file, its public key, and whether it takes no keys.
+        security: security of the socket.
+        keys: the keys that the head accepts from the start.
+        known_by: the same for the head's record: path of the key file, its public key, and True if it takes no keys.
     """
 
     security: Security
@@ -143,7 +144,7 @@ class Protected:
 
 
 def _default_state_dir(settings: Settings, port: int) -> str | None:
-    """None for a port that nobody can know before: such a head cannot be started again for the same nodes."""
+    """Return None for port 0: nodes could not find a restarted head at another port."""
     if not port:
         return None
     parent = settings.run_dir or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
@@ -151,7 +152,7 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
 
 
 async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_json: bool, manager: Manager) -> int:
-    """Serve; returns the exit code."""
+    """Serve until the end, and return the exit code."""
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
     loop = asyncio.get_running_loop()
@@ -192,17 +193,15 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
         manager.ready(f"listens on {address}")
         reason, for_good = await ended
         if state_dir is not None and not for_good:
-            text = "%s: jobs go on, and wait for a head at %s with the state in %s"
+            text = "%s: jobs continue, and wait for a head at %s with the state in %s"
             log.info(text, reason, address, state_dir)
             server.close(f"the head was stopped ({reason})", restarting=True)
             return 0
         if not for_good:
-            log.warning(
-                "%s: the cluster ends, since no head can take the place of one without a state directory", reason
-            )
+            log.warning("%s: the cluster ends, because no other head can continue without a state directory", reason)
         server.close(f"the head was stopped ({reason})")
         return FOR_GOOD if for_good else 0
 
 
 def _nothing_to_read() -> None:
-    log.warning("SIGHUP: the head has no file to read again; its options and variables need a restart")
+    log.warning("SIGHUP: the head has no configuration file to reload; restart it to change options and variables")

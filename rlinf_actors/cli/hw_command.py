@@ -1,4 +1,4 @@
-"""`rlinf-actors hw scan`: what this machine has, asked here and now; no cluster is needed, and nothing is changed."""
+"""`rlinf-actors hw scan`: the hardware of this machine. Needs no cluster and changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlinf_actors.hardware.robots.scan import RobotScan
 from rlinf_actors.wire.values import HardwareReport
 
 ROBOTS_TIMEOUT_S = 15.0
-"""How long the SDKs of cameras, and the robots that the environment names, may take to answer."""
+"""Seconds that camera SDKs and the robots of the environment may take to answer."""
 
 
 @click.group()
@@ -34,13 +34,13 @@ def hw() -> None:
 @click.option("--toml", "as_toml", is_flag=True, help="Print what can be pasted into agentd.toml.")
 @json_option
 def scan(robots: bool, as_toml: bool, as_json: bool) -> None:
-    """Show what this machine has: accelerators, CPUs, memory, network; with --robots what robots need.
+    """Show this machine's accelerators, CPUs, memory and network; with --robots also what robots need.
 
     Robots are those that the environment names (ROBOT_IP, CAN_INTERFACE, ROBOT_URL, ...); each is tried.
     """
     if as_json and as_toml:
         raise UsageError("--json and --toml are two forms of the same: give one")
-    note("asking this machine's hardware ...")
+    note("probing this machine's hardware ...")
     report = asyncio.run(run_probe())
     found = asyncio.run(scan_robots(ROBOTS_TIMEOUT_S)) if robots else None
     if as_json:
@@ -52,7 +52,7 @@ def scan(robots: bool, as_toml: bool, as_json: bool) -> None:
 
 
 async def scan_robots(timeout_s: float) -> RobotScan:
-    """What robots.scan finds, in a process of its own; one that fails is a fault in the result."""
+    """Return the result of robots.scan, run in a child process; a failure of that process is a fault in the result."""
     end = await run_child("rlinf_actors.hardware.robots.scan", [], env=os.environ, timeout_s=timeout_s)
     fault = fault_of(end, "the scan for robots", timeout_s)
     if fault:
@@ -64,7 +64,7 @@ async def scan_robots(timeout_s: float) -> RobotScan:
 
 
 def scan_dict(report: ProbeReport, robots: RobotScan | None) -> dict[str, Any]:
-    """`hw scan --json`; keys are stable, new ones may be added. ``robots`` is null without --robots."""
+    """Return `hw scan --json`. Keys are stable; new ones may be added. ``robots`` is null without --robots."""
     return {
         "hostname": report.hostname,
         "num_cpus": report.num_cpus,
@@ -79,7 +79,7 @@ def scan_dict(report: ProbeReport, robots: RobotScan | None) -> dict[str, Any]:
 
 
 def toml_of(report: ProbeReport, robots: RobotScan | None) -> str:
-    """Tables for agentd.toml: labels of this node, and its environment for robots."""
+    """Return tables for agentd.toml: labels of this node, and its environment for robots."""
     labels = {"host": report.hostname}
     for resource in report.resources:
         models = sorted({info.model for info in resource.infos})
@@ -96,7 +96,7 @@ def toml_of(report: ProbeReport, robots: RobotScan | None) -> str:
 
 
 def _suggested(robots: RobotScan) -> dict[str, str]:
-    """Values for variables that are not set, where what was found leaves no choice."""
+    """Return values for unset variables that the hardware found determines."""
     found: dict[str, str] = {}
     named = [one for one in robots.cameras if one.kind and one.serial]
     usable = [one for one in named if one.source == "sdk" or not CAMERAS[one.kind].usb_differs]

@@ -1,8 +1,9 @@
-"""`rlinf-actors keys`: who may come into a cluster whose nodes are on several machines.
+"""`rlinf-actors keys`: the keys of a cluster whose nodes are on several machines. See docs/security.md.
 
-Keys as `rlinf-actors keys` shows them: for programs, and as rows of a table.
-
-Whom `rlinf-actors keys` asks: a head that runs, as administrator or member, or the state of one that does not.
+The commands come first; below them the three ways to a head's list of keys: as administrator (`administer`), as the
+holder of a join token (`as_holder`), as a member with its own key (`as_member`). `--state-dir` changes the stored list
+of a head that does not run. A key file is written before the head learns its key, and removed only if the head
+certainly refused the key: a listed key without a file would lock its owner out.
 """
 
 from __future__ import annotations
@@ -43,37 +44,37 @@ WILDCARDS = ("0.0.0.0", "::", "*")
 
 
 def administer(head: str | None, state_dir: str | None, question: Question) -> Keys:
-    """What the administrator asks of a head. Blocks.
+    """Send an administrator's request to a head and return its answer. Blocks.
 
     Args:
         head: the option's value.
-        state_dir: of a head that is not running; None to ask one that is.
-        question: what is asked.
+        state_dir: state directory of a head that does not run; None to ask a running head.
+        question: the request.
 
     Raises:
         ConfigError: no head runs here and no state is named, or the state is in use or no state.
-        RlinfActorsError: it was refused; as cli.session.fetch_status.
+        RlinfActorsError: the head refused; else as queries.fetch_status.
     """
     settings = client_settings()
     if state_dir is not None:
         if head is not None:
             raise UsageError(
-                "--head asks a head that runs, --state-dir changes what one will know that does not: say one"
+                "--head asks a running head, --state-dir changes the list of one that does not run: give one of them"
             )
-        note(f"no head is asked: this is what the head with state in {state_dir} will know when it starts")
+        note(f"no head is asked: the head with state in {state_dir} will have this list when it starts")
         return asyncio.run(_offline(state_dir, settings, question))
     try:
         endpoint = find_head(head, settings)
     except ConfigError as error:
-        raise ConfigError(f"{error}. Of a head that is not running, name the state by --state-dir") from None
+        raise ConfigError(f"{error}. For a head that does not run, give its state directory by --state-dir") from None
     return asyncio.run(_online(endpoint, settings, question))
 
 
 def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
-    """What the holder of a join token says to the head. Blocks.
+    """Send the request of a join token's holder to the head. Blocks.
 
     Raises:
-        AuthenticationError: the token is not good (any more), or the head has another key.
+        AuthenticationError: the token is not valid (any more), or the head has another key.
         ClusterTimeoutError: no answer.
     """
     key = KeyFile(token.role, token.name, token.pair, token.head)
@@ -82,35 +83,35 @@ def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
     except KeyRefusedError:
         raise AuthenticationError(
             f"the head at {token.address} refused this join token of {token.role} {token.name!r}: it was used already, "
-            f"has expired (it is good for 15 minutes), or was revoked. Have another made there: "
+            f"has expired (15 minutes after it was made), or was revoked. Make another one there: "
             f"rlinf-actors keys enroll {token.name}{' --driver' if token.role == 'driver' else ''}"
         ) from None
 
 
 def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:
-    """What a member says of itself to the head, by its own key and never by another that is here. Blocks.
+    """Send a member's request about itself to the head, with its own key and no other. Blocks.
 
     Raises:
         ConfigError: the head's TCP address is not known.
-        AuthenticationError: the key is not good (any more).
+        AuthenticationError: the key is not valid (any more).
         ClusterTimeoutError: no answer.
     """
     endpoint = find_head(head, client_settings())
     if not endpoint.startswith("tcp://"):
-        raise ConfigError("a key is changed by who has it, over TCP: say the head's HOST:PORT by --head")
+        raise ConfigError("a member changes its key over TCP: give the head's HOST:PORT by --head")
     return asyncio.run(_as(key, endpoint, question))
 
 
 def join_address(head: str | None, state_dir: str | None, given: str | None, name: str) -> str:
-    """HOST:PORT by which a machine reaches the head. Blocks.
+    """Return the HOST:PORT at which a machine reaches the head. Blocks.
 
     Args:
         head, state_dir: as for `administer`.
-        given: by the option, None to ask the head where it listens.
-        name: of the machine, for the error.
+        given: the option's value, None to ask the head for its addresses.
+        name: name of the machine, for the error.
 
     Raises:
-        ConfigError: the head listens nowhere, or everywhere.
+        ConfigError: the head listens on no address, or on all.
     """
     if given is not None:
         host, port = split_address(given, "--address")
@@ -121,7 +122,7 @@ def join_address(head: str | None, state_dir: str | None, given: str | None, nam
             return endpoint.removeprefix("tcp://")
     if listens:
         raise ConfigError(
-            f"the head listens on every address ({listens[0].removeprefix('tcp://')}): say by which {name} reaches it",
+            f"the head listens on every address ({listens[0].removeprefix('tcp://')}): say which {name} can reach",
             path="--address",
         )
     raise ConfigError("the head does not listen on TCP: start it with --listen HOST:PORT")
@@ -147,14 +148,14 @@ async def _as(key: KeyFile, endpoint: str, question: Body) -> Enrolled:
 
 
 async def _offline(state_dir: str, settings: Settings, question: Question) -> Keys:
-    """The same change to the state of a head that is not running; its file is ours as long as we have it open."""
+    """Apply the request to the stored state of a head that does not run. The open store locks it against a head."""
     own = own_keys(find_key(settings, "head"), settings)
     if not (Path(state_dir) / FILE).exists():
-        note(f"no head has had its state in {state_dir} yet")
+        note(f"{state_dir} has no state of a head yet")
     try:
         store = HeadStore(state_dir)
     except ConfigError as error:
-        raise ConfigError(f"{error}. A head that runs is asked without --state-dir") from None
+        raise ConfigError(f"{error}. To ask a running head, leave --state-dir out") from None
     try:
         out: list[Command] = []
         registry = KeyRegistry(out.append, store.remembered, own, lambda keys, why: None)
@@ -191,7 +192,7 @@ async def _written(store: HeadStore, changes: list[Change]) -> bool:
 
 
 def key_dict(key: KeyState) -> dict[str, Any]:
-    """A key as `--json` shows it; keys are stable, new ones may be added. Times in seconds since the epoch."""
+    """Return a key as `--json` shows it. Keys are stable; new ones may be added. Times in seconds since the epoch."""
     return {
         "name": key.name,
         "role": key.role,
@@ -207,7 +208,7 @@ def key_dict(key: KeyState) -> dict[str, Any]:
 
 
 def state_of(key: KeyState) -> str:
-    """One word: good, token (a join token that was not used), retiring (replaced by another), or ended."""
+    """Return the state in one word: good, token (an unused join token), retiring (replaced by another), or ended."""
     if key.ended_at is not None:
         return "ended"
     if key.token:
@@ -216,7 +217,7 @@ def state_of(key: KeyState) -> str:
 
 
 def row_of(key: KeyState, at: float) -> tuple[str, ...]:
-    """A key in the table; *at* is the head's time, in seconds since the epoch."""
+    """Return a key's row in the table; *at* is the head's time, in seconds since the epoch."""
     ends = "-" if key.expires_at is None else f"in {seconds(key.expires_at - at)}"
     if key.ended_at is not None:
         ends = f"{seconds(at - key.ended_at)} ago: {key.why}"
@@ -231,16 +232,16 @@ dir_option = click.option(
     help="The key directory. Default: RLINF_ACTORS_KEYS, else ~/.config/rlinf-actors/keys.",
 )
 state_option = click.option(
-    "--state-dir", metavar="DIR", help="Of a head that is not running: change its list of keys there."
+    "--state-dir", metavar="DIR", help="State directory of a head that does not run: change the list of keys there."
 )
 MEMBERS = ("agent", "driver")
 REFUSED = (AuthenticationError, ConfigError, UsageError)
-"""The head has certainly not taken a key. After anything else, Ctrl-C too, it may have: the file stays."""
+"""Errors after which the head has certainly not listed the key. After any other, Ctrl-C too, it may have."""
 
 
 @click.group()
 def keys() -> None:
-    """Keys of a cluster: who may come in. See docs/security.md."""
+    """Keys of a cluster: the machines and scripts that may connect. See docs/security.md."""
 
 
 @keys.command()
@@ -269,14 +270,14 @@ def init(folder: str | None, name: str | None, as_json: bool) -> None:
         show_json(data)
     else:
         show_fields(data)
-    note("start the head again to use it; then `rlinf-actors keys enroll NODE` for each other machine")
+    note("restart the head to use it; then `rlinf-actors keys enroll NODE` for each other machine")
 
 
 @keys.command()
 @click.argument("name")
-@click.option("--driver", is_flag=True, help="For a machine that runs scripts, not a node.")
+@click.option("--driver", is_flag=True, help="The machine runs scripts and is no node.")
 @click.option(
-    "--address", metavar="HOST:PORT", help="By which that machine reaches the head. Default: where it listens."
+    "--address", metavar="HOST:PORT", help="Address at which the machine reaches the head. Default: the head's own."
 )
 @click.option("--file", "file", metavar="FILE", help="Write a key file to copy there, instead of a join token.")
 @state_option
@@ -291,16 +292,16 @@ def enroll(
     head: str | None,
     as_json: bool,
 ) -> None:
-    """Let a machine in: print a join token for it, good for one use within 15 minutes. NAME is the node's.
+    """Let a machine in: print a join token for it, valid for one use within 15 minutes. NAME is the node's.
 
-    The token is a secret until it is used: hand it over where others do not read along.
+    The token is a secret until it is used: transmit it where others cannot read it.
     """
     check_name(name, "NAME")
     pair, role = KeyPair.make(), "driver" if driver else "agent"
     if file is not None and Path(file).exists():
         raise UsageError(f"{file} is there already")
     if file is None and address is None and state_dir is not None:
-        raise UsageError("with --state-dir, say by --address where the head will listen")
+        raise UsageError("--state-dir needs --address: the address at which the head will listen")
     where = "" if file is not None else join_address(head, state_dir, address, name)
     if file is not None:  # first: a key that is listed and in no file is nobody's
         known = administer(head, state_dir, GetKeys()).head
@@ -364,12 +365,12 @@ def join(token: str, folder: str | None, as_json: bool) -> None:
 
 
 @keys.command("list")
-@click.option("--all", "everything", is_flag=True, help="Also those that are not good any more.")
+@click.option("--all", "everything", is_flag=True, help="Also keys that are no longer valid.")
 @state_option
 @head_option
 @json_option
 def list_(everything: bool, state_dir: str | None, head: str | None, as_json: bool) -> None:
-    """Show the keys that the head lets in."""
+    """Show the keys that the head accepts."""
     answer = administer(head, state_dir, GetKeys())
     if as_json:
         show_json({"head": answer.head, "keys": [key_dict(key) for key in answer.keys]})
@@ -383,14 +384,14 @@ def list_(everything: bool, state_dir: str | None, head: str | None, as_json: bo
 
 @keys.command()
 @click.argument("name")
-@click.option("--role", type=click.Choice(MEMBERS), help="Where a node and a driver have the same name.")
+@click.option("--role", type=click.Choice(MEMBERS), help="Needed if a node and a driver have the same name.")
 @state_option
 @head_option
 @json_option
 def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_json: bool) -> None:
-    """End the keys and join tokens of NAME, and what runs by them, at once.
+    """End the keys and join tokens of NAME, and the connections made with them, at once.
 
-    A node is lost, with the workers on it; a driver's groups are stopped.
+    A node is lost, with its workers; a driver's groups are stopped.
     """
     answer = administer(head, state_dir, RevokeKey(name, who(), role))
     if as_json:
@@ -404,7 +405,7 @@ def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_jso
 
 @keys.command()
 @dir_option
-@click.option("--role", type=click.Choice((*MEMBERS, "head")), help="Whose key; needed where several are here.")
+@click.option("--role", type=click.Choice((*MEMBERS, "head")), help="The key to change; needed if several are here.")
 @click.option(
     "--keep",
     "keep_h",
@@ -412,15 +413,15 @@ def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_jso
     default=24.0,
     show_default=True,
     metavar="HOURS",
-    help="The old key stays good so long, for what runs with it; 0 ends it at once.",
+    help="The old key stays valid so long, for programs that run with it; 0 ends it at once.",
 )
 @head_option
 @json_option
 def rotate(folder: str | None, role: str | None, keep_h: float, head: str | None, as_json: bool) -> None:
-    """Give this machine a new key. What runs goes on with the old one for --keep hours: start it again by then.
+    """Give this machine a new key. Running programs keep the old key for --keep hours: restart them by then.
 
-    `--role head` makes a new pair for the head itself, which counts from its next start on; every other machine must
-    be told by `rlinf-actors keys trust`, and does not reach the head until then.
+    `--role head` makes a new pair for the head itself, valid from the head's next start; every other machine must then
+    run `rlinf-actors keys trust`, and does not reach the head until then.
     """
     directory = _directory(folder)
     path = _one_of(directory, role)
@@ -441,7 +442,7 @@ def rotate(folder: str | None, role: str | None, keep_h: float, head: str | None
 @dir_option
 @json_option
 def trust(public: str, folder: str | None, as_json: bool) -> None:
-    """Take PUBLIC for the head's key from now on, after `rlinf-actors keys rotate --role head` there."""
+    """Accept PUBLIC as the head's key from now on, after `rlinf-actors keys rotate --role head` there."""
     check_public(public, "PUBLIC")
     directory = _directory(folder)
     changed = _point(directory, public)
@@ -451,7 +452,7 @@ def trust(public: str, folder: str | None, as_json: bool) -> None:
         show_json({"head": public, "files": changed})
     else:
         click.echo("\n".join(changed))
-    note("start what runs here again")
+    note("restart the programs that use it")
 
 
 def _rotate_member(path: Path, old: KeyFile, new: KeyFile, head: str | None, keep_h: float) -> None:
@@ -473,14 +474,14 @@ def _rotate_member(path: Path, old: KeyFile, new: KeyFile, head: str | None, kee
         raise ClusterTimeoutError(f"{error} If it has taken the new key, that is in {beside}") from None
     beside.replace(path)
     _warn(answer.warning)
-    when = f"the old key is good for {keep_h:g} hours" if keep_h else "the old key is not good any more"
-    note(f"{when}: start what runs here as {new.role} {new.name} again")
+    when = f"the old key is valid for {keep_h:g} hours" if keep_h else "the old key is no longer valid"
+    note(f"{when}: restart the programs that run here as {new.role} {new.name}")
 
 
 def _rotate_head(directory: Path, path: Path, new: KeyFile) -> None:
     keyfile.save(path, new)
     _point(directory, new.pair.public)
-    note("start the head again: until then it has the old key, and this machine's driver does not reach it")
+    note("restart the head: until then it has the old key, and this machine's driver does not reach it")
     note(f"then on every other machine: rlinf-actors keys trust '{new.pair.public}'")
 
 
@@ -489,7 +490,7 @@ def _there_already(path: Path) -> UsageError:
 
 
 def _point(directory: Path, public: str) -> list[str]:
-    """Have the members' key files here name this head; returns those files."""
+    """Write the head's public key into the members' key files, and return those files."""
     there = [path for path in (keyfile.path_of(directory, role) for role in MEMBERS) if path.exists()]
     for path in there:
         keyfile.save(path, replace(keyfile.load(path), head=public))
@@ -502,7 +503,7 @@ def _one_of(directory: Path, role: str | None) -> Path:
     if not there:
         raise UsageError(f"there is no {' or '.join(f'{one}.key' for one in roles)} in {directory}")
     if len(there) > 1:
-        raise UsageError(f"{directory} has several keys: say which by --role")
+        raise UsageError(f"{directory} has several keys: choose one by --role")
     return there[0]
 
 

@@ -1,4 +1,6 @@
-"""Entry point of `rlinf-actors`. Imports nothing that the extra [cli] brings before it knows that it is there."""
+"""Entry point of `rlinf-actors`. It imports no package of the extra [cli] before it has checked that they are
+installed.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from collections.abc import Sequence
 MISSING = 69
 """Exit code (EX_UNAVAILABLE) without click and rich."""
 REAL_TIME = 10
-"""SCHED_FIFO priority of an emergency stop: above every ordinary process, below those of a machine's own drivers."""
+"""SCHED_FIFO priority of an emergency stop: above ordinary processes, below the threads of a machine's drivers."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code.
+    """Run the command line and return the exit code.
 
     Args:
         arguments: without the program's name; default: this process's.
@@ -52,7 +54,7 @@ def _is_closed(fd: int) -> bool:
 
 
 def hurry() -> None:
-    """Have this process scheduled before ordinary ones, where that is allowed (root, CAP_SYS_NICE, LimitRTPRIO=)."""
+    """Raise this process's scheduling priority, if permitted (root, CAP_SYS_NICE, LimitRTPRIO=)."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REAL_TIME))
     except OSError:

@@ -1,4 +1,4 @@
-"""`rlinf-actors node`: one node: what runs there, and taking it out of use for maintenance."""
+"""`rlinf-actors node`: show one node, or take it out of use for maintenance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_actors.wire.client_messages import Drained, DrainNode, Events, Status
 from rlinf_actors.wire.values import ClusterEvent, NodeState
 
 _ENDS = ("node_drained", "node_undrained", "node_lost", "node_left")
-"""What ends waiting for a drain."""
+"""Events that end the wait for a drain."""
 
 
 @click.group()
@@ -40,20 +40,20 @@ def show(node: str, head: str | None, as_json: bool) -> None:
 
 @node.command()
 @click.argument("node")
-@click.option("--reason", default="", metavar="TEXT", help="Why; the owners of what runs there are told.")
+@click.option("--reason", default="", metavar="TEXT", help="Shown to the owners of the workers there.")
 @click.option(
     "--wait",
     "wait_s",
     type=Amount(min=0.0, min_open=True),
     metavar="SECONDS",
-    help="Until nothing runs there.",
+    help="Wait until no worker runs there, at most SECONDS.",
 )
 @head_option
 @json_option
 def drain(node: str, reason: str, wait_s: float | None, head: str | None, as_json: bool) -> None:
-    """Start no new workers on a node. What runs there goes on until its owners end it; they are told.
+    """Start no new workers on a node. Running workers continue until their owners end them; the owners are notified.
 
-    Ends with exit code 69 when something still runs there after --wait.
+    Ends with exit code 69 if workers still run there after --wait.
     """
     endpoint, status = status_of(head)
     chosen = find_node(status.nodes, node)
@@ -70,7 +70,7 @@ def drain(node: str, reason: str, wait_s: float | None, head: str | None, as_jso
 @click.argument("node")
 @head_option
 def undrain(node: str, head: str | None) -> None:
-    """Let a node that was drained take new workers again."""
+    """Let a drained node take new workers again."""
     endpoint, status = status_of(head)
     chosen = find_node(status.nodes, node)
     _, answer = ask_head(endpoint, DrainNode(chosen.report.node_id, who(), undo=True), Drained)
@@ -80,7 +80,7 @@ def undrain(node: str, head: str | None) -> None:
 
 
 def find_node(nodes: Sequence[NodeState], name: str) -> NodeState:
-    """The node that a person means by its rank, hostname or id.
+    """Return the node with this rank, hostname or id.
 
     Raises:
         UsageError: there is none, or several have that hostname.
@@ -125,13 +125,15 @@ def _show(node: NodeState, status: Status, as_json: bool) -> None:
 
 
 def groups_on(node: NodeState, status: Status) -> list[dict[str, Any]]:
-    """The groups with workers on a node, as `node show --json` lists them; keys are stable, new ones may be added."""
+    """Return the groups with workers on a node, as `node show --json` lists them. Keys are stable; new ones may be
+    added.
+    """
     uses = []
     for group in status.groups:
         there = [w.rank for w in group.workers if w.state != "gone" and w.node_rank == node.rank]
         if there and node.rank >= 0:
             owner = next((text for text in status.clients if group.owner and group.owner[:8] in text), "has ended")
-            owner = "nobody: it is detached" if group.detached else owner
+            owner = "none: the group is detached" if group.detached else owner
             uses.append({"group": group.name, "namespace": group.namespace, "ranks": sorted(there), "owner": owner})
     return uses
 
@@ -140,9 +142,9 @@ def _wait(endpoint: str, node: NodeState, wait_s: float) -> None:
     """Block until nothing runs on a draining node.
 
     Raises:
-        ClusterTimeoutError: something still does after *wait_s* seconds.
-        NodeLostError: the node is gone.
-        RlinfActorsError: somebody ended the drain.
+        ClusterTimeoutError: workers still run after *wait_s* seconds.
+        NodeLostError: the node is lost.
+        RlinfActorsError: the drain was ended.
     """
     name, last = node.report.hostname, ["node_draining"]
 
@@ -157,8 +159,8 @@ def _wait(endpoint: str, node: NodeState, wait_s: float) -> None:
     except asyncio.TimeoutError:
         _, status = status_of(endpoint)
         uses = ", ".join(f"{use['group']} of namespace {use['namespace']}" for use in groups_on(node, status))
-        raise ClusterTimeoutError(f"node {name} is not empty after {wait_s:g} s; there still runs: {uses}") from None
+        raise ClusterTimeoutError(f"node {name} is not empty after {wait_s:g} s; still running there: {uses}") from None
     if last[-1] == "node_undrained":
-        raise RlinfActorsError(f"somebody ended the drain of node {name}: it takes new workers again")
+        raise RlinfActorsError(f"the drain of node {name} was ended: it takes new workers again")
     if last[-1] != "node_drained":
-        raise NodeLostError(f"node {name} is gone before it was drained: see `rlinf-actors events`")
+        raise NodeLostError(f"node {name} was lost before it was drained: see `rlinf-actors events`")

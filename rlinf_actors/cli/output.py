@@ -1,7 +1,4 @@
-"""How things are shown: tables for people, JSON for programs, colours on terminals only.
-
-Numbers on a command line.
-"""
+"""Output of commands: tables for people, JSON for programs, colours on terminals only. Numbers on a command line."""
 
 from __future__ import annotations
 
@@ -38,12 +35,11 @@ json_option: Callable[[F], F] = click.option(
 
 
 def plain(text: object) -> str:
-    """A text with names and words of others in it, without what would do something to the terminal; lines stay."""
+    """Return text with characters that control a terminal escaped; line ends stay."""
     return "\n".join(printable(line, len(line)) for line in str(text).split("\n"))
 
 
 def show_json(data: object) -> None:
-    """Print data for programs."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
@@ -53,7 +49,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty:
     Args:
         headings: one per column.
         rows: cells; a cell that is a known state is coloured.
-        empty: what to say on stderr when there are no rows.
+        empty: text for stderr if there are no rows.
     """
     if not rows:
         note(empty)
@@ -75,12 +71,12 @@ def show_fields(fields: Mapping[str, object]) -> None:
 
 
 def note(text: str) -> None:
-    """Say something to a person; stderr."""
+    """Print a note for a person on stderr."""
     click.echo(plain(text), err=True)
 
 
 def complain(text: str) -> None:
-    """Say what went wrong; stderr."""
+    """Print an error on stderr."""
     text = plain(text)
     if reads(2, journal_stream()):
         click.echo(marked(f"error: {text}", logging.ERROR), err=True)
@@ -90,7 +86,7 @@ def complain(text: str) -> None:
 
 
 def seconds(value: float) -> str:
-    """A duration as people say it: ``12 s``, ``3 min``, ``5 h``, ``2 d``."""
+    """Return a duration as people say it: ``12 s``, ``3 min``, ``5 h``, ``2 d``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if value >= 2 * size:
             return f"{value / size:.0f} {unit}"
@@ -103,7 +99,7 @@ def mib(size: int) -> str:
 
 
 def size(value: int) -> str:
-    """A number of bytes as people say it."""
+    """Return a number of bytes in GiB, for people; "-" for 0."""
     return f"{value / 2**30:.0f} GiB" if value else "-"
 
 
@@ -121,10 +117,9 @@ def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 class Amount(click.FloatRange):
-    """A number in a range. NaN is in none: no comparison holds for it, and the head would drop what has it."""
+    """A number in a range. NaN is in no range: every comparison with it is false, and the head drops such a message."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See click.FloatRange."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is no number", param, ctx)

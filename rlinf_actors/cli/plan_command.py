@@ -1,4 +1,4 @@
-"""`rlinf-actors plan CONF`: who would go where, without starting anything."""
+"""`rlinf-actors plan CONF`: the placement of a configuration's components, without starting anything."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def _real(config: ClusterConfig, head: str | None, settings: Settings) -> Descri
 
 
 def ranked(found: Status) -> list[NodeState]:
-    """The usable nodes with the ranks that they have, or would get if a driver asked now; the head is told nothing."""
+    """Return the usable nodes with their ranks, or the ranks they would get if a driver connected now. Tells the head
+    nothing.
+    """
     usable = [node for node in found.nodes if node.state in ("ready", "suspect")]
     fixed = {node.report.node_id: node.rank for node in found.nodes if node.rank >= 0}
     ranks = order_nodes([_registered(node) for node in usable], fixed, complete=False)

@@ -1,4 +1,4 @@
-"""Finding a head and asking it what it knows. An observer has no session: it asks and leaves."""
+"""Requests of commands to a head. A command has no session: it connects, asks, and disconnects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 OBSERVERS = ("head", "driver", "agent")
-"""Whose key serves to ask a head: the administrator's first."""
+"""Roles whose key a command uses to connect, in this order."""
 TIMEOUT_S = 5.0
 
 head_option: Callable[[F], F] = click.option(
@@ -39,19 +39,19 @@ head_option: Callable[[F], F] = click.option(
 
 
 def find_head(given: str | None, settings: Settings) -> str:
-    """The endpoint of the head that a command means, as `net.discovery.find_head`; says on stderr what it has found.
+    """Return the endpoint of a command's head, as `net.discovery.find_head`; prints a head that was found on stderr.
 
     Raises:
         ConfigError: as there.
     """
     endpoint, found = discovery.find_head(given, settings)
     if found:
-        note(f"looking at the {found}")
+        note(f"using the {found}")
     return endpoint
 
 
 def fetch_status(endpoint: str, settings: Settings) -> Status:
-    """What the head at *endpoint* knows. Blocks.
+    """Return the status of the head at *endpoint*. Blocks.
 
     Raises:
         ClusterTimeoutError: no answer in TIMEOUT_S seconds.
@@ -61,14 +61,14 @@ def fetch_status(endpoint: str, settings: Settings) -> Status:
 
 
 def status_of(head: str | None) -> tuple[str, Status]:
-    """The endpoint that the option means, and what the head there knows."""
+    """Return the endpoint of the option's head, and the head's status."""
     settings = discovery.client_settings()
     endpoint = find_head(head, settings)
     return endpoint, fetch_status(endpoint, settings)
 
 
 def ask_head(head: str | None, question: Body, kind: type[T], timeout_s: float | None = None) -> tuple[str, T]:
-    """Return the endpoint that the option means, and the answer of the head there.
+    """Return the endpoint of the option's head, and the head's answer.
 
     Blocks, *timeout_s* seconds at most (default TIMEOUT_S); raises as `fetch_status`.
     """
@@ -85,10 +85,10 @@ async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T],
 def fetch_hardware(
     endpoint: str, settings: Settings, config: ClusterConfig, states: Sequence[NodeState]
 ) -> list[NodeInfo]:
-    """The nodes with the hardware that the configuration gives them, as they say. Blocks.
+    """Return the nodes with their reports of the hardware that the configuration gives them. Blocks.
 
     Raises:
-        As cluster.hardware.ask_nodes.
+        As cluster.hardware_query.ask_nodes.
     """
 
     async def ask() -> list[NodeInfo]:
@@ -104,7 +104,7 @@ def fetch_hardware(
 
 @contextlib.asynccontextmanager
 async def observing(endpoint: str, settings: Settings) -> AsyncIterator[ControlClient]:
-    """A connection to the head at *endpoint* that nobody there keeps account of."""
+    """Connect to the head at *endpoint*; the head keeps no record of this connection."""
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
     network = ZmqNetwork(asyncio.get_running_loop(), discovery.security_toward(endpoint, settings, *OBSERVERS))
@@ -119,7 +119,6 @@ async def observing(endpoint: str, settings: Settings) -> AsyncIterator[ControlC
 
 
 def expected(answer: Body, kind: type[T]) -> T:
-    """The answer, as what it must be."""
     if not isinstance(answer, kind):
         raise ProtocolError(f"the head answered with {type(answer).__name__}; a {kind.__name__} was expected")
     return answer

@@ -1,14 +1,6 @@
-"""`rlinf-actors status`: the cluster on one page.
+"""The commands that show a cluster: `rlinf-actors status`, `nodes`, `groups`, `workers` and `paths`; and `groups stop`.
 
-`rlinf-actors nodes`: every node that registered.
-
-`rlinf-actors groups`: every group of workers, and ending one by its name.
-
-`rlinf-actors workers`: every worker process.
-
-`rlinf-actors paths`: how buffers travel between workers.
-
-Figures of processes on this machine, by psutil: for people, and for no decision.
+The ``..._dict`` functions are the JSON forms: their keys are stable; new ones may be added.
 """
 
 from __future__ import annotations
@@ -20,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+import msgspec
 
 from rlinf_actors.cli.output import (
     Amount,
@@ -47,7 +40,7 @@ from rlinf_actors.wire.values import GroupState, LeaseState, NodeState, WorkerPu
 @head_option
 @json_option
 def status(head: str | None, as_json: bool) -> None:
-    """Show how the cluster is: its head, nodes, groups and clients."""
+    """Show the state of the cluster: its head, nodes, groups and clients."""
     endpoint, found = status_of(head)
     data = summary(endpoint, found)
     if as_json:
@@ -73,7 +66,6 @@ def status(head: str | None, as_json: bool) -> None:
 
 
 def summary(endpoint: str, found: Status) -> dict[str, Any]:
-    """What `status --json` prints; keys are stable, new ones may be added."""
     hardware: Counter[str] = Counter()
     for node in found.nodes:
         if node.state != "lost":
@@ -91,14 +83,7 @@ def summary(endpoint: str, found: Status) -> dict[str, Any]:
         "workers": dict(Counter(worker.state for group in found.groups for worker in group.workers)),
         "leases": [
             {
-                "key": lease.key,
-                "title": lease.title,
-                "namespace": lease.namespace,
-                "group": lease.group,
-                "owner": lease.owner,
-                "workers": list(lease.workers),
-                "nodes": list(lease.nodes),
-                "state": lease.state,
+                **msgspec.structs.asdict(lease),
                 "held_s": round(lease.held_s, 3),
                 "free_in_s": None if lease.free_in_s is None else round(lease.free_in_s, 3),
             }
@@ -152,7 +137,7 @@ def nodes(head: str | None, as_json: bool) -> None:
 
 
 def node_dict(node: NodeState) -> dict[str, Any]:
-    """A line of `nodes --json`; keys are stable, new ones may be added. ``rank`` is null before it is fixed."""
+    """Return a line of `nodes --json`. ``rank`` is null before it is fixed."""
     report = node.report
     return {
         "rank": node.rank if node.rank >= 0 else None,
@@ -180,9 +165,9 @@ def node_dict(node: NodeState) -> dict[str, Any]:
 
 
 ANSWER_S = 30.0
-"""How long beyond its grace the end of a group may take."""
+"""Seconds beyond the grace period that the end of a group may take."""
 ENDS_GROUPS = 7
-"""The first protocol whose heads end a group for a person."""
+"""First protocol version whose heads end a group by its name."""
 
 
 @click.group(invoke_without_command=True)
@@ -190,7 +175,7 @@ ENDS_GROUPS = 7
 @json_option
 @click.pass_context
 def groups(context: click.Context, head: str | None, as_json: bool) -> None:
-    """List the groups: name, class, state, where their workers are. A detached group has no driver that ends it."""
+    """List the groups: name, class, state, nodes. No driver ends a detached group."""
     if context.invoked_subcommand is not None:
         context.obj = head
         return
@@ -217,7 +202,6 @@ def groups(context: click.Context, head: str | None, as_json: bool) -> None:
 
 
 def group_dict(group: GroupState) -> dict[str, Any]:
-    """A line of `groups --json`; keys are stable, new ones may be added."""
     return {
         "namespace": group.namespace,
         "name": group.name,
@@ -248,7 +232,7 @@ def group_dict(group: GroupState) -> dict[str, Any]:
 def stop(
     group_head: str | None, name: str, namespace: str | None, grace_s: float, reason: str, head: str | None
 ) -> None:
-    """End a group, detached or not, and wait until its workers are gone."""
+    """End a group, detached or not, and wait until its workers have ended."""
     endpoint, status = status_of(head or group_head)
     if status.protocol < ENDS_GROUPS:
         raise UsageError(f"the head there is rlinf-actors {status.version} and ends no group by name: upgrade it")
@@ -258,7 +242,7 @@ def stop(
 
 
 def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -> GroupState:
-    """Return the group that a person means.
+    """Return the group of this name.
 
     Raises:
         UsageError: there is none of that name, or there are several.
@@ -276,13 +260,13 @@ def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -
 
 @dataclass(frozen=True)
 class Figures:
-    """What a process uses.
+    """Resources that a process uses.
 
     Attributes:
         cpu_s: seconds of CPU time so far, in user and system mode, of all its threads.
-        rss_bytes: memory of its own and shared memory that it has touched.
-        threads: how many it has.
-        descriptors: how many are open; None if this user may not see that.
+        rss_bytes: its resident memory, shared memory included.
+        threads: number of threads.
+        descriptors: number of open descriptors; None if this user may not see them.
     """
 
     cpu_s: float
@@ -316,7 +300,7 @@ def figures_of(pid: int) -> Figures | None:
 def workers(group: str | None, head: str | None, as_json: bool) -> None:
     """List the workers, of GROUP only if it is named: state, node, process, how it ended.
 
-    CPU time and memory are shown of the workers on this machine.
+    CPU time and memory are shown for the workers on this machine.
     """
     _, found = status_of(head)
     here = host_key()
@@ -361,11 +345,10 @@ def _state(row: dict[str, Any]) -> str:
 
 
 def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: bool = False) -> dict[str, Any]:
-    """A line of `workers --json`; keys are stable, new ones may be added. ``exit`` is null while it runs.
+    """Return a line of `workers --json`. ``exit`` is null while the worker runs.
 
     ``unresponsive`` says why it does not answer, ``method`` which call has been running for long (both "" otherwise),
-    ``for_s`` since when. ``process`` has the figures of a worker that runs on this machine (*near*), else null: see
-    `cli.views`.
+    ``for_s`` for how long. ``process`` has the figures of a worker on this machine (*near*), else null.
     """
     end, pulse = worker.exit, worker.pulse or WorkerPulse()
     figures = figures_of(worker.pid) if near and worker.pid and worker.state != "gone" else None
@@ -409,7 +392,7 @@ def _end(end: dict[str, Any] | None) -> str:
 @click.command()
 @json_option
 def paths(as_json: bool) -> None:
-    """Show which way a buffer takes from one worker to another; the first row that fits decides.
+    """Show the path of a buffer from one worker to another; the first row that fits decides.
 
     RLINF_ACTORS_PATHS, such as "cpu=lane,accelerator=staged", puts another path first.
     """

@@ -399,7 +399,7 @@ def test_sigterm_disarms_it(lab):
         armed.process.terminate()
         code, report, err = armed.end()
     assert (code, report) == (130, {})
-    assert "disarmed: nothing was stopped" in err
+    assert "disarmed: no robot was stopped" in err
 
 
 @pytest.mark.parametrize(("key", "code"), [(b"\n", 0), (b"\x04", 130)])
@@ -458,7 +458,7 @@ def test_a_button_that_nobody_can_press_is_refused(lab):
         check=False,
     )  # fmt: skip
     assert done.returncode == 64
-    assert "standard input is neither a terminal nor a pipe; or give --gpio-file" in done.stderr
+    assert "standard input is neither a terminal nor a pipe. Run it on a terminal, or give --gpio-file" in done.stderr
 
 
 def test_the_button_tells_of_heads_that_appear_stand_still_and_end(machine):

@@ -32,7 +32,7 @@ def test_a_detached_group_is_shown_as_one(shown):
     _, out, _ = shown("groups", "--json", status=status)
     assert json.loads(out)[0]["detached"] is True
     _, out, _ = shown("node", "show", "0", status=status)
-    assert "nobody: it is detached" in out
+    assert "none: the group is detached" in out
     _, out, _ = shown("status", status=status)
     assert "1 running (1 detached)" in out
 

@@ -179,7 +179,7 @@ def test_what_the_service_manager_hears_of_a_head(tmp_path):
             said = [manager.recv(4096).decode() for _ in range(4)]
             process.send_signal(signal.SIGHUP)
             lines = iter(process.stderr.readline, "")
-            assert any("SIGHUP: the head has no file to read again" in line for line in lines), "and it lives"
+            assert any("SIGHUP: the head has no configuration file to reload" in line for line in lines), "and it lives"
             process.terminate()
             assert process.wait(pace.PATIENCE_S) == 0
             while not said[-1].startswith("STOPPING"):

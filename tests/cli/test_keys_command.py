@@ -192,7 +192,7 @@ def test_a_head_that_runs_is_asked_by_its_socket(keys, state, tmp_path):
         assert names(keys("list", "--json", *head)) == {"kim": "good", "n1": "token"}
         assert [key["name"] for key in keys("revoke", "n1", "--json", *head)["revoked"]] == ["n1"]
         _, err = keys("list", *state, code=78)
-        assert "A head that runs is asked without --state-dir" in err
+        assert "To ask a running head, leave --state-dir out" in err
     assert names(keys("list", "--json", *state)) == {"kim": "good", "n1": "ended"}
 
 

@@ -57,7 +57,7 @@ def test_a_node_is_drained_and_waited_for(local_cluster, monkeypatch, capsys, ca
     assert app.run(["node", "drain", "node1", "--reason", "new disk", "--wait", "0.3"]) == 69
     out, err = capsys.readouterr()
     assert "idle" in out
-    assert "node node1 is not empty after 0.3 s; there still runs: idle of namespace" in err
+    assert "node node1 is not empty after 0.3 s; still running there: idle of namespace" in err
     with pytest.raises(PlacementError, match=r"node1 .*draining: new disk \(by "):
         cluster.allocate(Idle, "more", node_rank=1)
     assert group.here().wait() == [True]

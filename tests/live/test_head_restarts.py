@@ -321,4 +321,4 @@ def test_a_head_without_state_ends_its_cluster_and_says_so():
         process.terminate()
         _, said = process.communicate(timeout=pace.PATIENCE_S)
     assert process.returncode == 0
-    assert "SIGTERM: the cluster ends, since no head can take the place of one without a state directory" in said
+    assert "SIGTERM: the cluster ends, because no other head can continue without a state directory" in said
