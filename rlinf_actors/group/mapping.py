@@ -1,12 +1,12 @@
-"""Work over items: ``group.step.map(items)`` gives each item to a rank that is free, and yields the results.
+"""``group.step.map(items)``: give each item to a rank that is free, and yield the results.
 
-Theory of operation. The thread or task that iterates does everything: it draws items, sends each as a call of one
-rank, and takes results. Answers change the books and wake it. At most `max_in_flight` calls of each rank are under way,
-and no more items than all ranks may have in this way are drawn and not yet taken as results: a slow consumer holds up
-the drawing, and so does the oldest item of an ordered map. Between two steps of the iteration nothing runs here. Calls
-under way are cancelled by `close`, or when the iterator is dropped.
+Theory of operation. The thread or task that iterates does all the work: it draws items, sends each as a call of one
+rank, and takes results. Answers only change the books in `Pool` and wake the iteration. Each rank has at most
+`max_in_flight` calls. The number of items that were drawn and whose results were not taken is bounded by what all ranks
+may have at a time: a slow consumer therefore stops the drawing, and so does the oldest item of an ordered map. Between
+two steps of the iteration nothing runs here. `close`, or dropping the iterator, cancels the calls that run.
 
-An item of a worker that died goes to another rank if the method is idempotent; else its error is raised.
+An item of a worker that died goes to another rank if the method is idempotent; otherwise its error is raised.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlinf_actors.errors import SerializationError, UsageError
 from rlinf_actors.group.class_facts import Method
-from rlinf_actors.group.result import WORKER_GONE, WorkerGroupFuncResult
+from rlinf_actors.group.result import WorkerGroupFuncResult
+from rlinf_actors.group.retries import WORKER_GONE
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.loop import call_threadsafe
-from rlinf_actors.runtime.future import call_all
+from rlinf_actors.runtime.future import Promise
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.peer import Peer
@@ -41,10 +42,10 @@ _END = object()
 
 
 class Loads:
-    """How many items each rank has. Pure.
+    """The number of items that each rank has. Pure.
 
     Args:
-        ranks: all of them.
+        ranks: all ranks.
         limit: items that a rank may have.
     """
 
@@ -54,15 +55,15 @@ class Loads:
         self.capacity = len(ranks) * limit
 
     def free(self) -> Iterator[int]:
-        """Yield the ranks that may have more: the fewest items first, of several ranks the one that waits longest."""
+        """Yield the ranks below the limit: fewest items first; with equal items, longest waiting first."""
         return (rank for ranks in self._by_load[:-1] for rank in ranks)
 
     def full(self) -> Iterable[int]:
-        """Return the others."""
+        """Return the ranks at the limit."""
         return self._by_load[-1]
 
     def change(self, rank: int, by: int) -> None:
-        """A rank has one more, or one less."""
+        """Count an item more (+1) or less (-1) for a rank."""
         if rank in self._of:
             del self._by_load[self._of[rank]][rank]
             self._of[rank] += by
@@ -70,11 +71,11 @@ class Loads:
 
     @property
     def empty(self) -> bool:
-        """True if no rank takes anything any more."""
+        """True if all ranks were dropped."""
         return not self._of
 
     def drop(self, rank: int) -> None:
-        """A rank takes nothing any more."""
+        """Give a rank no more items."""
         del self._by_load[self._of.pop(rank)][rank]
 
 
@@ -83,10 +84,10 @@ class _Item:
     """An item that was drawn.
 
     Attributes:
-        number: its place among the items, from 0.
+        number: its position among the items, from 0.
         parts: the encoded call.
-        tries: how often it was sent.
-        peer, call: the last time.
+        tries: times that it was sent.
+        peer, call: of the last try.
         lost: numbers of the items that its last worker had when it died.
     """
 
@@ -104,11 +105,11 @@ class Pool:
     Args:
         runtime, group: of the calls.
         name, method: what is called.
-        ranks: those that take items.
+        ranks: the ranks that take items.
         limit: items that a rank may have.
         timeout: deadline of each call, in seconds.
         ordered: results are taken in the order of the items.
-        tries: how often an item may be sent; 1 for a method that is not idempotent.
+        tries: times that an item may be sent; 1 for a method that is not idempotent.
     """
 
     def __init__(
@@ -135,17 +136,17 @@ class Pool:
         self._numbers = itertools.count()
         self._next = 0  # number of the item whose result an ordered map gives next
         self._under_way: dict[int, _Item] = {}
-        self._lost: dict[Peer, list[int]] = {}  # by worker that died: numbers of the items that it had
+        self._lost: dict[Peer, list[int]] = {}  # by dead worker the numbers of the items that it had
         self._again: collections.deque[_Item] = collections.deque()
         self._finished: dict[int, _Item] = {}
-        self._wakes: list[Callable[[], object]] = []
-        self._gone: Exception | None = None  # why the last rank takes nothing any more
+        self._change: Promise[None] | None = None  # ends at the next change
+        self._gone: Exception | None = None  # why the last rank was dropped
         self._drawn_all = False
         self.closed = False
         self._unwatch = group.watch(self.wake)  # a rank that is up may take an item
 
     def room(self) -> bool:
-        """True if another item may be drawn. Sends first what has to be sent again."""
+        """Send the items that have to be sent again; then return True if another item may be drawn."""
         while (item := self._next_again()) is not None:
             self._send(item)
         with self._lock:
@@ -154,11 +155,11 @@ class Pool:
             return free and not (self.closed or self._drawn_all or self._again)
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send an item that was drawn."""
+        """Send a new item."""
         self._send(_Item(next(self._numbers), parts))
 
     def end_of_items(self) -> None:
-        """There is nothing more to draw."""
+        """Note that all items were drawn."""
         self._drawn_all = True
 
     def take(self) -> _Item | bool:
@@ -185,58 +186,47 @@ class Pool:
             return True
 
     def wait(self) -> None:
-        """Block until an item can be taken or sent.
-
-        Raises:
-            UsageError: that would never come, since this thread is the one that answers; see WorkerGroupFuncResult.
-        """
+        """Block until an item can be taken or sent. Raises UsageError if this thread has to serve the calls itself."""
         self._runtime.check_usable()
-        gate = threading.Lock()
-        gate.acquire()
-        if self._on_change(gate.release, drawn=True):
-            if self._runtime.serving_thread == threading.get_ident():
-                for item in list(self._under_way.values()):
-                    item.call._check_blocking()
-            gate.acquire()
+        change = self._next_change(drawn=True)
+        if change is None:
+            return
+        if self._runtime.serving_thread == threading.get_ident():
+            for item in list(self._under_way.values()):
+                item.call._check_blocking()
+        change.wait()
 
     async def wait_async(self) -> None:
         """As `wait`; cancelling it changes nothing."""
         self._runtime.check_usable()
-        loop = asyncio.get_running_loop()
-        event = asyncio.Event()
+        change = self._next_change(drawn=False)
+        if change is not None:
+            await change
 
-        def wake() -> None:
-            call_threadsafe(loop, event.set)
+    def _next_change(self, drawn: bool) -> Promise[None] | None:
+        """Return what ends at the next change; None if an item can be taken or sent now.
 
-        if self._on_change(wake, drawn=False):
-            try:
-                await event.wait()
-            finally:
-                with self._lock:
-                    self._wakes = [known for known in self._wakes if known is not wake]
-
-    def _on_change(self, wake: Callable[[], object], drawn: bool) -> bool:
-        """Call *wake* at the next change; False, and it is not called, if an item can be taken or sent now.
-
-        With *drawn* there were items as far as there was room: it is False too if nothing is under way any more, since
-        another thread has taken the last result.
+        With *drawn* items were drawn as far as there was room. Then the result is None also if no call runs any more,
+        because another thread has taken the last result.
         """
         with self._lock:
             ready = self._next in self._finished if self._ordered else bool(self._finished)
             over = self.closed or (drawn and not self._under_way)
             if ready or (self._again and self._free() is not None) or over:
-                return False
-            self._wakes.append(wake)
-            return True
+                return None
+            if self._change is None:
+                self._change = Promise(f"the next result of {self._name}.map()")
+            return self._change
 
     def wake(self) -> None:
-        """Wake who waits."""
+        """Report a change to the iteration."""
         with self._lock:
-            wakes, self._wakes = self._wakes, []
-        call_all(wakes)
+            change, self._change = self._change, None
+        if change is not None:
+            change.resolve(None)
 
     def close(self) -> None:
-        """Cancel what is under way and drop what was not taken. Twice is fine."""
+        """Cancel the calls that run and drop the results that were not taken. Twice is fine."""
         with self._lock:
             self.closed = True
             under_way, finished = list(self._under_way.values()), list(self._finished.values())
@@ -246,11 +236,11 @@ class Pool:
             item.call.cancel()
         self._unwatch()
         for item in finished:
-            item.call._mark_seen()  # whoever leaves the loop early wants nothing of what comes after
+            item.call._mark_seen()  # a caller who leaves the loop early does not want later errors
         self.wake()
 
     def close_soon(self) -> None:
-        """As `close`, a little later: from a destructor, whose thread may hold any lock."""
+        """Close a little later: a destructor may run on a thread that holds any lock."""
         if not self.closed:
             self._group.peers[0].soon(self.close)
 
@@ -276,11 +266,11 @@ class Pool:
         call._start(item.parts)
         if self._tries == 1:
             item.parts = ()
-        if self.closed:  # since the look above, and before there was anything to cancel
+        if self.closed:  # since the check above, when there was no call to cancel yet
             call.cancel()
 
     def _choose(self) -> Peer | None:
-        """Return the worker that takes the next item. Under the lock."""
+        """Return the worker that takes the next item, if there is one. The lock is held."""
         while (rank := self._free()) is not None:
             peer = self._group.peers[rank]
             if peer.error is None:
@@ -291,9 +281,9 @@ class Pool:
         return None
 
     def _free(self) -> int | None:
-        """Return the rank that takes the next item, if there is one. Under the lock.
+        """Return the rank that takes the next item, if there is one. The lock is held.
 
-        A rank that is being started (again) is given items only if no rank is up: there they would wait for it.
+        A rank whose worker is being started gets items only if no worker is up: its items would wait for the start.
         """
         for rank in self._loads.free():
             if self._group.serves(rank):
@@ -303,11 +293,11 @@ class Pool:
         return next(self._loads.free(), None)
 
     def _ended(self, item: _Item, peer: Peer, call: WorkerGroupFuncResult[Any]) -> None:
-        """A call has ended. Loop thread, or the one that finds the peer dead."""
+        """Take a call that ended off the books. Loop thread, or the thread that finds the peer dead."""
         died = isinstance(call.cause, WORKER_GONE)
         again = died and item.tries < self._tries
         with self._lock:
-            if died:  # the first of its items that fails finds all of them
+            if died:  # the first of the worker's items that fails still finds all of them under way
                 with_it = [number for number, other in self._under_way.items() if other.peer is peer]
                 item.lost = self._lost.setdefault(peer, with_it)
             del self._under_way[item.number]
@@ -323,14 +313,14 @@ class Pool:
 
 
 class MapResult(Generic[V]):
-    """The results of `map`: iterate it once, by ``async for value in …`` or ``for value in …``.
+    """The results of `map`: iterate once, by ``async for value in ...`` or ``for value in ...``.
 
-    Each step of the iteration draws items, as far as ranks are free, and then waits for a result. So the items are
-    drawn in the thread that iterates; an iterable that blocks holds up the results too, an async iterable does not.
+    Each step of the iteration draws items, as far as ranks are free, and then waits for a result. Items are therefore
+    drawn on the thread that iterates; an iterable that blocks delays the results too, an async iterable does not.
 
-    An error of a call, of the items, or of an item that cannot be pickled is raised, and ends the map: what is under
-    way is cancelled. So it is by `close`, and when the last reference is dropped, as at the end of a loop that was left
-    early. A step that was cancelled, as by ``asyncio.wait_for(anext(results), 1)``, changes nothing.
+    An error of a call or of the items, and an item that cannot be pickled, ends the map: the error is raised and the
+    calls that run are cancelled. `close` cancels them too, and so does dropping the last reference, as at the end of a
+    loop that was left early. A cancelled step, as in ``asyncio.wait_for(anext(results), 1)``, changes nothing.
     """
 
     def __init__(self, pool: Pool, items: Any, encode: Callable[[Any], Sequence[Buffer]]) -> None:
@@ -386,7 +376,7 @@ class MapResult(Generic[V]):
         )
 
     def close(self) -> None:
-        """Cancel what is under way; nothing more comes. Any thread; twice is fine."""
+        """Cancel the calls that run and end the iteration. Any thread; never blocks; twice is fine."""
         self._pool.close()
         self._stop_asking()
 
@@ -400,7 +390,6 @@ class MapResult(Generic[V]):
             self._stop_asking()
 
     def _fill(self) -> None:
-        """Draw items and send them while there is room."""
         with self._drawing:
             if self._items is None:
                 self._items = iter(self._given)
@@ -408,7 +397,7 @@ class MapResult(Generic[V]):
                 try:
                     item = next(self._items, _END)
                     self._pool.end_of_items() if item is _END else self._pool.send(self._encode(item))
-                except Exception as error:  # noqa: BLE001 - the next step raises it: this one may have a result to give
+                except Exception as error:  # noqa: BLE001 - the next step raises it; this one may have a result
                     self._error = error
 
     def _fill_async(self) -> None:
@@ -453,7 +442,7 @@ class MapResult(Generic[V]):
         if asked is None:
             return
         if asked.done():
-            asked.cancelled() or asked.exception()  # it is looked at: nobody wants that item any more
+            asked.cancelled() or asked.exception()  # marks it as retrieved: the item is not wanted any more
             return
         call_threadsafe(asked.get_loop(), asked.cancel)
 
@@ -463,13 +452,13 @@ async def _next_of(items: AsyncIterator[Any]) -> Any:
 
 
 def _may_have_run(error: BaseException, item: _Item) -> BaseException:
-    """Return the error of a worker that died, with the items that it had."""
+    """Return the error of a worker that died; its message names the items that the worker had."""
     numbers = ", ".join(map(str, sorted(item.lost)))
     advice = "mark the method @Worker.idempotent to have such items given to other workers"
     if item.tries > 1:
         advice = f"item {item.number} was sent {item.tries} times"
-    told = copy.copy(error)
-    told.args = (
+    error = copy.copy(error)
+    error.args = (
         f"{error.args[0]}\n{item.call._method}() may have run for items {numbers} of map() (counted from 0); {advice}",
     )
-    return told
+    return error

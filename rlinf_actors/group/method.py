@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSp
 from rlinf_actors.errors import UsageError
 from rlinf_actors.group.class_facts import Method
 from rlinf_actors.group.mapping import TRIES, MapResult, Pool
-from rlinf_actors.group.result import RetriedResult, WorkerGroupFuncResult
+from rlinf_actors.group.result import WorkerGroupFuncResult
+from rlinf_actors.group.retries import RetriedResult
 from rlinf_actors.group.stream import StreamResult
 from rlinf_actors.wire import payload
 

@@ -54,7 +54,7 @@ class Failed(Protocol):
     def describe(self) -> str:
         """The error in full, for the log. Any thread: it must not unpickle."""
 
-    def raised(self) -> Exception:
+    def raised(self) -> BaseException:
         """The error as the caller would get it. The thread of `loop`."""
 
 

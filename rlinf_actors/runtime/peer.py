@@ -1,7 +1,20 @@
-"""A worker as this process reaches it: the link, the calls that wait for it, and its end.
+"""Peer: one worker as this process reaches it, with its link, the calls that wait for it, and its end.
 
-Every pending call ends exactly once: by its answer, by `forget`, or by `fail` when the head says
-that the worker is gone. What outlives a call is no call: `listen` and `on_gone` leave an idle peer idle.
+Theory of operation. `Peer.open` registers a pending call and returns its number; `send` and `post` send the message
+that carries the number; `answer` of the pending call gets every frame with that number. A pending call ends exactly
+once: by its last answer, by `forget` (the caller cancelled it), or by `fail`, when the head reports that the worker is
+gone. Things that outlast a call do not count as pending: `listen` (frames that name a number, for messages and
+channels) and `on_gone` (the worker's end). A peer with nothing pending is idle.
+
+The link is made on the first need. Until then messages wait in `_backlog`, in order. `connect` opens the link, sends a
+Join, and offers shared memory to a worker of the same machine; the backlog follows when the worker has answered that
+offer, because the answer decides how large parts travel. After that any thread sends without a lock.
+
+A Peer never comes back. When the connection is lost, when the worker is restarted or when it dies, RemoteGroup puts a
+new Peer in its place and fails this one, so that no call ends by the answer to another.
+
+Threads: frames arrive on the loop thread of the I/O thread; methods say where they may be called. No method blocks, and
+no user code runs here: exceptions of workers are unpickled by the caller's thread.
 """
 
 from __future__ import annotations
@@ -11,7 +24,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, Union
 
 from rlinf_actors import version
 from rlinf_actors.errors import (
@@ -24,7 +37,7 @@ from rlinf_actors.errors import (
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.buffer_lending import Lending
 from rlinf_actors.net.link import Link, Network, secret_identity
-from rlinf_actors.runtime.future import call_all
+from rlinf_actors.runtime.future import Promise, call_all
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
@@ -34,42 +47,47 @@ log = logging.getLogger(__name__)
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 HANDSHAKES = 5
-"""So many that fail, and none that does not: whoever listens there is not a worker of this job."""
+"""Failed handshakes, without any success, after which the process that listens there is not a worker of this job."""
 _links = itertools.count(1)
 new_call = itertools.count(1).__next__
-"""The next call's number: unique in the process, so that one header serves every rank of a group call. Any thread."""
-
+"""Return the next call's number: unique in the process, so that one header serves every rank of a group call."""
 
 _REJECTIONS: dict[str, type[RlinfActorsError]] = {"protocol": ProtocolMismatchError, "internal": InternalError}
-
-_HEARD = (
+_LISTENED = (
     frames.Held, frames.Returned, frames.Facts, frames.Released, frames.LaneEnded, frames.ChildIs, frames.ChildEnded,
 )  # fmt: skip
-"""What goes to whom `Peer.listen` gave a number."""
+"""Frames that go to the listener whose number they name."""
+_Answers = Union[frames.Ok, frames.Item, frames.Raised, frames.Runs]
+_ANSWERS = (frames.Ok, frames.Item, frames.Raised, frames.Runs)
 
 
 class Pending(Protocol):
-    """Who waits for an answer."""
+    """A call that waits for its answer."""
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """An Ok, Item or Raised came; True if that was the last. Loop thread."""
+        """Take an answer; return True if it is the last. Loop thread."""
 
     def fail(self, error: Exception) -> None:
-        """The worker is gone. Any thread."""
+        """End the call: the worker is gone. Any thread."""
 
 
 class Peer:
     """One worker of one group.
 
     Args:
-        network: where the link is made.
-        identity: of this process; a number is added per link.
+        network: makes the link.
+        identity: of this process; a number is added for each link.
         name: of the worker, ``group:rank``.
         rank: its rank.
         node: its node, for messages to people.
         needed: called once, when the first message waits for the link. Any thread.
-        lost: called with this peer when the connection of its link was lost and is there again. Loop thread.
+        lost: called with this peer when the connection was lost and is made again. Loop thread.
         me: the worker id of this process, "" of a driver.
+
+    Attributes:
+        succeeds: identities of earlier links to this worker, whose connections were lost.
+        wanted: a message was sent, or the link is needed for another reason.
+        received: number of messages that have arrived.
     """
 
     def __init__(
@@ -88,12 +106,12 @@ class Peer:
         self.node = node
         self.worker_id = ""
         self.link_identity = b""
-        self.succeeds: list[bytes] = []  # identities of earlier links to this worker, which were lost
+        self.succeeds: list[bytes] = []
         self.error: Exception | None = None
         self.pending: dict[int, Pending] = {}
-        self.wanted = False  # whether there was something to send
-        self.received = 0  # messages: whether anything comes at all is seen by a change
-        self._create = 0  # the number of the Create that the worker has not answered
+        self.wanted = False
+        self.received = 0
+        self._create = 0  # number of the Create that the worker has not answered
         self._withheld: dict[int, tuple[frames.Raised, AuthenticatedParts]] = {}
         self._handshakes_failed = 0
         self._handling: frames.AnyFrame | None = None
@@ -106,19 +124,21 @@ class Peer:
         self._identity = identity
         self._lock = threading.Lock()
         self._backlog: list[tuple[bytes, Sequence[Buffer], bool]] = []
-        self._joined: Link | None = None
-        self._link: Link | None = None
+        self._joined: Link | None = None  # the link, which may not be ready
+        self._link: Link | None = None  # the link, once the backlog was sent
         self._first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None] = lambda: None
-        self._lending = Lending(network.memory, network.soon, self._tell, name)
+        self._lending = Lending(network.memory, network.soon, self._send_at_once, name)
+
+    # --- the link ---
 
     @property
     def connected(self) -> bool:
-        """Whether the link was made; what is sent before it is ready waits here."""
+        """True if the link was made; it may not be ready yet."""
         return self._joined is not None
 
     @property
     def awaited(self) -> bool:
-        """Whether something here waits for this worker, or exchanges messages with it."""
+        """True if this process waits for the worker, or exchanges messages with it."""
         return self.error is None and bool(self.pending or self._listeners or self._watchers)
 
     def connect(
@@ -128,9 +148,7 @@ class Peer:
         token: str,
         first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None],
     ) -> None:
-        """Make the link and send what waited, after what *first* gives. Loop thread.
-
-        To a worker that may be lent shared memory it goes out once each has opened the other's, or could not.
+        """Make the link; send the backlog when the link is ready. Loop thread.
 
         Args:
             endpoint: where the worker listens.
@@ -153,9 +171,9 @@ class Peer:
             identity,
             self._received,
             token=token,
-            on_turned_away=self._turned_away,
+            on_turned_away=self._rejected,
             on_reset=lambda: self._lost(self),
-            on_failed=self._failed,
+            on_failed=self._handler_failed,
         )
         self.link_identity = identity
         join = frames.Join(
@@ -166,9 +184,9 @@ class Peer:
         self._joined = link
         self._first = first
         if address != endpoint.ipc or not self._lending.offer():
-            self._ready()
+            self._send_backlog()
 
-    def _ready(self) -> None:
+    def _send_backlog(self) -> None:
         link = self._joined
         if link is None or self._link is not None:
             return  # closed meanwhile
@@ -179,25 +197,37 @@ class Peer:
             for header, parts, alone in self._backlog:
                 link.send(*self._lending.pack(header, parts, alone=alone))
             self._backlog.clear()
-            self._link = link  # last: who sees it sends without the lock, and must not overtake what waited
+            self._link = link  # last: a thread that sees the link sends without the lock, and must not overtake
+
+    def close(self) -> None:
+        """Close the link. Loop thread; twice is fine."""
+        with self._lock:
+            link, self._joined, self._link = self._joined, None, None
+        self._lending.close()
+        if link is not None:
+            link.close()
 
     def soon(self, function: Callable[[], object]) -> None:
         """Run *function* on the loop soon. Any thread, destructors too."""
         self._network.soon(function)
 
-    def open(self, pending: Pending, call: int = 0) -> int:
-        """Register a call, by default under a new number; its answer goes to *pending*. Any thread.
+    # --- calls ---
 
-        A dead peer fails it at once.
-        """
+    def open(self, pending: Pending, call: int = 0) -> int:
+        """Register a call, by default under a new number, and return the number. A dead peer fails it. Any thread."""
         call = call or new_call()
         self.pending[call] = pending
         if self.error is not None and self.pending.pop(call, None) is not None:
             pending.fail(self.error)
         return call
 
+    def forget(self, call: int) -> None:
+        """Cancel a call here and at the worker. Any thread."""
+        if self.pending.pop(call, None) is not None:
+            self.send(frames.Cancel(call))
+
     def listen(self, listener: Callable[[frames.AnyFrame], object]) -> int:
-        """Give *listener* every frame of `_HEARD` that names the number returned, until the worker is gone."""
+        """Give *listener* every frame of `_LISTENED` that names the returned number, until the worker is gone."""
         number = new_call()
         self._listeners[number] = listener
         return number
@@ -217,17 +247,17 @@ class Peer:
     def send(
         self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True
     ) -> None:
-        """Send, or keep until the link is there. Any thread.
+        """Send a message, or keep it until the link is ready. Any thread.
 
         Args:
             frame, parts: the message.
             now: see net.link.Listener.send.
-            alone: whether nobody else is sent these parts.
+            alone: True if the parts are sent to this worker alone.
         """
         self.post(frames.encode(frame), parts, now=now, alone=alone)
 
     def post(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True) -> None:
-        """As `send`, with a header that is encoded already."""
+        """As `send`, with an encoded header."""
         link = self._link
         if link is None:
             with self._lock:
@@ -246,16 +276,11 @@ class Peer:
         link.send(header, parts, now=now)
 
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
-        """Large parts in memory that this worker can be lent; see Lending.store. Any thread."""
+        """Put large parts into memory that this worker can be lent; see Lending.store. Any thread."""
         return self._lending.store(parts)
 
-    def forget(self, call: int) -> None:
-        """Nobody waits for this call any more; the worker is told. Any thread."""
-        if self.pending.pop(call, None) is not None:
-            self.send(frames.Cancel(call))
-
     def fail(self, error: Exception) -> None:
-        """The worker is gone: end every call to it, now and later. Any thread."""
+        """End every call to the worker, now and later: it is gone. Any thread."""
         with self._lock:
             if self.error is None:
                 self.error = error
@@ -272,40 +297,27 @@ class Peer:
             call_all([pending.fail], self.error)
         call_all(watchers, self.error)
 
+    # --- the owner's side ---
+
     def constructing(self, create: int) -> None:
         """Withhold exceptions that answer calls until `release`. Loop thread.
 
-        A worker whose constructor raised answers the calls that waited for it with that exception, and then the
-        Create, number *create*, too. The owner ends the calls by the error of the Create: one error, which is
-        reported, and seen, once. An exception of a method that ran already waits for the Create's answer.
+        A worker whose constructor raised answers the calls that waited for it by that exception, and then the Create
+        too. The owner ends the calls by the error of the Create, so that the user gets one error, once.
+
+        Args:
+            create: number of the Create.
         """
         self._create = create
 
     def release(self) -> None:
-        """Give what was withheld to its calls. Loop thread."""
+        """Give the withheld exceptions to their calls. Loop thread."""
         self._create = 0
         withheld, self._withheld = self._withheld, {}
         for frame, parts in withheld.values():
             self._answered(frame, parts)
 
-    def close(self) -> None:
-        """Drop the link. Loop thread; twice is fine."""
-        with self._lock:
-            link, self._joined, self._link = self._joined, None, None
-        self._lending.close()
-        if link is not None:
-            link.close()
-
-    def _turned_away(self, why: str, for_good: bool) -> None:
-        """It is tried again, unless it is for good. A worker that ends in a handshake looks the same, but only once."""
-        self._handshakes_failed += 1
-        if for_good or (self._handshakes_failed >= HANDSHAKES and not self.received):
-            self.fail(AuthenticationError(f"{self.name} on {self.node} refused: {why}"))
-
-    def _tell(self, frame: frames.AnyFrame) -> None:
-        """Send what concerns the link itself. Loop thread."""
-        if self._joined is not None:
-            self._joined.send(frames.encode(frame))
+    # --- what arrives; loop thread ---
 
     def _received(self, _peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         self.received += 1
@@ -315,119 +327,117 @@ class Peer:
         except RemoteWireError as error:
             log.warning("dropped a message from %s on %s: %s", self.name, self.node, error)
             return
-        if isinstance(frame, frames.Rejected):
-            kind = _REJECTIONS.get(frame.kind, AuthenticationError)
-            self.fail(kind(f"{self.name} on {self.node}: {frame.text}"))
-            return
-        if isinstance(frame, _HEARD):
+        if isinstance(frame, _ANSWERS):
+            answer = AuthenticatedParts(parts)  # from the worker that the head named
+            if not self._create or frame.id == self._create or type(frame) is not frames.Raised:
+                self._answered(frame, answer)
+            elif frame.id in self.pending:
+                self._withheld[frame.id] = (frame, answer)
+        elif isinstance(frame, _LISTENED):
             listener = self._listeners.get(frame.id)
             if listener is not None:
                 listener(frame)
-            return
-        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised, frames.Runs)):
-            said = AuthenticatedParts(parts)  # of the worker that the head named
-            if not self._create or frame.id == self._create or type(frame) is not frames.Raised:
-                self._answered(frame, said)
-            elif frame.id in self.pending:
-                self._withheld[frame.id] = (frame, said)
-            return
-        if isinstance(frame, frames.Dropped):
+        elif isinstance(frame, frames.Dropped):
             self._lending.dropped(frame)
-            return
-        if isinstance(frame, frames.Memory):
+        elif isinstance(frame, frames.Memory):
             self._lending.heard(frame)
-            self._ready()
-            return
-        log.warning("dropped a %s from %s on %s", type(frame).__name__, self.name, self.node)
+            self._send_backlog()
+        elif isinstance(frame, frames.Rejected):
+            kind = _REJECTIONS.get(frame.kind, AuthenticationError)
+            self.fail(kind(f"{self.name} on {self.node}: {frame.text}"))
+        else:
+            log.warning("dropped a %s from %s on %s", type(frame).__name__, self.name, self.node)
 
-    def _answered(
-        self, frame: frames.Ok | frames.Item | frames.Raised | frames.Runs, parts: AuthenticatedParts
-    ) -> None:
+    def _answered(self, frame: _Answers, parts: AuthenticatedParts) -> None:
         pending = self.pending.get(frame.id)
         if pending is not None and pending.answer(frame, parts):
             self.pending.pop(frame.id, None)
 
-    def _failed(self, _peer: bytes, error: InternalError) -> None:
-        """Fail what a message belonged to whose handler raised: its call, or, where there is none, the whole link."""
+    def _rejected(self, why: str, for_good: bool) -> None:
+        """The transport tries again unless *for_good*. A worker that ends in a handshake looks the same, but once."""
+        self._handshakes_failed += 1
+        if for_good or (self._handshakes_failed >= HANDSHAKES and not self.received):
+            self.fail(AuthenticationError(f"{self.name} on {self.node} refused: {why}"))
+
+    def _handler_failed(self, _peer: bytes, error: InternalError) -> None:
+        """Fail the call whose message raised in its handler; without a call, the whole peer."""
         frame = self._handling
-        if isinstance(frame, (frames.Ok, frames.Item, frames.Raised, frames.Runs)):
+        if isinstance(frame, _ANSWERS):
             pending = self.pending.pop(frame.id, None)
             if pending is not None:
                 pending.fail(error)
-            return
-        self.fail(error)
+        else:
+            self.fail(error)
+
+    def _send_at_once(self, frame: frames.AnyFrame) -> None:
+        """Send a frame about the link itself, which need not be ready. Loop thread."""
+        if self._joined is not None:
+            self._joined.send(frames.encode(frame))
 
 
 ANSWER_S = 0.25
-"""How long a wait whose time is up asks the late workers what they are doing. Their I/O threads answer in some ms."""
+"""How long a wait that timed out asks the late workers what they run. Their I/O threads answer in some milliseconds."""
 MAX_ASKED = 16
-"""Late workers that are asked and named; a message with a thousand would not be read."""
+"""Late workers that are asked and named: a message with a thousand would not be read."""
 
 
-class _Doing:
-    """One worker's answer to WhatRuns."""
+class LateReport(Promise[None]):
+    """Asks late workers what their user code runs; ends when all that can be asked have answered. Any thread."""
 
-    def __init__(self, told: Callable[[], object]) -> None:
-        self.runs: frames.Runs | None = None
-        self._told = told
-
-    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        if isinstance(frame, frames.Runs):
-            self.runs = frame
-        self._told()
-        return True
-
-    def fail(self, error: Exception) -> None:
-        self._told()
-
-
-class Late:
-    """Asks workers that are late what their user code is doing. Any thread.
-
-    Args:
-        peers: the late ones.
-        told: called once, on any thread, when all that can be asked have answered.
-    """
-
-    def __init__(self, peers: Sequence[Peer], told: Callable[[], object]) -> None:
+    def __init__(self, peers: Sequence[Peer]) -> None:
+        super().__init__("the answer of late workers")
         self._peers = peers
-        self._lock = threading.Lock()
-        self._told = told
         asked = [peer for peer in peers[:MAX_ASKED] if peer.connected]
         self._left = len(asked) + 1
-        self._doing = {peer: _Doing(self._one) for peer in asked}
-        self._calls = []
-        for peer, doing in self._doing.items():
-            call = peer.open(doing)
-            self._calls.append((peer, call))
+        self._questions = {peer: _Question(self) for peer in asked}
+        self._calls = {peer: peer.open(question) for peer, question in self._questions.items()}
+        for peer, call in self._calls.items():
             peer.send(frames.WhatRuns(call), now=True)
-        self._one()
+        self.one_answered()
 
-    def _one(self) -> None:
+    def one_answered(self) -> None:
         with self._lock:
             self._left -= 1
             last = not self._left
         if last:
-            self._told()
+            self.resolve(None)
 
     def describe(self) -> str:
-        """Return what each is doing, for people. Ends the question."""
-        for peer, call in self._calls:
+        """Return what each worker runs, for people. Ends the questions."""
+        for peer, call in self._calls.items():
             peer.pending.pop(call, None)
-        said = [f"{peer.name} on {peer.node} {self._said(peer)}" for peer in self._peers[:MAX_ASKED]]
-        more = len(self._peers) - len(said)
-        return "; ".join([*said, *([f"and {more} more"] if more else [])])
+        texts = [f"{peer.name} on {peer.node} {self._text(peer)}" for peer in self._peers[:MAX_ASKED]]
+        more = len(self._peers) - len(texts)
+        return "; ".join([*texts, *([f"and {more} more"] if more else [])])
 
-    def _said(self, peer: Peer) -> str:
-        doing = self._doing.get(peer)
-        if doing is None:
+    def _text(self, peer: Peer) -> str:
+        question = self._questions.get(peer)
+        if question is None:
             return "is not up yet"
-        if doing.runs is None:
+        runs = question.runs
+        if runs is None:
             why = "its process is stopped, C code holds its interpreter's lock, or it is an older version"
             return f"does not answer: {why}"
-        waiting = ", and 1 call waits there" if doing.runs.waiting == 1 else ""
-        if doing.runs.waiting > 1:
-            waiting = f", and {doing.runs.waiting} calls wait there"
-        if not doing.runs.method:
+        waiting = ", and 1 call waits there" if runs.waiting == 1 else ""
+        if runs.waiting > 1:
+            waiting = f", and {runs.waiting} calls wait there"
+        if not runs.method:
             return f"runs nothing{waiting}"
-        return f"has been running {doing.runs.method}() for {doing.runs.seconds:.1f} s{waiting}"
+        return f"has been running {runs.method}() for {runs.seconds:.1f} s{waiting}"
+
+
+class _Question:
+    """A WhatRuns that waits for its answer (Pending)."""
+
+    def __init__(self, report: LateReport) -> None:
+        self.runs: frames.Runs | None = None
+        self._report = report
+
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
+        if isinstance(frame, frames.Runs):
+            self.runs = frame
+        self._report.one_answered()
+        return True
+
+    def fail(self, error: Exception) -> None:
+        self._report.one_answered()

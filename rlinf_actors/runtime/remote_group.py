@@ -10,6 +10,7 @@ first failure in time, which then ends every call on the group.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.future import Promise, call_all
 from rlinf_actors.runtime.lost_errors import LostErrors
-from rlinf_actors.runtime.peer import ANSWER_S, Late, Peer
+from rlinf_actors.runtime.peer import ANSWER_S, LateReport, Peer
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import Endpoint, ExitReport, Extension, GroupHandle, GroupState, WorkerState, ending
@@ -62,10 +63,10 @@ class Readiness(Promise[None]):
         return ended
 
     def _timeout_error(self, timeout: float) -> CallTimeoutError:
-        asked = threading.Event()
-        late = Late(self._late_ranks(), asked.set)
-        asked.wait(min(ANSWER_S, max(timeout, 0.01)))  # who polls is not held up
-        return CallTimeoutError(f"{self._what} was not ready within {timeout:g} s; it goes on: {late.describe()}")
+        report = LateReport(self._late_ranks())
+        with contextlib.suppress(CallTimeoutError):
+            report.wait(min(ANSWER_S, max(timeout, 0.01)))  # a caller that polls is not held up
+        return CallTimeoutError(f"{self._what} was not ready within {timeout:g} s; it goes on: {report.describe()}")
 
     def seen(self) -> None:
         """The error was raised to the caller."""

@@ -341,19 +341,19 @@ class TestLeaving:
         for _ in range(3):
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(anext(results), 0.01)
-        assert results._pool._wakes == []
+        assert results._pool._change._callbacks == ()
 
     async def test_a_thread_that_waits_while_another_takes_the_last_result(self, world):
         results = world.group.square.map([3])
         pool, waits, taken = results._pool, threading.Event(), threading.Event()
-        on_change = pool._on_change
+        next_change = pool._next_change
 
         def late(*args, **options):
             waits.set()
             assert taken.wait(10)
-            return on_change(*args, **options)
+            return next_change(*args, **options)
 
-        pool._on_change = late
+        pool._next_change = late
         waiting = asyncio.create_task(asyncio.to_thread(list, results))
         assert await asyncio.to_thread(waits.wait, 10)
         await answer(world.ranks[0], 0)

@@ -168,7 +168,7 @@ class TestAsCompleted:
         assert await stream.__anext__() == (0, "fine")
         with pytest.raises(ValueError, match="bad"):
             await stream.__anext__()
-        assert result._watchers == ()
+        assert result._progress is None or result._progress._callbacks == ()
 
     async def test_leaving_early_leaves_nothing(self, world):
         result = world.group.move()
@@ -177,7 +177,7 @@ class TestAsCompleted:
         stream = result.as_completed()
         await stream.__anext__()
         await stream.aclose()
-        assert result._watchers == ()
+        assert result._progress is None or result._progress._callbacks == ()
 
     async def test_a_cancelled_call_ends_it(self, world):
         result = world.group.move()

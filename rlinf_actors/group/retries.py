@@ -1,0 +1,103 @@
+"""Calls that are sent again after the death of a worker: what ``group.with_retries(n)`` returns."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rlinf_actors.errors import ConnectionLostError, EndedError, WorkerStartError
+from rlinf_actors.group.result import RankCall, WorkerGroupFuncResult
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.wire import frames
+
+if TYPE_CHECKING:
+    from rlinf_actors.runtime.remote_group import RemoteGroup
+    from rlinf_actors.runtime.runtime import Runtime
+
+T = TypeVar("T")
+
+WORKER_GONE = (EndedError, ConnectionLostError, WorkerStartError)
+"""Errors by which a Peer fails its calls when the worker, or the connection to it, is gone. Exceptions of a method come
+as answers and never cause a retry.
+"""
+
+
+class RetriedResult(WorkerGroupFuncResult[T]):
+    """The results of a call that is sent again when a worker died: to the worker that takes its place.
+
+    When a worker is restarted, or the connection to it is made anew, RemoteGroup installs the new Peer before it fails
+    the calls of the old one. A failed call therefore finds its successor at once, and waits there until the worker is
+    up. Without a successor the call fails.
+
+    Args:
+        group: the group that is called.
+        retries: times that the call of each rank may be sent again.
+    """
+
+    _once = False
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        method: str,
+        peers: Sequence[Peer],
+        timeout: float | None,
+        group: RemoteGroup,
+        retries: int,
+    ) -> None:
+        self._places = list(peers)
+        super().__init__(runtime, method, self._places, timeout)
+        self._group = group
+        self._retries = retries
+        self._tries = [1] * len(self._places)
+        self._parts: Sequence[Sequence[Buffer]] = ()
+        self._last: dict[int, Exception] = {}  # by index the error of the last try, which other calls may share
+        self._end = 0.0 if timeout is None else time.monotonic() + timeout
+
+    @property
+    def attempts(self) -> list[int]:
+        return list(self._tries)
+
+    @property
+    def cause(self) -> Exception | None:
+        return super().cause if self._failed is None else self._last.get(self._failed, super().cause)
+
+    def _start(self, *parts: Sequence[Buffer]) -> None:
+        self._parts = parts if len(parts) > 1 else parts * len(self._places)
+        super()._start(*parts)
+
+    def _arrived(self, index: int, answer: Any, failed: bool) -> None:
+        if isinstance(answer, WORKER_GONE):
+            if self._send_again(index):
+                return
+            self._last[index] = answer
+            answer = self._counted(answer, self._tries[index])
+        super()._arrived(index, answer, failed)
+
+    def _send_again(self, index: int) -> bool:
+        """Send one rank's call to the worker that replaced the last one; return False if there is none."""
+        left = self._end - time.monotonic() if self._end else 0.0
+        with self._lock:
+            ended = self._error is not None or self._answers[index] is not None
+            old = self._places[index]
+            new = self._group.peers[old.rank]
+            if ended or self._tries[index] > self._retries or left < 0 or new is old or new.error is not None:
+                return False
+            self._tries[index] += 1
+            self._places[index] = new
+        new.open(RankCall(self, index), self._call)
+        new.post(frames.encode(frames.Call(self._call, self._method, left)), self._parts[index], now=True, alone=False)
+        if self._error is not None:  # cancelled or expired since the check above, which did not find this peer
+            new.forget(self._call)
+        return True
+
+    def _counted(self, error: Exception, tries: int) -> Exception:
+        """Return the error of the last try with the number of tries in its message."""
+        if tries == 1:
+            return error
+        counted = copy.copy(error)  # calls that were sent once share the original
+        counted.args = (f"{self._method}() was sent {tries} times; the last time: {error}", *error.args[1:])
+        return counted
