@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
 from rlinf_actors.placement.node_groups import find_group
 from rlinf_actors.placement.strategies import NodePlacementStrategy
-from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.runtime.remote_group import Construction, RemoteGroup
-from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.runtime.construction import Construction
+from rlinf_actors.runtime.remote_group import RemoteGroup
+from rlinf_actors.wire import payload
 from rlinf_actors.wire.client_messages import Launch
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import WorkerSpec
@@ -73,7 +73,7 @@ async def launch_service(
                 forward_logs=show_logs,
             )
         )
-    construction = Construction(reference, payload.encode((None, args, {}, {}), reference), 0, _failure)
+    construction = Construction(reference, payload.encode((None, args, {}, {}), reference), 0)
     names = [cluster.node_name(spec.node_rank) for spec in specs]
     made = cluster.runtime.groups.new(cluster.namespace, name, names, construction, [spec.id for spec in specs])
     message = Launch(cluster.namespace, name, reference, specs, detail, detached)
@@ -81,10 +81,6 @@ async def launch_service(
     if detached:
         await made.ready
     return made
-
-
-def _failure(raised: frames.Raised, parts: AuthenticatedParts, peer: Peer) -> Exception:
-    return failure.decode(raised, parts, worker=peer.name, rank=peer.rank, node=peer.node)
 
 
 _real: dict[str, str] = {}

@@ -190,7 +190,7 @@ class GroupControl:
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Block until every worker is constructed; raises what went wrong."""
-        self.group.want().wait(timeout)
+        self.group.request_ready().wait(timeout)
 
     def shutdown(self, grace: float = 5.0, async_op: bool | None = None) -> Any:
         """See WorkerGroup.shutdown."""

@@ -369,7 +369,7 @@ class WorkerGroup(Calls[T]):
         return self._control.shutdown()
 
     def __await__(self) -> Generator[Any, None, WorkerGroup[T]]:
-        yield from self._control.group.want().__await__()
+        yield from self._control.group.request_ready().__await__()
         return self
 
     async def __aenter__(self) -> WorkerGroup[T]:

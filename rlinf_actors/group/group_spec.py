@@ -1,9 +1,4 @@
-"""From placements and options to what each agent is asked to start. Pure.
-
-What the launching process writes into the head's record of a group, for those who attach. Pure.
-
-Limits of a group's workers: from what a user writes to bytes and counts. Pure.
-"""
+"""From placements and launch options to worker specs, and the group's record at the head. Pure."""
 
 from __future__ import annotations
 
@@ -40,13 +35,13 @@ _SIZE = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})\s*")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Of one worker and all that it starts.
+class WorkerLimits:
+    """Limits of one worker and all processes that it starts.
 
     Attributes:
-        memory: bytes, None for none.
-        pids: processes and threads, None for none.
-        best_effort: start also where they cannot hold.
+        memory: bytes, None for no limit.
+        pids: processes and threads, None for no limit.
+        best_effort: start the worker also on nodes that cannot enforce the limits.
     """
 
     memory: int | None = None
@@ -54,12 +49,8 @@ class Limits:
     best_effort: bool = False
 
     @classmethod
-    def of(cls, memory: str | int | None, pids: int | None, policy: str) -> Limits:
-        """Check and normalize what `launch` was given.
-
-        Raises:
-            UsageError: a value cannot be.
-        """
+    def of(cls, memory: str | int | None, pids: int | None, policy: str) -> WorkerLimits:
+        """Return the limits that `launch` was given, checked. Raises UsageError."""
         if policy not in POLICIES:
             raise UsageError(f"limits is {policy!r}; it must be one of {', '.join(POLICIES)}")
         found = memory if memory is None else _size(memory)
@@ -85,25 +76,25 @@ START_METHODS = ("fork", "spawn")
 
 
 @dataclass(frozen=True)
-class LaunchOptions:
-    """What is the same for all workers of a group.
+class WorkerOptions:
+    """Options that are the same for all workers of a group.
 
     Attributes:
         start_method: "fork" from a template, or "spawn" a fresh interpreter.
         preload: modules that the template imports before it forks.
-        sys_path: the launcher's import paths, added to the workers' where they exist there.
+        sys_path: the launcher's import paths; workers add those that exist on their node.
         cwd: the launcher's directory, used where it exists.
-        env: variables for this group alone; they win over the node group's. A visibility variable among them must say
-            what the placement says.
+        env: environment variables of this group; they override the node group's. A visibility variable must name the
+            devices of the placement.
         path_env_merge_mode: "append" or "override".
-        net_devices: interfaces for collectives, None for the one that holds the node's address.
-        log_dir: directory of log files, None for the agent's own.
-        forward_logs: whether stdout and stderr reach the driver's terminal.
+        net_devices: interfaces for collectives; None for the interface that holds the node's address.
+        log_dir: directory of log files; None for the agent's own.
+        forward_logs: send stdout and stderr to the driver's terminal.
         numa_bind: bind workers to the NUMA nodes of their accelerators.
         limits: of each worker.
-        restart: when workers that fail are started again.
+        restart: when failed workers are restarted.
         owner_must_answer: of workers with robots; see WorkerSpec.
-        defaults: variables of the driver that its workers get too, unless something says otherwise.
+        defaults: variables of the driver that workers get unless another source sets them.
     """
 
     start_method: str = "fork"
@@ -116,19 +107,19 @@ class LaunchOptions:
     log_dir: str | None = None
     forward_logs: bool = True
     numa_bind: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: WorkerLimits = field(default_factory=WorkerLimits)
     restart: RestartPolicy = field(default_factory=RestartPolicy.never)
     owner_must_answer: str = "elsewhere"
     defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 def worker_specs(
-    name: str, namespace: str, placements: Sequence[Placement], cluster: ClusterView, options: LaunchOptions
+    name: str, namespace: str, placements: Sequence[Placement], cluster: ClusterView, options: WorkerOptions
 ) -> list[WorkerSpec]:
-    """One spec per placement, in rank order, with ids that were never used before.
+    """Return one spec per placement, in rank order, with new ids.
 
     Raises:
-        ConfigError: a visibility variable in the options contradicts the placement, or there is no such log level.
+        ConfigError: a visibility variable in the options contradicts the placement, or the log level is unknown.
     """
     launch = uuid.uuid4().hex[:10]
     ordered = sorted(placements, key=lambda p: p.rank)
@@ -181,7 +172,6 @@ def worker_specs(
 
 
 def _numa_nodes(placement: Placement, node: NodeInfo) -> list[int]:
-    """Those of the accelerators that a worker was placed on."""
     if placement.local_accelerator_rank < 0:
         return []
     held = (node.accelerators[position] for position in placement.local_hardware_ranks)
@@ -189,7 +179,7 @@ def _numa_nodes(placement: Placement, node: NodeInfo) -> list[int]:
 
 
 def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[HardwareInfo]]:
-    """For each rank the robots or other configured hardware it was placed on; ranks without any are left out."""
+    """Return by rank the robots or other configured hardware of its placement; ranks without any are left out."""
     found: dict[int, list[HardwareInfo]] = {}
     for placement in placements:
         group = find_group(cluster, placement.node_group_label)
@@ -201,7 +191,7 @@ def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[i
 
 
 def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[Claim]]:
-    """For each rank the hardware that its group alone may use; ranks without any are left out.
+    """Return by rank the hardware that its group alone may use; ranks without any are left out.
 
     Workers of one group that were placed on the same piece share it.
     """
@@ -220,7 +210,7 @@ def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int
 
 
 def class_reference(cls: type) -> str:
-    """How *cls* can be imported, as ``module:qualname``; "" if it must travel by value."""
+    """Return ``module:qualname`` of a class that workers can import, "" if the class must travel by value."""
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
         return ""
     found: Any = sys.modules.get(cls.__module__)
@@ -230,18 +220,18 @@ def class_reference(cls: type) -> str:
 
 
 _PLAIN = Placement(-1, -1, -1)
-"""Fields that are like its own are left out: the record goes to every node of the group."""
+"""Default values, which the record leaves out: the record goes to every node of the group."""
 
 
 class GroupDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Travels as JSON in Launch.detail.
+    """The launcher's record of a group, which those who attach read; travels as JSON in Launch.detail.
 
     Attributes:
-        placements: of the ranks, in their order.
-        nodes: for each rank the name of its node.
-        models: for each rank the model of its accelerators, "" for a rank without any.
-        hardware: by rank the robots or other hardware it was placed on; ranks without any are left out.
-        restarts: False if a worker that failed is not started again; an older launcher does not say it.
+        placements: of the ranks, in rank order.
+        nodes: by rank the name of its node.
+        models: by rank the model of its accelerators, "" without any.
+        hardware: by rank its robots or other hardware; ranks without any are left out.
+        restarts: False if failed workers are not restarted; True also from an older launcher, which does not say.
     """
 
     placements: list[Placement] = []
@@ -258,14 +248,14 @@ def detail_of(
     hardware: Mapping[int, Sequence[HardwareInfo]],
     restarts: bool = True,
 ) -> GroupDetail:
-    """The record of a group.
+    """Return the record of a group.
 
     Args:
         placements: in rank order.
-        nodes: for each rank its node.
-        names: for each rank what messages to people call that node.
-        hardware: by rank the robots or other hardware it was placed on.
-        restarts: whether a worker that failed is started again.
+        nodes: by rank its node.
+        names: by rank the name of its node, for messages to people.
+        hardware: by rank its robots or other hardware.
+        restarts: True if failed workers are restarted.
     """
     models = [model_seen(placement, node) for placement, node in zip(placements, nodes, strict=True)]
     pieces = {rank: [piece_of(info) for info in infos] for rank, infos in hardware.items()}
@@ -273,7 +263,6 @@ def detail_of(
 
 
 def encode(detail: GroupDetail) -> str:
-    """As JSON."""
     placements = [
         {
             field.name: value
@@ -291,11 +280,7 @@ def encode(detail: GroupDetail) -> str:
 
 
 def decode(text: str, group: str) -> GroupDetail:
-    """Read it; nothing in it for a group whose launcher wrote none.
-
-    Raises:
-        ProtocolError: it is something else than `encode` writes.
-    """
+    """Return the record from its JSON, an empty one for "". Raises ProtocolError if *text* is another thing."""
     if not text:
         return GroupDetail()
     try:

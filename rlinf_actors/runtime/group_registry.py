@@ -14,8 +14,9 @@ from rlinf_actors.errors import ClusterTimeoutError, GroupNotFoundError, NameInU
 from rlinf_actors.model.restart import launch_of
 from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import IoThread, Tasks
+from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.runtime.head_session import HEAD_GRACE_S, SILENT_HEAD_S, HeadSession
-from rlinf_actors.runtime.remote_group import Construction, RemoteGroup, death
+from rlinf_actors.runtime.remote_group import RemoteGroup, death
 from rlinf_actors.wire.client_messages import (
     Detach,
     Done,
@@ -301,7 +302,7 @@ class GroupRegistry:
         except Exception as error:  # noqa: BLE001 - whatever it is, the launch fails by it
             group.construction_failed(error)
         else:
-            group.given_up()
+            group.detached()
 
     def withdraw(self, group: RemoteGroup) -> None:
         """End a group whose launcher does not wait for it any more. Any thread."""
@@ -338,7 +339,7 @@ class GroupRegistry:
 
         def adopt(launched: Launched) -> None:
             group = self._groups.get(key)
-            if group is None or group.closing or not group.holds(launched.group):
+            if group is None or group.closing or not group.matches(launched.group):
                 group = self._groups[key] = self._known_as(launched.group)
             group.adopt(launched.group)
             if group.gone.done() and not group.owned:

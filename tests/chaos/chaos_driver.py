@@ -12,8 +12,9 @@ from chaos_net import HEAD, Seen
 
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError, RlinfActorsError
 from rlinf_actors.model.restart import RestartPolicy
+from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.runtime.head_session import HeadSession
-from rlinf_actors.runtime.remote_group import Construction, RemoteGroup
+from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.agent_messages import ClientHello, Goodbye
 from rlinf_actors.wire.client_messages import Handles, Launch, StopGroup, WorkerChanged

@@ -16,7 +16,7 @@ from blocking import no_blocking
 from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.errors import CallTimeoutError, ClusterTimeoutError, ConfigError, UsageError, WorkerStartError
 from rlinf_actors.group import launcher
-from rlinf_actors.group.group_spec import LaunchOptions, class_reference, worker_specs
+from rlinf_actors.group.group_spec import WorkerOptions, class_reference, worker_specs
 from rlinf_actors.group.launcher import check_arguments
 from rlinf_actors.hardware import registry
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
@@ -31,7 +31,7 @@ from rlinf_actors.wire.values import Claim
 def specs(options=None, name="g"):
     cluster = DescribedCluster.identical(2, 2, model="A800")
     placements = PackedPlacementStrategy(0, 3).get_placement(cluster)
-    return worker_specs(name, "ns", placements, cluster, options or LaunchOptions())
+    return worker_specs(name, "ns", placements, cluster, options or WorkerOptions())
 
 
 class TestSpecs:
@@ -49,22 +49,22 @@ class TestSpecs:
         assert max(collections.Counter(ids).values()) == 1
 
     def test_the_groups_own_variables_win(self):
-        made = specs(LaunchOptions(env={"RANK": "7", "MINE": "x"}))
+        made = specs(WorkerOptions(env={"RANK": "7", "MINE": "x"}))
         assert (made[0].env["RANK"], made[0].env["MINE"]) == ("7", "x")
 
     def test_the_drivers_log_level_is_the_workers_unless_the_group_has_its_own(self):
         driver = for_workers({"RLINF_LOG_LEVEL": "DEBUG", "LOGLEVEL": "verbose"})
-        assert specs(LaunchOptions(defaults=driver))[0].env["RLINF_LOG_LEVEL"] == "DEBUG"
-        assert "LOGLEVEL" not in specs(LaunchOptions(defaults=driver))[0].env
-        own = LaunchOptions(defaults=driver, env={"RLINF_LOG_LEVEL": "error"})
+        assert specs(WorkerOptions(defaults=driver))[0].env["RLINF_LOG_LEVEL"] == "DEBUG"
+        assert "LOGLEVEL" not in specs(WorkerOptions(defaults=driver))[0].env
+        own = WorkerOptions(defaults=driver, env={"RLINF_LOG_LEVEL": "error"})
         assert specs(own)[0].env["RLINF_LOG_LEVEL"] == "error"
 
     def test_a_log_level_that_does_not_exist_is_refused_before_anything_starts(self):
         with pytest.raises(ConfigError, match=r"RLINF_LOG_LEVEL: is 'verbose'; it must be one of DEBUG, INFO"):
-            specs(LaunchOptions(defaults={"RLINF_LOG_LEVEL": "verbose"}))
+            specs(WorkerOptions(defaults={"RLINF_LOG_LEVEL": "verbose"}))
 
     def test_options_are_carried(self):
-        options = LaunchOptions("spawn", ["numpy"], ["/p"], "/c", {}, "override", None, "/logs", False)
+        options = WorkerOptions("spawn", ["numpy"], ["/p"], "/c", {}, "override", None, "/logs", False)
         spec = specs(options)[0]
         assert (spec.start_method, spec.preload, spec.sys_path, spec.cwd) == ("spawn", ["numpy"], ["/p"], "/c")
         assert (spec.path_env_merge_mode, spec.log_dir, spec.forward_logs) == ("override", "/logs", False)
@@ -78,7 +78,7 @@ def arms(*infos):
         get_node_group=lambda label: lab, get_node_info=lambda rank: node, num_nodes=1, num_accelerators=0
     )
     places = [Placement(rank, 3, 0, local_hardware_ranks=[rank], node_group_label="lab") for rank in range(len(infos))]
-    return [spec.claims for spec in worker_specs("g", "ns", places, cluster, LaunchOptions())]
+    return [spec.claims for spec in worker_specs("g", "ns", places, cluster, WorkerOptions())]
 
 
 class NamedArm(HardwareInfo):
@@ -127,10 +127,10 @@ class TestClassReference:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (launcher.Options(start_method="teleport"), "start_method is 'teleport'; it must be one of fork, spawn"),
-        (launcher.Options(max_concurrency=0), "max_concurrency is 0; it must be at least 1"),
-        (launcher.Options(name="a/b"), "'a/b' cannot be a group's name"),
-        (launcher.Options(name="a\nb"), "cannot be a group's name"),
+        (launcher.LaunchOptions(start_method="teleport"), "start_method is 'teleport'; it must be one of fork, spawn"),
+        (launcher.LaunchOptions(max_concurrency=0), "max_concurrency is 0; it must be at least 1"),
+        (launcher.LaunchOptions(name="a/b"), "'a/b' cannot be a group's name"),
+        (launcher.LaunchOptions(name="a\nb"), "cannot be a group's name"),
     ],
 )
 def test_options_that_cannot_be_are_refused_before_anything_starts(options, said):
@@ -327,7 +327,7 @@ def test_ctrl_c_ends_a_detached_group_that_is_half_up_and_no_one_elses(owned):
     withdrawn = []
     runtime = types.SimpleNamespace(groups=types.SimpleNamespace(withdraw=withdrawn.append))
     waiting = types.SimpleNamespace(wait=interrupt)
-    group = types.SimpleNamespace(want=lambda: waiting, owned=owned)
+    group = types.SimpleNamespace(request_ready=lambda: waiting, owned=owned)
     with pytest.raises(KeyboardInterrupt):
         launcher._wait_until_up(runtime, group)
     assert withdrawn == ([group] if owned else [])

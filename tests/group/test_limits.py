@@ -1,7 +1,7 @@
 import pytest
 
 from rlinf_actors import UsageError
-from rlinf_actors.group.group_spec import Limits
+from rlinf_actors.group.group_spec import WorkerLimits
 
 
 @pytest.mark.parametrize(
@@ -9,22 +9,22 @@ from rlinf_actors.group.group_spec import Limits
     [("8GiB", 8 << 30), ("1.5 GiB", 3 << 29), (" 500MB ", 500_000_000), (1 << 30, 1 << 30), (None, None)],
 )
 def test_sizes(given, size):
-    assert Limits.of(given, None, "required") == Limits(size)
+    assert WorkerLimits.of(given, None, "required") == WorkerLimits(size)
 
 
 @pytest.mark.parametrize("given", ["8", "8G", "GiB", "-8GiB", "", True, 1.5, "8 gib", 8, "1MiB"])
 def test_what_is_no_size(given):
     with pytest.raises(UsageError, match=r"memory_limit is .*(such as '8GiB'|less than 64 MiB)"):
-        Limits.of(given, None, "required")
+        WorkerLimits.of(given, None, "required")
 
 
 @pytest.mark.parametrize("given", [0, 15, -1, True, "64", 20.0])
 def test_what_is_no_number_of_processes(given):
     with pytest.raises(UsageError, match="pids_limit"):
-        Limits.of(None, given, "required")
+        WorkerLimits.of(None, given, "required")
 
 
 def test_policies():
-    assert Limits.of(None, 100, "best_effort") == Limits(None, 100, True)
+    assert WorkerLimits.of(None, 100, "best_effort") == WorkerLimits(None, 100, True)
     with pytest.raises(UsageError, match="required, best_effort"):
-        Limits.of(None, None, "maybe")
+        WorkerLimits.of(None, None, "maybe")

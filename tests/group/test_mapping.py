@@ -482,7 +482,7 @@ class TestDeaths:
         results = world.group.execute_on(0).again.map([7])
         step = asyncio.create_task(anext(results))
         await world.ranks[0].call()
-        world.remote._lost(world.remote.peers[0])
+        world.remote._link_lost(world.remote.peers[0])
         await answer(world.ranks[0], 1)
         assert await step == 49
 

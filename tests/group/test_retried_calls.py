@@ -72,7 +72,7 @@ async def test_a_call_is_sent_again_to_the_successor(world):
 async def test_a_call_over_a_connection_that_was_lost_is_sent_again(world):
     result = world.group.execute_on(0).with_retries(1).load()
     await world.ranks[0].call()
-    world.remote._lost(world.remote.peers[0])
+    world.remote._link_lost(world.remote.peers[0])
     again = await world.ranks[0].call(1)
     world.ranks[0].ok(again.id, "there")
     assert await result == ["there"]

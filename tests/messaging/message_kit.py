@@ -124,7 +124,7 @@ class World:
             raise GroupNotFoundError(f"no group {name!r}")
         known = asker.known.get(name)
         state = GroupState("ns", name, "m:C", "o", "running", [worker.describe() for worker in workers], "token")
-        if known is None or not known.holds(state):
+        if known is None or not known.matches(state):
             names = [f"node{worker.node}" for worker in workers]
             known = RemoteGroup(self.network, asker.name, "here", "ns", name, names, soon=asker.io.call, me=asker.id)
             asker.known[name] = known

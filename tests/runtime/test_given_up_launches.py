@@ -10,7 +10,7 @@ import pytest
 from rlinf_actors.errors import ClusterTimeoutError, RlinfActorsError
 from rlinf_actors.net.rpc import ControlServer
 from rlinf_actors.net.zmq_network import ZmqNetwork
-from rlinf_actors.runtime.remote_group import Construction
+from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire.agent_messages import HELLO_AGAIN, Beat, ClientHello, Welcome
 from rlinf_actors.wire.client_messages import Done, Handles, Launch, Launched, StopGroup

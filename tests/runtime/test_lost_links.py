@@ -8,7 +8,8 @@ import pytest
 from fake_worker import FakeWorker, Waiter
 
 from rlinf_actors.errors import ConnectionLostError, WorkerError
-from rlinf_actors.runtime.remote_group import Construction, RemoteGroup
+from rlinf_actors.runtime.construction import Construction
+from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 

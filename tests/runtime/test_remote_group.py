@@ -18,9 +18,10 @@ from rlinf_actors.errors import (
     WorkerError,
     WorkerStartError,
 )
+from rlinf_actors.runtime.construction import Construction, Readiness
 from rlinf_actors.runtime.group_registry import GroupRegistry
 from rlinf_actors.runtime.lost_errors import LostErrors
-from rlinf_actors.runtime.remote_group import Construction, Readiness, RemoteGroup, death
+from rlinf_actors.runtime.remote_group import RemoteGroup, death
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.client_messages import WorkerChanged
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
@@ -235,7 +236,7 @@ class TestReadinessOfAnothersGroup:
     async def asked(self, network):
         world = World(network, owner=False)
         world.group.update([world.state(0), world.state(1)])
-        ready = world.group.want()
+        ready = world.group.request_ready()
         return world, ready, [(await worker.until(2))[1] for worker in world.workers]
 
     async def test_it_is_up_when_all_workers_are(self, network):
@@ -282,8 +283,8 @@ async def test_whose_state_the_head_speaks_of(network):
     world.group.update([world.state(0), world.state(1)])
     same = GroupState("ns", "g", "", "o", "", [world.state(1), world.state(0)])
     other = GroupState("ns", "g", "", "o", "", [world.state(0), world.state(1, id="of a namesake")])
-    assert world.group.holds(same)
-    assert not world.group.holds(other)
+    assert world.group.matches(same)
+    assert not world.group.matches(other)
 
 
 DEATHS = [
