@@ -323,7 +323,7 @@ def control_of(carried: bytes) -> GroupControl:
     runtime = job.runtime if job is not None else Cluster.current().runtime
     described = group_spec.decode(state.detail, state.name)
     nodes = described.nodes if len(described.nodes) == state.size else ["its node"] * state.size
-    group = runtime.groups.arrived(
+    group = runtime.groups.of_handle(
         state.namespace,
         state.name,
         state.launch,

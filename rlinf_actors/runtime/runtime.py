@@ -154,11 +154,9 @@ class Runtime:
         self.lost = LostErrors(change_exit_code, self.io.later)
         self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
-        self.groups = GroupRegistry(
-            self.network, self.io, self.identity, self.host, worker_id, self.ask, lambda: self._head
-        )
+        self.groups = GroupRegistry(self)
         self._paths = NodeReachability(self.network, self.host, self.groups.all)
-        self._head: HeadSession | None = None
+        self.head: HeadSession | None = None
         self._gone: RlinfActorsError | None = None
         self._stopped = self._ending = False
         self._printer: LogPrinter | None = None
@@ -216,7 +214,7 @@ class Runtime:
         except BaseException:
             head.close("never welcomed")
             raise
-        self._head = head
+        self.head = head
         self.watched.again()  # whoever is watched already
         self._paths.start(welcome.beat_s, welcome.lease_s)
         self.token = welcome.token or self.token
@@ -231,9 +229,9 @@ class Runtime:
         """
         if self._gone is not None:
             raise self._gone
-        if self._head is None:
+        if self.head is None:
             raise RlinfActorsError("this process has no connection to a head: start a Cluster first")
-        answer = await self._head.request(body, timeout, on_reply)
+        answer = await self.head.request(body, timeout, on_reply)
         if not isinstance(answer, kind):
             raise ProtocolError(f"the head answered {type(body).__name__} with {type(answer).__name__}")
         return answer
@@ -250,15 +248,15 @@ class Runtime:
     async def stop_cluster(self) -> None:
         """End an embedded cluster, and show what its workers wrote. Loop thread."""
         self._ending = True
-        if self._head is not None:
-            await self._head.request(StopCluster(stay=True), 10.0)
+        if self.head is not None:
+            await self.head.request(StopCluster(stay=True), 10.0)
             await self.flush_output()
-            await self._head.request(StopCluster(), 10.0)
+            await self.head.request(StopCluster(), 10.0)
             self._stopped = True  # nobody is left to say goodbye to
 
     async def flush_output(self) -> None:
         """Wait until what this job's ended workers wrote is printed, `END_S` at most. Loop thread."""
-        head, loop = self._head, asyncio.get_running_loop()
+        head, loop = self.head, asyncio.get_running_loop()
         if head is None or head.welcome is None or self._gone is not None:
             return
         until = loop.time() + END_S
@@ -305,13 +303,13 @@ class Runtime:
 
     async def head_silent(self, seconds: float) -> None:
         """Wait until the head has been silent for *seconds* from now on. Loop thread."""
-        if self._head is not None:
-            await self._head.silent(seconds)
+        if self.head is not None:
+            await self.head.silent(seconds)
 
     @property
     def protocol(self) -> int:
         """The protocol that the head and this process speak, 0 without a session. Any thread."""
-        welcome = self._head.welcome if self._head is not None else None
+        welcome = self.head.welcome if self.head is not None else None
         return welcome.protocol if welcome is not None else 0
 
     # --- the end ---
@@ -334,8 +332,8 @@ class Runtime:
             log.error("%s", error)  # whoever does not call just now would not hear it
         self._gone = error
         self._paths.close()
-        if self._head is not None:
-            self._head.close(str(error), 0, error)
+        if self.head is not None:
+            self.head.close(str(error), 0, error)
         self.groups.close_all(lambda group: error)
 
     def check_usable(self) -> None:
@@ -365,8 +363,8 @@ class Runtime:
         text = "this process closed its connection to the cluster"
         self.groups.close_all(lambda group: GroupClosedError(f"group {group.name!r}: {text}"))
         self.groups.clear()
-        if self._head is not None:
-            self._head.close("the process ends", 0 if self._stopped else 200, UsageError(SHUT_DOWN))
+        if self.head is not None:
+            self.head.close("the process ends", 0 if self._stopped else 200, UsageError(SHUT_DOWN))
         self.network.close()
         if self._memory is not None:
             self._memory.close()
@@ -375,7 +373,7 @@ class Runtime:
 
     def _noticed(self, body: Body) -> None:
         if isinstance(body, WorkerChanged):
-            self.groups.changed(body)
+            self.groups.workers_changed(body)
         elif isinstance(body, ClientGone):
             self.watched.gone(body.incarnation)
         elif isinstance(body, LogLines):
@@ -407,11 +405,11 @@ class Runtime:
     def _returned(self) -> None:
         """A head that was restarted has taken us back: it does not know what we want to hear of."""
         self.watched.again()
-        self._tell(self.groups.told())
+        self._tell(self.groups.handles())
 
     def _tell(self, body: Body) -> None:
-        if self._head is not None and not self.closed:
-            self._head.notify(body)
+        if self.head is not None and not self.closed:
+            self.head.notify(body)
 
     def _shown(self, credit: Body) -> None:
         self.io.call(self._tell, credit)

@@ -59,7 +59,7 @@ def group(name):
 
 
 def handles(ask):
-    return GroupRegistry(None, None, "driver:x", "here", "", ask, lambda: SilentHead())
+    return GroupRegistry(types.SimpleNamespace(ask=ask, head=SilentHead()))
 
 
 async def test_a_driver_that_leaves_its_groups_says_so_in_one_line(caplog):
@@ -83,7 +83,7 @@ async def test_a_group_whose_end_nobody_waits_for_is_told_of_unless_this_process
     asked = asyncio.get_running_loop().create_future()
     groups = handles(lambda *args: asked)
     await groups.stop_or_leave(group("a"), 2.0)
-    (telling,) = groups._telling.values()
+    (telling,) = groups._stopping.values()
     caplog.clear()
     groups.closed = closed
     asked.set_exception(ClusterTimeoutError("the connection was closed"))
@@ -106,7 +106,7 @@ async def test_an_end_that_is_under_way_is_waited_for_again_and_asked_for_once(c
     for _ in range(2):
         await groups.stop_or_leave(ending, 2.0)
     assert len(asked) == 1
-    await asyncio.wait(list(groups._telling.values()))
+    await asyncio.wait(list(groups._stopping.values()))
     await asyncio.sleep(0)
     assert sum("was not stopped by this process" in record.getMessage() for record in caplog.records) == 1
     with pytest.raises(ClusterTimeoutError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import types
 
 import pytest
 from fake_worker import FakeWorker, Waiter
@@ -363,11 +364,18 @@ async def test_a_worker_that_ends_before_it_is_constructed_and_is_started_again_
 
 
 async def test_a_handle_whose_group_was_not_found_is_of_no_running_group(network):
-    handles = GroupRegistry(network, Calls(), "driver:x", "here", "", None, lambda: None)
-    group = handles.arrived("ns", "g", "abc", ["n0"], 0.0, asyncio.Event().wait)
+    handles = GroupRegistry(driver(network, Calls()))
+    group = handles.of_handle("ns", "g", "abc", ["n0"], 0.0, asyncio.Event().wait)
     assert handles.existing("ns", "g") is group
     group.fail(GroupNotFoundError("it has ended"))
     assert handles.existing("ns", "g") is None
+
+
+def driver(network, io):
+    """What the registry reads of a driver's runtime."""
+    return types.SimpleNamespace(
+        network=network, io=io, identity="driver:x", host="here", worker_id="", ask=None, head=None
+    )
 
 
 class Calls:
@@ -382,7 +390,7 @@ class TestDeaths:
 
     @pytest.fixture
     async def handles(self, network, world):
-        made = GroupRegistry(network, None, "driver:x", "here", "", None, lambda: None)
+        made = GroupRegistry(driver(network, None))
         made._groups["ns", "g"] = world.group
         world.group.update([world.state(0, master_port=1), world.state(1)])
         for worker in world.workers:
@@ -395,8 +403,8 @@ class TestDeaths:
         return WorkerChanged("ns", "g", [world.state(1, "gone", exit=report)])
 
     async def test_one_that_nobody_waits_for_is_a_warning_once(self, world, handles, caplog):
-        handles.changed(self.died(world))
-        handles.changed(self.died(world))
+        handles.workers_changed(self.died(world))
+        handles.workers_changed(self.died(world))
         (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
         assert "worker g:1 on n1" in said.getMessage()
         assert "SIGKILL" in said.getMessage()
@@ -405,13 +413,13 @@ class TestDeaths:
     async def test_who_waits_for_it_hears_it_by_the_error_alone(self, world, handles, caplog):
         call = Waiter()
         world.group.peers[1].open(call)
-        handles.changed(self.died(world))
+        handles.workers_changed(self.died(world))
         assert isinstance(call.error, WorkerDiedError)
         assert caplog.text == ""
         assert handles.failures == 1
 
     async def test_one_that_was_asked_to_end_is_no_failure(self, world, handles, caplog):
-        handles.changed(self.died(world, kind="stopped"))
+        handles.workers_changed(self.died(world, kind="stopped"))
         assert caplog.text == ""
         assert handles.failures == 0
 
@@ -420,6 +428,6 @@ class TestDeaths:
         world.group.name = group
         handles._groups = {("ns", group): world.group}
         report = ExitReport("exited", code)
-        handles.changed(WorkerChanged("ns", group, [world.state(1, "gone", exit=report)]))
+        handles.workers_changed(WorkerChanged("ns", group, [world.state(1, "gone", exit=report)]))
         assert handles.failures == failures
         assert (caplog.text == "") == (failures == 0)
