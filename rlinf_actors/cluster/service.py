@@ -20,7 +20,6 @@ from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.client_messages import Launch
-from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import WorkerSpec
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.settings import Settings, for_workers
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.client_messages import Launch
-from rlinf_actors.wire.limits import MAX_SIZE
+from rlinf_actors.wire.protocol import MAX_SIZE
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster

@@ -17,7 +17,6 @@ from rlinf_actors.errors import (
     UsageError,
 )
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.runtime.future import AsyncWork, Future, Promise, call_all
 from rlinf_actors.runtime.peer import ANSWER_S, LateReport, Peer, new_call
 from rlinf_actors.wire import failure, frames, payload

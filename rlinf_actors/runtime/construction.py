@@ -14,7 +14,7 @@ from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.lost_errors import LostErrors
 from rlinf_actors.runtime.peer import ANSWER_S, LateReport, Peer
 from rlinf_actors.wire import failure, frames
-from rlinf_actors.wire.authenticated import AuthenticatedParts
+from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import Extension
 
 if TYPE_CHECKING:

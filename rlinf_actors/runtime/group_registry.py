@@ -33,8 +33,7 @@ from rlinf_actors.wire.client_messages import (
     StopGroup,
     WorkerChanged,
 )
-from rlinf_actors.wire.endings import orderly
-from rlinf_actors.wire.values import GroupState, WorkerState
+from rlinf_actors.wire.values import GroupState, WorkerState, orderly
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.runtime import Runtime

@@ -31,8 +31,7 @@ from rlinf_actors.runtime.construction import Construction, CreateCall, Readines
 from rlinf_actors.runtime.future import Promise, call_all
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.endings import ending
-from rlinf_actors.wire.values import Endpoint, ExitReport, GroupHandle, GroupState, WorkerState
+from rlinf_actors.wire.values import Endpoint, ExitReport, GroupHandle, GroupState, WorkerState, ending
 
 
 class RemoteGroup:
