@@ -1,4 +1,8 @@
-"""What a worker process, or a child of one, knows of itself; set before the user's class is constructed."""
+"""The context of a worker process, or of a child member: its address, its runtime, and the server that peers reach.
+
+`worker.main` (a worker) and `worker.children` (a child member) make a runtime, listen, and install the context before
+the class of the user is constructed.
+"""
 
 from __future__ import annotations
 
@@ -30,36 +34,30 @@ from rlinf_actors.wire.values import Endpoint, WorkerSpec
 from rlinf_actors.worker.worker_server import RejectedPeers, RemotePeers, WorkerServer
 
 if TYPE_CHECKING:
-    from rlinf_actors.messaging.broadcast import Broadcaster
-    from rlinf_actors.messaging.messenger import Messenger
-    from rlinf_actors.runtime.runtime import Runtime
-    from rlinf_actors.wire.template_protocol import WorkerPlace
-    from rlinf_actors.wire.values import WorkerSpec
     from rlinf_actors.worker.children import Children
     from rlinf_actors.worker.device_lock import DeviceLock
     from rlinf_actors.worker.lease_guard import Guard, LeasePage
-    from rlinf_actors.worker.worker_server import WorkerServer
 
 
 @dataclass
 class WorkerContext:
-    """One worker process, or one that became its child member.
+    """One worker process, or one child member.
 
     Attributes:
-        address: its place in its group.
-        spec, place: what the agent started it, or its worker, with; of a child the spec has its own id.
-        runtime: its connections.
-        environ: its environment as the agent made it; the ranks come from there.
+        address: group and rank path.
+        spec, place: of the worker; in a child the spec has the child's own id.
+        runtime: the connections.
+        environ: the environment as agentd made it, with the ranks.
         ports: ports held for the user's code.
-        messenger, broadcaster: its messages to and from other workers.
-        device_lock: over its accelerators; None in a child.
-        extras: what the owner sent along with the class (hardware_infos and the like).
-        server: what others talk to.
-        tcp_port: the port it listens on, 0 with a unix socket only.
-        pid: of the process that is the worker, or the child; a fork of it has another.
-        guard: of a worker with robots.
-        children: of a worker.
-        lease_page: a worker without robots gets one when it asks.
+        messenger, broadcaster: messages to and from other workers.
+        server: the listening side.
+        device_lock: of the accelerators; None in a child.
+        extras: values that the owner sent with the class (hardware_infos and others).
+        tcp_port: the port of the TCP socket, 0 without one.
+        pid: of the worker or child. A fork of it has another pid.
+        guard: in a robot worker.
+        children: in a worker.
+        lease_page: in a robot worker; a worker without robots makes one on request.
         connection: of a child to its worker.
     """
 
@@ -83,7 +81,6 @@ class WorkerContext:
 
     @property
     def is_child(self) -> bool:
-        """True in a child of a worker."""
         return len(self.address.rank_path) > 1
 
     @property
@@ -92,12 +89,11 @@ class WorkerContext:
         return self.pid == os.getpid()
 
     def accelerator_type(self) -> AcceleratorType:
-        """The type of its accelerators; NO_ACCEL without."""
         return accelerator_type(self.environ)
 
 
 def accelerator_type(environ: Mapping[str, str]) -> AcceleratorType:
-    """The type of the accelerators in a worker's environment; NO_ACCEL without."""
+    """Return the type of the accelerators that a worker's environment names."""
     return AcceleratorType.named(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
 
 
@@ -105,18 +101,18 @@ _current: WorkerContext | None = None
 
 
 def install(context: WorkerContext) -> None:
-    """Make this process a worker, or a child of one. Once in a process, by worker.main or worker.child."""
+    """Make this process a worker or a child member. Once in a process."""
     global _current
     _current = context
 
 
 def current() -> WorkerContext | None:
-    """The worker that this process is, None in a driver."""
+    """Return the context of this process, None in a driver."""
     return _current
 
 
 def make_logger(name: str) -> logging.Logger:
-    """Return the worker's logger: to stderr, not through the root logger's handlers; RLINF_LOG_LEVEL is its level."""
+    """Return the logger of the worker. It writes to stderr, at RLINF_LOG_LEVEL, and not through the root logger."""
     logger = logging.getLogger(f"rlinf_actors.worker.{name}")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
@@ -125,36 +121,21 @@ def make_logger(name: str) -> logging.Logger:
         logger.propagate = False
         try:
             logger.setLevel(log_level(os.environ))
-        except ConfigError as error:  # of the node's environment: the driver's and the launch's are checked there
+        except ConfigError as error:  # set by the node: the driver and launch() check their own
             logger.setLevel("INFO")
             logger.warning("%s; the level is INFO", error)
     return logger
 
 
 SWITCH_INTERVAL_S = 0.0002
-"""The I/O thread answers in 0.5 ms while the user's thread spins in Python (5 ms at the default of
-0.005); it costs the user's code 4 %."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """One process, as it is reached.
-
-    Attributes:
-        server: what others talk to.
-        endpoint: where it listens.
-        messenger: its messages.
-    """
-
-    server: WorkerServer
-    endpoint: Endpoint
-    messenger: Messenger
+"""The I/O thread answers in 0.5 ms while the user's thread computes in Python (5 ms at Python's default of 0.005 s). It
+costs the user's code 4 %."""
 
 
 def new_runtime(
     spec: WorkerSpec, place: WorkerPlace, on_given_up: Callable[[str], None] = lambda reason: None, parent: str = ""
 ) -> tuple[Runtime, Security]:
-    """Return the runtime of this process, which is *spec*'s worker or, with its id as *parent*, a child of that."""
+    """Make the runtime of the worker of *spec*, or of a child of the worker with the id *parent*."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     security = Security.of_worker(spec.token, place.head_key, place.head, place.listen_ip)
     runtime = Runtime(
@@ -169,7 +150,7 @@ def new_runtime(
     return runtime, security
 
 
-async def listen(
+def listen(
     name: str,
     spec: WorkerSpec,
     place: WorkerPlace,
@@ -177,18 +158,18 @@ async def listen(
     security: Security,
     job: WorkerJob,
     on_closed: Callable[[], None] = lambda: None,
-) -> Member:
-    """Be there for others under *name*. On the I/O loop.
+) -> tuple[WorkerServer, Endpoint, Messenger]:
+    """Bind the sockets of the member *name*, and serve links and messages. On the I/O loop.
 
     Args:
-        name: "group:rank", or a child's.
+        name: ``group:rank``, or the name of a child.
         spec, place, runtime, security, job: of this process.
         on_closed: see WorkerServer.
     """
     rejected = RejectedPeers()
     gate = JobGate(security.pair.public, spec.namespace, rejected.add) if security.pair is not None else None
     server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed, gate, rejected)
-    server.far = RemotePeers(runtime.watched.watch, job.connected, server.peer_gone)
+    server.remote_peers = RemotePeers(runtime.watched.watch, job.connected, server.peer_gone)
     settings = Settings.load()
     transfers = TransferEndpoint(
         runtime.io,
@@ -209,4 +190,9 @@ async def listen(
     server.serve((frames.Ask, frames.LaneEnded), messenger.tensor_receiver.handle)
     ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
     tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
-    return Member(server, Endpoint(place.host, ipc, tcp), messenger)
+    return server, Endpoint(place.host, ipc, tcp), messenger
+
+
+def tcp_port(endpoint: Endpoint) -> int:
+    """Return the port of the endpoint's TCP socket, 0 without one."""
+    return int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0

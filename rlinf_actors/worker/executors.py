@@ -1,8 +1,11 @@
-"""Where the user's methods run: never on the I/O thread.
+"""Executors: they run the calls of a worker. Code of the user never runs on the I/O thread.
 
-A class without ``async def`` runs its calls one at a time, in order, on the main thread (robot SDKs
-and CUDA expect it), or on k threads; a class with any runs everything on one event loop of the main
-thread, so its state needs no lock. Methods marked Worker.concurrent have threads of their own beside either.
+* A class without ``async def`` runs its calls one at a time, in order of arrival, on the main thread, where robot SDKs
+  and CUDA expect to be called; with ``max_concurrency``, on that many threads.
+* A class with any ``async def`` runs everything on one event loop of the main thread, so its state needs no lock.
+* Methods marked ``@Worker.concurrent`` have threads of their own beside either.
+
+The server submits calls on the I/O thread. `worker.main` chooses the executor and gives it the main thread.
 """
 
 from __future__ import annotations
@@ -32,8 +35,9 @@ CONSTRUCTOR = "the constructor (or on_restart)"
 
 
 class Activity(NamedTuple):
-    """What an executor is doing: the call that has been running longest, since when (CLOCK_MONOTONIC, in seconds), and
-    how many calls wait for their turn. `method` is "" while nothing runs.
+    """The call that has run longest, its start (CLOCK_MONOTONIC, in seconds), and the number of waiting calls.
+
+    `method` is "" while nothing runs.
     """
 
     method: str = ""
@@ -51,23 +55,23 @@ class Executor(Protocol):
     """Runs invocations until the process ends."""
 
     def submit(self, invocation: Invocation) -> None:
-        """Take a call. I/O thread."""
+        """Queue a call. I/O thread."""
 
     def idle(self) -> bool:
-        """Whether nothing waits behind what is running: then an answer is worth sending at once."""
+        """True if no call waits behind the running one: then an answer is sent at once."""
 
     def begin(self, make: Callable[[], Any]) -> Any:
-        """What *make* returns, or, where that is awaitable, what it gives. Main thread, before `serve`."""
+        """Call *make*, and await a coroutine that it returns. Main thread, before `serve`."""
 
     def serve(self, instance: Any) -> None:
-        """Run calls on the main thread, for ever. Returns only where user code has stopped the event loop."""
+        """Run calls on the main thread. Return only if user code has stopped the event loop."""
 
     def activity(self) -> Activity:
-        """What runs now. Any thread; costs next to nothing."""
+        """Return the call that runs now. Any thread; cheap."""
 
 
 def uses_event_loop(cls: type, base: type) -> bool:
-    """Whether the user's class, or a base of it that is none of *base*'s, defines an ``async def``."""
+    """True if *cls*, or a base of it below *base*, defines an ``async def``."""
     for klass in cls.__mro__:
         if klass in base.__mro__:
             continue
@@ -110,12 +114,7 @@ class SerialExecutor:
 
 
 class ThreadsExecutor(SerialExecutor):
-    """Up to *threads* calls at a time, on as many threads; they start in order of arrival.
-
-    Args:
-        threads: how many.
-        failed: ends the process; called where one of them but the main thread ends by an internal error.
-    """
+    """Up to *threads* calls at a time. *failed* ends the process when a thread ends by an internal error."""
 
     def __init__(self, threads: int, failed: Callable[[], object]) -> None:
         super().__init__()
@@ -123,7 +122,7 @@ class ThreadsExecutor(SerialExecutor):
         self._failed = failed
 
     def serve(self, instance: Any) -> None:
-        all_there = threading.Barrier(self._threads)  # so that no call finds fewer threads than were asked for
+        all_there = threading.Barrier(self._threads)  # no call starts before all threads run
 
         def serve() -> None:
             all_there.wait()
@@ -135,26 +134,26 @@ class ThreadsExecutor(SerialExecutor):
 
 
 def _start_serving(serve: Callable[[], object], name: str, failed: Callable[[], object]) -> None:
-    """Run *serve* on a thread of its own; where it raises, calls would wait for ever, and *failed* is called."""
+    """Run *serve* on a new thread. Call *failed* if it raises: its calls would wait for ever."""
 
     def run() -> None:
         try:
             serve()
         except Unwound:
             raise
-        except BaseException:  # noqa: BLE001 - an error of ours: user code's are answers
+        except BaseException:  # noqa: BLE001 - an internal error: errors of user code are answers
             failed()
 
     exhaustion.start(threading.Thread(target=run, name=name, daemon=True))
 
 
 class BesideExecutor:
-    """Calls of some methods on threads of their own, all others by another executor.
+    """Calls of some methods on threads of their own, all others by *main*.
 
     Args:
         main: runs the other methods.
-        threads: how many threads each of those methods has, by name.
-        failed: ends the process; called where one of these threads ends by an internal error.
+        threads: number of threads of each such method.
+        failed: ends the process when one of these threads ends by an internal error.
     """
 
     def __init__(self, main: Executor, threads: Mapping[str, int], failed: Callable[[], object]) -> None:
@@ -179,7 +178,7 @@ class BesideExecutor:
         self.main.serve(instance)
 
     def activity(self) -> Activity:
-        """What the main thread runs; where it runs nothing, the longest of the others."""
+        """Return the call of the main thread, or the longest of the others if there is none."""
         main, *others = [executor.activity() for executor in (self.main, *self._beside.values())]
         since, method = min(((doing.since, doing.method) for doing in others if doing.method), default=(0.0, ""))
         waiting = main.waiting + sum(doing.waiting for doing in others)
@@ -190,11 +189,11 @@ class LoopExecutor:
     """Everything on one event loop of the main thread; calls start in order and overlap where they await.
 
     Args:
-        limit: how many coroutines may be under way at a time, 0 for any number.
-        hear: called first whenever the loop begins to run (uvloop then takes Python's descriptor for signals).
+        limit: most coroutines that run at a time, 0 for any number.
+        on_loop_start: called first whenever the loop begins to run: uvloop then takes Python's descriptor for signals.
     """
 
-    def __init__(self, limit: int = 0, hear: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, limit: int = 0, on_loop_start: Callable[[], object] = lambda: None) -> None:
         self._queue: collections.deque[Invocation] = collections.deque()
         self._loop = new_event_loop()
         self._due = threading.Lock()
@@ -203,14 +202,14 @@ class LoopExecutor:
         self._plain: Invocation | None = None
         self._instance: Any = None
         self._thread = 0
-        self._hear = hear
+        self._on_loop_start = on_loop_start
         self._made_in = forks.generation()
-        self._loop.call_soon(hear)
+        self._loop.call_soon(on_loop_start)
         forks.watch(self)
 
     def submit(self, invocation: Invocation) -> None:
         self._queue.append(invocation)
-        if self._due.acquire(blocking=False):  # one wake-up for all that arrive before it is served
+        if self._due.acquire(blocking=False):  # one wake-up for all calls that arrive before it is served
             self._loop.call_soon_threadsafe(self._pump)
 
     def idle(self) -> bool:
@@ -223,10 +222,10 @@ class LoopExecutor:
         forks.guarded("a task or callback of user code", self._loop.run_forever)
 
     def note_fork(self) -> None:
-        """In a child: end the loop in its present turn, whatever task or callback of user code has forked.
+        """Stop the loop in a forked child, in its present turn.
 
-        uvloop looks for events once more before it stops. It would do so by a descriptor that is the parent's too, and
-        take the wake-up for a call of the parent, which then waits for ever.
+        uvloop polls once more before it stops. Its descriptor is shared with the parent, so the poll would take a
+        wake-up of the parent, whose call then waits for ever: an empty epoll takes its place.
         """
         if threading.get_ident() == self._thread and self._loop.is_running():
             self._loop.stop()
@@ -236,7 +235,7 @@ class LoopExecutor:
                     os.dup2(none.fileno(), polled_by(), inheritable=False)
 
     def begin(self, make: Callable[[], Any]) -> Any:
-        """With the loop running, so that a constructor may make tasks and futures."""
+        """Run *make* in the loop: a constructor may make tasks and futures."""
 
         async def call() -> Any:
             made = make()
@@ -255,13 +254,13 @@ class LoopExecutor:
                 raise
             raise UsageError(STOPPED.format(CONSTRUCTOR)) from None
         finally:
-            self._loop.call_soon(self._hear)  # before calls can come
+            self._loop.call_soon(self._on_loop_start)  # before calls arrive
 
     def _pump(self) -> None:
         if forks.generation() != self._made_in:
-            return  # a child, in the turn in which it was forked: the calls are the parent's
+            return  # a forked child: the calls are the parent's
         self._due.release()
-        began = False  # a coroutine of this batch that has not taken its first step: nothing may overtake it
+        began = False  # a coroutine of this batch has not taken its first step: no call may overtake it
         while self._queue and not (self._limit and len(self._running) >= self._limit):
             invocation = self._queue.popleft()
             if invocation.cancelled:
@@ -275,12 +274,12 @@ class LoopExecutor:
             began = True
             self._running[task] = invocation
             invocation.stop = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
-            if invocation.cancelled:  # between the look above and here
+            if invocation.cancelled:  # since the check above
                 task.cancel()
             task.add_done_callback(self._ended)
 
     def activity(self) -> Activity:
-        running = self._running.copy()  # at once: the loop's thread goes on
+        running = self._running.copy()  # atomic: the thread of the loop goes on
         return _longest([self._plain, *running.values()], len(self._queue))
 
     def _is_plain(self, invocation: Invocation) -> bool:
@@ -292,6 +291,6 @@ class LoopExecutor:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.pop(task, None)
         if not task.cancelled() and task.exception() is not None:
-            raise task.exception()  # type: ignore[misc]  # a bug of ours: run_async answers for everything else
+            raise task.exception()  # type: ignore[misc]  # an internal error: run_async answers for all others
         if self._limit and self._queue and self._due.acquire(blocking=False):
             self._loop.call_soon(self._pump)

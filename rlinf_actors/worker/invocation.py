@@ -1,4 +1,9 @@
-"""One call in a worker: its arguments, its limits, and its one answer."""
+"""One call in a worker: its arguments, its limits, and its one answer.
+
+The server makes an Invocation on the I/O thread; an executor runs it on a thread of the user's code and answers. An
+error of the user is the answer of the call. Where user code forks, the child ends when it comes back here
+(`forks.end_child`).
+"""
 
 from __future__ import annotations
 
@@ -20,9 +25,7 @@ from rlinf_actors.worker.standstill import Unwound
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
 Reply = Callable[["Invocation", frames.AnyFrame, Sequence[Buffer]], None]
-
 
 _NOT_A_GENERATOR = "{}() does not stream: it is not a generator"
 _TO_STREAM = (
@@ -32,26 +35,21 @@ _TO_STREAM = (
 
 
 class CallExpiredError(Exception):
-    """The caller's time was over before the call began."""
+    """The deadline of the caller passed before the call began."""
 
 
 class CallRefusedError(Exception):
-    """There is no such method to call, or not in that way."""
+    """The method does not exist, or cannot be called in this way."""
 
 
 @types.coroutine
 def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, Any, T]:
-    """Await *coroutine*, user code, and end a forked child wherever it comes back to the event loop.
-
-    Args:
-        coroutine: what to await.
-        what: that code, for people.
-    """
+    """Await *coroutine*, user code called *what* in messages. End a forked child that comes back to the event loop."""
     here = forks.generation()
     advance: Callable[[Any], Any] = coroutine.send
     given: Any = None
     while True:
-        if forks.generation() != here:  # another task of this turn of the loop has forked
+        if forks.generation() != here:  # another task has forked in this turn of the loop
             forks.end_child(what, None)
         try:
             wanted = advance(given)
@@ -65,38 +63,27 @@ def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, An
                 forks.end_child(what, error)
             raise
         finally:
-            given = None  # an exception whose traceback has this frame
+            given = None  # else an exception lives on in the traceback of this frame
         if forks.generation() != here:
             forks.end_child(what, None)
         try:
             given = yield wanted
             advance = coroutine.send
-        except BaseException as error:  # noqa: BLE001 - it is the coroutine's: a cancellation, say
+        except BaseException as error:  # noqa: BLE001 - passed on to the coroutine, such as a cancellation
             advance, given = coroutine.throw, error
 
 
 class Invocation:
-    """A call or a stream that a peer asked for.
+    """A call, or a stream if *window* is not 0, and its one answer.
 
-    `cancelled` is set on the I/O thread and read by the executor before it starts; `stop` is set by
-    an executor that can interrupt what runs.
+    The I/O thread sets `cancelled`; the executor reads it before it starts the call. An executor that can interrupt a
+    running call sets `stop`.
     """
 
     __slots__ = (
-        "_copy",
-        "_granted",
-        "_reply",
-        "_wake",
-        "began",
-        "cancelled",
-        "deadline",
-        "id",
-        "method",
-        "parts",
-        "peer",
-        "stop",
-        "window",
-    )
+        "_copy", "_granted", "_reply", "_wake", "began", "cancelled", "deadline", "id", "method", "parts", "peer",
+        "stop", "window",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -123,31 +110,21 @@ class Invocation:
         self._granted = window  # written by the I/O thread alone
         self._wake: Callable[[], object] | None = None
 
-    # --- I/O thread ---
-
     def cancel(self) -> None:
-        """The caller gave up."""
+        """Stop the call: the caller does not wait any more. I/O thread."""
         self.cancelled = True
         if self.stop is not None:
             self.stop()
 
     def credit(self, n: int) -> None:
-        """The caller took *n* items."""
+        """Let the stream send *n* more items. I/O thread."""
         self._granted += n
-        wake = self._wake  # the stream may end meanwhile, on its own thread
+        wake = self._wake  # the stream may end meanwhile, on its thread
         if wake is not None:
             wake()
 
-    # --- executor ---
-
-    def bind(self, instance: Any) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
-        """The method and its unpickled arguments.
-
-        Raises:
-            CallExpiredError: the deadline has passed.
-            CallRefusedError: there is no such method, or it is private.
-            Exception: what unpickling raises.
-        """
+    def _bind(self, instance: Any) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
+        """Return the method and its arguments. Raise CallExpiredError, CallRefusedError or an error of unpickling."""
         if self.deadline and time.monotonic() > self.deadline:
             raise CallExpiredError(f"{self.method}() was not started: the caller's time was over before its turn came")
         if self.method.startswith("_") and self.method != "_close":
@@ -160,7 +137,7 @@ class Invocation:
         return method, args, kwargs
 
     def succeed(self, value: Any, seconds: float) -> None:
-        """Answer with a result; one that does not pickle is the call's error."""
+        """Answer with a result, or with the error that pickling the result raises."""
         try:
             parts = payload.encode(value, f"the result of {self.method}()", copy=self._copy)
         except SerializationError as error:
@@ -170,13 +147,12 @@ class Invocation:
             return
         except Unwound:
             raise
-        except BaseException as error:  # noqa: BLE001 - of user code that pickles; this thread has more calls to answer
+        except BaseException as error:  # noqa: BLE001 - raised by the user's code in pickle; this thread has more calls to answer
             self.fail(error)
             return
         self._reply(self, frames.Ok(self.id, seconds), parts)
 
     def fail(self, error: BaseException) -> None:
-        """Answer with an error."""
         if self.window and self.cancelled and not isinstance(error, asyncio.CancelledError):
             log.warning("%s() raised after its caller had left the stream", self.method, exc_info=error)
         if isinstance(error, CallExpiredError):
@@ -187,21 +163,21 @@ class Invocation:
             self._reply(self, *failure.encode(self.id, error))
 
     def run(self, instance: Any) -> None:
-        """Run a plain method on this thread and answer."""
+        """Run a plain method on this thread, and answer."""
         if self.cancelled:
             return
         self.began = start = time.perf_counter()
         here = forks.generation()
         try:
-            method, args, kwargs = self.bind(instance)
+            method, args, kwargs = self._bind(instance)
             start = time.perf_counter()
             value = method(*args, **kwargs)
             if self.window:
                 self._stream_here(value, here)
                 value = None
-        except Unwound:  # the lease of a robot worker is over: nothing more is begun here
+        except Unwound:  # the lease of a robot worker is over: this thread begins nothing more
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller is told; the worker lives on
+        except BaseException as error:  # noqa: BLE001 - the caller gets every error; the worker lives on
             if forks.generation() != here:
                 forks.end_child(f"{self.method}()", error)
             self.fail(error)
@@ -211,15 +187,12 @@ class Invocation:
         self.succeed(value, time.perf_counter() - start)
 
     def _stream_here(self, items: Any, here: int) -> None:
-        """Send what a plain generator yields, on this thread, which waits where the caller is behind.
-
-        Whoever ends it early (the caller, or the end of its process) has the generator closed on this thread.
-        """
+        """Send the items of a plain generator. Wait for credit on this thread, and close the generator on it."""
         if not isinstance(items, Generator):
             raise CallRefusedError(_NOT_A_GENERATOR.format(self.method))
-        room: queue.SimpleQueue[None] = queue.SimpleQueue()  # takes no lock that this thread could hold standing still
+        room: queue.SimpleQueue[None] = queue.SimpleQueue()  # has no lock that a stopped thread could keep
         sent = 0
-        # one is enough, and those of an endless stream that never waits would pile up; the I/O thread alone puts them
+        # one entry is enough: a stream that never waits would pile them up. Only the I/O thread puts entries
         self._wake = self.stop = lambda: room.put(None) if room.empty() else None
         try:
             for item in items:
@@ -240,14 +213,14 @@ class Invocation:
         self._reply(self, frames.Item(self.id), parts)
 
     async def run_async(self, instance: Any) -> None:
-        """Run a method of any kind on this event loop and answer."""
+        """Run a method of any kind on this event loop, and answer."""
         await own_steps(self._run_async(instance), f"{self.method}()")
 
     async def _run_async(self, instance: Any) -> None:
         here = forks.generation()
         self.began = start = time.perf_counter()
         try:
-            method, args, kwargs = self.bind(instance)
+            method, args, kwargs = self._bind(instance)
             value = method(*args, **kwargs)
             if self.window:
                 await self._stream(value)
@@ -279,7 +252,7 @@ class Invocation:
             async for item in items:
                 while sent >= self._granted:
                     room.clear()
-                    if sent >= self._granted:  # else credit came between the look and the clear
+                    if sent >= self._granted:  # else credit came between the check and the clear
                         await room.wait()
                 sent += 1
                 self._send_item(item)
@@ -289,7 +262,7 @@ class Invocation:
 
 
 async def _between_turns(items: Generator[T, Any, Any]) -> AsyncIterator[T]:
-    """Yield what a plain generator yields; the event loop has a turn after each of its steps."""
+    """Yield the items of a plain generator, with a turn of the event loop before each."""
     try:
         for item in items:
             await asyncio.sleep(0)

@@ -1,21 +1,18 @@
-"""A worker process, from the fork to its end: `run_worker` is where the template's child goes.
+"""The worker process: `run_worker` is what a forked or spawned child of the template runs, to the end of the process.
 
-Two threads: the I/O thread (connections, heartbeats, the socket to the template) and the main
-thread, which belongs to the user's code. A robot worker has two more: its guard, and one for
-on_lease_lost.
+Threads: the main thread belongs to code of the user; the I/O thread has the connections, the heartbeats and the socket
+to the template. A robot worker has two more: its guard, and the thread of on_lease_lost.
 
-The orderly end of a worker: after SIGTERM it runs its `atexit` functions, writes out its stdio, and ends by SIGTERM.
+Start: listen, tell the template (WorkerUp), wait for the class that the owner of the group sends (Create), construct it
+on the main thread, and run calls.
 
-The signal's handler runs on the main thread between two instructions of Python, where a robot SDK or CUDA expects to be
-called, whatever the user's code does there. Code in C that does not return keeps it from that. Then the I/O thread,
-which hears of the signal by the wakeup descriptor, ends the process at once, unless the user's code has registered
-`atexit` functions: they wait for the main thread, and whoever sent the signal bounds that with SIGKILL after its grace.
-
-An event loop that the user's code runs itself may take that descriptor while it runs (uvloop does): then C code
-that does not return is waited for.
-
-A worker that holds a robot ends otherwise: its guard makes the robot safe (worker.safety). A handler that the user's
-code installs for SIGTERM takes the place of this one. Processes that the user's code forks have neither.
+End by SIGTERM (`OrderlyExit`): run the `atexit` functions, flush stdout and stderr, and end by SIGTERM. The handler
+runs on the main thread, between two instructions of Python. C code that does not return keeps the handler from running.
+Then the I/O thread, which learns of the signal by the wakeup descriptor, ends the process at once, unless the user
+registered `atexit` functions: these wait for the main thread, and the sender of the signal bounds that wait by SIGKILL.
+An event loop that user code runs may take the wakeup descriptor (uvloop does): C code is waited for as long as it runs.
+A robot worker ends otherwise: its guard makes the robot safe first. A SIGTERM handler of the user takes the place of
+this one. Processes that user code forks have neither.
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Awaitable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -42,16 +38,17 @@ from rlinf_actors.cluster.connect import WorkerJob, set_worker_job
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
 from rlinf_actors.group.class_facts import check_lease_hook, public_methods
 from rlinf_actors.messaging.broadcast import Broadcaster
+from rlinf_actors.messaging.messenger import Messenger
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.settings import EXT_MODULE
 from rlinf_actors.wire import failure, frames, payload, template_protocol
-from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.wire.values import Endpoint, WorkerSpec
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.children import Children
-from rlinf_actors.worker.context import Member, listen, new_runtime
+from rlinf_actors.worker.context import listen, new_runtime, tcp_port
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.executors import (
     STOPPED,
@@ -70,16 +67,16 @@ from rlinf_actors.worker.worker import Worker
 from rlinf_actors.worker.worker_server import Creation, WorkerServer
 
 STUCK_S = 0.1
-"""How long the main thread may take to come to its handler before the I/O thread looks whether to end without it."""
+"""Seconds that the main thread has to run its signal handler before the I/O thread may end the process."""
 
 
 class OrderlyExit:
-    """Ends this process when SIGTERM comes. Main thread; `watch` makes the I/O thread do its part."""
+    """Ends this process at SIGTERM. Made on the main thread; `watch` lets the I/O thread do its part."""
 
     def __init__(self) -> None:
         self._before = atexit._ncallbacks()
         self._begun = False
-        self._loop = -1  # where an event loop of the main thread hears of signals
+        self._loop = -1  # wakeup descriptor of an event loop on the main thread
         self._reader, self._writer = os.pipe()
         for fd in (self._reader, self._writer):
             os.set_blocking(fd, False)
@@ -88,13 +85,13 @@ class OrderlyExit:
         os.register_at_fork(after_in_child=self._forked)
 
     def watch(self, io: IoThread) -> None:
-        """Have the I/O thread see to the end where the main thread cannot."""
+        """Let the I/O thread end the process if the main thread cannot."""
         io.call(io.loop.add_reader, self._reader, self._signalled, io)
 
-    def hear(self) -> None:
+    def take_wakeup_fd(self) -> None:
         """Take back the wakeup descriptor from an event loop that has just begun to run. Main thread, in that loop.
 
-        uvloop puts its own there, which nobody reads while the main thread is in C. It is told by `_signalled` instead.
+        uvloop installs its own, which is not read while the main thread is in C. `_signalled` passes signals on to it.
         """
         taken = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         if taken in (-1, self._writer):
@@ -105,60 +102,57 @@ class OrderlyExit:
             os.dup2(taken, self._loop, inheritable=False)
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
-        """The handler. Main thread."""
         if self._begun:
-            return  # it comes again while this goes on
+            return  # sent again
         self._begun = True
         try:
             atexit._run_exitfuncs()
-        except BaseException:  # noqa: BLE001 - nobody is above us; stderr is where the others' errors are
+        except BaseException:  # noqa: BLE001 - no caller: stderr is part of the exit report
             traceback.print_exc()
-        _leaving_end()
+        _end_by_sigterm()
 
     def _signalled(self, io: IoThread) -> None:
-        """Some signal came. I/O thread."""
         try:
             numbers = os.read(self._reader, 4096)
         except BlockingIOError:
             return
         if self._loop >= 0:
-            with contextlib.suppress(OSError):  # it does not run any more, or has much to read
+            with contextlib.suppress(OSError):  # the loop has ended, or is far behind
                 os.write(self._loop, numbers)
         if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) == self._leave:
-            io.loop.call_later(STUCK_S, self._look)
+            io.loop.call_later(STUCK_S, self._end_if_stuck)
 
-    def _look(self) -> None:
-        """End the process if the main thread does not, and nothing needs it. I/O thread."""
+    def _end_if_stuck(self) -> None:
         if not self._begun and atexit._ncallbacks() <= self._before:
-            _leaving_end()
+            _end_by_sigterm()
 
     def _forked(self) -> None:
-        """In a child of the user's: SIGTERM ends it as any process, and its signals are not ours."""
+        """Restore the defaults in a process that user code forked."""
         if signal.getsignal(signal.SIGTERM) == self._leave:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
 
 
-def _leaving_end() -> None:
-    """Write out stdio, and end as SIGTERM ends a process that has no handler. Any thread."""
+def _end_by_sigterm() -> None:
+    """Flush stdout and stderr, and end as SIGTERM ends a process without a handler. Any thread."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # the reader is gone, or another thread writes
             if stream is not None:
                 stream.flush()
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-    libc.signal(signal.SIGTERM, None)  # SIG_DFL; Python's own allows this on the main thread alone
+    libc.signal(signal.SIGTERM, None)  # SIG_DFL; signal.signal allows this on the main thread alone
     os.kill(os.getpid(), signal.SIGTERM)
-    os._exit(143)  # where this thread has the signal blocked
+    os._exit(143)  # this thread blocks the signal
 
 
 def run_worker(spec: WorkerSpec, place: template_protocol.WorkerPlace, control_fd: int) -> None:
-    """Be the worker that *spec* describes. Never returns: the process ends here.
+    """Run the worker that *spec* describes. Never returns: the process ends here.
 
     Args:
-        spec: which worker of which group.
-        place: where it runs.
-        control_fd: a SOCK_SEQPACKET socket to the template; its end of file is our end.
+        spec: the worker and its group.
+        place: its node and directories.
+        control_fd: a SOCK_SEQPACKET socket to the template. The process ends at its end of file.
     """
     control = TemplateSocket(socket.socket(fileno=control_fd), lambda: _exit(143))
     guard = Guard(spec, place, control, lambda: Worker.current_worker) if spec.claims else None
@@ -168,27 +162,27 @@ def run_worker(spec: WorkerSpec, place: template_protocol.WorkerPlace, control_f
             context, server = _start(spec, place, control, guard)
             if leaving is not None:
                 leaving.watch(context.runtime.io)
-        except (OSError, RuntimeError) as error:  # something of this machine has run out
+        except (OSError, RuntimeError) as error:  # this machine has run out of something
             text = (error.strerror if isinstance(error, OSError) else "") or str(error)
             control.send(template_protocol.StartFailed(spec.id, f"node {place.node} cannot start it: {text}"))
             raise
         _serve(context, server, leaving)
-    except Unwound:  # its guard ends the process
+    except Unwound:  # the guard ends the process
         pass
-    except BaseException:  # noqa: BLE001 - nobody is above us; stderr's tail is in the exit report
+    except BaseException:  # noqa: BLE001 - no caller: the tail of stderr is in the exit report
         traceback.print_exc()
     _end(guard)
 
 
 def _end(guard: Guard | None) -> NoReturn:
-    """End the process, on whatever thread; a robot worker's guard does that, after on_lease_lost."""
+    """End the process. Any thread. The guard of a robot worker ends it after on_lease_lost."""
     if guard is not None:
         guard.stay()
     _exit(1)
 
 
 def _failed(guard: Guard | None) -> NoReturn:
-    """A thread that serves calls has ended by an internal error, which is being handled. That thread."""
+    """End the process after an internal error of a thread that runs calls. Called in the handler of the error."""
     traceback.print_exc()
     _end(guard)
 
@@ -196,15 +190,23 @@ def _failed(guard: Guard | None) -> NoReturn:
 def _start(
     spec: WorkerSpec, place: template_protocol.WorkerPlace, control: TemplateSocket, guard: Guard | None
 ) -> tuple[worker_context.WorkerContext, WorkerServer]:
-    """Bring the runtime up and say so; nothing of the user's has run yet."""
+    """Bring the runtime up and tell the template. No code of the user has run yet."""
     runtime, security = new_runtime(spec, place, lambda reason: _given_up(reason, guard))
     address = WorkerAddress(spec.group, spec.rank)
     name = address.get_name()
     job = WorkerJob(runtime, place.head, lambda: context.extras, spec.node_rank, name)
-    on_closed = guard.closed if guard is not None else lambda: None
-    listening = listen(name, spec, place, runtime, security, job, on_closed)
-    member, children = runtime.io.submit(_listen(spec, place, control, guard, listening)).result()
-    server, endpoint, messenger = member.server, member.endpoint, member.messenger
+
+    async def start_listening() -> tuple[WorkerServer, Endpoint, Messenger, Children]:
+        on_closed = guard.closed if guard is not None else lambda: None
+        server, endpoint, messenger = listen(name, spec, place, runtime, security, job, on_closed)
+        loop = asyncio.get_running_loop()
+        children = Children(loop, spec, place, server.send, server.rejected.add)
+        server.serve((frames.WhereIs,), children.asked)
+        server.on_forgotten(children.table.forget)
+        control.listen(loop, guarded=guard is not None)
+        return server, endpoint, messenger, children
+
+    server, endpoint, messenger, children = runtime.io.submit(start_listening()).result()
     ports = HeldPorts()
     master_port = ports.hold() if spec.rank == 0 else 0
     has_devices = worker_context.accelerator_type(os.environ) is not AcceleratorType.NO_ACCEL
@@ -220,13 +222,13 @@ def _start(
         broadcaster=Broadcaster(messenger, address),
         server=server,
         device_lock=device_lock,
+        tcp_port=tcp_port(endpoint),
         guard=guard,
         children=children,
         lease_page=guard.page if guard is not None else None,
     )
     worker_context.install(context)
     set_worker_job(job)
-    context.tcp_port = int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
     control.serve(template_protocol.DevicesLocked, device_lock.granted)
     control.serve(template_protocol.DevicesBusy, device_lock.busy)
     control.serve(template_protocol.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
@@ -234,42 +236,25 @@ def _start(
     return context, server
 
 
-async def _listen(
-    spec: WorkerSpec,
-    place: template_protocol.WorkerPlace,
-    control: TemplateSocket,
-    guard: Guard | None,
-    listening: Awaitable[Member],
-) -> tuple[Member, Children]:
-    """Be there for others, for children, and hear the template. On the I/O loop."""
-    member = await listening
-    loop, server = asyncio.get_running_loop(), member.server
-    children = Children(loop, spec, place, server.send, server.rejected.add)
-    server.serve((frames.WhereIs,), children.asked)
-    server.on_forgotten(children.table.forget)
-    control.listen(loop, guarded=guard is not None)
-    return member, children
-
-
 def _pong(id: str, doing: Activity) -> template_protocol.Pong:
     return template_protocol.Pong(id, doing.method[: template_protocol.TEXT_CHARS], doing.since, doing.waiting)
 
 
 def _serve(context: worker_context.WorkerContext, server: WorkerServer, leaving: OrderlyExit | None) -> None:
-    """Construct the class and run its calls. Main thread, to the end of the process."""
+    """Construct the class and run its calls. Main thread; returns only to end the process."""
     creation = server.creations.get()
     server.constructing()
     try:
         executor, instance = _construct(context, creation, leaving)
         if context.spec.incarnation:
             executor.begin(instance.on_restart)
-    except BaseException as error:  # the owner is told, and ends us
+    except BaseException as error:  # the owner gets the error, and ends this process
         if context.spec.incarnation:
-            raise  # one more failure of this rank: whether there is another restart is the head's to say
+            raise  # one more failure of this rank: the head decides whether to restart it again
         kind = "start" if isinstance(error, WorkerStartError) else "raised"
         server.refuse(error)
         server.answer(creation.peer, *failure.encode(creation.frame.id, error, kind))
-        server.creations.get()  # for ever: the owner stops the group, its end ends us
+        server.creations.get()  # blocks for ever: the owner stops the group
         return
     if not isinstance(executor.main if isinstance(executor, BesideExecutor) else executor, ThreadsExecutor):
         context.runtime.serving_thread = threading.get_ident()
@@ -283,11 +268,11 @@ def _serve(context: worker_context.WorkerContext, server: WorkerServer, leaving:
 def _construct(
     context: worker_context.WorkerContext, creation: Creation, leaving: OrderlyExit | None
 ) -> tuple[Executor, Any]:
-    """Import the class and call it with the owner's arguments.
+    """Import the class and call it with the arguments of the owner.
 
     Raises:
-        WorkerStartError: the class or its arguments cannot be imported here; says what to do.
-        BaseException: whatever the user's constructor raises.
+        WorkerStartError: the class or its arguments cannot be imported here; the text says what to do.
+        BaseException: the error of the user's constructor.
     """
     try:
         environ_block.replace(creation.frame.env)
@@ -329,7 +314,7 @@ def _construct(
     failed = functools.partial(_failed, context.guard)
     executor: Executor = ThreadsExecutor(threads, failed) if threads > 1 else SerialExecutor()
     if uses_event_loop(cls, Worker):
-        executor = LoopExecutor(threads, leaving.hear) if leaving is not None else LoopExecutor(threads)
+        executor = LoopExecutor(threads, leaving.take_wakeup_fd) if leaving is not None else LoopExecutor(threads)
     beside = {name: method.concurrent for name, method in public_methods(cls).items() if method.concurrent}
     if beside:
         executor = BesideExecutor(executor, beside, failed)
@@ -357,7 +342,7 @@ def _import_class(reference: str, where: str) -> Any:
 
 
 def _given_up(reason: str, guard: Guard | None) -> None:
-    """Another may run under this rank by now: end, whoever else should have seen to it and did not. I/O thread."""
+    """End: the head has given this worker up, and another worker may have its rank by now. I/O thread."""
     if guard is not None:
         guard.lose(reason)
         return

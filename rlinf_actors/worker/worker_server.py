@@ -1,12 +1,13 @@
-"""The worker's listening side: who may talk to it, and their calls on the way to the executor.
+"""The server of a worker process: links of peers, their frames, and calls on the way to the executor.
 
-I/O thread, unless a method says otherwise.
+`context.listen` makes one for each worker and for each child member; a driver, other workers and channel clients
+connect. A link is a member once its Join is accepted; every other frame of an unknown link is dropped. Calls wait here
+until the class of the user is constructed (`open`) or cannot be constructed (`refuse`).
 
-Ends of peers that no pidfd of ours can watch, on other machines or in other containers: the head tells them.
+A pidfd tells the end of a peer on this machine. The head tells the end of every other peer (`RemotePeers`): that needs
+a session with the head, which most workers never have, so only streams and many peers make one.
 
-House rule: only who is served a stream, or has many peers, costs a session with the head; most workers never need one.
-
-Peers that a socket rejects are counted and written to the worker's own log.
+Everything runs on the I/O thread, unless a method says otherwise. No method blocks, and none runs code of the user.
 """
 
 from __future__ import annotations
@@ -40,18 +41,36 @@ from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to
 from rlinf_actors.worker.executors import Activity, Executor
 from rlinf_actors.worker.invocation import Invocation
 
+log = logging.getLogger(__name__)
+
 Watch = Callable[[str, Callable[[], None]], Callable[[], None]]
-"""runtime.watched.watch: calls back when that client has ended; returns what ends the watch."""
+"""WatchedClients.watch: call the function when that client ends; return a function that ends the watch."""
+LinkLost = Callable[[bytes, str], object]
+"""(identity of the link, id of the worker at its other end or ""), on the I/O thread."""
+Handler = Callable[[bytes, Any, AuthenticatedParts], None]
+"""(peer, frame of a kind that the handler serves, parts), on the I/O thread."""
+
 MANY = 64
-"""Clients that have joined and whose ends no session tells: beyond these there may be dead ones, so one is made."""
+"""Clients without a session to the head. Beyond this number some are probably dead, so a session is made."""
+NAME_CHARS = 60
+"""Most characters of a rejected peer's name, and of a method's, that are logged or sent."""
+LATE_S = 10.0
+"""Seconds after the end of a peer's process in which messages that it sent before are still accepted."""
+REMEMBERED = 1024
+"""Calls that ended and are remembered, so that a duplicate does not run again. Connections repeat nothing; injected
+faults repeat a call soon after the first. 150 KiB."""
+_CHANNEL_REQUESTS = (
+    frames.ChannelPut, frames.ChannelGet, frames.ChannelBatch, frames.ChannelLook, frames.ChannelShow,
+    frames.ChannelClose, frames.ChannelWhere, frames.ChannelRelease,
+)  # fmt: skip
 
 
 class RemotePeers:
-    """Those whose ends we want to hear of. I/O thread.
+    """Clients on other machines, or in other containers, whose ends the head tells.
 
     Args:
-        watch: has the head tell us of an end, as long as there is a session with it.
-        connected: makes the session; raises RlinfActorsError when the head does not answer.
+        watch: asks the head to tell of an end, as long as there is a session with it.
+        connected: makes the session; raises RlinfActorsError if the head does not answer.
         on_gone: called with each link of a client that has ended.
     """
 
@@ -67,23 +86,24 @@ class RemotePeers:
         self._connecting: asyncio.Task[None] | None = None
         self._in_session = False
 
-    def met(self, peer: bytes) -> None:
-        """This peer has joined. Its end is told if there is a session with the head, or once there is one."""
+    def add(self, peer: bytes, *, now: bool = False) -> None:
+        """Watch the client of this link, from now on or, without a session and *now*, once there is a session.
+
+        Args:
+            peer: the link.
+            now: make a session: a stream to this peer would wait for credit for ever.
+        """
         client = client_of(peer)
         links = self._links.setdefault(client, set())
         if not links:
             self._unwatch[client] = self._watch(client, lambda: self._gone(client))
         links.add(peer)
-        if len(self._links) > MANY:
-            self._need_session()
+        needed = now or len(self._links) > MANY
+        if needed and not self._in_session and (self._connecting is None or self._connecting.done()):
+            self._connecting = self._tasks.start(self._connect(), "watching peers on other machines")
 
-    def serve(self, peer: bytes) -> None:
-        """This peer is served a stream, which would wait for its credit for ever."""
-        self.met(peer)
-        self._need_session()
-
-    def ended(self, peer: bytes) -> None:
-        """This peer has ended, or its link has, as something else than the head told."""
+    def remove(self, peer: bytes) -> None:
+        """Forget a link whose end is known otherwise."""
         client = client_of(peer)
         links = self._links.get(client)
         if links is None:
@@ -92,10 +112,6 @@ class RemotePeers:
         if not links:
             del self._links[client]
             self._unwatch.pop(client)()
-
-    def _need_session(self) -> None:
-        if not self._in_session and (self._connecting is None or self._connecting.done()):
-            self._connecting = self._tasks.start(self._connect(), "watching peers on other machines")
 
     async def _connect(self) -> None:
         try:
@@ -111,41 +127,35 @@ class RemotePeers:
 
 
 def client_of(peer: bytes) -> str:
-    """The incarnation of the client that a link is from: ``role:incarnation#link``."""
+    """Return the incarnation of the client whose link this is: ``role:incarnation#link``."""
     return peer.decode(errors="replace").partition("#")[0].rpartition(":")[2]
 
 
-log = logging.getLogger(__name__)
+class RejectedPeers:
+    """Counts peers that the sockets of this worker reject, and writes them to the worker's log. Loop thread.
 
-LinkLost = Callable[[bytes, str], object]
-"""(identity of the link, id of the worker at its other end or ""), on the I/O thread."""
-Handler = Callable[[bytes, Any, AuthenticatedParts], None]
-"""(peer, a frame of the kinds that it serves, parts), on the I/O thread."""
+    Attributes:
+        count: rejected connections and links so far.
+    """
 
+    def __init__(self) -> None:
+        self.count = 0
 
-_CHANNEL_REQUESTS = (
-    frames.ChannelPut,
-    frames.ChannelGet,
-    frames.ChannelBatch,
-    frames.ChannelLook,
-    frames.ChannelShow,
-    frames.ChannelClose,
-    frames.ChannelWhere,
-    frames.ChannelRelease,
-)
+    def add(self, text: str, times: int = 1) -> None:
+        """Count *times* rejections. Log the 1st, the 10th, the 100th, ...: a flood must not fill the log.
 
-NAME_CHARS = 60
-"""Most characters of a rejected peer's name in the log."""
-LATE_S = 10.0
-"""Seconds after the end of a peer's process in which what it sent before is still taken."""
-REMEMBERED = 1024
-"""How many calls that ended are known, so that one that comes twice runs once: connections repeat nothing, and what
-injects such a fault does it close by. 150 KiB."""
+        Args:
+            text: follows "refused" in the log line: the peer, and the reason.
+            times: how many peers were rejected.
+        """
+        digits, self.count = len(str(self.count)) if self.count else 0, self.count + times
+        if len(str(self.count)) > digits:
+            log.warning("refused %s (%d so far)", text, self.count)
 
 
 @dataclass(frozen=True)
 class Creation:
-    """A Create that arrived, for the main thread."""
+    """A Create frame for the main thread."""
 
     peer: bytes
     frame: frames.Create
@@ -153,19 +163,21 @@ class Creation:
 
 
 class WorkerServer:
-    """Accepts links of members of the job and takes their calls.
+    """Accepts links of members of the job and hands their calls to the executor.
 
     Args:
-        network: to listen with.
-        worker_id: this worker's id; a Join for another one came to a recycled address.
-        name: for messages.
+        network: makes the listening sockets.
+        worker_id: this worker's id. A Join with another id came to a recycled address.
+        name: this worker's name, for messages.
         token: of the job.
-        on_closed: called (by the executor) when the instance's `_close` has returned.
-        gate: whom it lets in over TCP where the cluster has keys.
-        rejected: counts the links that may not join.
+        on_closed: called on the executor's thread when `_close` of the instance has returned.
+        gate: admits keys at the TCP socket, in a cluster with keys.
+        rejected: counts rejected links.
 
     Attributes:
-        far: who is told of drivers, and of peers that are served streams and are not on this machine; if set.
+        rejected: as given, or its own.
+        remote_peers: watches peers that are not on this machine, if set.
+        creations: Create frames for the main thread.
     """
 
     def __init__(
@@ -192,89 +204,85 @@ class WorkerServer:
         self._handling: frames.AnyFrame | None = None
         self._calls: dict[tuple[bytes, int], Invocation] = {}
         self._newest: dict[bytes, int] = {}
-        self._taken: collections.deque[tuple[bytes, int]] = collections.deque(maxlen=REMEMBERED)
+        self._recent: collections.deque[tuple[bytes, int]] = collections.deque(maxlen=REMEMBERED)
         self._executor: Executor | None = None
         self._constructing = 0.0
-        self._held: list[Invocation] = []
-        self._asking: list[tuple[bytes, int]] = []  # who is to be told when the class is constructed
+        self._waiting: list[Invocation] = []
+        self._asked_if_constructed: list[tuple[bytes, int]] = []  # (peer, id): answered when the class is constructed
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._handlers: dict[type[frames.Frame], Handler] = {}
         self._near: set[bytes] = set()
         self._on_link_lost: list[LinkLost] = []
         self._on_forgotten: list[Callable[[bytes], object]] = []
-        self.far: RemotePeers | None = None
+        self.remote_peers: RemotePeers | None = None
         self._early: list[tuple[bytes, frames.AnyFrame, AuthenticatedParts]] = []
         self.creations: queue.SimpleQueue[Creation] = queue.SimpleQueue()
 
     def bind(self, endpoint: str) -> str:
-        """Listen; returns the endpoint with the actual port."""
         return self._listener.bind(endpoint)
 
     def constructing(self) -> None:
-        """The user's constructor begins. Main thread."""
+        """Note that the constructor of the user begins. Main thread."""
         self._constructing = time.perf_counter()
 
     def activity(self) -> Activity:
-        """What the user's code is doing. Any thread."""
+        """Return the call that runs now. Any thread."""
         if self._executor is not None:
             return self._executor.activity()
-        return Activity("__init__" if self._constructing else "", self._constructing, len(self._held))
+        return Activity("__init__" if self._constructing else "", self._constructing, len(self._waiting))
 
     def open(self, executor: Executor) -> None:
-        """The class is constructed: let the calls through, those that waited first. Main thread."""
+        """Let calls through to *executor*, first those that waited for the constructor. Main thread."""
         with self._lock:
-            for invocation in self._held:
+            for invocation in self._waiting:
                 executor.submit(invocation)
-            self._held.clear()
+            self._waiting.clear()
             self._executor = executor
-            asking, self._asking = self._asking, []
-        for peer, id in asking:
+            asked, self._asked_if_constructed = self._asked_if_constructed, []
+        for peer, id in asked:
             self.answer(peer, frames.Runs(id, ""))
 
     def serve(self, kinds: Iterable[type[frames.Frame]], handler: Handler) -> None:
-        """Give frames of these kinds to *handler*, those first that came before it."""
+        """Give frames of these kinds to *handler*, first those that came before the handler."""
         self._handlers.update(dict.fromkeys(kinds, handler))
         early, self._early = self._early, []
         for peer, frame, parts in early:
-            self._other(peer, frame, parts)
+            self._handle_other(peer, frame, parts)
 
     def on_link_lost(self, callback: LinkLost) -> None:
-        """Call *callback* when the connection of a member's link was lost: what came by it may have gaps."""
+        """Call *callback* when the connection of a member's link was lost: messages may be missing."""
         self._on_link_lost.append(callback)
 
     def on_forgotten(self, callback: Callable[[bytes], object]) -> None:
-        """Call *callback* with a member's link when its process has ended and its last messages have been taken."""
+        """Call *callback* with the link of a member LATE_S after the end of its process."""
         self._on_forgotten.append(callback)
 
     def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, alone: bool = True) -> None:
-        """Send to a member, together with what else goes there in this turn of the loop. Any thread.
+        """Send to a member, together with all else that goes there in this turn of the loop. Any thread.
 
-        Args:
-            peer: the member.
-            frame, parts: the message.
-            alone: whether nobody else will be sent these parts; else what it changes in them is its own.
+        With *alone* False the same parts go to other members too, and are not changed.
         """
         self._send(peer, frame, parts, False, alone)
 
     def close(self, linger_ms: int) -> None:
-        """Listen no more; answers that are not read after *linger_ms* milliseconds are dropped. I/O thread."""
+        """Stop listening. Answers that are not read after *linger_ms* milliseconds are dropped."""
         self._listener.close(linger_ms)
 
     def refuse(self, error: BaseException) -> None:
-        """The class could not be constructed: every call fails with that. Main thread."""
+        """Fail every call with *error*: the class could not be constructed. Main thread."""
         self._constructing = 0.0
         with self._lock:
             self._failure = error
-            held, self._held = self._held, []
-            asking, self._asking = self._asking, []
+            held, self._waiting = self._waiting, []
+            asked, self._asked_if_constructed = self._asked_if_constructed, []
         for invocation in held:
             invocation.fail(error)
-        for peer, id in asking:
+        for peer, id in asked:
             self.answer(peer, *failure.encode(id, error))
 
     def answer(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
-        """Send an answer that belongs to no invocation. Any thread."""
+        """Send an answer at once. Any thread."""
         self._send(peer, frame, parts, True)
 
     def _send(
@@ -288,7 +296,7 @@ class WorkerServer:
         self._listener.send(peer, header, parts, now=now)
 
     def _reply(self, invocation: Invocation, frame: frames.AnyFrame, parts: Sequence[Buffer]) -> None:
-        """An invocation's answer. Executor's thread."""
+        """Send the answer of an invocation. Thread of the executor."""
         if type(frame) is not frames.Item:
             self._calls.pop((invocation.peer, invocation.id), None)
             if type(frame) is frames.Ok and invocation.method == "_close":
@@ -303,19 +311,19 @@ class WorkerServer:
             frame = self._handling = frames.decode(header if lending is None else lending.unpack(header, parts))
         except RemoteWireError as error:
             if self._dropped.note():
-                whose = peer_name(peer)
-                log.warning("dropped a message from %.60r (%d dropped by now): %s", whose, self._dropped.count, error)
+                count = self._dropped.count
+                log.warning("dropped a message from %.60r (%d dropped by now): %s", peer_name(peer), count, error)
             return
         if lending is None:
             self._join(peer, frame)
         else:
-            self._said(peer, lending, frame, AuthenticatedParts(parts))  # it has joined: a member of this job
+            self._handle(peer, lending, frame, AuthenticatedParts(parts))  # a member of this job
 
     def _failed(self, peer: bytes, error: InternalError) -> None:
-        """Fail what a message belonged to whose handler raised.
+        """Answer for a frame whose handler raised.
 
-        A call, a stream or a request to a channel gets the error as its answer. Where nothing waits for an answer, one
-        of several messages is missing now: the link is of no use any more, and both ends hear that.
+        A call, a stream or a request to a channel gets the error as its answer. Otherwise a message is missing now, so
+        the link is lost, and both ends hear that.
         """
         frame = self._handling
         if isinstance(frame, (frames.Call, frames.Stream, frames.Cancel, frames.Credit, frames.Create)):
@@ -330,16 +338,16 @@ class WorkerServer:
             if peer in self._members:
                 self._link_lost(peer, self._workers.get(peer, ""))
 
-    def _said(self, peer: bytes, lending: Lending, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
+    def _handle(self, peer: bytes, lending: Lending, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
         if type(frame) in self._handlers:
             self._handlers[type(frame)](peer, frame, parts)
         elif type(frame) is frames.Call:
-            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, frame.deadline_s, 0))
+            self._submit(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, frame.deadline_s, 0))
         elif type(frame) is frames.Stream:
             window = max(1, frame.window)
-            if self.far is not None and peer not in self._near:
-                self.far.serve(peer)
-            self._take(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, 0.0, window))
+            if self.remote_peers is not None and peer not in self._near:
+                self.remote_peers.add(peer, now=True)
+            self._submit(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, 0.0, window))
         elif type(frame) is frames.Cancel:
             invocation = self._calls.pop((peer, frame.id), None)
             if invocation is not None:
@@ -349,7 +357,14 @@ class WorkerServer:
             if invocation is not None:
                 invocation.credit(frame.n)
         elif type(frame) is frames.WhatRuns and frame.constructed:
-            self._say_when_constructed(peer, frame.id)
+            with self._lock:
+                if self._executor is None and self._failure is None:
+                    self._asked_if_constructed.append((peer, frame.id))
+                    return
+            if self._failure is not None:
+                self.answer(peer, *failure.encode(frame.id, self._failure))
+            else:
+                self.answer(peer, frames.Runs(frame.id, ""))
         elif type(frame) is frames.WhatRuns:
             doing = self.activity()
             seconds = max(0.0, time.perf_counter() - doing.since) if doing.method else 0.0
@@ -364,19 +379,9 @@ class WorkerServer:
         elif type(frame) is frames.Create:
             self.creations.put(Creation(peer, frame, parts))
         else:
-            self._other(peer, frame, parts)
+            self._handle_other(peer, frame, parts)
 
-    def _say_when_constructed(self, peer: bytes, id: int) -> None:
-        with self._lock:
-            if self._executor is None and self._failure is None:
-                self._asking.append((peer, id))
-                return
-        if self._failure is not None:
-            self.answer(peer, *failure.encode(id, self._failure))
-        else:
-            self.answer(peer, frames.Runs(id, ""))
-
-    def _other(self, peer: bytes, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
+    def _handle_other(self, peer: bytes, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
         handler = self._handlers.get(type(frame))
         if handler is not None:
             handler(peer, frame, parts)
@@ -386,16 +391,16 @@ class WorkerServer:
             log.warning("dropped a %s from %r", type(frame).__name__, peer_name(peer))
 
     def _watch(self, peer: bytes, pid: int) -> None:
-        """Notice the end of a peer on this machine, which may hold parts of our memory and wait for answers."""
+        """Notice the end of a peer on this machine by a pidfd: the peer may hold parts of our memory."""
         try:
             fd = procfs.pidfd_of(pid)
-        except ProcessLookupError:  # it has ended already
+        except ProcessLookupError:  # the peer has ended already
             self.peer_gone(peer)
             return
-        except OSError as error:  # it lives, as far as we know: its end is told as that of one on another machine
+        except OSError as error:  # the peer lives: the head tells its end, as of a peer on another machine
             log.warning("the head alone tells when %.60r ends: %s", peer_name(peer), explain(error))
-            if self.far is not None:
-                self.far.serve(peer)
+            if self.remote_peers is not None:
+                self.remote_peers.add(peer, now=True)
             return
         loop = asyncio.get_running_loop()
         self._near.add(peer)
@@ -408,17 +413,17 @@ class WorkerServer:
         loop.add_reader(fd, ended)
 
     def peer_gone(self, peer: bytes) -> None:
-        """A member's process has ended."""
-        if self.far is not None:
-            self.far.ended(peer)
+        """Handle the end of a member's process."""
+        if self.remote_peers is not None:
+            self.remote_peers.remove(peer)
         lending = self._members.get(peer)
         if lending is not None:
             lending.borrower_gone()
         for key, invocation in list(self._calls.items()):
-            if key[0] == peer and invocation.window:  # a stream would wait for credit; calls need nobody
+            if key[0] == peer and invocation.window:  # a stream would wait for credit; a call runs to its end
                 self._calls.pop(key, None)
                 invocation.cancel()
-        # its last messages may still be in the socket, and lie in its memory
+        # last messages of the peer may still be in the socket, with parts in its memory
         asyncio.get_running_loop().call_later(LATE_S, self._forget, peer)
 
     def _forget(self, peer: bytes) -> None:
@@ -430,27 +435,24 @@ class WorkerServer:
             lending.close()
         call_all(self._on_forgotten, peer)
 
-    def _take(self, invocation: Invocation) -> None:
+    def _submit(self, invocation: Invocation) -> None:
         key = (invocation.peer, invocation.id)
         if invocation.id > self._newest.get(invocation.peer, 0):
             self._newest[invocation.peer] = invocation.id
-        elif key in self._calls or key in self._taken:  # threads of one process may send theirs out of order
+        elif key in self._calls or key in self._recent:  # threads of one process may send theirs out of order
             log.warning("refused call %d of %r: it came before", invocation.id, peer_name(invocation.peer))
             return  # at most once: the first is, or will be, answered
-        self._taken.append(key)
+        self._recent.append(key)
         self._calls[key] = invocation
-        executor = self._executor
-        if executor is None:
+        if self._executor is None:
             with self._lock:
                 if self._executor is None and self._failure is None:
-                    self._held.append(invocation)
+                    self._waiting.append(invocation)
                     return
-            if self._failure is not None:
-                invocation.fail(self._failure)
-                return
-            executor = self._executor
-            assert executor is not None
-        executor.submit(invocation)
+        if self._executor is not None:
+            self._executor.submit(invocation)
+        elif self._failure is not None:
+            invocation.fail(self._failure)
 
     def _join(self, peer: bytes, frame: frames.AnyFrame) -> None:
         if not isinstance(frame, frames.Join):
@@ -460,10 +462,8 @@ class WorkerServer:
         elif not agreed(frame.protocol, frame.newest):
             theirs, ours = spoken(frame.protocol, frame.newest), spoken(OLDEST, PROTOCOL)
             advice = what_to_upgrade(frame.protocol, frame.name, f"the node of {self._name}")
-            text = (
-                f"{frame.name} is rlinf-actors {frame.version} ({theirs}), {self._name} is {version.VERSION} ({ours}): "
-                f"{advice}"
-            )
+            versions = f"{frame.name} is rlinf-actors {frame.version} ({theirs}), {self._name} is {version.VERSION}"
+            text = f"{versions} ({ours}): {advice}"
             self._reject(peer, "protocol", text, f"it speaks {theirs}, not {ours}")
         elif not hmac.compare_digest(frame.token.encode(), self._token.encode()):
             text = f"{frame.name} is not a member of the job of {self._name}"
@@ -483,8 +483,8 @@ class WorkerServer:
             )
             if frame.worker:
                 self._workers[peer] = frame.worker
-            if self.far is not None:
-                self.far.met(peer)
+            if self.remote_peers is not None:
+                self.remote_peers.add(peer)
             for link in frame.succeeds:
                 if client_of(link) == client_of(peer):
                     self._link_lost(link, frame.worker)
@@ -494,29 +494,7 @@ class WorkerServer:
         self.answer(peer, frames.Rejected(kind, text))
 
     def _link_lost(self, link: bytes, worker: str) -> None:
-        """Nobody waits at its other end any more."""
+        """Forget a link whose peer has made another one."""
         log.warning("the connection of %r was lost, and there is another", peer_name(link))
         self.peer_gone(link)
         call_all(self._on_link_lost, link, worker)
-
-
-class RejectedPeers:
-    """Counts peers that the sockets of this worker reject, and writes them to the worker's log. Loop thread.
-
-    Attributes:
-        count: rejected connections and links so far.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self, text: str, times: int = 1) -> None:
-        """Count *times* rejections. Log the 1st, the 10th, the 100th, ...: a flood must not fill the log.
-
-        Args:
-            text: follows "refused" in the log line: the peer, and the reason.
-            times: how many peers were rejected.
-        """
-        digits, self.count = len(str(self.count)) if self.count else 0, self.count + times
-        if len(str(self.count)) > digits:
-            log.warning("refused %s (%d so far)", text, self.count)

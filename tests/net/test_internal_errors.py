@@ -196,7 +196,7 @@ async def test_a_call_whose_answer_cannot_be_handled_fails_and_others_go_on(wire
 @pytest.mark.parametrize("kind", [frames.Call, frames.Create])
 async def test_a_call_that_cannot_be_taken_fails_at_its_caller_and_others_go_on(wire, reported, monkeypatch, kind):
     pair = Pair(wire)
-    monkeypatch.setattr(pair.server, "_take", broken)
+    monkeypatch.setattr(pair.server, "_submit", broken)
     monkeypatch.setattr(pair.server, "creations", SimpleNamespace(put=broken))
     waiting = Answer()
     call = pair.peer.open(waiting)

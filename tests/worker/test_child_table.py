@@ -8,8 +8,8 @@ import pytest
 
 from rlinf_actors.wire.frames import ChildEnded, ChildIs, WhereIs
 from rlinf_actors.wire.values import Endpoint, ExitReport
-from rlinf_actors.worker import children
-from rlinf_actors.worker.children import ChildRefused, ChildTable
+from rlinf_actors.worker import child_table
+from rlinf_actors.worker.child_table import ChildRefused, ChildTable
 
 pids = itertools.count(100)
 HERE = Endpoint("host", "ipc:///run/w")
@@ -82,8 +82,8 @@ def test_closed_links_are_forgotten(table):
 
 
 def test_everything_is_bounded(table, monkeypatch):
-    monkeypatch.setattr(children, "MAX_CHILDREN", 3)
-    monkeypatch.setattr(children, "MAX_QUESTIONS", 2)
+    monkeypatch.setattr(child_table, "MAX_CHILDREN", 3)
+    monkeypatch.setattr(child_table, "MAX_QUESTIONS", 2)
     for rank in range(3):
         up(table, rank)
     with pytest.raises(ChildRefused, match="has 3 children, as many as a worker may have"):

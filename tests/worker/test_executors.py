@@ -646,7 +646,7 @@ from rlinf_actors.worker.main import OrderlyExit
 
 leaving = OrderlyExit()
 leaving.watch(IoThread("io"))
-executor = LoopExecutor(hear=leaving.hear)
+executor = LoopExecutor(on_loop_start=leaving.take_wakeup_fd)
 
 def stand_in_c():
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # as in a call that is not interrupted

@@ -19,7 +19,7 @@ class World:
         self.sessions = 0
         self.error: Exception | None = None
         self.watched = WatchedClients(self.told.append)
-        self.far = RemotePeers(self.watched.watch, self._connected, self.gone.append)
+        self.remote = RemotePeers(self.watched.watch, self._connected, self.gone.append)
 
     async def _connected(self) -> None:
         self.sessions += 1
@@ -34,7 +34,7 @@ def test_a_links_name_says_whose_it_is():
 async def test_all_links_of_a_client_end_with_it():
     world = World()
     for peer in (b"driver:a#1-x", b"driver:a#2-y", b"worker:b#1-z", b"driver:a#1-x"):
-        world.far.serve(peer)
+        world.remote.add(peer, now=True)
     assert world.told == [WatchClients(["a"]), WatchClients(["b"])]
     world.watched.gone("a")
     assert sorted(world.gone) == [b"driver:a#1-x", b"driver:a#2-y"]
@@ -44,31 +44,31 @@ async def test_all_links_of_a_client_end_with_it():
 
 async def test_who_has_only_joined_costs_no_session():
     world = World()
-    world.far.met(b"driver:a#1-x")
+    world.remote.add(b"driver:a#1-x")
     assert world.told == [WatchClients(["a"])]  # dropped without a session, and said again by one that comes later
-    assert world.far._connecting is None
-    world.far.serve(b"driver:a#1-x")
-    await world.far._connecting
+    assert world.remote._connecting is None
+    world.remote.add(b"driver:a#1-x", now=True)
+    await world.remote._connecting
     assert world.sessions == 1
     assert world.told == [WatchClients(["a"])]
 
 
 async def test_one_session_serves_for_all():
     world = World()
-    world.far.serve(b"driver:a#1-x")
-    world.far.serve(b"driver:b#1-x")
-    await world.far._connecting
+    world.remote.add(b"driver:a#1-x", now=True)
+    world.remote.add(b"driver:b#1-x", now=True)
+    await world.remote._connecting
     assert world.sessions == 1
 
 
 async def test_a_head_that_does_not_answer_is_said_and_asked_again_for_the_next(caplog):
     world = World()
     world.error = ClusterTimeoutError("no head")
-    world.far.serve(b"driver:a#1-x")
-    await world.far._connecting
+    world.remote.add(b"driver:a#1-x", now=True)
+    await world.remote._connecting
     assert "are not noticed: no head" in caplog.text
-    world.far.serve(b"driver:b#1-x")
-    await world.far._connecting
+    world.remote.add(b"driver:b#1-x", now=True)
+    await world.remote._connecting
     assert world.sessions == 2
 
 
@@ -85,13 +85,13 @@ async def test_several_who_watch_one_client_all_hear_of_its_end():
 async def test_an_end_that_was_noticed_otherwise_leaves_nothing():
     world = World()
     for peer in (b"worker:a#1-x", b"worker:a#2-y", b"worker:b#1-z"):
-        world.far.met(peer)
-    world.far.ended(b"worker:a#1-x")
+        world.remote.add(peer)
+    world.remote.remove(b"worker:a#1-x")
     assert set(world.watched._watched) == {"a", "b"}
     for peer in (b"worker:a#2-y", b"worker:a#2-y", b"worker:b#1-z", b"worker:c#1-z"):
-        world.far.ended(peer)
-    assert world.watched._watched == world.far._links == world.far._unwatch == {}
-    world.far.met(b"worker:a#3-y")
+        world.remote.remove(peer)
+    assert world.watched._watched == world.remote._links == world.remote._unwatch == {}
+    world.remote.add(b"worker:a#3-y")
     world.watched.gone("a")
     assert world.gone == [b"worker:a#3-y"]
 
@@ -99,8 +99,8 @@ async def test_an_end_that_was_noticed_otherwise_leaves_nothing():
 async def test_many_who_have_joined_are_worth_a_session():
     world = World()
     for n in range(MANY):
-        world.far.met(b"worker:%d#1-x" % n)
-    assert world.far._connecting is None
-    world.far.met(b"worker:last#1-x")
-    await world.far._connecting
+        world.remote.add(b"worker:%d#1-x" % n)
+    assert world.remote._connecting is None
+    world.remote.add(b"worker:last#1-x")
+    await world.remote._connecting
     assert world.sessions == 1

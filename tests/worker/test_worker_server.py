@@ -302,7 +302,7 @@ async def test_nothing_is_kept_of_a_worker_on_another_machine_that_has_ended(end
     async def connected() -> None:
         pass
 
-    server.far = RemotePeers(watched.watch, connected, server.peer_gone)
+    server.remote_peers = RemotePeers(watched.watch, connected, server.peer_gone)
     server.on_forgotten(forgotten.append)
     server.on_forgotten(lambda link: over.set())
     server.open(Inline())
@@ -314,7 +314,7 @@ async def test_nothing_is_kept_of_a_worker_on_another_machine_that_has_ended(end
     watched.gone("w1")
     await asyncio.wait_for(over.wait(), 10)
     assert forgotten == [b"worker:w1#secret"]
-    assert server._members == server._workers == server._newest == server.far._links == {}
+    assert server._members == server._workers == server._newest == server.remote_peers._links == {}
 
 
 def memory_of(pid) -> frames.Memory:
@@ -335,7 +335,7 @@ async def test_a_peer_that_cannot_be_watched_for_want_of_a_descriptor_is_followe
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(ends.server, "peer_gone", gone.append)
-    ends.server.far = RemotePeers(watched.watch, connected, ends.server.peer_gone)
+    ends.server.remote_peers = RemotePeers(watched.watch, connected, ends.server.peer_gone)
     ends.join()
     monkeypatch.setattr(os, "pidfd_open", none_left)
     ends.say(memory_of(os.getpid()))
