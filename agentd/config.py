@@ -150,7 +150,8 @@ class Config:
         unresponsive_s: silence after which a worker is shown as unresponsive.
         long_call_s: how long a call runs before it is shown.
         stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
-        cgroup: where workers' cgroups are made: "auto", "off" or a directory of cgroup v2; see docs/reliability.md.
+        cgroup: where workers' cgroups are made: "auto", "off" or a directory of cgroup v2; see
+            docs/how-to/survive-failures.md.
         keep: whether workers without robots go on when agentd ends unasked (or by SIGUSR1), for the next one.
         log_max_mb: size in MiB at which a worker's log file begins anew (one older part is kept); 0 for none.
         files: what was read.

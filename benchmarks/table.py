@@ -45,7 +45,7 @@ def text(lines: Sequence[Line], titles: Mapping[str, str]) -> str:
 
 
 def markdown(report: Mapping[str, Any], titles: Mapping[str, str]) -> str:
-    """For docs/performance.md: the command, the machine, the table."""
+    """For docs/explanation/performance.md: the command, the machine, the table."""
     machine = report["machine"]
     out = [
         f"`{report['command']}`, medians of {report['repetitions']}, on {machine['processors']} processors, "

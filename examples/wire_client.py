@@ -1,6 +1,6 @@
 """A client without rlinf-actors: it calls a method of a worker with pyzmq and msgpack alone.
 
-docs/wire.md describes what it says. Start `hello.py`-like workers in a namespace of a cluster, and then::
+docs/reference/wire.md describes what it says. Start `hello.py`-like workers in a namespace of a cluster, and then::
 
     python examples/wire_client.py ENDPOINT NAMESPACE                         # the nodes and groups, as JSON
     python examples/wire_client.py ENDPOINT NAMESPACE GROUP RANK METHOD 1 '"a"'   # a call with these arguments

@@ -241,7 +241,7 @@ REFUSED = (AuthenticationError, ConfigError, UsageError)
 
 @click.group()
 def keys() -> None:
-    """Keys of a cluster: the machines and scripts that may connect. See docs/security.md."""
+    """Keys of a cluster: the machines and scripts that may connect. See docs/how-to/set-up-keys.md."""
 
 
 @keys.command()

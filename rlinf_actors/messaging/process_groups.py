@@ -3,7 +3,7 @@
 A store is a TCPStore that listens on one given address: torch binds it on all of them otherwise.
 Its owner keeps it apart from the client that the group uses, so that dropping it ends whoever waits
 for a key of it. TCPStore asks nobody who he is: a group has a name that only members of its job can know, so that who
-reaches the port of another's store, or of one that was there before, finds nothing; see docs/security.md.
+reaches the port of another's store, or of one that was there before, finds nothing; see docs/explanation/security.md.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "spawn.exec": _START,
     }
 )
-"""Every point, and what can happen there; docs/reliability.md says what each means."""
+"""Every point, and what can happen there; docs/how-to/test-with-faults.md says what each means."""
 
 ACTIONS = ("drop", "delay", "duplicate", "cut", "refuse")
 

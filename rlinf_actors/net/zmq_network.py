@@ -39,7 +39,7 @@ from rlinf_actors.security.members import LOCAL, Gate, Member
 HANDSHAKE_S = 5
 """How long a new connection may take until it has proved itself (libzmq's default is 30 s): a stranger who says
 nothing holds a descriptor that long, and one who says much holds memory. libzmq has no limit of connections; see
-docs/security.md."""
+docs/explanation/security.md."""
 
 
 def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair | None, domain: str) -> None:

@@ -10,7 +10,7 @@ In the processes of a cluster, by the environment that they inherit::
 
     LocalCluster(2, env=faults.environment(faults.fault("spawn.fork", faults.refuse(), where="actors:1")))
 
-docs/reliability.md lists the points and what can happen at each.
+docs/how-to/test-with-faults.md lists the points and what can happen at each.
 
 The end of a node of a LocalCluster as if its machine had lost power: all its processes at once.
 """

@@ -37,7 +37,7 @@ def keys(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def box(tmp_path, keys, request):  # docs/operations.md, "Install", in short
+def box(tmp_path, keys, request):  # docs/how-to/operate.md, "Install", in short
     alone = "[Unit]\nDefaultDependencies=no\n[Service]\nRestartSec=100ms\nEnvironment=PYTHONDONTWRITEBYTECODE=1\n"
     paths = f"{alone}Environment=PYTHONPATH={HERE.parents[1]}\n"
     files = {

@@ -1,4 +1,4 @@
-"""Every public error class, raised by what raises it for users. A new class needs a row here and in docs/errors.md."""
+"""Every public error class, raised by what raises it for users. A new class needs a row here and in the reference."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The head writes refusals to its event log, a worker and a template to their own logs.
 
-The sockets are those of docs/security.md ("Sockets"; tests/live/test_listening_sockets.py finds no other in a running
-cluster). Those of torch ask nobody, and are the exception that it names.
+The sockets are those of docs/explanation/security.md ("Sockets"; tests/live/test_listening_sockets.py finds no other
+in a running cluster). Those of torch ask nobody, and are the exception that it names.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ ENDS = ("worker", "template", "shutdown", *OF_THE_CLUSTER)
 @pytest.mark.parametrize("how", ENDS)
 def test_nothing_is_left(tmp_path, rlinf_leak_check, how):
     outlives = how == "template and agentd" or (not find().unified and how in ("worker", "shutdown", "template"))
-    ways = [way for way in WAYS if way != "hidden" or not outlives]  # as docs/reliability.md says
+    ways = [way for way in WAYS if way != "hidden" or not outlives]  # as docs/explanation/reliability.md says
     driver = subprocess.Popen(
         [sys.executable, str(lw.script(tmp_path, DRIVER)), ",".join(ways)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,

@@ -1,4 +1,4 @@
-"""Every socket that listens in a running cluster is one of docs/security.md's table, and insists on what that says."""
+"""Every socket that listens in a running cluster is in the table of docs/explanation/security.md, and insists on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHILDREN = "a worker's, for its children"
 
 def documented() -> set[tuple[str, str]]:
     """The first two columns of the table."""
-    text = (lw.ROOT / "docs/security.md").read_text().partition("\n## Sockets\n")[2]
+    text = (lw.ROOT / "docs/explanation/security.md").read_text().partition("\n## Sockets\n")[2]
     rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| ")]
     return {(whose.strip(), where.strip()) for whose, where in rows[1:]}
 

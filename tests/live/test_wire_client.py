@@ -1,4 +1,4 @@
-"""A client that knows docs/wire.md, pyzmq and msgpack, and nothing of rlinf-actors."""
+"""A client that knows docs/reference/wire.md, pyzmq and msgpack, and nothing of rlinf-actors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/errors.md has an entry for every public error class, with its bases and attributes as they are."""
+"""docs/reference/errors.md has an entry for every public error class, with its bases and attributes as they are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlinf_actors import errors
 
-DOC = Path(__file__).parents[2] / "docs" / "errors.md"
+DOC = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 ENTRY = re.compile(r"^\* \*\*`(\w+)`\*\* \(([^)]*)\): ", re.MULTILINE)
 
 

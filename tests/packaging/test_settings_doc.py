@@ -1,4 +1,4 @@
-"""docs/settings.md names every variable that settings.py reads and every key of agentd.toml, and no other."""
+"""docs/reference/settings.md names every variable that settings.py reads and every key of agentd.toml, and no other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from agentd.config import KEYS, Config
 from rlinf_actors import settings
 
-DOC = Path(__file__).parents[2] / "docs" / "settings.md"
+DOC = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
 
 def test_every_variable_is_documented():

@@ -1,4 +1,4 @@
-"""docs/wire.md lists messages and frames with the fields that they have."""
+"""docs/reference/wire.md lists messages and frames with the fields that they have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.control_codec import Body
 
-PAGE = Path(__file__).resolve().parents[2].joinpath("docs", "wire.md").read_text()
+PAGE = Path(__file__).resolve().parents[2].joinpath("docs", "reference", "wire.md").read_text()
 
 
 def rows(heading: str) -> list[list[str]]:

@@ -43,16 +43,18 @@ PAGES = {
         cluster = Cluster()
         def connect(address: str) -> Any: ...
         """,
-    "asyncio.md": """
+    "add-hardware.md": """
+        from collections.abc import Sequence
+        from dataclasses import dataclass
         from typing import Any
-        from rlinf_actors import Channel, Cluster, Worker, WorkerGroup
-        class Actor(Worker):
-            def step(self) -> int:
-                return 1
-        cluster = Cluster()
-        self = Actor()
+        from rlinf_actors import HardwareConfig, HardwareInfo, HardwareResource, Hardware, NodeHardwareConfig, Worker
+        def ask(port: str, command: str) -> str:
+            raise NotImplementedError
+        class Mine(Worker):
+            model: Any
+        self = Mine()
         """,
-    "groups.md": """
+    "call-workers.md": """
         import threading
         from collections.abc import AsyncIterator, Iterator
         from typing import Any
@@ -80,29 +82,8 @@ PAGES = {
                 return x
         sampler = Sampler.create_group().launch(cluster)
         """,
-    "hardware.md": """
-        from collections.abc import Sequence
-        from dataclasses import dataclass
-        from typing import Any
-        from rlinf_actors import HardwareConfig, HardwareInfo, HardwareResource, Hardware, NodeHardwareConfig, Worker
-        def ask(port: str, command: str) -> str:
-            raise NotImplementedError
-        class Mine(Worker):
-            model: Any
-        self = Mine()
-        """,
-    "reliability.md": """
-        from pathlib import Path
-        from rlinf_actors import Cluster, RestartPolicy, Worker
-        cluster = Cluster()
-        """,
-    "messages.md": """
-        import multiprocessing
-        from typing import Any
-        from rlinf_actors import Worker, WorkerAddress
-        class Tensor: ...
-        trajectories: Any = None
-        """,
+    "first-program.md": "",
+    "robot-cell.md": "",
     "robot-safety.md": """
         import ctypes, subprocess
         from typing import Any
@@ -114,7 +95,84 @@ PAGES = {
         self = Mine()
         loop = ctypes.CDLL(None)
         """,
-    "robots.md": "from typing import Any\nfrom rlinf_actors import Worker\ndef connect(address: str) -> Any: ...",
+    "send-messages.md": """
+        import multiprocessing
+        from typing import Any
+        from rlinf_actors import Worker, WorkerAddress
+        class Tensor: ...
+        trajectories: Any = None
+        """,
+    "set-up-robots.md": """
+        from typing import Any
+        from rlinf_actors import Worker
+        def connect(address: str) -> Any: ...
+        """,
+    "share-groups.md": """
+        import threading
+        from collections.abc import AsyncIterator, Iterator
+        from typing import Any
+        from rlinf_actors import Cluster, WorkerGroup
+        from rlinf_actors import Worker as Base
+        class Rollout: ...
+        class Scorer(Base):
+            def score(self, path: str) -> float:
+                return 0.0
+        paths = iter([""])
+        async def arriving() -> AsyncIterator[str]:
+            yield ""
+        paths_as_they_come = arriving()
+        class Worker(Base):
+            def rollout(self) -> Rollout:
+                raise NotImplementedError
+        group: Any = None
+        cluster, x = Cluster(), 1.0
+        class Sampler(Base):
+            def sample(self, n: int) -> list[Rollout]:
+                return []
+        class Model(Base):
+            def __init__(self, version: str) -> None: ...
+            def predict(self, x: float) -> float:
+                return x
+        sampler = Sampler.create_group().launch(cluster)
+        """,
+    "share-hardware.md": """
+        from collections.abc import Sequence
+        from dataclasses import dataclass
+        from typing import Any
+        from rlinf_actors import HardwareConfig, HardwareInfo, HardwareResource, Hardware, NodeHardwareConfig, Worker
+        def ask(port: str, command: str) -> str:
+            raise NotImplementedError
+        class Mine(Worker):
+            model: Any
+        self = Mine()
+        """,
+    "stop-robots.md": """
+        import ctypes, subprocess
+        from typing import Any
+        from rlinf_actors import Worker
+        def connect(address: str) -> Any: ...
+        address = str()
+        class Mine(Worker):
+            arm: Any
+        self = Mine()
+        loop = ctypes.CDLL(None)
+        """,
+    "survive-failures.md": """
+        from pathlib import Path
+        from rlinf_actors import Cluster, RestartPolicy, Worker
+        cluster = Cluster()
+        """,
+    "testing.md": "",
+    "two-nodes.md": "",
+    "use-asyncio.md": """
+        from typing import Any
+        from rlinf_actors import Channel, Cluster, Worker, WorkerGroup
+        class Actor(Worker):
+            def step(self) -> int:
+                return 1
+        cluster = Cluster()
+        self = Actor()
+        """,
 }
 """By page: what its blocks take for granted. A block that imports rlinf_actors itself is a program and stands alone."""
 
@@ -122,7 +180,7 @@ PAGES = {
 def blocks() -> dict[str, str]:
     """The ```python blocks of README.md and docs/, as modules by name."""
     found = {}
-    for page in [ROOT / "README.md", *sorted(ROOT.joinpath("docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted(ROOT.joinpath("docs").rglob("*.md"))]:
         for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S), 1):
             body, lines = textwrap.dedent(block), textwrap.dedent(PAGES.get(page.name, "")).strip()
             try:
@@ -208,7 +266,7 @@ def test_each_page_with_blocks_is_known():
     """A fragment that needs something around it has it in PAGES, above."""
     pages = {
         path.name
-        for path in [ROOT / "README.md", *ROOT.joinpath("docs").glob("*.md")]
+        for path in [ROOT / "README.md", *ROOT.joinpath("docs").rglob("*.md")]
         if "```python" in path.read_text()
     }
     assert pages - PAGES.keys() == set()

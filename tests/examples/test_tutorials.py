@@ -1,0 +1,100 @@
+"""Each program of docs/tutorial/ runs, and does what its page says. A program's first line is its file name."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pace
+import pytest
+
+from rlinf_actors.testing import LocalCluster
+
+TUTORIALS = Path(__file__).resolve().parents[2] / "docs" / "tutorial"
+
+pytestmark = pytest.mark.live
+
+
+def program(page: str, name: str, folder: Path) -> Path:
+    """Write a page's program into *folder* and return its path."""
+    blocks = re.findall(r"^```python\n(# (\S+)\n.*?)^```$", (TUTORIALS / page).read_text(), re.M | re.S)
+    path = folder / name
+    path.write_text({file: text for text, file in blocks}[name])
+    return path
+
+
+def run(path: Path, *arguments: str, **env: str) -> str:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("RLINF_HEAD")}
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments], cwd=path.parent, env={**clean, **env}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_first_program_prints_what_its_page_shows(tmp_path):
+    shown = re.search(r"^```text\n(.*?)^```$", (TUTORIALS / "first-program.md").read_text(), re.M | re.S)
+    assert shown is not None
+    out = run(program("first-program.md", "first.py", tmp_path))
+    same = re.compile(r":\d on \S+ raised")  # the first rank that fails, and the machine's name
+    assert same.sub(":R on HOST raised", out) == same.sub(":R on HOST raised", shown[1])
+
+
+def test_first_program_in_asyncio(tmp_path):
+    out = run(program("first-program.md", "first_async.py", tmp_path))
+    assert out == "['hello from rank 0', 'hello from rank 1']\n"
+
+
+def test_two_nodes_play(tmp_path):
+    with LocalCluster(2) as local:
+        out = run(program("two-nodes.md", "two.py", tmp_path), **{**local.driver_env, "RLINF_HEAD": local.head})
+    assert out == "".join(f"rank {rank} played 1000 rounds on node {rank}\n" for rank in range(2))
+
+
+@pytest.fixture
+def arm(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A simulated arm: its address and its record."""
+    record = tmp_path / "arm.jsonl"
+    command = [sys.executable, "-m", "rlinf_actors.testing.simulated_arm", "--port", "0", "--record", str(record)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield f"127.0.0.1:{int(process.stdout.readline())}", record
+        process.terminate()
+
+
+def commands(record: Path) -> list[str]:
+    return [json.loads(line)["command"] for line in record.read_text().splitlines()]
+
+
+def test_robot_cell_ends_with_a_stop(tmp_path, arm):
+    address, record = arm
+    assert "position" in run(program("robot-cell.md", "cell.py", tmp_path), address, "20")
+    assert commands(record)[-2:] == ["stop", "closed"]
+
+
+def test_robot_cell_stops_when_its_driver_is_killed(tmp_path, arm, rlinf_leak_check):
+    address, record = arm
+    path = program("robot-cell.md", "cell.py", tmp_path)
+    with subprocess.Popen([sys.executable, str(path), address, "100000"], stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "moving\n"
+        pace.again_like(lambda: any(text.startswith("move") for text in commands(record)), True)
+        driver.send_signal(signal.SIGKILL)
+    assert pace.again_like(lambda: commands(record)[-2:], ["stop", "closed"]) == ["stop", "closed"]
+
+
+def test_programs_of_the_testing_page_pass(tmp_path):
+    path = program("testing.md", "test_counter.py", tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=pace.PATIENCE_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout

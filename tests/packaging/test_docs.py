@@ -1,0 +1,46 @@
+"""Links of pages lead to what is there, and pages that code names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    path for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "tests/*.md") for path in ROOT.glob(pattern)
+)
+NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=NAMES)
+def test_links_lead_to_pages_and_headings(path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_of_docs_is_in_the_index():
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)\s#]+)\)", index.read_text())}
+    assert [name for name, path in zip(NAMES, PAGES, strict=True) if name.startswith("docs/") and path != index
+            and path not in linked] == []  # fmt: skip
+
+
+def test_pages_that_code_names_exist():
+    for package in ("rlinf_actors", "agentd", "tests", "examples", "benchmarks"):
+        for path in ROOT.joinpath(package).rglob("*.py"):
+            for name in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text()):
+                assert ROOT.joinpath(name).exists(), f"{path.relative_to(ROOT)} names {name}"
