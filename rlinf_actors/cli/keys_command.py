@@ -1,4 +1,4 @@
-"""`rlinf-actors keys`: the keys of a cluster whose nodes are on several machines. See docs/security.md.
+"""`rlinf-actors keys`: the keys of a cluster whose nodes are on several machines. See docs/how-to/set-up-keys.md.
 
 The commands come first; below them the three ways to a head's list of keys: as administrator (`administer`), as the
 holder of a join token (`as_holder`), as a member with its own key (`as_member`). `--state-dir` changes the stored list
