@@ -37,16 +37,16 @@ log = logging.getLogger(__name__)
 DEFAULT_FILE = Path("/etc/rlinf-actors/agentd.toml")
 
 
-class _Section(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A table of agentd.toml; None stands for a key that is not given."""
 
 
-class _Head(_Section, frozen=True):
+class _HeadTable(_Table, frozen=True):
     listen: str | None = None
     connect: str | None = None
 
 
-class _Node(_Section, frozen=True):
+class _NodeTable(_Table, frozen=True):
     name: str | None = None
     id: str | None = None
     rank: int | None = None
@@ -55,18 +55,18 @@ class _Node(_Section, frozen=True):
     env: dict[str, str] | None = None
 
 
-class _Security(_Section, frozen=True):
+class _SecurityTable(_Table, frozen=True):
     key_file: str | None = None
     head_key: str | None = None
 
 
-class _Paths(_Section, frozen=True):
+class _PathsTable(_Table, frozen=True):
     run_dir: str | None = None
     log_dir: str | None = None
     state_dir: str | None = None
 
 
-class _Workers(_Section, frozen=True):
+class _WorkersTable(_Table, frozen=True):
     interpreters: tuple[str, ...] | None = None
     prestart: tuple[str, ...] | None = None
     stop_grace_s: float | None = None
@@ -75,12 +75,12 @@ class _Workers(_Section, frozen=True):
     log_max_mb: float | None = None
 
 
-class _Hardware(_Section, frozen=True):
+class _HardwareTable(_Table, frozen=True):
     probe_timeout_s: float | None = None
     described: str | None = None
 
 
-class _Timers(_Section, frozen=True):
+class _TimersTable(_Table, frozen=True):
     beat_s: float | None = None
     lease_s: float | None = None
     robot_lease_s: float | None = None
@@ -94,20 +94,20 @@ def _table(name: str) -> Meta:
     return Meta(description=f"a table: [{name}]")
 
 
-class _File(_Section, frozen=True):
+class _AgentdToml(_Table, frozen=True):
     """agentd.toml: a table each."""
 
-    head: Annotated[_Head, _table("head")] = _Head()
-    node: Annotated[_Node, _table("node")] = _Node()
-    security: Annotated[_Security, _table("security")] = _Security()
-    paths: Annotated[_Paths, _table("paths")] = _Paths()
-    workers: Annotated[_Workers, _table("workers")] = _Workers()
-    hardware: Annotated[_Hardware, _table("hardware")] = _Hardware()
-    timers: Annotated[_Timers, _table("timers")] = _Timers()
+    head: Annotated[_HeadTable, _table("head")] = _HeadTable()
+    node: Annotated[_NodeTable, _table("node")] = _NodeTable()
+    security: Annotated[_SecurityTable, _table("security")] = _SecurityTable()
+    paths: Annotated[_PathsTable, _table("paths")] = _PathsTable()
+    workers: Annotated[_WorkersTable, _table("workers")] = _WorkersTable()
+    hardware: Annotated[_HardwareTable, _table("hardware")] = _HardwareTable()
+    timers: Annotated[_TimersTable, _table("timers")] = _TimersTable()
 
 
 KEYS: Mapping[str, tuple[str, ...]] = {
-    table: section.__struct_fields__ for table, section in msgspec.structs.asdict(_File()).items()
+    table: section.__struct_fields__ for table, section in msgspec.structs.asdict(_AgentdToml()).items()
 }
 """Every table and key of agentd.toml."""
 
@@ -271,7 +271,7 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot be read: {error.strerror}", path=str(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"is not TOML: {error}", path=str(path)) from None
-    file = convert(tables, _File, f"{path}: ")
+    file = convert(tables, _AgentdToml, f"{path}: ")
     values = {
         _FIELDS.get(f"{table}.{key}", key): value
         for table, keys in KEYS.items()

@@ -27,7 +27,7 @@ import click
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker_cgroup import leftovers
-from rlinf_actors.cli.doctor_checks import FAIL, WARN, Directory, Finding, KeyOnDisk, Machine, Process, diagnose
+from rlinf_actors.cli.doctor_checks import FAIL, WARN, Directory, Finding, KeyOnDisk, MachineFacts, OwnProcess, diagnose
 from rlinf_actors.cli.output import json_option, note, plain, show_json
 from rlinf_actors.cli.queries import fetch_status
 from rlinf_actors.cli.views import figures_of
@@ -113,14 +113,14 @@ _TIME_ERROR = 5
 """What adjtimex(2) returns while nothing synchronizes the clock."""
 
 
-def inspect_machine(settings: Settings, head: str | None = None) -> Machine:
+def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts:
     """Collect everything. Blocks as long as vendors' libraries and the head take (about 15 s at most)."""
     report = asyncio.run(run_probe())
     running = agentds(parents(settings))
     cgroups, cgroup_error = _cgroups(settings, running)
     endpoint = named(head, settings)[0]
     head_version, head_error = _ask(endpoint, settings) if endpoint else ("", "")
-    return Machine(
+    return MachineFacts(
         user=os.getuid(),
         python=sys.version_info[:3],
         interpreter=sys.executable,
@@ -189,7 +189,7 @@ def _private(path: Path) -> bool:
     return keyfile.is_private(found.st_mode, found.st_uid, os.geteuid())
 
 
-def processes() -> list[Process]:
+def processes() -> list[OwnProcess]:
     """Return the templates and workers of this user, with the processes that workers started.
 
     Processes of containers are left out: from outside a pid namespace neither all its processes nor its agentd's lock
@@ -202,10 +202,10 @@ def processes() -> list[Process]:
     found = []
     for pid in sorted(stats):
         if pid in templates:
-            found.append(Process(pid, "template", _command(pid)[:60], not _served(pid), figures_of(pid)))
+            found.append(OwnProcess(pid, "template", _command(pid)[:60], not _served(pid), figures_of(pid)))
         else:
             orphan = templates.isdisjoint(_ancestors(pid))
-            found.append(Process(pid, "worker", _command(pid)[:60], orphan, figures_of(pid)))
+            found.append(OwnProcess(pid, "worker", _command(pid)[:60], orphan, figures_of(pid)))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The checks of `rlinf-actors doctor`. Pure: a Machine in, findings out."""
+"""The checks of `rlinf-actors doctor`. Pure: a MachineFacts in, findings out."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Process:
+class OwnProcess:
     """A process of ours. `kind` is template or worker (processes that a worker started count as workers). `orphan`: the
     agentd of a template, or the template of a worker, has ended.
     """
@@ -67,7 +67,7 @@ class KeyOnDisk:
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineFacts:
     """The facts that the checks use; cli.doctor collects them, tests make them up.
 
     Attributes:
@@ -119,16 +119,16 @@ class Machine:
     accelerators: dict[str, int] = field(default_factory=dict)
     faults: Sequence[str] = ()
     stale: Sequence[str] = ()
-    processes: Sequence[Process] = ()
+    processes: Sequence[OwnProcess] = ()
     stale_cgroups: Sequence[str] = ()
 
 
-def diagnose(machine: Machine) -> list[Finding]:
+def diagnose(machine: MachineFacts) -> list[Finding]:
     """Return all findings, in a fixed order."""
     return [finding for check in CHECKS for finding in check(machine)]
 
 
-def python(machine: Machine) -> list[Finding]:
+def python(machine: MachineFacts) -> list[Finding]:
     version = ".".join(map(str, machine.python))
     if machine.python < OLDEST_PYTHON:
         text = f"{machine.interpreter} is Python {version}; 3.10 is the oldest that works"
@@ -153,7 +153,7 @@ def python(machine: Machine) -> list[Finding]:
     return [*found, Finding("torch", PASS, text)]
 
 
-def run_directories(machine: Machine) -> list[Finding]:
+def run_directories(machine: MachineFacts) -> list[Finding]:
     parent = machine.run_parent
     length = len(parent.path.encode())
     if length > MAX_RUN_DIR:
@@ -171,7 +171,7 @@ def run_directories(machine: Machine) -> list[Finding]:
     return [Finding("run_dir", PASS, f"sockets are made in {parent.path}")]
 
 
-def shared_memory(machine: Machine) -> list[Finding]:
+def shared_memory(machine: MachineFacts) -> list[Finding]:
     found = []
     if machine.memfd:
         fix = "raise the memory limit of this container; data goes through sockets until then"
@@ -195,7 +195,7 @@ def shared_memory(machine: Machine) -> list[Finding]:
     return [*found, Finding("dev_shm", PASS, f"/dev/shm has {mib(free)} free")]
 
 
-def limits(machine: Machine) -> list[Finding]:
+def limits(machine: MachineFacts) -> list[Finding]:
     soft, hard = machine.files
     fix = "ulimit -Hn 65536 (LimitNOFILE= in a systemd unit, --ulimit nofile=65536 for docker)"
     if hard < MIN_FILES:
@@ -211,7 +211,7 @@ def limits(machine: Machine) -> list[Finding]:
     return [*found, Finding("locked_memory", PASS, f"{text} of locked memory")]
 
 
-def cgroups(machine: Machine) -> list[Finding]:
+def cgroups(machine: MachineFacts) -> list[Finding]:
     roots = machine.cgroups
     whose = f"of agentd {machine.agentd}" if machine.agentd else "of an agentd that is started from here (none runs)"
     if machine.cgroup_error:
@@ -234,7 +234,7 @@ def cgroups(machine: Machine) -> list[Finding]:
     return found
 
 
-def clock(machine: Machine) -> list[Finding]:
+def clock(machine: MachineFacts) -> list[Finding]:
     if machine.clock_synchronized is False:
         text = "the clock is not synchronized: the times in logs of several machines will not fit together"
         return [Finding("clock", WARN, text, "timedatectl set-ntp true (in a container: on its host)")]
@@ -243,7 +243,7 @@ def clock(machine: Machine) -> list[Finding]:
     ]
 
 
-def head(machine: Machine) -> list[Finding]:
+def head(machine: MachineFacts) -> list[Finding]:
     if not machine.head:
         return [Finding("head", PASS, "no head is configured: scripts start a private cluster")]
     if machine.head_error:
@@ -255,7 +255,7 @@ def head(machine: Machine) -> list[Finding]:
     return [Finding("head", PASS, f"the head at {machine.head} answers (version {machine.head_version})")]
 
 
-def keys(machine: Machine) -> list[Finding]:
+def keys(machine: MachineFacts) -> list[Finding]:
     found = []
     for key in machine.keys:
         if not key.private:
@@ -270,7 +270,7 @@ def keys(machine: Machine) -> list[Finding]:
     return found or [Finding("keys", PASS, text)]
 
 
-def accelerators(machine: Machine) -> list[Finding]:
+def accelerators(machine: MachineFacts) -> list[Finding]:
     faults = [
         Finding("accelerators", WARN, text, "rlinf-actors hw scan shows more; look at the vendor's driver")
         for text in machine.faults
@@ -279,7 +279,7 @@ def accelerators(machine: Machine) -> list[Finding]:
     return faults or [Finding("accelerators", PASS, text)]
 
 
-def running(machine: Machine) -> list[Finding]:
+def running(machine: MachineFacts) -> list[Finding]:
     if not machine.processes:
         return [Finding("processes", PASS, "no worker of this user runs here")]
     kinds = Counter(process.kind for process in machine.processes)
@@ -293,7 +293,7 @@ def running(machine: Machine) -> list[Finding]:
     return [Finding("processes", PASS, f"{text}: {used}")]
 
 
-def leftovers(machine: Machine) -> list[Finding]:
+def leftovers(machine: MachineFacts) -> list[Finding]:
     found = [
         Finding("leftover_run_dir", WARN, f"no agentd uses {path} any more", f"rm -r {path}") for path in machine.stale
     ]
@@ -308,6 +308,6 @@ def leftovers(machine: Machine) -> list[Finding]:
     return found or [Finding("leftovers", PASS, "nothing is left of earlier runs")]
 
 
-CHECKS: tuple[Callable[[Machine], list[Finding]], ...] = (
+CHECKS: tuple[Callable[[MachineFacts], list[Finding]], ...] = (
     python, run_directories, shared_memory, limits, cgroups, clock, head, keys, accelerators, running, leftovers,
 )  # fmt: skip

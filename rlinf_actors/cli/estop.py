@@ -25,7 +25,7 @@ from rlinf_actors.cli.estop_targets import (
     UNAVAILABLE,
     USAGE,
     Report,
-    Target,
+    StopTarget,
     collect,
     known_heads,
     print_json,
@@ -42,14 +42,14 @@ from rlinf_actors.wire.control_codec import Body, Failed
 _CODES = {"authentication": PERMISSION, "usage": USAGE, "config": CHOICE}
 
 
-class _Parser(argparse.ArgumentParser):
+class _StopParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    made = _Parser(
+    made = _StopParser(
         prog="rlinf-actors estop",
         description="Stop all robots: their workers run on_lease_lost and end. Until --release no group that uses "
         "robots starts. Goes to every head of this user on this machine, to those that its agentds have joined, and to "
@@ -148,7 +148,7 @@ def _release(options: argparse.Namespace) -> int:
     return OK
 
 
-def _name_them(targets: Sequence[Target]) -> None:
+def _name_them(targets: Sequence[StopTarget]) -> None:
     """Print the heads, and the stops in force at each."""
     answers = _answers(targets, GetStatus())
     say(f"{len(targets)} heads are known, and a release is for one of them; nothing was lifted. Say which by --head:")
@@ -166,10 +166,10 @@ def _text(answer: object) -> str:
     return answer.text if isinstance(answer, Failed) else str(answer)
 
 
-def _answers(targets: Sequence[Target], question: Body) -> Mapping[Target, object]:
+def _answers(targets: Sequence[StopTarget], question: Body) -> Mapping[StopTarget, object]:
     """Return the answer of each head, or why there is none."""
     asker = BlockingClient()
-    answers: dict[Target, object] = {}
+    answers: dict[StopTarget, object] = {}
     by_asked = {target.asked: target for target in targets}
     deadline = time.monotonic() + DEADLINE_S
     try:

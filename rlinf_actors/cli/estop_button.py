@@ -28,9 +28,9 @@ from typing import Any
 from rlinf_actors.cli.estop_targets import (
     INTERRUPTED,
     USAGE,
-    Known,
+    KnownHeads,
     Report,
-    Target,
+    StopTarget,
     collect,
     known_heads,
     print_json,
@@ -231,9 +231,9 @@ class Button:
         self._line = line
         self._asker = BlockingClient()
         self._watches = Watches()
-        self._known = Known()
-        self._targets: dict[tuple[str, ...], Target] = {}
-        self._state: dict[Target, str] = {}
+        self._known = KnownHeads()
+        self._targets: dict[tuple[str, ...], StopTarget] = {}
+        self._state: dict[StopTarget, str] = {}
         self._question = question_of(options)
 
     def run(self) -> int:
@@ -316,7 +316,9 @@ class Button:
     # --- the heads ---
 
     def _find_heads(self, first: bool = False, quiet: bool = False) -> None:
-        self._watch_places(settings_here(Known()))  # before the search: a head that appears meanwhile is not missed
+        self._watch_places(
+            settings_here(KnownHeads())
+        )  # before the search: a head that appears meanwhile is not missed
         known = known_heads(self._options.head)
         troubles, self._known = self._known.troubles, known
         for trouble in known.troubles:
@@ -359,7 +361,7 @@ class Button:
                 self._set(target, "armed")
             self._asker.tell(target.asked, Beat())
 
-    def _set(self, target: Target, state: str, why: str = "") -> None:
+    def _set(self, target: StopTarget, state: str, why: str = "") -> None:
         before = self._state.get(target)
         if before == state:
             return
@@ -369,7 +371,7 @@ class Button:
         else:
             self._print("armed", target.address, "again" if before == "lost" else "connected", target)
 
-    def _print(self, event: str, address: str, text: str, target: Target | None = None, **more: Any) -> None:
+    def _print(self, event: str, address: str, text: str, target: StopTarget | None = None, **more: Any) -> None:
         armed = sum(state == "armed" for state in self._state.values())
         if self._options.as_json:
             print_json({"event": event, "head": address, "text": text, "armed": armed, **more})

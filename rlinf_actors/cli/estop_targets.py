@@ -42,7 +42,7 @@ MAY_MOVE = "ROBOTS MAY STILL MOVE: PRESS THEIR OWN EMERGENCY STOPS."
 
 
 @dataclass(eq=False)
-class Target:
+class StopTarget:
     """A head that the stop goes to.
 
     Attributes:
@@ -66,7 +66,7 @@ class Target:
 
 
 @dataclass
-class Known:
+class KnownHeads:
     """Every known head, and what may hide others.
 
     Attributes:
@@ -75,12 +75,12 @@ class Known:
         notes: further remarks for people.
     """
 
-    targets: list[Target] = field(default_factory=list)
+    targets: list[StopTarget] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-def known_heads(given: str | None) -> Known:
+def known_heads(given: str | None) -> KnownHeads:
     """Find every head that this user may stop.
 
     Args:
@@ -89,7 +89,7 @@ def known_heads(given: str | None) -> Known:
     Raises:
         ConfigError: *given* is no address.
     """
-    known = Known()
+    known = KnownHeads()
     settings = settings_here(known)
     if given:
         endpoint = discovery.endpoint_at(given, "--head", resolve=False)
@@ -106,7 +106,7 @@ def known_heads(given: str | None) -> Known:
         if shared is not None:  # several agentds of one head, or an agentd beside its head
             shared.asked.ways = [*shared.asked.ways, *(way for way in ways if way not in shared.asked.ways)]
         else:
-            known.targets.append(Target(record.address, record.told(), record, RemoteHead(ways)))
+            known.targets.append(StopTarget(record.address, record.told(), record, RemoteHead(ways)))
     text, source = discovery.named(None, settings)
     if text:
         try:
@@ -120,7 +120,7 @@ def known_heads(given: str | None) -> Known:
     return known
 
 
-def settings_here(known: Known) -> Settings:
+def settings_here(known: KnownHeads) -> Settings:
     """Return the settings of the environment and the client file. A fault in either must not keep local heads from a
     stop.
     """
@@ -136,7 +136,9 @@ def settings_here(known: Known) -> Settings:
         return settings
 
 
-def _named_head(endpoint: str, text: str, source: str, settings: Settings, others: Sequence[HeadRecord] = ()) -> Target:
+def _named_head(
+    endpoint: str, text: str, source: str, settings: Settings, others: Sequence[HeadRecord] = ()
+) -> StopTarget:
     """Return the head that --head, a variable or the client file names.
 
     Args:
@@ -154,10 +156,10 @@ def _named_head(endpoint: str, text: str, source: str, settings: Settings, other
             ways += [(endpoint, record.security) for record in others]
     except ConfigError as error:
         fault = str(error)
-    return Target(text, f"head, by {source}", None, RemoteHead(ways, fault))
+    return StopTarget(text, f"head, by {source}", None, RemoteHead(ways, fault))
 
 
-def _ways(record: HeadRecord, known: Known) -> list[Route]:
+def _ways(record: HeadRecord, known: KnownHeads) -> list[Route]:
     """Return the ways to reach the head of a record. Its unix socket needs no key."""
     local: list[Route] = [(way, Security()) for way in record.ways if not is_tcp(way)]
     if record.user != os.geteuid():  # whose key file may lie where to open it blocks
@@ -170,7 +172,7 @@ def _ways(record: HeadRecord, known: Known) -> list[Route]:
     return [*local, *((way, security) for way in record.ways if is_tcp(way))]
 
 
-def _is_same(target: Target, record: HeadRecord) -> bool:
+def _is_same(target: StopTarget, record: HeadRecord) -> bool:
     """True if the target's head left this record too.
 
     Only records of the same user count: else one user could name the head of another user, and answer in its place.
@@ -179,7 +181,7 @@ def _is_same(target: Target, record: HeadRecord) -> bool:
     return same_user and any(_is_at(target, way) for way in record.ways)
 
 
-def _is_at(target: Target, endpoint: str) -> bool:
+def _is_at(target: StopTarget, endpoint: str) -> bool:
     """True if the target's head listens at this endpoint."""
     ways = [*(target.record.endpoints if target.record is not None else ()), *(way for way, _ in target.asked.ways)]
     return any(way == endpoint or discovery.is_here(endpoint, way) for way in ways)
@@ -192,7 +194,7 @@ def question_of(options: argparse.Namespace) -> EStop:
     return EStop(who(), options.reason, options.namespace, options.release)
 
 
-def collect(asker: BlockingClient, targets: Sequence[Target], report: Report) -> None:
+def collect(asker: BlockingClient, targets: Sequence[StopTarget], report: Report) -> None:
     """Report the answer of each head to the stop as it arrives. Returns when all have answered, or at the deadline."""
     deadline = time.monotonic() + DEADLINE_S
     waiting = {target.asked: target for target in targets}
@@ -228,7 +230,7 @@ class Report:
         self._clusters: list[dict[str, Any]] = []
         self._silent: list[str] = []
 
-    def stopped(self, target: Target, answer: EStopped) -> None:
+    def stopped(self, target: StopTarget, answer: EStopped) -> None:
         self._clusters.append({**_cluster(target), "acknowledged": True, "error": "", **summary(answer)})
         workers = len(answer.hits)
         what = f"{workers} robot worker{'s' * (workers != 1)} told" if workers else "no robot worker is running"
@@ -243,12 +245,12 @@ class Report:
         if answer.warning:
             say(f"warning: {target.address}: {answer.warning}")
 
-    def failed(self, target: Target, why: str) -> None:
+    def failed(self, target: StopTarget, why: str) -> None:
         nothing = {"hits": [], "in_force": [], "warning": ""}
         self._clusters.append({**_cluster(target), "acknowledged": False, "error": why, **nothing})
         self._line(f"NOT STOPPED  {target.address}: {why} ({target.description})")
 
-    def end(self, known: Known) -> int:
+    def end(self, known: KnownHeads) -> int:
         """Print the result and return the exit code."""
         missing = [cluster for cluster in self._clusters if not cluster["acknowledged"]]
         complete = bool(self._clusters) and not missing and not self._silent and not known.troubles
@@ -282,7 +284,7 @@ class Report:
             print(printable(text, len(text)), flush=True)
 
 
-def _cluster(target: Target) -> dict[str, Any]:
+def _cluster(target: StopTarget) -> dict[str, Any]:
     record = target.record
     return {
         "head": target.address,

@@ -1,6 +1,6 @@
 """`rlinf-actors keys`: the keys of a cluster whose nodes are on several machines. See docs/how-to/set-up-keys.md.
 
-The commands come first; below them the three ways to a head's list of keys: as administrator (`administer`), as the
+First come the three ways to a head's list of keys, then the commands. The ways: as administrator (`administer`), as the
 holder of a join token (`as_holder`), as a member with its own key (`as_member`). `--state-dir` changes the stored list
 of a head that does not run. A key file is written before the head learns its key, and removed only if the head
 certainly refused the key: a listed key without a file would lock its owner out.
@@ -12,7 +12,6 @@ import asyncio
 import re
 import sys
 import time
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
@@ -22,13 +21,12 @@ import click
 from rlinf_actors.cli.output import Amount, json_option, note, seconds, show_fields, show_json, show_table
 from rlinf_actors.cli.queries import TIMEOUT_S, expected, find_head, head_option, observing
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
-from rlinf_actors.head.commands import Change, Command, LogEvent, Persist, Refusal
+from rlinf_actors.head.commands import Command, LogEvent, Persist, Refusal
 from rlinf_actors.head.key_registry import TOKEN_S, KeyRegistry
 from rlinf_actors.head.store import FILE, HeadStore, own_keys
 from rlinf_actors.net.discovery import client_settings
 from rlinf_actors.net.host import endpoint_of, split_address
-from rlinf_actors.net.rpc import ControlClient, KeyRefusedError, refusal
-from rlinf_actors.net.socket_security import Security
+from rlinf_actors.net.rpc import KeyRefusedError, refusal
 from rlinf_actors.security import job, keyfile
 from rlinf_actors.security.job import PATH, JoinToken
 from rlinf_actors.security.keyfile import KeyFile, who
@@ -67,7 +65,12 @@ def administer(head: str | None, state_dir: str | None, question: Question) -> K
         endpoint = find_head(head, settings)
     except ConfigError as error:
         raise ConfigError(f"{error}. For a head that does not run, give its state directory by --state-dir") from None
-    return asyncio.run(_online(endpoint, settings, question))
+
+    async def ask() -> Keys:
+        async with observing(endpoint, settings) as client:
+            return expected(await client.request(question, TIMEOUT_S), Keys)
+
+    return asyncio.run(ask())
 
 
 def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
@@ -79,7 +82,7 @@ def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
     """
     key = KeyFile(token.role, token.name, token.pair, token.head)
     try:
-        return asyncio.run(_as(key, endpoint_of(token.address, PATH), question))
+        return _ask_by(key, endpoint_of(token.address, PATH), question)
     except KeyRefusedError:
         raise AuthenticationError(
             f"the head at {token.address} refused this join token of {token.role} {token.name!r}: it was used already, "
@@ -99,7 +102,15 @@ def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:
     endpoint = find_head(head, client_settings())
     if not endpoint.startswith("tcp://"):
         raise ConfigError("a member changes its key over TCP: give the head's HOST:PORT by --head")
-    return asyncio.run(_as(key, endpoint, question))
+    return _ask_by(key, endpoint, question)
+
+
+def _ask_by(key: KeyFile, endpoint: str, question: Body) -> Enrolled:
+    async def ask() -> Enrolled:
+        async with observing(endpoint, Settings.load(), key) as client:
+            return expected(await client.request(question, TIMEOUT_S, first=True), Enrolled)
+
+    return asyncio.run(ask())
 
 
 def join_address(head: str | None, state_dir: str | None, given: str | None, name: str) -> str:
@@ -128,25 +139,6 @@ def join_address(head: str | None, state_dir: str | None, given: str | None, nam
     raise ConfigError("the head does not listen on TCP: start it with --listen HOST:PORT")
 
 
-async def _online(endpoint: str, settings: Settings, question: Body) -> Keys:
-    async with observing(endpoint, settings) as client:
-        return expected(await client.request(question, TIMEOUT_S), Keys)
-
-
-async def _as(key: KeyFile, endpoint: str, question: Body) -> Enrolled:
-    from rlinf_actors.net.zmq_network import ZmqNetwork
-
-    network = ZmqNetwork(asyncio.get_running_loop(), Security.of(key))
-    try:
-        client = ControlClient(network, endpoint, f"observer:{uuid.uuid4().hex}".encode(), lambda notice: None)
-        try:
-            return expected(await client.request(question, TIMEOUT_S, first=True), Enrolled)
-        finally:
-            client.close()
-    finally:
-        network.close()
-
-
 async def _offline(state_dir: str, settings: Settings, question: Question) -> Keys:
     """Apply the request to the stored state of a head that does not run. The open store locks it against a head."""
     own = own_keys(find_key(settings, "head"), settings)
@@ -160,13 +152,24 @@ async def _offline(state_dir: str, settings: Settings, question: Question) -> Ke
         out: list[Command] = []
         registry = KeyRegistry(out.append, store.remembered, own, lambda keys, why: None)
         try:
-            changed = _change(registry, question)
+            now = time.time()
+            registry.begin(now)
+            registry.tick(now)
+            if isinstance(question, AddKey):
+                changed = [registry.add(question, question.by, now)]
+            elif isinstance(question, RevokeKey):
+                changed = registry.revoke(question, question.by, now)
+            else:
+                changed = registry.all()
         except Refusal as refused:
             raise refusal(Failed(0, refused.kind, refused.text, [], refused.path)) from None
         registry.flush()
         changes = [command.change for command in out if isinstance(command, Persist)]
-        if changes and not await _written(store, changes):
-            raise OSError(store.trouble)
+        if changes:
+            written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            store.write(changes, written.set_result)
+            if not await written:
+                raise OSError(store.trouble)
         for record in (command for command in out if isinstance(command, LogEvent)):
             note(record.text)
         return Keys(changed, own.public, [], time.time())
@@ -174,36 +177,14 @@ async def _offline(state_dir: str, settings: Settings, question: Question) -> Ke
         store.close()
 
 
-def _change(registry: KeyRegistry, question: Question) -> list[KeyState]:
-    now = time.time()
-    registry.begin(now)
-    registry.tick(now)
-    if isinstance(question, AddKey):
-        return [registry.add(question, question.by, now)]
-    if isinstance(question, RevokeKey):
-        return registry.revoke(question, question.by, now)
-    return registry.all()
-
-
-async def _written(store: HeadStore, changes: list[Change]) -> bool:
-    done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    store.write(changes, done.set_result)
-    return await done
+_SHOWN = ("name", "role", "token", "public", "added_at", "added_by", "expires_at", "ended_at", "why")
 
 
 def key_dict(key: KeyState) -> dict[str, Any]:
     """Return a key as `--json` shows it. Keys are stable; new ones may be added. Times in seconds since the epoch."""
     return {
-        "name": key.name,
-        "role": key.role,
         "state": state_of(key),
-        "token": key.token,
-        "public": key.public,
-        "added_at": key.added_at,
-        "added_by": key.added_by,
-        "expires_at": key.expires_at,
-        "ended_at": key.ended_at,
-        "why": key.why,
+        **{name: getattr(key, name) for name in _SHOWN},
     }
 
 
@@ -428,7 +409,10 @@ def rotate(folder: str | None, role: str | None, keep_h: float, head: str | None
     old = keyfile.load(path)
     new = replace(old, pair=KeyPair.make())
     if old.role == "head":
-        _rotate_head(directory, path, new)
+        keyfile.save(path, new)
+        _point(directory, new.pair.public)
+        note("restart the head: until then it has the old key, and this machine's driver does not reach it")
+        note(f"then on every other machine: rlinf-actors keys trust '{new.pair.public}'")
     else:
         _rotate_member(path, old, new, head, keep_h)
     if as_json:
@@ -476,13 +460,6 @@ def _rotate_member(path: Path, old: KeyFile, new: KeyFile, head: str | None, kee
     _warn(answer.warning)
     when = f"the old key is valid for {keep_h:g} hours" if keep_h else "the old key is no longer valid"
     note(f"{when}: restart the programs that run here as {new.role} {new.name}")
-
-
-def _rotate_head(directory: Path, path: Path, new: KeyFile) -> None:
-    keyfile.save(path, new)
-    _point(directory, new.pair.public)
-    note("restart the head: until then it has the old key, and this machine's driver does not reach it")
-    note(f"then on every other machine: rlinf-actors keys trust '{new.pair.public}'")
 
 
 def _there_already(path: Path) -> UsageError:

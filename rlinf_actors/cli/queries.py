@@ -17,6 +17,8 @@ from rlinf_actors.errors import ProtocolError
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.net import discovery
 from rlinf_actors.net.rpc import ControlClient
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.settings import HEAD, Settings
 from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware, GetStatus, Status
 from rlinf_actors.wire.control_codec import Body
@@ -103,11 +105,12 @@ def fetch_hardware(
 
 
 @contextlib.asynccontextmanager
-async def observing(endpoint: str, settings: Settings) -> AsyncIterator[ControlClient]:
-    """Connect to the head at *endpoint*; the head keeps no record of this connection."""
+async def observing(endpoint: str, settings: Settings, key: KeyFile | None = None) -> AsyncIterator[ControlClient]:
+    """Connect to the head at *endpoint*, by *key* or one of this user's; the head keeps no record of the connection."""
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
-    network = ZmqNetwork(asyncio.get_running_loop(), discovery.security_toward(endpoint, settings, *OBSERVERS))
+    security = Security.of(key) if key else discovery.security_toward(endpoint, settings, *OBSERVERS)
+    network = ZmqNetwork(asyncio.get_running_loop(), security)
     try:
         client = ControlClient(network, endpoint, f"observer:{uuid.uuid4().hex}".encode(), lambda notice: None)
         try:

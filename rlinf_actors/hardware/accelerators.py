@@ -1,4 +1,4 @@
-"""Accelerator and AcceleratorUtil: what scripts ask about accelerators, under RLinf's names."""
+"""Accelerator and AcceleratorUtil: facts about accelerators for scripts, under RLinf's names. Public API."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _Found = TypeVar("_Found", bound=Find)
 class AcceleratorUtil:
     """Facts about accelerator types. Every method is static; none loads a vendor's library or torch unless it says so.
 
-    A type may be given as its name. An unknown one is a ConfigError.
+    A type may be given as its name. An unknown type is a ConfigError.
     """
 
     @staticmethod
     def get_accelerator_type(environ: Mapping[str, str] | None = None) -> AcceleratorType:
-        """The type of accelerator of this process: a worker's placement says so, elsewhere the machine's files.
+        """Return the type of accelerator of this process: a worker's from its placement, another's from device files.
 
         Args:
             environ: the environment, os.environ by default.
 
         Returns:
-            NO_ACCEL without any. Outside a worker this is a guess from device files; Cluster.get_node_info knows.
+            NO_ACCEL without any. Outside a worker this is a guess from device files; Cluster.get_node_info is exact.
         """
         env = os.environ if environ is None else environ
         named = env.get(_WORKERS_TYPE)
@@ -52,14 +52,14 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_visibility_variable(accelerator_type: AcceleratorType | str) -> str:
-        """The variable that lists the devices which a process may see; "" for NO_ACCEL."""
+        """Return the variable that lists the devices which a process may see; "" for NO_ACCEL."""
         return facts_of(accelerator_type).visibility_variable
 
     @staticmethod
     def get_accelerator_env_var(
         accelerator_type: AcceleratorType | str, visible_accelerators: Sequence[str | int]
     ) -> dict[str, str]:
-        """The environment that shows a process *visible_accelerators* (indices or UUIDs) and no other."""
+        """Return the environment that shows a process exactly *visible_accelerators* (indices or UUIDs)."""
         facts = facts_of(accelerator_type)
         if not facts.visibility_variable:
             return {}
@@ -69,7 +69,7 @@ class AcceleratorUtil:
     def get_visible_devices(
         accelerator_type: AcceleratorType | str, environ: Mapping[str, str] | None = None
     ) -> list[int | str] | None:
-        """The devices that the visibility variable lists: indices as int, UUIDs as text; None if it is not set."""
+        """Return the devices in the visibility variable: indices as int, UUIDs as text; None if it is not set."""
         facts = facts_of(accelerator_type)
         value = (os.environ if environ is None else environ).get(facts.visibility_variable)
         if value is None:
@@ -81,22 +81,22 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_ccl_backend(accelerator_type: AcceleratorType | str) -> str:
-        """torch.distributed's backend for the type: nccl, hccl, …; gloo for NO_ACCEL."""
+        """Return torch.distributed's backend for the type: nccl, hccl, …; gloo for NO_ACCEL."""
         return facts_of(accelerator_type).ccl or "gloo"
 
     @staticmethod
     def get_ccl_socket_ifname_env_var(accelerator_type: AcceleratorType | str) -> str:
-        """The variable that names the collectives' network interface; gloo's for NO_ACCEL."""
+        """Return the variable of the collectives' network interface; gloo's for NO_ACCEL."""
         return facts_of(accelerator_type).nic_variable or GLOO_NIC_VARIABLE
 
     @staticmethod
     def get_device_type(accelerator_type: AcceleratorType | str) -> str:
-        """Torch's name of the device: cuda, npu, …; cpu for NO_ACCEL."""
+        """Return torch's name of the device: cuda, npu, …; cpu for NO_ACCEL."""
         return facts_of(accelerator_type).torch_device_type
 
     @staticmethod
     def get_torch_platform(accelerator_type: AcceleratorType | str) -> Any:
-        """Torch's module of the device, such as ``torch.cuda``. Imports torch.
+        """Return torch's module of the device, such as ``torch.cuda``. Imports torch.
 
         Raises:
             ImportError: torch is not installed.
@@ -112,7 +112,7 @@ class AcceleratorUtil:
         devices: Sequence[str] = (),
         libraries: Sequence[str] = (),
     ) -> Callable[[_Found], _Found]:
-        """Decorator of a function that finds a vendor's accelerators: make the vendor known to this process.
+        """Register a vendor with this process: a decorator of the function that finds the vendor's accelerators.
 
         Such as, in a module that RLINF_EXT_MODULE or an entry point of group ``rlinf_actors.accelerators`` names::
 
@@ -125,16 +125,16 @@ class AcceleratorUtil:
                 def find(environ):
                     return FoundAccelerators([AcceleratorInfo("MY_TPU", "Model 1", index=0)], faults=[])
 
-        The probe calls the function in a process of its own, which is killed when it takes too long, and only where
-        one of *devices* or *libraries* is there. It gets the node's environment, and returns what its visibility
-        variable leaves; an exception is a fault of the node. ``hardware.visible_devices.visible_devices`` applies such
-        a variable, ``hardware.vendors.machine.Machine`` runs tools with a time limit.
+        The probe calls the function in a child process, with a time limit, and only if one of *devices* or *libraries*
+        exists. The function gets the node's environment, and returns the accelerators that its visibility variable
+        leaves; an exception becomes a fault of the node. ``hardware.visible_devices.visible_devices`` applies such a
+        variable; ``hardware.vendors.machine.Machine`` runs tools with a time limit.
 
         Args:
-            name: of the type: what ``AcceleratorType(name)`` takes, placements name and ``AcceleratorInfo.type`` says.
+            name: name of the type, as in ``AcceleratorType(name)``, in placements and in ``AcceleratorInfo.type``.
             facts: the vendor's row in the table.
             devices: glob patterns of the device files of its driver.
-            libraries: file names of the library that is asked, searched in the linker's usual directories.
+            libraries: file names of its library, searched in the linker's usual directories.
 
         Raises:
             ValueError: the name is no identifier, is built in, or another function has registered it.
@@ -155,7 +155,7 @@ class Accelerator(Hardware):
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
-        """Ask the vendors' libraries on this machine; blocks until they have answered, 8 s at most.
+        """Ask the vendors' libraries on this machine. Blocks until they have answered, 8 s at most.
 
         Args:
             node_rank: not used: the machine is always this one.

@@ -1,6 +1,7 @@
-"""A child process for code that may hang, crash or talk nonsense: a vendor's library, or a user's hardware type.
+"""Child processes for code that may hang, crash or print nonsense: a vendor's library, or a user's hardware type.
 
-The child's module has ``main(argv)``, which begins with ``hardware.probe_child.contain`` and ends with ``finish``.
+The probe, agentd's hardware query and `hw scan` call `run_child` in their event loop; it waits for the end of the child
+and never blocks the loop. The child's function begins with `probe_child.contain` and ends with `probe_child.finish`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from rlinf_actors import procfs
 log = logging.getLogger(__name__)
 
 _STACK_S = 0.5
-"""How long a child that hung may take to write where it is (faulthandler, on SIGABRT)."""
+"""Seconds for a hung child to write its stack (faulthandler, on SIGABRT)."""
 _KILL_S = 0.5
-"""After SIGKILL a process in a driver's uninterruptible sleep stays; it is then left behind, and named."""
+"""Seconds from SIGKILL until a process is given up as unkillable, in a driver's uninterruptible sleep."""
 _MAX_OUTPUT = 1 << 20
 """Bytes of a child's output that are read."""
 
@@ -42,7 +43,9 @@ _FRAME = re.compile(r'^\s*File ".*", line \d+ in (\w+)', re.MULTILINE)
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """How a child ended: its exit code or less signal, None if it had to be killed (or could not even be)."""
+    """End of a child: its exit code or less signal; None if it was killed for its time, or could not be killed or
+    started.
+    """
 
     code: int | None
     output: bytes = b""
@@ -51,7 +54,7 @@ class ChildEnd:
 
     @property
     def hung(self) -> bool:
-        """Whether it was killed because its time was over."""
+        """True if the child was killed because its time was over."""
         return self.code is None and not self.note
 
 
@@ -65,7 +68,7 @@ async def run_child(
     root: str = _ROOT,
     given: bytes = b"",
 ) -> ChildEnd:
-    """Run ``main`` of *module* in a process of its own, wait for its end, kill whatever is left of its process group.
+    """Run a function in a child process, wait for its end, and kill the rest of its process group and session.
 
     Call it from the main thread: the child ends when the thread that started it does. Cancelling kills it.
 
@@ -73,10 +76,10 @@ async def run_child(
         module: module with ``main(argv)``, or ``module:function`` for another function.
         arguments: follow this process's pid in its ``argv``.
         env: the child's whole environment.
-        timeout_s: seconds until it is killed; the answer is there a second later.
+        timeout_s: seconds until the child is killed; the result is there a second later.
         python: the child's interpreter.
         root: directory of rlinf_actors.
-        given: its standard input.
+        given: the child's standard input.
     """
     # Files instead of pipes: a grandchild that keeps a pipe open, or fills it, cannot hold us up.
     with (
@@ -102,12 +105,12 @@ async def run_child(
 
 
 def fault_of(end: ChildEnd, whose: str, timeout_s: float) -> str:
-    """What is wrong with a child that ended like this, "" if it ended well. Pure.
+    """Return the fault of a child that ended like this, "" if it ended well. Pure.
 
     Args:
-        end: how it ended.
-        whose: the code that it ran, as the sentence's subject.
-        timeout_s: what it was given.
+        end: the end.
+        whose: name of the code that it ran, as the sentence's subject.
+        timeout_s: its time limit.
     """
     if end.note:
         return end.note
@@ -174,19 +177,21 @@ async def _ended(pidfd: int, timeout_s: float) -> bool:
 
 
 def _has_failed(pid: int) -> bool:
-    """Whether a child that has ended, and was not waited for yet, did so by a signal or with an exit code."""
+    """True if a child that has ended, and is not reaped yet, ended by a signal or with an exit code."""
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return ended is None or ended.si_code != os.CLD_EXITED or ended.si_status != 0
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and what it started. It must not be reaped yet: until then nobody else gets its group's number."""
+    """Kill the child and its process group. Call it before the child is reaped: its group number is not reused until
+    then.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
 def _kill_session(leader: int) -> None:
-    """Kill the tools of a child that could not do so itself: they have groups of their own in its session."""
+    """Kill the tools of a child that could not do so itself. Each has a process group of its own in its session."""
     for pid in procfs.pids():
         stat = procfs.stat(pid)
         if stat is not None and stat.session == leader and stat.state not in "ZX":
@@ -195,16 +200,16 @@ def _kill_session(leader: int) -> None:
             except ProcessLookupError:
                 pass  # it has ended since
             except PermissionError:
-                _say_left(pid)
+                _log_unkillable(pid)
 
 
-def _say_left(pid: int) -> None:
-    """A tool that may be run as another user (sudo, setuid) has become that one: only that one, or root, can end it."""
-    log.warning("process %d, which a look at the hardware started, cannot be ended: it is another user's by now", pid)
+def _log_unkillable(pid: int) -> None:
+    """Log a tool that became another user (sudo, setuid): only that user, or root, can end it."""
+    log.warning("process %d, which the hardware probe started, cannot be killed: it became another user's process", pid)
 
 
 def _reap_orphans(leader: int) -> None:
-    """Where this process is a subreaper, as agentd is, what a child started has become its own when that one ended."""
+    """Reap the processes that the child left to this process, if this process is a subreaper, as agentd is."""
     for pid in procfs.children(os.getpid()):
         stat = procfs.stat(pid)
         if stat is None or stat.session != leader:
@@ -215,7 +220,7 @@ def _reap_orphans(leader: int) -> None:
             if procfs.has_ended(pidfd, _KILL_S):
                 os.waitpid(pid, 0)
         except PermissionError:
-            _say_left(pid)
+            _log_unkillable(pid)
         finally:
             os.close(pidfd)
 

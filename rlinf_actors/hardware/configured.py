@@ -1,12 +1,11 @@
-"""The robots and other hardware that node groups are configured to own, as their types enumerate them.
+"""Configured hardware: the robots and other pieces that node groups own, from configuration entry to HardwareInfo.
 
-A type's ``enumerate`` is the user's code and looks at the machine: it runs on the node, in a process of its own
-(probe_child). Only `describe_hardware`, for a cluster that does not exist, runs it here.
+A type's ``enumerate`` is the user's code and examines the machine, so it runs on the node in a child process
+(`probe_child.enumerate_main`). Only `describe_hardware`, for a cluster that does not exist, runs it in this process.
 
-Pieces of configured hardware on their way from the node that found them to the driver, as plain values. Pure.
-
-Dataclasses inside an info (its config, mostly) travel with their names and are made again of the same class; numbers,
-text, lists and mappings travel as they are; everything else as its text. No name that came over the wire is imported.
+`piece_of` and `info_of` carry a piece over the wire. Dataclasses inside an info (mostly its config) travel with their
+names and become instances of the same class; numbers, text, lists and mappings travel as they are, everything else as
+its text. A name from the wire is never imported.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _ENTRY = re.compile(r"\bconfigs\[(\d+)\]")
 
 
 def values_of(section: HardwareSection, node_rank: int) -> list[dict[str, Any]] | None:
-    """The section's entries for a node, as plain values of which the type's config class is made there.
+    """Return the section's entries for a node, as plain values from which the node makes the type's config class.
 
-    None if the section has no entries at all: then ``enumerate`` alone decides what a node has. A node that has none
-    while others have is not asked.
+    None if the section has no entries at all: then ``enumerate`` alone decides. A node without entries is not asked if
+    other nodes have some.
     """
     if not section.configs:
         return None
@@ -55,7 +54,9 @@ def _values(config: Any) -> dict[str, Any]:
 
 
 def without_types(config: ClusterConfig) -> ClusterConfig:
-    """*config* with the entries of its hardware sections as mappings: for processes that may not know their types."""
+    """Return *config* with the entries of its hardware sections as mappings: for processes that may not know their
+    types.
+    """
     groups = []
     for group in config.node_groups:
         section = group.hardware
@@ -66,10 +67,10 @@ def without_types(config: ClusterConfig) -> ClusterConfig:
 
 
 def describe_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """*nodes*, which are only described, with the hardware that their groups own where they list none of it.
+    """Return *nodes*, which are only described, with the hardware that their groups own, unless they list it
+    themselves.
 
-    Nothing is looked at but what a type looks at although its config says ``disable_validate``. Types that no package
-    here knows are left to whoever counts the entries of the configuration.
+    Types set ``disable_validate`` and so do not examine this machine. Types that no package here knows are left out.
 
     Raises:
         ConfigError: an entry is wrong, or a type's ``enumerate`` refuses it.
@@ -97,7 +98,7 @@ def describe_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[
 
 
 def merge(resources: list[HardwareResource], found: HardwareResource | None) -> None:
-    """Add *found* to the resources of a node, in place; two groups may own the same pieces."""
+    """Add *found* to the resources of a node, in place. Two groups may own the same pieces."""
     if found is None:
         return
     for index, resource in enumerate(resources):
@@ -111,14 +112,14 @@ def merge(resources: list[HardwareResource], found: HardwareResource | None) -> 
 def section_error(
     error: ConfigError, section: HardwareSection, node_rank: int, path: str, where: str = ""
 ) -> ConfigError:
-    """*error* of one node's entries, in terms of the section: its paths count those of all nodes.
+    """Return the error of one node's entries in terms of the whole section, whose paths count the entries of all nodes.
 
     Args:
-        error: its ``path``, and what its text names, begin at the node's entries, such as ``configs[0].robot_ip``.
+        error: its ``path`` and text count the node's entries, such as ``configs[0].robot_ip``.
         section: the section.
         node_rank: the node.
         path: config path of the section.
-        where: follows the text; the node's name.
+        where: appended to the text; the node's name.
     """
     places = [index for index, rank in enumerate(section.node_ranks) if rank == node_rank]
 
@@ -136,13 +137,13 @@ def section_error(
 def enumerate_values(
     kind: str, node_rank: int, entries: Sequence[Mapping[str, Any]] | None, *, described: bool = False
 ) -> HardwareResource | None:
-    """The pieces of one type on a node, from the entries of the configuration as plain values.
+    """Return the pieces of one type on a node, from plain entries of the configuration.
 
     Args:
         kind: the registered type.
         node_rank: cluster rank of the node.
         entries: the entries for that node, None if the configuration has none at all.
-        described: whether the node only pretends to have hardware: ``disable_validate`` is set where the type has it.
+        described: True on a node whose hardware is described: sets ``disable_validate`` if the type has it.
 
     Raises:
         ConfigError: as :func:`enumerate_type`, or an entry is wrong; the path begins with ``configs[0]``.
@@ -157,7 +158,7 @@ def enumerate_values(
 
 
 def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any], path: str = "") -> HardwareResource | None:
-    """The pieces of one type on one node, None if there is none.
+    """Return the pieces of one type on one node, None if there is none.
 
     Args:
         kind: the registered type.
@@ -205,7 +206,6 @@ _CLASS = "class of these fields"
 
 
 def piece_of(info: HardwareInfo) -> Piece:
-    """*info* as plain values."""
     if isinstance(info, ReportedInfo):
         detail: dict[str, Any] = _plain(info.detail)
     else:
@@ -221,7 +221,7 @@ def piece_of(info: HardwareInfo) -> Piece:
 
 
 def info_of(piece: Piece, path: str = "") -> HardwareInfo:
-    """The info: of its own class where this process knows that, else a ReportedInfo.
+    """Return the info: an instance of its own class if this process knows the class, else a ReportedInfo.
 
     Raises:
         ConfigError: the class here has other fields than the one on the node.
@@ -277,7 +277,7 @@ def _name(cls: type) -> str:
 
 
 def _known(name: str, base: type[Any]) -> type[Any] | None:
-    """The class of that name among *base* and what derives from it; the latest, of a module that was loaded twice."""
+    """Return the class of that name among *base* and its subclasses; the latest one if a module was loaded twice."""
     classes = [base, *_below(base)]
     return next((cls for cls in reversed(classes) if _name(cls) == name), None)
 

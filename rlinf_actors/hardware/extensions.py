@@ -1,9 +1,9 @@
-"""Others' code that registers hardware types: the module of RLINF_EXT_MODULE, and entry points of installed packages.
+"""Extensions: other packages' code that registers hardware types, by RLINF_EXT_MODULE or by entry points.
 
 An entry point of group ``rlinf_actors.robots`` or ``rlinf_actors.accelerators`` names a module, which registers by
 being imported (its ``register()`` is called if it has one), a class of it, or a function, which is called. A package
-whose entry point is broken costs only its own types. A process looks for entry points when it needs a type that it
-does not know; others do not pay for that.
+with a broken entry point loses only its own types. A process searches for entry points only when it needs a type that
+it does not know. Any thread; each extension is tried once a process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ GROUPS = (ACCELERATORS, ROBOTS)
 """Groups of entry points, as a package's pyproject.toml names them."""
 
 _loaded: dict[Extension, str] = {}
-"""What this process has tried to load, to what was wrong with it, "" if nothing was."""
+"""Extensions that this process has tried to load, to their fault, "" for none."""
 _scanned: set[str] = set()
 
 
@@ -58,9 +58,9 @@ def load_module(name: str) -> None:
 
 
 def installed(groups: Sequence[str] = GROUPS) -> list[Extension]:
-    """The entry points of installed packages on this process's import path. Reads files only; loads nothing of theirs.
+    """Return the entry points of installed packages on this process's import path. Reads files; imports none of them.
 
-    Takes some milliseconds where there is none: importlib.metadata, which takes 30 to import, is left alone then.
+    Takes milliseconds without any: importlib.metadata, which takes 30 ms to import, is not imported then.
     """
     if not any(_mentions(directory) for directory in dict.fromkeys(sys.path)):
         return []
@@ -78,7 +78,7 @@ def load_installed(groups: Sequence[str] = GROUPS) -> list[str]:
     """Load the entry points of all installed packages; once per process.
 
     Returns:
-        What is wrong with those that could not be loaded, a sentence each, this time or before.
+        Faults of those that could not be loaded, a sentence each, this time or before.
     """
     wanted = [group for group in groups if group not in _scanned]
     _scanned.update(wanted)
@@ -97,19 +97,19 @@ def load(extension: Extension) -> None:
         raise ConfigError(fault)
 
 
-def load_for(kind: str, told: Iterable[Extension], module: str | None) -> list[str]:
-    """Load everything that can be found here until type *kind* is known, for a process that looks for its pieces.
+def load_for(kind: str, extensions: Iterable[Extension], module: str | None) -> list[str]:
+    """Load extensions until type *kind* is known, in a process that enumerates its pieces.
 
     Args:
         kind: the hardware type.
-        told: what another process has loaded.
+        extensions: the extensions that the driver has loaded.
         module: RLINF_EXT_MODULE's here, None without.
 
     Returns:
-        What is wrong with what could not be loaded, a sentence each, if the type is not known in the end.
+        If the type is still unknown: faults of the extensions that could not be loaded, a sentence each.
     """
     faults = []
-    for extension in [*([Extension(module, EXT_MODULE)] if module else []), *told]:
+    for extension in [*([Extension(module, EXT_MODULE)] if module else []), *extensions]:
         fault = _try(extension)
         if fault and fault not in faults:
             faults.append(fault)
@@ -123,7 +123,7 @@ def load_types(kinds: Iterable[str]) -> list[str]:
     """Load the entry points of installed packages if one of these hardware types is not known.
 
     Returns:
-        What is wrong with those that could not be loaded, if a type is still not known.
+        If a type is still unknown: faults of those that could not be loaded.
     """
     wanted = list(kinds)
     if all(map(is_known, wanted)):
@@ -135,7 +135,7 @@ def load_types(kinds: Iterable[str]) -> list[str]:
 def load_accelerators(kinds: Iterable[str]) -> None:
     """Load the entry points of installed packages if one of these accelerator types is not known.
 
-    A type that is still unknown then is an error for whoever places a worker on such a device.
+    A type that stays unknown is an error for the launch that places a worker on such a device.
     """
     if not all(map(is_accelerator_type, kinds)):
         for fault in load_installed([ACCELERATORS]):
@@ -143,23 +143,23 @@ def load_accelerators(kinds: Iterable[str]) -> None:
 
 
 def is_known(kind: str) -> bool:
-    """Whether hardware type *kind* is built in or registered in this process, its config class at least."""
+    """True if hardware type *kind* is built in or registered in this process, at least its config class."""
     from rlinf_actors.hardware.registry import hardware_types  # not at the top: agentd's probe needs no types
 
     return kind in hardware_types()
 
 
-def load_told(told: Iterable[Extension], where: str) -> None:
-    """Load what the driver has loaded for this process's hardware.
+def load_driver_extensions(extensions: Iterable[Extension], where: str) -> None:
+    """Load the extensions that the driver has loaded for this process's hardware.
 
     Args:
-        told: what it has loaded.
+        extensions: the extensions.
         where: this interpreter and node, for the message.
 
     Raises:
-        ConfigError: one of them is missing or broken here; says what to install where.
+        ConfigError: one of them is missing or broken; the message says what to install where.
     """
-    for extension in told:
+    for extension in extensions:
         fault = _try(extension)
         if fault:
             package = extension.package or f"the package that has module {_module_of(extension)}"
@@ -195,13 +195,13 @@ def providers(modules: Iterable[str]) -> list[Extension]:
 
 
 def _try(extension: Extension) -> str:
-    """Load it unless that was done; what is wrong with it, "" if nothing is."""
+    """Load an extension once, and return its fault, "" for none."""
     if extension not in _loaded:
         try:
             _load(extension)
         except ConfigError as error:
             _loaded[extension] = str(error)
-        except Exception as error:  # noqa: BLE001 - of a package of somebody else's; reported where its type is asked for
+        except Exception as error:  # noqa: BLE001 - another package's code; reported when its type is needed
             _loaded[extension] = f"{title_of(extension)} cannot be loaded: {type(error).__name__}: {error}"
         else:
             _loaded[extension] = ""
@@ -228,7 +228,6 @@ def _module_of(extension: Extension) -> str:
 
 
 def title_of(extension: Extension) -> str:
-    """How messages call it."""
     if extension.group == EXT_MODULE:
         return f"{EXT_MODULE}={extension.name}"
     if not extension.group:
@@ -238,7 +237,7 @@ def title_of(extension: Extension) -> str:
 
 
 def _mentions(directory: str) -> bool:
-    """Whether a package that is installed in *directory* has an entry point of ours."""
+    """True if a package installed in *directory* has an entry point of ours."""
     files = [*glob.iglob(f"{glob.escape(directory)}/*-info/entry_points.txt")] if directory else []
     for file in files:
         with contextlib.suppress(OSError):  # it was uninstalled meanwhile

@@ -1,4 +1,4 @@
-"""Network interfaces and their IPv4 addresses, asked from the kernel directly (psutil costs 40 ms to import)."""
+"""Network interfaces and their IPv4 addresses, directly from the kernel (psutil takes 40 ms to import)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IFCONF = struct.Struct("iP")
 
 
 def ipv4_interfaces() -> dict[str, str]:
-    """Interface name to its first IPv4 address; interfaces without one are left out."""
+    """Return interface name to its first IPv4 address; interfaces without one are left out."""
     found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():
@@ -33,7 +33,9 @@ def ipv4_interfaces() -> dict[str, str]:
 
 
 def interface_of(ip: str) -> str:
-    """The interface that has the IPv4 address *ip*, its first or another one; "" for none of this machine's."""
+    """Return the interface with the IPv4 address *ip*, first or further address; "" if this machine has no such
+    address.
+    """
     size = _IFREQ_SIZE * 64
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         while True:

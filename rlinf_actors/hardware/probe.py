@@ -1,9 +1,10 @@
-"""What this node has. ``python -m rlinf_actors.hardware.probe`` prints it as JSON.
+"""The hardware probe: finds the accelerators of this node. ``python -m rlinf_actors.hardware.probe`` prints them as
+JSON.
 
-Each vendor is asked in a subprocess of its own, started only where the vendor's device files or library exist, all at
-once; so is each extension (RLINF_EXT_MODULE, entry points), and after it each vendor that it registers. One that hangs,
-crashes or talks nonsense costs its own devices and is named in the faults. A machine without accelerators and
-extensions starts no process at all.
+agentd runs it before it registers, `hw scan` and `doctor` on command. Each vendor has a child process, started only if
+the vendor's device files or library exist, all at once; so has each extension (RLINF_EXT_MODULE, entry points), and
+then each vendor that it registers. A child that hangs, crashes or prints nonsense loses its own devices and becomes a
+fault in the report. Without accelerators and extensions no process is started.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _CHILD = "rlinf_actors.hardware.probe_child"
 
 
 class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a child writes: `infos` are the fields of AcceleratorInfo, `vendors` the module of each one registered."""
+    """Report of a child: `infos` have the fields of AcceleratorInfo, `vendors` maps each registered vendor to its
+    module.
+    """
 
     infos: list[AcceleratorInfo] = []
     faults: list[str] = []
@@ -44,31 +47,31 @@ class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def run_probe(
     python: str | None = None, timeout_s: float = PROBE_TIMEOUT_S, env: Mapping[str, str] | None = None
 ) -> ProbeReport:
-    """Find out what this node has.
+    """Find the hardware of this node.
 
     Call it from the main thread: the children end when the thread that started them does. Cancelling it kills them.
 
     Args:
         python: interpreter of the children, this one by default. It needs nvidia-ml-py for NVIDIA.
-        timeout_s: seconds that each vendor may take, and the extension with the vendors that it registers. The
-            answer is there a second later, whatever they do.
+        timeout_s: seconds that each vendor may take, and each extension with the vendors that it registers. The
+            report is there a second later in any case.
         env: environment of the children, os.environ by default; its visibility variables decide what is reported.
 
     Raises:
-        Nothing because of what the hardware does: that is in the report's ``faults``.
+        Nothing because of the hardware's behaviour: that is in the report's ``faults``.
     """
     environ = dict(os.environ if env is None else env)
     machine = Machine(environ)
     names = [vendor.kind.value for vendor in VENDORS if vendor.may_be_present(environ, machine)]
     interpreter = python or sys.executable
-    asker = _Asker(interpreter, environ, asyncio.get_running_loop().time() + timeout_s, timeout_s)
+    queries = _VendorQueries(interpreter, environ, asyncio.get_running_loop().time() + timeout_s, timeout_s)
     async with TaskGroup() as tasks:
-        asking = [tasks.create_task(asker.vendor(name), name=f"probe {name}") for name in names]
-        asking += [
-            tasks.create_task(asker.extension(extension), name=f"probe {extension.name}")
+        started = [tasks.create_task(queries.vendor(name), name=f"probe {name}") for name in names]
+        started += [
+            tasks.create_task(queries.extension(extension), name=f"probe {extension.name}")
             for extension in _extensions(environ)
         ]
-    answers = [answer for task in asking for answer in task.result()]
+    answers = [answer for task in started for answer in task.result()]
     return ProbeReport(
         hostname=os.uname().nodename,
         num_cpus=len(os.sched_getaffinity(0)),
@@ -92,7 +95,7 @@ async def run_probe(
 
 @dataclass(frozen=True)
 class _Answer:
-    """What was said by a vendor, of which `module` registered the type, or by the extension."""
+    """Report of a vendor, with the module that registered the type, or of an extension."""
 
     name: str
     report: ChildReport
@@ -100,8 +103,8 @@ class _Answer:
 
 
 @dataclass(frozen=True)
-class _Asker:
-    """Who asks the vendors: until `ends`, of the loop's clock, which is `timeout_s` after the start."""
+class _VendorQueries:
+    """Queries vendors until `ends`, in the loop's time, which is `timeout_s` after the start."""
 
     python: str
     environ: Mapping[str, str]
@@ -110,21 +113,20 @@ class _Asker:
     registered: set[str] = field(default_factory=set)
 
     async def vendor(self, name: str, module: str = "", extension: Extension | None = None) -> list[_Answer]:
-        """Ask one vendor."""
         return [_Answer(name, await self._ask(name, extension), module)]
 
     async def extension(self, extension: Extension) -> list[_Answer]:
-        """Load the extension, then ask the vendors that it registers, in the time that is left."""
+        """Load the extension, then query the vendors that it registers in the remaining time."""
         first = _Answer(EXTENSION, await self._ask(EXTENSION, extension))
         # two extensions of one package may register the same type: who is first asks
         vendors = {name: module for name, module in first.report.vendors.items() if name not in self.registered}
         self.registered.update(vendors)
         async with TaskGroup() as tasks:
-            asking = [
+            started = [
                 tasks.create_task(self.vendor(name, module, extension), name=f"probe {name}")
                 for name, module in vendors.items()
             ]
-        return [first, *(answer for task in asking for answer in task.result())]
+        return [first, *(answer for task in started for answer in task.result())]
 
     async def _ask(self, name: str, extension: Extension | None) -> ChildReport:
         left_s = max(0.1, self.ends - asyncio.get_running_loop().time())
@@ -142,13 +144,12 @@ def _title(extension: Extension | None) -> str:
 
 
 def _extensions(environ: Mapping[str, str]) -> list[Extension]:
-    """What registers vendors and types here: the module of RLINF_EXT_MODULE, and installed packages."""
     module = environ.get(EXT_MODULE)
     return [*([Extension(module, EXT_MODULE)] if module else []), *installed()]
 
 
 def read_answer(end: ChildEnd, name: str, timeout_s: float, extension: str = "") -> ChildReport:
-    """What a child that ended like this found; a child that failed found one fault. Pure."""
+    """Return the report of a child that ended like this; a failed child has one fault. Pure."""
     whose = extension if name == EXTENSION else "the vendor's library"
     fault = fault_of(end, whose, timeout_s)
     if fault:
@@ -172,7 +173,6 @@ def _longer(name: str) -> str:
 
 
 def main() -> None:
-    """Print the report of this node as JSON."""
     report: Any = asyncio.run(run_probe())
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n")
 

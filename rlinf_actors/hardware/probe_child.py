@@ -1,12 +1,10 @@
-"""The process that asks one vendor, or loads the extension module, and may die of it.
+"""The children of the probe and of agentd's hardware query: processes that may hang or crash. child_process starts
+them.
 
-It writes one JSON object to its standard output and ends without any clean-up, which could hang as well. Whatever the
-library itself prints goes to standard error, of which the parent shows the last line when this process dies.
-
-The process on a node that asks one hardware type for its pieces there: the user's code, which may hang or crash.
-
-It reads a HardwareQuestion (JSON) from its standard input and writes a HardwareAnswer. Its interpreter is the node
-group's, which may lack what we need: nothing but the standard library is imported before that is known.
+`main` asks one vendor or loads an extension; `enumerate_main` asks one hardware type for its pieces. Each writes one
+JSON object to standard output and ends without any clean-up, which could hang as well. Output of the library itself
+goes to standard error; the parent shows its last line if the child dies. The interpreter is the node group's, which
+may lack msgspec: this module imports nothing but the standard library before that is known.
 """
 
 from __future__ import annotations
@@ -28,10 +26,10 @@ _MAX_OUTPUT_BYTES = 64 << 20
 
 
 def main(argv: list[str]) -> None:
-    """Write what was found.
+    """Query one vendor, or load one extension, and write the result.
 
     Args:
-        argv: the parent's pid; an accelerator type or "extension"; the extension (JSON) where that is "extension" or
+        argv: the parent's pid; an accelerator type or "extension"; the extension (JSON) for "extension" or
             a type that it registers.
     """
     answer, what = contain(int(argv[0])), argv[1]
@@ -43,10 +41,10 @@ def main(argv: list[str]) -> None:
 
 
 def contain(parent: int) -> int:
-    """Die with the parent, leave no core file of the size of a driver's mappings, write no endless output.
+    """End with the parent, leave no core file of the size of a driver's mappings, write no endless output.
 
     Returns:
-        Where the answer is to be written; what others write to standard output goes to standard error from now on.
+        The descriptor for the answer. Other output to standard output goes to standard error from now on.
     """
     from rlinf_actors import procfs
 
@@ -138,7 +136,7 @@ def enumerate_main(argv: list[str]) -> None:
 
 
 def ask_type(question: HardwareQuestion, described: bool) -> HardwareAnswer:
-    """Load what registers types, and ask the type. Runs the user's code."""
+    """Load the extensions that register the type, and enumerate its pieces. Runs the user's code."""
     from rlinf_actors.errors import ConfigError
     from rlinf_actors.hardware.configured import enumerate_values, piece_of
     from rlinf_actors.hardware.extensions import is_known, load_for

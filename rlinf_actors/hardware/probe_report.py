@@ -1,4 +1,4 @@
-"""What a probe found, and its way into control messages and back. Pure."""
+"""The result of a probe, and its conversion to control messages and back. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ACCELERATOR_FIELDS = {spec.name: spec for spec in dataclasses.fields(Accelerato
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """What a node has; the fields of NodeReport that a probe can fill, under the same names.
+    """The hardware of a node: the fields of NodeReport that a probe can fill, under the same names.
 
     Attributes:
         hostname: the kernel's name of the node.
@@ -31,8 +31,8 @@ class ProbeReport:
         interpreter: its path.
         resources: accelerators, one entry a type, in the order of their local ranks.
         interfaces: network interface to its first IPv4 address.
-        faults: what was there and could not be read, one sentence each, the vendor first.
-        extension_types: hardware types that RLINF_EXT_MODULE registered.
+        faults: hardware that could not be read, one sentence each, the vendor first.
+        extension_types: hardware types that extensions registered.
     """
 
     hostname: str
@@ -48,12 +48,12 @@ class ProbeReport:
 
 @dataclass
 class ReportedInfo(HardwareInfo):
-    """A piece of hardware of a type whose class is not known here.
+    """A piece of hardware of a type whose class this process does not know.
 
     Attributes:
         detail: the fields that its type adds.
-        reported_identity: what its type says that its identity is.
-        reported_keys: what its type says that its claim keys are.
+        reported_identity: the identity that its type gives it.
+        reported_keys: the claim keys that its type gives it.
     """
 
     detail: Mapping[str, Any] = field(default_factory=dict)
@@ -62,22 +62,20 @@ class ReportedInfo(HardwareInfo):
 
     @property
     def identity(self) -> str:
-        """What its type says."""
         return self.reported_identity
 
     @property
     def claim_keys(self) -> list[str]:
-        """What its type says."""
         return list(self.reported_keys)
 
 
 def resource_to_report(resource: HardwareResource) -> ResourceReport:
-    """*resource* as plain values; a field that is not a plain value travels as its text."""
+    """Return *resource* as plain values; a field that is no plain value becomes its text."""
     return ResourceReport(resource.type, [_info_to_report(info) for info in resource.infos], resource.registered_by)
 
 
 def resource_from_report(report: ResourceReport) -> HardwareResource:
-    """The resource in *report*: AcceleratorInfo for accelerators, ReportedInfo for everything else."""
+    """Return the resource in *report*: AcceleratorInfo for accelerators, ReportedInfo for everything else."""
     known = holds_accelerators(report)
     return HardwareResource(
         report.type, [_info_from_report(info, known) for info in report.infos], report.registered_by
@@ -85,17 +83,16 @@ def resource_from_report(report: ResourceReport) -> HardwareResource:
 
 
 def resources_from_reports(reports: Sequence[ResourceReport]) -> list[HardwareResource]:
-    """NodeInfo.hardware_resources from NodeReport.resources."""
     return [resource_from_report(report) for report in reports]
 
 
 def holds_accelerators(report: ResourceReport) -> bool:
-    """Whether the pieces are accelerators, also of a type that only the node itself knows."""
+    """True if the pieces are accelerators, also of a type that only the node itself knows."""
     return bool(report.registered_by) or is_accelerator_type(report.type)
 
 
 def accelerator_type_of(resources: Sequence[ResourceReport]) -> str:
-    """The type of a node's accelerators, the first one's if it has several; NO_ACCEL without any."""
+    """Return the type of a node's first accelerators; NO_ACCEL without any."""
     found = (resource.type for resource in resources if holds_accelerators(resource))
     return next(found, AcceleratorType.NO_ACCEL.value)
 

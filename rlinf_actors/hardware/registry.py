@@ -1,6 +1,6 @@
-"""Hardware types: how they are found on a node and how they are configured. The built-in ones are in hardware.robots.
+"""The registry of hardware types: how their pieces are found on a node and configured. Built-in types: hardware.robots.
 
-A type of the user's is registered where its module is imported. ``RLINF_EXT_MODULE`` names a module whose
+A user's type is registered by the import of its module. ``RLINF_EXT_MODULE`` names a module whose
 ``register()`` runs in agentd's probe, in every worker, and in the driver before it reads the configuration.
 """
 
@@ -26,7 +26,7 @@ _ConfigClass = TypeVar("_ConfigClass", bound="type[HardwareConfig]")
 
 
 class Hardware:
-    """Base of hardware types; a subclass says how its pieces are found on a node.
+    """Base of hardware types; a subclass implements how its pieces are found on a node.
 
     Such as::
 
@@ -40,8 +40,8 @@ class Hardware:
                 return HardwareResource(cls.HW_TYPE, infos) if infos else None
 
     Attributes:
-        HW_TYPE: name of the type, as in ``hardware: {type: ...}``; the class's own name if it gives none.
-        EXCLUSIVE: whether one group alone may use a piece at a time, as with a robot. Such a piece is leased: see
+        HW_TYPE: name of the type, as in ``hardware: {type: ...}``; the class's own name by default.
+        EXCLUSIVE: True if only one group may use a piece at a time, as with a robot. Such a piece is leased: see
             ``Worker.on_lease_lost``.
     """
 
@@ -50,7 +50,7 @@ class Hardware:
 
     @classmethod
     def register(cls) -> Callable[[_HardwareClass], _HardwareClass]:
-        """Class decorator: make a subclass known under its ``HW_TYPE``.
+        """Class decorator: register a subclass under its ``HW_TYPE``.
 
         Raises:
             TypeError: not a subclass of Hardware, or without ``enumerate`` of its own.
@@ -69,7 +69,7 @@ class Hardware:
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
-        """The pieces of this type on a node.
+        """Return the pieces of this type on a node. Runs on the node, in a child process.
 
         Args:
             node_rank: cluster rank of the node.
@@ -103,7 +103,7 @@ class NodeHardwareConfig:
 
     @classmethod
     def register_hardware_config(cls, type: str) -> Callable[[_ConfigClass], _ConfigClass]:
-        """Class decorator, above ``@dataclass``: the configs of *type* are instances of this class.
+        """Class decorator, above ``@dataclass``: the configs of *type* become instances of this class.
 
         Raises:
             TypeError: not a dataclass that derives from HardwareConfig.
@@ -131,7 +131,7 @@ _BUILT_IN: Mapping[str, str] = MappingProxyType(
 
 
 def _built_in(kind: str) -> ModuleType:
-    """The module of a built-in type, loaded now: most processes need none. Raises KeyError."""
+    """Return the module of a built-in type, imported now: most processes need none. Raises KeyError."""
     return importlib.import_module(f"rlinf_actors.hardware.robots.{_BUILT_IN[kind]}")
 
 
@@ -165,22 +165,22 @@ class _Types(Mapping[str, type[HardwareConfig]]):
 
 
 def hardware_types() -> Mapping[str, type[HardwareConfig]]:
-    """Type to config dataclass, built-in and registered: what ClusterConfig.from_any takes as ``hardware_types``."""
+    """Return type to config dataclass, built-in and registered: the ``hardware_types`` of ClusterConfig.from_any."""
     return _Types()
 
 
 def is_built_in(kind: str) -> bool:
-    """Whether a type comes with this library."""
+    """True if the type is part of this library."""
     return kind in _BUILT_IN
 
 
 def registered_types() -> list[str]:
-    """The types that were registered in this process, without the built-in ones."""
+    """Return the types that were registered in this process, without the built-in ones."""
     return sorted({*_configs, *_hardware})
 
 
 def lookup(kind: str) -> type[HardwareConfig]:
-    """The config dataclass of a type.
+    """Return the config dataclass of a type.
 
     Raises:
         ConfigError: there is no such type; names the nearest.
@@ -195,7 +195,7 @@ def lookup(kind: str) -> type[HardwareConfig]:
 
 
 def hardware_classes(kind: str) -> list[type[Hardware]]:
-    """The classes that may find pieces of a type: the one that says so, else those that name no type at all."""
+    """Return the classes that may find pieces of a type: the one with that HW_TYPE, else those without any HW_TYPE."""
     if kind in _hardware:
         return [_hardware[kind]]
     if kind in _BUILT_IN and kind not in _configs:  # who registers a config of that name brings the class too
@@ -204,12 +204,12 @@ def hardware_classes(kind: str) -> list[type[Hardware]]:
 
 
 def is_exclusive(kind: str) -> bool:
-    """Whether one group alone may use a piece of a type at a time; so it is for types without a class here."""
+    """True if only one group may use a piece of the type at a time; also for types without a class here."""
     return all(found.EXCLUSIVE for found in hardware_classes(kind) if found.HW_TYPE)
 
 
 def parse_config(kind: str, values: Mapping[str, Any], path: str = "") -> HardwareConfig:
-    """An instance of the type's config dataclass.
+    """Return an instance of the type's config dataclass.
 
     Args:
         kind: the registered type.

@@ -1,4 +1,4 @@
-"""Torch's module of an accelerator, with the vendor's plug-in where torch needs one. Imports torch when called."""
+"""Torch's module of an accelerator, with the vendor's plug-in if torch needs one. Imports torch when called."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rlinf_actors.model.hardware import AcceleratorType
 
 
 def torch_platform(accelerator: AcceleratorType | str) -> Any:
-    """Torch's module of the device, such as ``torch.cuda``.
+    """Return torch's module of the device, such as ``torch.cuda``.
 
     Raises:
         ConfigError: this process does not know the type.
         ImportError: torch is not installed.
-        UsageError: this torch has no such module, and the vendor's plug-in is not installed or does not give it.
+        UsageError: this torch has no such module, and the vendor's plug-in is not installed or does not provide it.
     """
     facts = facts_of(accelerator)
     name, plugin = facts.torch_device_type, facts.torch_plugin

@@ -1,4 +1,4 @@
-"""Which of a node's devices its visibility variables leave. Pure."""
+"""The devices of a node that its visibility variables leave. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _HIDE_THE_REST = ("-1", "NoDevFiles")
 def visible_devices(
     infos: Sequence[AcceleratorInfo], value: str | None, variable: str
 ) -> tuple[list[AcceleratorInfo], list[str]]:
-    """The devices that *value* lists, in its order, and what is wrong with the list.
+    """Return the devices that *value* lists, in its order, and the faults of the list.
 
     Args:
         infos: all devices, each with the vendor's index and UUID.
-        value: of the visibility variable: indices or UUIDs (also their first characters, as CUDA allows; a slice of
-            a device by its UUID only); None if it is not set: all are visible.
+        value: value of the visibility variable: indices or UUIDs (also their first characters, as CUDA allows; a slice
+            of a device by its UUID only); None if it is not set: all are visible.
         variable: its name, for messages.
     """
     if value is None:
@@ -76,16 +76,16 @@ _DEVICE = re.compile(r"\*|gpu|cpu|fpga|acc|[0-9]{1,4}")
 def selected_devices(
     infos: Sequence[AcceleratorInfo], value: str | None, variable: str
 ) -> tuple[list[AcceleratorInfo], list[str]]:
-    """The GPUs that a ONEAPI_DEVICE_SELECTOR leaves, by index, and what of it is not understood.
+    """Return the GPUs that a ONEAPI_DEVICE_SELECTOR leaves, by index, and the faults of the selector.
 
-    Its terms are ``backend:devices``, separated by ``;``: ``level_zero:0,1``, ``level_zero:gpu``, ``*:gpu``, ``*:*``;
-    those that begin with ``!`` take away, and stand after the others. Without any of the others all devices are
-    there to take from. Case does not matter. What is not understood counts as if it were not there, and is a fault:
-    parts of a device (``level_zero:0.1``) are.
+    Its terms are ``backend:devices``, separated by ``;``: ``level_zero:0,1``, ``level_zero:gpu``, ``*:gpu``, ``*:*``.
+    Terms that begin with ``!`` remove devices, and stand after the others; if there are no others, they remove from all
+    devices. Case does not matter. A term that is not understood is ignored and becomes a fault; parts of a device
+    (``level_zero:0.1``) are such terms.
 
     Args:
         infos: all devices, each with its number in Level Zero.
-        value: of the variable; None or empty: all are visible.
+        value: value of the variable; None or empty: all are visible.
         variable: its name, for messages.
     """
     if not (value or "").strip():

@@ -30,33 +30,33 @@ from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.placement.node_groups import build_node_groups, with_configured_hardware
 
 
-class _Accelerator(msgspec.Struct, forbid_unknown_fields=True):
+class _AcceleratorSpec(msgspec.Struct, forbid_unknown_fields=True):
     type: Annotated[str, Meta(pattern=r"\S", description="a type of accelerator")] = "NV_GPU"
     model: Any = ""
     number: Any = 1
 
 
-class _Robot(msgspec.Struct, forbid_unknown_fields=True):
+class _RobotSpec(msgspec.Struct, forbid_unknown_fields=True):
     type: Annotated[str, Meta(pattern=r"\S", description="the name of a hardware type")]
     model: Any = ""
     number: Any = 1
 
 
-_RobotEntry = Annotated[_Robot, Meta(description="a mapping such as {type: Franka, number: 1}")]
+_RobotEntry = Annotated[_RobotSpec, Meta(description="a mapping such as {type: Franka, number: 1}")]
 
 
-class _Node(msgspec.Struct, forbid_unknown_fields=True):
+class _NodeSpec(msgspec.Struct, forbid_unknown_fields=True):
     count: Any = 1
     ip: Annotated[str, Meta(pattern=r"\S", description="an IP address")] | None = None
     cpus: Any = 1
     accelerator: (
-        Annotated[_Accelerator, Meta(description="a mapping such as {type: NV_GPU, model: A800, number: 8}")] | None
+        Annotated[_AcceleratorSpec, Meta(description="a mapping such as {type: NV_GPU, model: A800, number: 8}")] | None
     ) = None
     robots: Annotated[list[_RobotEntry], Meta(description="a list such as [{type: Franka}]")] | None = None
 
 
 _EXAMPLE = "{count: 2, accelerator: {type: NV_GPU, number: 8}}"
-_NodeEntry = Annotated[_Node, Meta(description=f"a mapping such as {_EXAMPLE}")]
+_NodeEntry = Annotated[_NodeSpec, Meta(description=f"a mapping such as {_EXAMPLE}")]
 
 
 class _Description(msgspec.Struct, forbid_unknown_fields=True):
@@ -168,7 +168,7 @@ def _ip(first: str | None, number: int, rank: int, path: str) -> str:
         raise ConfigError(f"is {first!r}, which is no IP address", path=path) from error
 
 
-def _resources(entry: _Node, path: str) -> list[HardwareResource]:
+def _resources(entry: _NodeSpec, path: str) -> list[HardwareResource]:
     found: list[HardwareResource] = []
     if entry.accelerator is not None:
         where, kind = f"{path}.accelerator", entry.accelerator.type

@@ -286,7 +286,7 @@ def _construct(
         try:
             if extension:
                 extensions.load_module(extension)
-            extensions.load_told(creation.frame.extensions, where)
+            extensions.load_driver_extensions(creation.frame.extensions, where)
         except ConfigError as error:
             raise WorkerStartError(str(error)) from error
     cls = _import_class(creation.frame.cls, where) if creation.frame.cls else None

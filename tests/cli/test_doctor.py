@@ -17,11 +17,11 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cli import app, doctor, doctor_checks
 from rlinf_actors.cli.doctor import agentds, directory, inspect_machine, key_files, processes, stale_run_dirs
-from rlinf_actors.cli.doctor_checks import Directory, Finding, KeyOnDisk, Machine, Process, diagnose
+from rlinf_actors.cli.doctor_checks import Directory, Finding, KeyOnDisk, MachineFacts, OwnProcess, diagnose
 from rlinf_actors.cli.views import Figures
 from rlinf_actors.settings import CLIENT_CONFIG, WORKER_MARK, Settings
 
-GOOD = Machine(
+GOOD = MachineFacts(
     user=1000,
     python=(3, 11, 7),
     interpreter="/venv/bin/python",
@@ -81,16 +81,16 @@ def test_a_good_machine_passes_everything():
         (
             {
                 "processes": [
-                    Process(6, "template", "py", False, Figures(1.0, 64 << 20, 1, 9)),
-                    Process(7, "worker", "py", False, Figures(2.5, 192 << 20, 12, None)),
-                    Process(8, "worker", "py", False, None),
+                    OwnProcess(6, "template", "py", False, Figures(1.0, 64 << 20, 1, 9)),
+                    OwnProcess(7, "worker", "py", False, Figures(2.5, 192 << 20, 12, None)),
+                    OwnProcess(8, "worker", "py", False, None),
                 ]
             },
             "processes", "pass", "1 template and 2 workers: 256 MiB resident (what they share counts for each), "
             "13 threads, 9 descriptors, 4 s of CPU time", "",
         ),
-        ({"processes": [Process(7, "worker", "py", True)]}, "leftover_process", "warn", "its template", "kill -9 7"),
-        ({"processes": [Process(7, "worker", "python", False)]}, "leftovers", "pass", "nothing is left", ""),
+        ({"processes": [OwnProcess(7, "worker", "py", True)]}, "leftover_process", "warn", "its template", "kill -9 7"),
+        ({"processes": [OwnProcess(7, "worker", "python", False)]}, "leftovers", "pass", "nothing is left", ""),
         ({"stale_cgroups": ["/cg/w"]}, "leftover_cgroup", "warn", "is gone", "echo 1 > /cg/w/cgroup.kill; rmdir /cg/w"),
     ],
 )  # fmt: skip
@@ -103,7 +103,7 @@ def test_each_trouble_comes_with_its_fix(change, check, status, text, fix):
 
 
 def test_everything_that_is_no_pass_says_what_to_do():
-    bad = Machine(
+    bad = MachineFacts(
         user=1, python=(3, 11, 0), interpreter="p", modules={}, run_parent=Directory("/gone"), shm=None, memfd="no",
         peers="", files=(10, 10), memlock=1, cgroups=Roots(why=dict.fromkeys(("cgroup", "memory", "pids"), "w")),
         clock_synchronized=False, head="h:1", head_error="silent", faults=["f"], accelerators={"NV_GPU": 1},

@@ -34,14 +34,14 @@ THEIRS = "ipc:///home/m/head"
 
 
 @pytest.fixture
-def known(monkeypatch, tmp_path) -> Callable[..., estop_targets.Known]:
+def known(monkeypatch, tmp_path) -> Callable[..., estop_targets.KnownHeads]:
     """What is known where these records lie; as root, since those of other users are among them."""
     (tmp_path / "client.toml").write_text("")
     monkeypatch.setenv(CLIENT_CONFIG, str(tmp_path / "client.toml"))
     monkeypatch.setenv(HEADS_DIR, str(tmp_path))
     monkeypatch.delenv(HEAD, raising=False)
 
-    def look(*records: HeadRecord) -> estop_targets.Known:
+    def look(*records: HeadRecord) -> estop_targets.KnownHeads:
         monkeypatch.setattr(estop_targets, "find_records", lambda *_, **__: MachineRecords(records))
         return estop_targets.known_heads(None)
 
@@ -52,7 +52,7 @@ def record(user: int, *endpoints: str, **more: str) -> HeadRecord:
     return HeadRecord("head", 1, 0.0, list(endpoints), user=user, path=f"/tmp/{user}-{len(endpoints)}", **more)
 
 
-def ways(target: estop_targets.Target) -> list[str]:
+def ways(target: estop_targets.StopTarget) -> list[str]:
     return [endpoint for endpoint, _ in target.asked.ways]
 
 

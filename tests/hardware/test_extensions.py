@@ -125,9 +125,9 @@ def test_what_a_worker_is_told_of_its_hardware(install: Install) -> None:
     extensions.load_types(["TestArm"])
     told = extensions.providers(["lab_pkg", "rlinf_actors.model.hardware", "__main__", "other_pkg.arms"])
     assert told == [Extension("lab_pkg", ROBOTS, "lab_pkg 1.2"), Extension("other_pkg.arms")]
-    extensions.load_told(told[:1], "here")
+    extensions.load_driver_extensions(told[:1], "here")
     with pytest.raises(ConfigError) as caught:
-        extensions.load_told(told, "/usr/bin/python3 on node7")
+        extensions.load_driver_extensions(told, "/usr/bin/python3 on node7")
     assert str(caught.value) == (
         "the driver has loaded module other_pkg.arms for the hardware of this worker, which /usr/bin/python3 on node7 "
         "cannot: module other_pkg.arms cannot be loaded: ModuleNotFoundError: No module named 'other_pkg'. Install the "

@@ -161,10 +161,10 @@ def test_amd_topology(tmp_path: Path) -> None:
 def test_rocm_smi() -> None:
     told = amd.parse_rocm_smi(capture("rocm_smi.json"))
     assert told == {
-        "0000:0c:00.0": amd.Seen("AMD Instinct MI300X", "GPU-5c88007d6b7b0f5b", 206141652992, 17, 45),
-        "0000:22:00.0": amd.Seen("AMD Instinct MI300X", "GPU-9e88007d6b7b0f5c", 206141652992, 0, 47),
+        "0000:0c:00.0": amd.Properties("AMD Instinct MI300X", "GPU-5c88007d6b7b0f5b", 206141652992, 17, 45),
+        "0000:22:00.0": amd.Properties("AMD Instinct MI300X", "GPU-9e88007d6b7b0f5c", 206141652992, 0, 47),
     }
-    assert amd.merged(amd.Seen("mine"), told["0000:0c:00.0"]) == amd.Seen(
+    assert amd.merged(amd.Properties("mine"), told["0000:0c:00.0"]) == amd.Properties(
         "mine", "GPU-5c88007d6b7b0f5b", 206141652992, 17, 45
     )
 

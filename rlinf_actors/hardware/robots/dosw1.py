@@ -1,4 +1,4 @@
-"""DOSW1: two arms, and the two that lead them, behind a server for each."""
+"""DOSW1: two arms, and the two leader arms, each behind a server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlinf_actors.hardware.robots.robot import Robot
-from rlinf_actors.hardware.robots.robot_config import CameraSet, Link, RobotConfig, host_of
+from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig, TcpPort, host_of
 from rlinf_actors.model.hardware import HardwareInfo
 
 
@@ -17,8 +17,8 @@ class DOSW1Config(RobotConfig):
     Attributes:
         robot_url: host of its servers, or their URL.
         left_arm_port, right_arm_port: TCP ports of the arms' servers.
-        left_lead_port, right_lead_port: TCP ports of the servers of the arms that lead them by hand.
-        camera_serials: serial numbers of its cameras; None for all of that type that are connected.
+        left_lead_port, right_lead_port: TCP ports of the servers of the leader arms, which a person moves.
+        camera_serials: serial numbers of its cameras; None for all connected ones of that type.
         camera_type: realsense, zed or lumos.
     """
 
@@ -32,10 +32,10 @@ class DOSW1Config(RobotConfig):
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("robot_url",)
 
-    def links(self) -> list[Link]:
-        """The arms' servers. Those of the leading arms only run while somebody leads."""
+    def links(self) -> list[TcpPort]:
+        """The arms' servers. The servers of the leader arms run only during teleoperation."""
         host = host_of(self.robot_url)
-        return [Link(field, host, getattr(self, field), True) for field in ("left_arm_port", "right_arm_port")]
+        return [TcpPort(field, host, getattr(self, field), True) for field in ("left_arm_port", "right_arm_port")]
 
     def cameras(self) -> list[CameraSet]:
         """Its cameras."""
@@ -50,7 +50,7 @@ class DOSW1HWInfo(HardwareInfo):
 
     @property
     def identity(self) -> str:
-        """Its host; "" where that is this machine for everybody."""
+        """Its host; "" for a loopback address, which means another machine on each node."""
         host = host_of(self.config.robot_url)
         return "" if host in ("localhost", "::1") or host.startswith("127.") else host
 

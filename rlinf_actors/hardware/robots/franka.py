@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.robots.robot import Robot
-from rlinf_actors.hardware.robots.robot_config import CameraSet, Link, RobotConfig, gripper_links, is_device
+from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig, TcpPort, gripper_links, is_device
 from rlinf_actors.model.hardware import HardwareInfo
 
 CONTROL_PORT = 1337
@@ -21,12 +21,12 @@ class FrankaConfig(RobotConfig):
 
     Attributes:
         robot_ip: address of its control box.
-        camera_serials: serial numbers of its cameras; None for all of that type that are connected.
+        camera_serials: serial numbers of its cameras; None for all connected ones of that type.
         camera_type: realsense, zed or lumos.
         gripper_type: franka or robotiq.
-        gripper_connection: of a Robotiq gripper: a serial device (``/dev/ttyUSB0``) or ``host[:port]``.
-        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. With another
-            one, arm and gripper are not looked for from this node.
+        gripper_connection: connection of a Robotiq gripper: a serial device (``/dev/ttyUSB0``) or ``host[:port]``.
+        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. If it is
+            another node, this node does not check arm and gripper.
     """
 
     robot_ip: str = ""
@@ -42,7 +42,7 @@ class FrankaConfig(RobotConfig):
         """The connection of a Robotiq gripper."""
         return _arm_missing(self, "")
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[TcpPort]:
         """The control box, and a gripper on the network."""
         return _arm_links(self, "")
 
@@ -77,7 +77,7 @@ class Franka(Robot):
 
 @dataclass
 class DualFrankaConfig(RobotConfig):
-    """Two arms of Franka's that work as one robot; each has what FrankaConfig says, with left_ and right_ before it.
+    """Two arms of Franka's that work as one robot; each has FrankaConfig's fields, prefixed with left_ or right_.
 
     Attributes:
         left_robot_ip, right_robot_ip: addresses of their control boxes.
@@ -123,12 +123,12 @@ class DualFrankaConfig(RobotConfig):
         """The connections of Robotiq grippers."""
         return {**_arm_missing(self, "left_"), **_arm_missing(self, "right_")}
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[TcpPort]:
         """Both control boxes, and grippers on the network."""
         return _arm_links(self, "left_") + _arm_links(self, "right_")
 
     def cameras(self) -> list[CameraSet]:
-        """The cameras of both arms and of the base: those that are named, for nobody can tell whose the others are."""
+        """The named cameras of both arms and of the base: an unnamed camera could belong to any of them."""
         return [
             CameraSet(f"{side}camera_serials", getattr(self, f"{side}camera_type"), serials)
             for side in ("left_", "right_", "base_")
@@ -153,7 +153,7 @@ class DualFrankaHWInfo(HardwareInfo):
 
     @property
     def claim_keys(self) -> list[str]:
-        """Both arms, each under the name that it has as a Franka of its own."""
+        """The keys of both arms, each as of a Franka of its own."""
         return [f"{Franka.HW_TYPE}:{self.config.left_robot_ip}", f"{Franka.HW_TYPE}:{self.config.right_robot_ip}"]
 
 
@@ -170,10 +170,10 @@ def _driven_here(config: RobotConfig, side: str) -> bool:
     return controller is None or controller == config.node_rank
 
 
-def _arm_links(config: RobotConfig, side: str) -> list[Link]:
+def _arm_links(config: RobotConfig, side: str) -> list[TcpPort]:
     if not _driven_here(config, side):
         return []
-    arm = Link(f"{side}robot_ip", getattr(config, f"{side}robot_ip"), CONTROL_PORT)
+    arm = TcpPort(f"{side}robot_ip", getattr(config, f"{side}robot_ip"), CONTROL_PORT)
     field = f"{side}gripper_connection"
     return [arm, *gripper_links(field, getattr(config, f"{side}gripper_type"), getattr(config, field))]
 

@@ -18,12 +18,12 @@ class GimArmConfig(RobotConfig):
     Attributes:
         can_interface: the bus's network interface, such as ``can0``.
         arm_variant: the maker's name of the variant, "" for the standard one.
-        camera_serials: serial numbers of its cameras; None for all of that type that are connected.
+        camera_serials: serial numbers of its cameras; None for all connected ones of that type.
         camera_type: realsense, zed or lumos.
-        enable_gripper: whether it has a gripper that is to be used.
+        enable_gripper: True if it has a gripper that is to be used.
         gripper_type: the maker's name of the gripper, None for the standard one.
-        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. With another
-            one, the bus is not looked for on this node.
+        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. If it is
+            another node, this node does not check the bus.
     """
 
     can_interface: str = ""
@@ -49,7 +49,7 @@ class GimArmConfig(RobotConfig):
 
 @dataclass
 class GimArmHWInfo(HardwareInfo):
-    """One arm on a CAN bus, as its worker gets it. Its interface's name tells it on its node only."""
+    """One arm on a CAN bus, as its worker gets it. The interface's name identifies it on its node only."""
 
     config: GimArmConfig
 

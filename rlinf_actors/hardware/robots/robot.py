@@ -1,6 +1,4 @@
-"""Robot: how the built-in types are found on their node.
-
-RobotAutoConfig: what a node's environment says of its robots. Pure: environment in, configurations out.
+"""Robot: how the built-in types are found on their node. RobotAutoConfig: robots in a node's environment variables.
 
 The variable of a field is its name in upper case: ``ROBOT_IP``, ``CAMERA_SERIALS``, ``CAN_INTERFACE``. A comma
 separates robots. In lists, such as camera serials, a comma separates the items and a semicolon the robots.
@@ -18,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from rlinf_actors.config.config_values import build, convert
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.registry import Hardware
-from rlinf_actors.hardware.robots.robot_checks import Machine, connected, faults_of
+from rlinf_actors.hardware.robots.robot_checks import CheckedMachine, connected, faults_of
 from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
 
@@ -29,12 +27,12 @@ _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 @dataclass(frozen=True)
 class RobotAutoConfig:
-    """The fields of one type of robot, as an environment gives them.
+    """The fields of one type of robot, from an environment. Pure.
 
     Attributes:
         kind: the class of the configurations.
-        values: field to its values, one a robot; a single one is for all robots, but for fields that every robot needs
-            one of its own of.
+        values: field to its values, one a robot. A single value is for all robots, except for fields of which every
+            robot needs its own.
     """
 
     kind: type[RobotConfig]
@@ -45,7 +43,7 @@ class RobotAutoConfig:
         """Read the variables of the fields of *kind*; empty ones count as not set.
 
         Raises:
-            ConfigError: a value is none for its field; ``path`` is the variable.
+            ConfigError: a value is not valid for its field; ``path`` is the variable.
         """
         hints = typing.get_type_hints(kind)
         values: dict[str, Sequence[Any]] = {}
@@ -56,15 +54,15 @@ class RobotAutoConfig:
         return cls(kind, values)
 
     def count(self) -> int:
-        """How many robots the environment names: by the fields that every robot needs, 1 for types without any."""
+        """Return the number of robots that the environment names: by the required fields, 1 for types without any."""
         needed = [len(self.values.get(name, ())) for name in self.kind.REQUIRED]
         return min(needed) if needed else 1
 
     def robots(self, node_rank: int) -> list[RobotConfig]:
-        """The robots that the environment alone describes, none if it names none.
+        """Return the robots that the environment alone describes, none if it names none.
 
         Raises:
-            ConfigError: the variables do not go together.
+            ConfigError: the variables contradict each other.
         """
         named = [name for name in self.kind.REQUIRED if name in self.values]
         if named and len(named) < len(self.kind.REQUIRED):
@@ -73,10 +71,11 @@ class RobotAutoConfig:
         return self.fill([self.kind(node_rank=node_rank) for _ in range(self.count())])
 
     def fill(self, given: Sequence[_Config]) -> list[_Config]:
-        """*given*, what they lack taken from the environment. Nothing passed in is changed.
+        """Return *given* with missing fields from the environment. Nothing passed in is changed.
 
         Raises:
-            ConfigError: a field that every robot needs is nowhere, the values do not go round, or one cannot be.
+            ConfigError: a required field is given nowhere, the numbers of values and robots differ, or a value is not
+                valid.
         """
         filled = [config.as_values() for config in given]
         for spec in dataclasses.fields(self.kind):
@@ -97,7 +96,7 @@ class RobotAutoConfig:
         return [build(self.kind, values, f"configs[{index}]") for index, values in enumerate(filled)]
 
     def _share(self, name: str, lacking: Sequence[int], robots: int) -> Sequence[Any]:
-        """A value for each robot that lacks *name*, None where there is none."""
+        """Return a value for each robot that lacks *name*, None without one."""
         values = self.values.get(name, ())
         if not values or not lacking:
             return [None] * len(lacking)
@@ -118,7 +117,6 @@ class RobotAutoConfig:
 
 
 def variable(field: str) -> str:
-    """The environment variable of a field."""
     return field.upper()
 
 
@@ -145,7 +143,7 @@ def _scalar(text: str, hint: Any, path: str) -> Any:
     return convert(text, hint, path)
 
 
-MACHINE = Machine()
+MACHINE = CheckedMachine()
 
 
 class Robot(Hardware):
@@ -153,7 +151,7 @@ class Robot(Hardware):
 
     Attributes:
         CONFIG: the class of their configurations.
-        INFO: the class of what a worker gets: type, model and config.
+        INFO: the class of the info that a worker gets: type, model and config.
     """
 
     CONFIG: ClassVar[type[RobotConfig]]
@@ -161,26 +159,25 @@ class Robot(Hardware):
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
-        """The robots of this machine: what *configs* describe, completed by the environment, and checked.
+        """Return the robots of this machine: those in *configs*, completed by the environment, and checked.
 
-        Blocks while addresses are tried (2 s at most) and a camera maker's SDK looks for its cameras.
+        Blocks while addresses are tried (2 s at most) and a camera maker's SDK finds its cameras.
 
         Args:
             node_rank: cluster rank of this machine.
-            configs: the configuration's entries; those of other nodes are passed over. None, or none for this node:
-                what the environment alone names.
+            configs: the configuration's entries; those of other nodes are skipped. None, or none for this node:
+                the robots that the environment alone names.
 
         Raises:
-            ConfigError: a value is missing or cannot be, or a robot that is to be validated is not as configured; all
+            ConfigError: a value is missing or not valid, or a robot that is to be validated is not as configured; all
                 faults of all robots are named.
         """
         return cls.on_machine(node_rank, configs, os.environ, MACHINE)
 
     @classmethod
     def on_machine(
-        cls, node_rank: int, configs: Sequence[Any] | None, environ: Mapping[str, str], machine: Machine
+        cls, node_rank: int, configs: Sequence[Any] | None, environ: Mapping[str, str], machine: CheckedMachine
     ) -> HardwareResource | None:
-        """As `enumerate`, for a given environment and machine."""
         auto = RobotAutoConfig.from_environ(cls.CONFIG, environ)
         given = [config for config in configs or () if config.node_rank == node_rank]
         if given:
@@ -208,12 +205,11 @@ class Robot(Hardware):
 
     @classmethod
     def model_of(cls, config: RobotConfig) -> str:
-        """The model of one robot."""
         return cls.HW_TYPE
 
 
 def _shared(configs: Sequence[RobotConfig]) -> list[str]:
-    """Cameras that two robots of one node would have, by name or because neither names its own. Pure."""
+    """Return faults of cameras that two robots of a node would share, by name or because neither names its own."""
     found: list[str] = []
     owners: dict[tuple[str, str], tuple[int, str]] = {}
     for index, config in enumerate(configs):
@@ -230,8 +226,8 @@ def _shared(configs: Sequence[RobotConfig]) -> list[str]:
     return found
 
 
-def _with_cameras(config: RobotConfig, machine: Machine) -> RobotConfig:
-    """*config* with the cameras that are connected where it names none; none where nothing is to be checked."""
+def _with_cameras(config: RobotConfig, machine: CheckedMachine) -> RobotConfig:
+    """Return *config* with the connected cameras if it names none; without cameras if nothing is to be checked."""
     open_sets: list[CameraSet] = [cameras for cameras in config.cameras() if cameras.serials is None]
     if not open_sets:
         return config

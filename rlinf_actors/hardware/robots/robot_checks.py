@@ -1,9 +1,7 @@
-"""What is wrong with a robot's configuration on this machine: addresses, cameras, buses, devices.
+"""Checks of a robot's configuration on this machine: addresses, CAN buses, devices, and its cameras.
 
-Everything here looks at the machine it runs on. It may load a camera maker's SDK, so that it runs in a process that may
-hang or crash.
-
-The cameras of this machine: through their makers' SDKs where those are installed, else as /sys shows USB devices.
+Cameras are found through their makers' SDKs if those are installed, else as USB devices in /sys. An SDK may hang or
+crash, so this code runs in a child process of the node (probe_child), never in a daemon. Blocks.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlinf_actors.hardware.robots.robot_config import CameraSet, Link, RobotConfig
+from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig, TcpPort
 
 
 @dataclass(frozen=True)
@@ -32,10 +30,10 @@ class CameraKind:
     Attributes:
         name: as in ``camera_type``.
         sdk: module of its SDK, "" for cameras that any video program can use.
-        install: what to install to get that module.
+        install: how to install that module.
         vendors: USB vendor ids of the maker (usb.org), in hexadecimal; empty for any.
-        serials: asks the SDK, given its module.
-        usb_differs: whether the serial number on USB is another than the SDK's.
+        serials: returns the serial numbers, given the SDK's module.
+        usb_differs: True if the serial number on USB differs from the SDK's.
     """
 
     name: str
@@ -65,13 +63,13 @@ class UsbCamera:
 
 @dataclass(frozen=True)
 class Cameras:
-    """The cameras of one kind that are connected.
+    """The connected cameras of one kind.
 
     Attributes:
-        kind: which.
+        kind: the kind.
         serials: their serial numbers.
-        from_sdk: whether the SDK said so.
-        problem: why the SDK was not asked or failed, "" if it answered or there is none.
+        from_sdk: True if the SDK reported them.
+        problem: why the SDK was not used or failed, "" if it answered or there is none.
     """
 
     kind: CameraKind
@@ -81,11 +79,11 @@ class Cameras:
 
 
 def connected(kind: str, sys_root: Path) -> Cameras:
-    """The cameras of one kind. Loads its SDK, which may take seconds or crash: run it in a process of its own.
+    """Return the cameras of one kind. Loads its SDK, which may take seconds or crash the process.
 
     Args:
-        kind: one of robots.robot_config.CAMERA_TYPES.
-        sys_root: where sysfs is.
+        kind: one of robot_config.CAMERA_TYPES.
+        sys_root: root of sysfs.
     """
     camera = CAMERAS[kind]
     problem = ""
@@ -106,7 +104,7 @@ def connected(kind: str, sys_root: Path) -> Cameras:
 
 
 def usb_cameras(sys_root: Path) -> list[UsbCamera]:
-    """All USB devices that have a video device (uvcvideo makes one for each of these cameras)."""
+    """Return all USB devices with a video device (uvcvideo makes one for each of these cameras)."""
     video: dict[Path, list[str]] = {}
     for entry in sorted((sys_root / "class/video4linux").glob("video*")):
         device = _usb_device(entry / "device")
@@ -119,7 +117,7 @@ def usb_cameras(sys_root: Path) -> list[UsbCamera]:
 
 
 def _usb_device(device: Path) -> Path | None:
-    """The USB device that a video device's ``device`` link leads to: the interface's parent."""
+    """Return the USB device of a video device's ``device`` link: the interface's parent."""
     resolved = device.resolve()
     return next((path for path in (resolved, *resolved.parents) if (path / "idVendor").exists()), None)
 
@@ -169,12 +167,12 @@ _IFF_UP = 0x1
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Where the checks look.
+class CheckedMachine:
+    """Places and limits of the checks.
 
     Attributes:
-        sys: where sysfs is.
-        dev: where device files are.
+        sys: root of sysfs.
+        dev: directory of device files.
         reach_s: seconds that all addresses together may take.
     """
 
@@ -184,35 +182,37 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Fault:
-    """Something that is wrong. *field* is the configuration's."""
+class ConfigFault:
+    """A fault of one field of the configuration."""
 
     field: str
     text: str
 
 
-def faults_of(config: RobotConfig, machine: Machine) -> list[Fault]:
-    """All that is wrong with one robot, in the order of its fields' importance.
+def faults_of(config: RobotConfig, machine: CheckedMachine) -> list[ConfigFault]:
+    """Return all faults of one robot, in the order of its fields' importance.
 
     Takes as long as the camera's SDK, and at most ``machine.reach_s`` for the addresses.
     """
-    found = [Fault(name, f"is not given: {why}") for name, why in config.missing().items()]
+    found = [ConfigFault(name, f"is not given: {why}") for name, why in config.missing().items()]
     found += link_faults(config.links(), machine.reach_s)
     for name, interface in config.can_interfaces().items():
-        found += [Fault(name, text) for text in can_faults(interface, machine.sys)]
+        found += [ConfigFault(name, text) for text in can_faults(interface, machine.sys)]
     for name, device in config.devices().items():
         path = machine.dev / Path(device).relative_to("/dev") if device.startswith("/dev/") else Path(device)
         if not path.exists():
-            found.append(Fault(name, f"is {device}, which is not there: is it plugged in and switched on?"))
+            found.append(ConfigFault(name, f"is {device}, which is not there: is it plugged in and switched on?"))
         elif not os.access(path, os.R_OK | os.W_OK):
-            found.append(Fault(name, f"is {device}, which this user may not use: usermod -aG dialout {os.getuid()}"))
+            found.append(
+                ConfigFault(name, f"is {device}, which this user may not use: usermod -aG dialout {os.getuid()}")
+            )
     for wanted in config.cameras():
         found += camera_faults(wanted, connected(wanted.kind, machine.sys)) if wanted.serials else []
     return found
 
 
-def link_faults(links: Sequence[Link], within_s: float) -> list[Fault]:
-    """Which of *links* do not answer within *within_s* seconds; all are tried at once."""
+def link_faults(links: Sequence[TcpPort], within_s: float) -> list[ConfigFault]:
+    """Return the faults of the *links* that do not answer within *within_s* seconds; all are tried at once."""
     answers: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     for index, link in enumerate(links):
         # daemons: a name server that does not answer holds a thread longer than we wait
@@ -226,13 +226,13 @@ def link_faults(links: Sequence[Link], within_s: float) -> list[Fault]:
     except queue.Empty:
         pass  # those that have not answered keep that text
     return [
-        Fault(link.field, f"{link.host} port {link.port} {texts[index]}: {_advice(link)}")
+        ConfigFault(link.field, f"{link.host} port {link.port} {texts[index]}: {_advice(link)}")
         for index, link in enumerate(links)
         if texts[index]
     ]
 
 
-def _try(index: int, link: Link, within_s: float, answer: Callable[[tuple[int, str]], None]) -> None:
+def _try(index: int, link: TcpPort, within_s: float, answer: Callable[[tuple[int, str]], None]) -> None:
     try:
         socket.create_connection((link.host, link.port), within_s).close()
     except ConnectionRefusedError:
@@ -245,14 +245,13 @@ def _try(index: int, link: Link, within_s: float, answer: Callable[[tuple[int, s
         answer((index, ""))
 
 
-def _advice(link: Link) -> str:
+def _advice(link: TcpPort) -> str:
     if link.must_listen:
         return "is the robot's server running?"
     return "is it switched on, and is this node on its network?"
 
 
 def can_faults(interface: str, sys_root: Path) -> list[str]:
-    """What is wrong with a CAN interface of this machine."""
     directory = sys_root / "class/net" / interface
     if not directory.exists():
         there = ", ".join(can_interfaces(sys_root)) or "none"
@@ -267,7 +266,6 @@ def can_faults(interface: str, sys_root: Path) -> list[str]:
 
 
 def can_interfaces(sys_root: Path) -> list[str]:
-    """The CAN interfaces of this machine."""
     return sorted(d.name for d in (sys_root / "class/net").glob("*") if _read(d / "type") == _ARPHRD_CAN)
 
 
@@ -276,8 +274,8 @@ def is_up(directory: Path) -> bool:
     return bool(int(_read(directory / "flags") or "0", 16) & _IFF_UP)
 
 
-def camera_faults(wanted: CameraSet, found: Cameras) -> list[Fault]:
-    """Which of *wanted* are not among *found*. Pure."""
+def camera_faults(wanted: CameraSet, found: Cameras) -> list[ConfigFault]:
+    """Return the faults of *wanted* cameras that are not among *found*. Pure."""
     missing = [serial for serial in wanted.serials or () if serial not in found.serials]
     if not missing:
         return []
@@ -288,7 +286,7 @@ def camera_faults(wanted: CameraSet, found: Cameras) -> list[Fault]:
         text += f" (as USB shows them: {found.problem})"
         if kind.usb_differs:
             text += f"; a {kind.name}'s serial number on USB is not the one that its SDK and its label say"
-    return [Fault(wanted.field, text)]
+    return [ConfigFault(wanted.field, text)]
 
 
 def _read(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What the configurations of all robots have in common: checked values, and what a node has to check. Pure."""
+"""RobotConfig: the common part of all robots' configurations: checked fields, and properties that a node checks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MAX_INTERFACE_NAME = 15
 
 
 @dataclass(frozen=True)
-class Link:
+class TcpPort:
     """A TCP port that has to answer.
 
     Attributes:
         field: the field of the configuration that names it.
         host: address or name.
         port: TCP port.
-        must_listen: whether a refused connection is a fault; else it shows that the host is there.
+        must_listen: True if a refused connection is a fault; else it proves that the host is there.
     """
 
     field: str
@@ -45,7 +45,7 @@ class Link:
 
 @dataclass(frozen=True)
 class CameraSet:
-    """Cameras of one kind that have to be connected; *serials* None asks for all that are.
+    """Cameras of one kind that have to be connected; *serials* None stands for all connected ones.
 
     Attributes:
         field: the field of the configuration that names them.
@@ -62,11 +62,11 @@ class CameraSet:
 class RobotConfig(HardwareConfig):
     """Base of the robots' configurations.
 
-    A field that is not given may come from the environment of the robot's node: see robots.auto. What was given is
-    remembered, so that a value which equals the default is not replaced.
+    A field that is not given may come from the environment of the robot's node: see RobotAutoConfig. The given fields
+    are remembered, so that a given value that equals the default is not replaced.
 
     Attributes:
-        disable_validate: whether nothing is checked on the node: no address, camera, interface or device.
+        disable_validate: True if the node checks no address, camera, interface or device.
     """
 
     disable_validate: bool = False
@@ -95,23 +95,23 @@ class RobotConfig(HardwareConfig):
                 setattr(self, spec.name, check(value, spec.name))
 
     def as_values(self) -> dict[str, Any]:
-        """The fields that were given, as plain values: what was not given is left for the node's environment."""
+        """Return the given fields as plain values; fields that are not given are left to the node's environment."""
         return {name: value for name, value in super().as_values().items() if name in self._given}
 
     def lacks(self, name: str) -> bool:
-        """Whether a field was not given, or was given as nothing."""
+        """True if a field was not given, or was given as nothing."""
         return name not in self._given or getattr(self, name) in (None, "")
 
     def missing(self) -> Mapping[str, str]:
-        """Field that is not given, though other fields ask for it, to what it is needed for."""
+        """Field that is not given although other fields need it, to the reason."""
         return {}
 
-    def links(self) -> list[Link]:
-        """The ports that have to answer."""
+    def links(self) -> list[TcpPort]:
+        """Ports that have to answer."""
         return []
 
     def cameras(self) -> list[CameraSet]:
-        """The cameras that have to be connected."""
+        """Cameras that have to be connected."""
         return []
 
     def can_interfaces(self) -> Mapping[str, str]:
@@ -124,7 +124,7 @@ class RobotConfig(HardwareConfig):
 
 
 def host_of(address: str) -> str:
-    """The host in an address or URL: ``10.0.0.1``, ``[::1]:80``, ``http://arm.local:8000/x``.
+    """Return the host in an address or URL: ``10.0.0.1``, ``[::1]:80``, ``http://arm.local:8000/x``.
 
     Raises:
         ValueError: there is none.
@@ -136,21 +136,20 @@ def host_of(address: str) -> str:
 
 
 def port_of(address: str, default: int) -> int:
-    """The port in an address or URL, *default* if it names none."""
+    """Return the port in an address or URL, *default* without one."""
     port = urlsplit(address if "://" in address else f"//{address}").port
     return default if port is None else port
 
 
 def is_device(connection: str | None) -> bool:
-    """Whether a gripper's connection is a device file, not an address."""
+    """True if a gripper's connection is a device file, not an address."""
     return bool(connection) and str(connection).startswith("/")
 
 
-def gripper_links(field: str, kind: str, connection: str | None) -> list[Link]:
-    """The port of a Robotiq gripper that is reached over the network."""
+def gripper_links(field: str, kind: str, connection: str | None) -> list[TcpPort]:
     if kind != "robotiq" or not connection or is_device(connection):
         return []
-    return [Link(field, host_of(connection), port_of(connection, MODBUS_TCP_PORT))]
+    return [TcpPort(field, host_of(connection), port_of(connection, MODBUS_TCP_PORT))]
 
 
 MODBUS_TCP_PORT = 502

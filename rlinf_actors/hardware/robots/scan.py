@@ -1,6 +1,6 @@
-"""What there is for robots on this machine: cameras, CAN buses, serial devices, and what the environment names.
+"""The scan for robots on this machine: cameras, CAN buses, serial devices, and robots in the environment.
 
-`rlinf-actors hw scan --robots` runs it in a process of its own, because a camera maker's SDK may hang or crash.
+`rlinf-actors hw scan --robots` runs `main` in a child process, because a camera maker's SDK may hang or crash.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlinf_actors.hardware.robots.gim_arm import GimArmConfig
 from rlinf_actors.hardware.robots.robot import RobotAutoConfig, variable
 from rlinf_actors.hardware.robots.robot_checks import (
     CAMERAS,
-    Machine,
+    CheckedMachine,
     can_faults,
     can_interfaces,
     connected,
@@ -40,7 +40,7 @@ _NAMED: Mapping[str, type[RobotConfig]] = {
 
 @dataclass(frozen=True)
 class FoundCamera:
-    """A camera. `kind` is its ``camera_type``, "" if no maker's; `source` is ``sdk`` or ``usb``."""
+    """A camera. `kind` is its ``camera_type``, "" for an unknown maker; `source` is ``sdk`` or ``usb``."""
 
     serial: str
     kind: str
@@ -51,7 +51,7 @@ class FoundCamera:
 
 @dataclass(frozen=True)
 class FoundRobot:
-    """A robot that the environment names, with what is wrong with it."""
+    """A robot that the environment names, with its faults."""
 
     type: str
     values: dict[str, str]
@@ -63,12 +63,12 @@ class RobotScan:
     """Everything for robots on a machine.
 
     Attributes:
-        cameras: those that are connected.
-        can: CAN interface to what is wrong with it, "" for nothing.
-        serial: names of serial devices that stay the same (``/dev/serial/by-id``) to the device.
-        robots: what the environment names, by the types that it fits.
+        cameras: the connected cameras.
+        can: CAN interface to its fault, "" for none.
+        serial: stable names of serial devices (``/dev/serial/by-id``) to the device.
+        robots: robots in the environment, by the types that it fits.
         variables: the environment's variables for robots, as they are set.
-        faults: what could not be found out.
+        faults: sources that could not be read.
     """
 
     cameras: list[FoundCamera] = field(default_factory=list)
@@ -79,8 +79,8 @@ class RobotScan:
     faults: list[str] = field(default_factory=list)
 
 
-def scan(environ: Mapping[str, str], machine: Machine) -> RobotScan:
-    """Look at this machine. Loads the SDKs that are installed; tries the addresses that the environment names."""
+def scan(environ: Mapping[str, str], machine: CheckedMachine) -> RobotScan:
+    """Scan this machine. Loads the installed SDKs; tries the addresses that the environment names."""
     found = RobotScan(variables=_variables(environ))
     _cameras(found, machine)
     for name in can_interfaces(machine.sys):
@@ -101,7 +101,7 @@ def scan(environ: Mapping[str, str], machine: Machine) -> RobotScan:
     return found
 
 
-def _cameras(found: RobotScan, machine: Machine) -> None:
+def _cameras(found: RobotScan, machine: CheckedMachine) -> None:
     usb = usb_cameras(machine.sys)
     by_sdk: set[str] = set()
     for name, kind in CAMERAS.items():
@@ -135,4 +135,4 @@ def main(argv: list[str]) -> None:
         argv: the parent's pid.
     """
     answer = contain(int(argv[0]))
-    finish(answer, msgspec.json.encode(scan(os.environ, Machine())))
+    finish(answer, msgspec.json.encode(scan(os.environ, CheckedMachine())))

@@ -15,7 +15,7 @@ class Turtle2Config(RobotConfig):
     """One robot; the node is its computer, so it has no address.
 
     Attributes:
-        camera_serials: serial numbers of its cameras; None for all of that type that are connected.
+        camera_serials: serial numbers of its cameras; None for all connected ones of that type.
         camera_type: realsense, zed or lumos.
     """
 

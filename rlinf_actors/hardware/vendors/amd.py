@@ -1,7 +1,7 @@
-"""AMD's accelerators: the kernel's KFD topology says which there are, in the order in which ROCm counts them.
+"""AMD's accelerators: the kernel's KFD topology lists them, in the order in which ROCm counts them.
 
-What they are comes from amdsmi where that Python package is installed, else from /sys, and from ``rocm-smi --json`` for
-what /sys lacks. Integrated graphics that the KFD lists are accelerators to ROCm, and so here.
+Their properties come from amdsmi if that Python package is installed, else from /sys, and from ``rocm-smi --json`` for
+values that /sys lacks. Integrated graphics in the KFD topology are accelerators to ROCm, and so here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _BUS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What one source says of the device at a PCI address; empty, 0 or -1 where it says nothing."""
+class Properties:
+    """Properties of the device at a PCI address, from one source; empty, 0 or -1 if the source lacks them."""
 
     model: str = ""
     uuid: str = ""
@@ -42,9 +42,9 @@ class Seen:
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """The GPUs that ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES in *environ* leave.
+    """Return the GPUs that ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES in *environ* leave.
 
-    The index is HIP's: it counts the devices that ROCR_VISIBLE_DEVICES leaves.
+    The index is HIP's, which counts the devices that ROCR_VISIBLE_DEVICES leaves.
     """
     machine = Machine.of(environ)
     infos = from_topology(machine)
@@ -55,23 +55,25 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
     by_library = _from_amdsmi(faults)
     if by_library:
         sources = [
-            merged(by_library.get(info.pci_bus, Seen()), seen) for info, seen in zip(infos, sources, strict=True)
+            merged(by_library.get(info.pci_bus, Properties()), seen) for info, seen in zip(infos, sources, strict=True)
         ]
     elif any(not seen.model or not seen.memory_bytes for seen in sources):
         ran = machine.run(*_ROCM_SMI)
-        told = parse_rocm_smi(ran.output)
-        if ran.fault or not told:
+        printed = parse_rocm_smi(ran.output)
+        if ran.fault or not printed:
             wrong = ran.fault or f"{ran.command} printed nothing that describes a GPU: {ran.output[:80]!r}"
             faults.append(f"{wrong}; what /sys does not say of the GPUs (their names) is unknown")
-        sources = [merged(seen, told.get(info.pci_bus, Seen())) for info, seen in zip(infos, sources, strict=True)]
+        sources = [
+            merged(seen, printed.get(info.pci_bus, Properties())) for info, seen in zip(infos, sources, strict=True)
+        ]
     chosen, wrong_lists = left([_described(*pair) for pair in zip(infos, sources, strict=True)], environ)
     return FoundAccelerators(chosen, faults + wrong_lists)
 
 
 def left(infos: Sequence[AcceleratorInfo], environ: Mapping[str, str]) -> tuple[list[AcceleratorInfo], list[str]]:
-    """What ROCm's variables leave of *infos*, numbered as HIP does. Pure.
+    """Return the devices that ROCm's variables leave of *infos*, numbered as HIP does, and the faults. Pure.
 
-    ROCR_VISIBLE_DEVICES works below HIP, which counts what that leaves. HIP looks at CUDA_VISIBLE_DEVICES where its own
+    ROCR_VISIBLE_DEVICES works below HIP, which counts what that leaves. HIP uses CUDA_VISIBLE_DEVICES if its own
     variable is not set or empty.
     """
     below, faults = visible_devices(infos, environ.get(_BELOW), _BELOW)
@@ -82,9 +84,8 @@ def left(infos: Sequence[AcceleratorInfo], environ: Mapping[str, str]) -> tuple[
     return chosen, faults + wrong
 
 
-def merged(first: Seen, second: Seen) -> Seen:
-    """What *first* says, and *second* where it says nothing."""
-    return Seen(
+def merged(first: Properties, second: Properties) -> Properties:
+    return Properties(
         first.model or second.model,
         first.uuid or second.uuid,
         first.memory_bytes or second.memory_bytes,
@@ -93,7 +94,7 @@ def merged(first: Seen, second: Seen) -> Seen:
     )
 
 
-def _described(info: AcceleratorInfo, seen: Seen) -> AcceleratorInfo:
+def _described(info: AcceleratorInfo, seen: Properties) -> AcceleratorInfo:
     return replace(
         info,
         model=seen.model or info.model,
@@ -108,7 +109,7 @@ def _described(info: AcceleratorInfo, seen: Seen) -> AcceleratorInfo:
 
 
 def from_topology(machine: Machine) -> list[AcceleratorInfo]:
-    """The GPUs of the KFD topology, in ROCm's order. A node that may not be read is another container's."""
+    """Return the GPUs of the KFD topology, in ROCm's order. An unreadable node belongs to another container."""
     nodes = sorted(machine.glob(f"{_TOPOLOGY}/[0-9]*"), key=lambda path: int(path.rpartition("/")[2]))
     found = [parse_properties(machine.read(f"{path}/properties")) for path in nodes]
     gpus = [info for info in found if info is not None]
@@ -116,7 +117,7 @@ def from_topology(machine: Machine) -> list[AcceleratorInfo]:
 
 
 def parse_properties(text: str) -> AcceleratorInfo | None:
-    """One node's properties; None for a CPU, or for what is no such text. Pure."""
+    """Return the GPU with these properties; None for a CPU, or for other text. Pure."""
     values = dict(re.findall(r"^(\w+) (\d{1,20})$", text, re.MULTILINE))
     if not int(values.get("simd_count", "0")):
         return None
@@ -131,14 +132,14 @@ def parse_properties(text: str) -> AcceleratorInfo | None:
     )
 
 
-def _from_sysfs(machine: Machine, bus: str) -> Seen:
+def _from_sysfs(machine: Machine, bus: str) -> Properties:
     # amdgpu's attributes: Documentation/gpu/amdgpu/driver-misc.rst of the kernel
     device = f"/sys/bus/pci/devices/{bus}"
     try:
         unique = int(machine.read(f"{device}/unique_id") or "0", 16)
     except ValueError:
         unique = 0
-    return Seen(
+    return Properties(
         model=machine.read(f"{device}/product_name"),
         uuid=_uuid(unique),
         memory_bytes=max(0, machine.number(f"{device}/mem_info_vram_total", 0)),
@@ -148,15 +149,14 @@ def _from_sysfs(machine: Machine, bus: str) -> Seen:
 
 
 def _uuid(unique: int) -> str:
-    """As ROCm spells it, and as its variables take it."""
     return f"GPU-{unique:016x}" if unique else ""
 
 
 # --- amdsmi ---
 
 
-def _from_amdsmi(faults: list[str]) -> dict[str, Seen]:
-    """PCI address to what AMD's library says; {} where its Python package is not installed."""
+def _from_amdsmi(faults: list[str]) -> dict[str, Properties]:
+    """Return PCI address to the library's properties; {} if its Python package is not installed."""
     try:
         smi = importlib.import_module("amdsmi")
     except ModuleNotFoundError:
@@ -173,32 +173,34 @@ def _from_amdsmi(faults: list[str]) -> dict[str, Seen]:
         return {}
 
 
-def _by_amdsmi(smi: Any, handle: Any) -> Seen:
-    asic = _asked(lambda: smi.amdsmi_get_gpu_asic_info(handle), {})
-    activity = _asked(lambda: smi.amdsmi_get_gpu_activity(handle), {})
+def _by_amdsmi(smi: Any, handle: Any) -> Properties:
+    asic = _optional(lambda: smi.amdsmi_get_gpu_asic_info(handle), {})
+    activity = _optional(lambda: smi.amdsmi_get_gpu_activity(handle), {})
     sensor = (smi.AmdSmiTemperatureType.EDGE, smi.AmdSmiTemperatureType.HOTSPOT)
     current = smi.AmdSmiTemperatureMetric.CURRENT
-    measured = (_asked(partial(smi.amdsmi_get_temp_metric, handle, kind, current), -1) for kind in sensor)
+    measured = (_optional(partial(smi.amdsmi_get_temp_metric, handle, kind, current), -1) for kind in sensor)
     name = str(asic.get("market_name", ""))
     serial = re.fullmatch(r"(?:0x)?([0-9a-fA-F]{1,16})", str(asic.get("asic_serial", "")))
-    return Seen(
+    return Properties(
         model="" if name == "N/A" else name,
         uuid=_uuid(int(serial.group(1), 16)) if serial else "",
-        memory_bytes=_whole(_asked(lambda: smi.amdsmi_get_gpu_memory_total(handle, smi.AmdSmiMemoryType.VRAM), 0), 0),
+        memory_bytes=_whole(
+            _optional(lambda: smi.amdsmi_get_gpu_memory_total(handle, smi.AmdSmiMemoryType.VRAM), 0), 0
+        ),
         utilization=_whole(activity.get("gfx_activity"), -1),
         temperature=next((value for found in measured if (value := _whole(found, -1)) >= 0), -1),
     )
 
 
-def _asked(read: Callable[[], Any], unknown: Any) -> Any:
-    """What the library says; *unknown* where this device or version has not got it."""
+def _optional(read: Callable[[], Any], unknown: Any) -> Any:
+    """Return the library's value; *unknown* if this device or version lacks it."""
     with contextlib.suppress(Exception):
         return read()
     return unknown
 
 
 def _whole(value: Any, unknown: int) -> int:
-    """A number of the library or the tool, which write "N/A" for what they do not know."""
+    """Return a number of the library or the tool, which write "N/A" for unknown values."""
     try:
         return int(float(value))
     except (TypeError, ValueError, OverflowError):
@@ -206,7 +208,6 @@ def _whole(value: Any, unknown: int) -> int:
 
 
 def _bus(text: str) -> str:
-    """A PCI address as the kernel spells it, "" for what is none."""
     bus = text.strip().lower()
     return bus if _BUS.fullmatch(bus) else ""
 
@@ -214,14 +215,14 @@ def _bus(text: str) -> str:
 # --- rocm-smi ---
 
 
-def parse_rocm_smi(text: str) -> dict[str, Seen]:
-    """PCI address to what ``rocm-smi --json`` says; {} for what is no such text. Pure."""
+def parse_rocm_smi(text: str) -> dict[str, Properties]:
+    """Return PCI address to the properties in ``rocm-smi --json``; {} for other text. Pure."""
     start = text.find("{")  # warnings may precede it
     try:
         cards = json.loads(text[start:]) if start >= 0 else {}
     except (ValueError, RecursionError):
         return {}
-    found: dict[str, Seen] = {}
+    found: dict[str, Properties] = {}
     for card in cards.values() if isinstance(cards, dict) else ():
         if not isinstance(card, dict):
             continue
@@ -232,11 +233,11 @@ def parse_rocm_smi(text: str) -> dict[str, Seen]:
     return found
 
 
-def _by_rocm_smi(values: Mapping[str, str]) -> Seen:
+def _by_rocm_smi(values: Mapping[str, str]) -> Properties:
     names = (values.get(key, "") for key in ("card series", "device name", "card model"))
     unique = re.fullmatch(r"0x([0-9a-fA-F]{1,16})", values.get("unique id", ""))
     temperatures = (values.get(f"temperature (sensor {sensor}) (c)") for sensor in ("edge", "junction"))
-    return Seen(
+    return Properties(
         model=next((name for name in names if name and name != "N/A" and not name.startswith("0x")), ""),
         uuid=_uuid(int(unique.group(1), 16)) if unique else "",
         memory_bytes=max(0, _whole(values.get("vram total memory (b)"), 0)),

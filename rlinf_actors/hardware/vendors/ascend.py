@@ -1,6 +1,6 @@
-"""Ascend's NPUs, by ``npu-smi``: which chips there are by ``info -m``, how they are by ``info``.
+"""Ascend's NPUs, by ``npu-smi``: ``info -m`` lists the chips, ``info`` their state.
 
-The index is the logic id, which ASCEND_RT_VISIBLE_DEVICES lists. npu-smi tells no UUID, and that variable takes none.
+The index is the logic id, as in ASCEND_RT_VISIBLE_DEVICES. npu-smi prints no UUID, and that variable takes none.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlinf_actors.hardware.vendors.catalog import FoundAccelerators
+from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, only_visible
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
-from rlinf_actors.hardware.visible_devices import visible_devices
-from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 _KIND = AcceleratorType.NPU
@@ -32,8 +30,8 @@ class Mapped:
 
 
 @dataclass(frozen=True)
-class State:
-    """A chip in ``npu-smi info``; "", 0 or -1 where it does not say."""
+class ChipState:
+    """A chip in ``npu-smi info``; "", 0 or -1 for unknown values."""
 
     name: str = ""
     health: str = ""
@@ -44,23 +42,17 @@ class State:
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """The NPUs that ASCEND_RT_VISIBLE_DEVICES in *environ* leaves."""
+    """Return the NPUs that ASCEND_RT_VISIBLE_DEVICES in *environ* leaves."""
     machine = Machine.of(environ)
     mapping, table = machine.run_all([("npu-smi", "info", "-m"), ("npu-smi", "info")])
     found = described(mapping, table)
-    infos = [_placed(info, machine) for info in found.infos]
-    variable = facts_of(_KIND).visibility_variable
-    chosen, wrong = visible_devices(infos, environ.get(variable), variable)
-    return FoundAccelerators(chosen, found.faults + wrong)
-
-
-def _placed(info: AcceleratorInfo, machine: Machine) -> AcceleratorInfo:
-    info.numa_node = machine.numa_node(info.pci_bus)
-    return info
+    for info in found.infos:
+        info.numa_node = machine.numa_node(info.pci_bus)
+    return only_visible(found, _KIND, environ)
 
 
 def described(mapping: Ran, table: Ran) -> FoundAccelerators:
-    """The NPUs, from what the tool printed. Pure."""
+    """Return the NPUs in the tool's output. Pure."""
     chips, states = parse_mapping(mapping.output), parse_table(table.output)
     faults: list[str] = []
     for ran, read in ((mapping, bool(chips)), (table, bool(states))):
@@ -73,7 +65,7 @@ def described(mapping: Ran, table: Ran) -> FoundAccelerators:
         chips = {chip: Mapped(index, state.name) for index, (chip, state) in enumerate(sorted(states.items()))}
     infos = []
     for chip, mapped in sorted(chips.items(), key=lambda entry: entry[1].logic_id):
-        state = states.get(chip, State())
+        state = states.get(chip, ChipState())
         if state.health.upper() not in _HEALTHY:
             faults.append(f"NPU {chip[0]}, chip {chip[1]} (logic id {mapped.logic_id}) has health {state.health}")
         infos.append(
@@ -91,7 +83,7 @@ def described(mapping: Ran, table: Ran) -> FoundAccelerators:
 
 
 def parse_mapping(text: str) -> dict[Chip, Mapped]:
-    """The chips in ``npu-smi info -m`` that compute: those that have a logic id. Pure.
+    """Return the chips in ``npu-smi info -m`` that compute: those with a logic id. Pure.
 
     Its columns are found by their headings; newer versions have one more (Chip Phy-ID).
     """
@@ -109,14 +101,14 @@ def parse_mapping(text: str) -> dict[Chip, Mapped]:
     return found
 
 
-def parse_table(text: str) -> dict[Chip, State]:
-    """The chips in ``npu-smi info``. Pure.
+def parse_table(text: str) -> dict[Chip, ChipState]:
+    """Return the chips in ``npu-smi info``. Pure.
 
     Each has two lines of three cells: NPU and name, health, power and temperature; then chip, bus, use and memory. The
-    processes below have four cells. A chip's second line says ``used / total`` for memory and, where it has such
+    processes below have four cells. A chip's second line gives ``used / total`` for memory and, if it has such
     memory, for HBM, in this order and in MB.
     """
-    found: dict[Chip, State] = {}
+    found: dict[Chip, ChipState] = {}
     first: list[str] = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
@@ -133,7 +125,7 @@ def parse_table(text: str) -> dict[Chip, State]:
         if chip < 0 or not re.fullmatch(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|NA", cells[1]):
             continue
         totals = [int(total) for _, total in _PAIR.findall(cells[2]) if int(total)]
-        found[int(npu), chip] = State(
+        found[int(npu), chip] = ChipState(
             name=name.split()[0],
             health=upper[1],
             temperature=_number(measures[1]) if len(measures) > 1 else -1,

@@ -1,7 +1,8 @@
-"""Which vendors to ask on this machine, decided from files alone: nothing is loaded or started here.
+"""The catalog of vendors: how to recognise each one's accelerators from files alone. Loads and starts nothing.
 
-A row is all that the probe needs to know of a vendor. Its module is imported in a process of its own, and has one
-function, ``find(environ) -> FoundAccelerators``. A package adds a row with ``AcceleratorUtil.register_accelerator``.
+A new vendor is a row here, a row in model.accelerator_table, and a module in this package with one function,
+``find(environ) -> FoundAccelerators``, which the probe runs in a child process. A package adds a row with
+``AcceleratorUtil.register_accelerator``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rlinf_actors.hardware.vendors.machine import Machine
+from rlinf_actors.hardware.visible_devices import visible_devices
+from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 _LIBRARY_DIRECTORIES = (
@@ -31,15 +34,27 @@ _LIBRARY_DIRECTORIES = (
 
 @dataclass(frozen=True)
 class FoundAccelerators:
-    """What a vendor's library said.
+    """Result of a vendor's library.
 
     Attributes:
         infos: the accelerators that may be used, in the order of their local ranks.
-        faults: what could not be read.
+        faults: devices and lists that could not be read, a sentence each.
     """
 
     infos: list[AcceleratorInfo] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+
+
+def only_visible(
+    found: FoundAccelerators,
+    kind: AcceleratorType,
+    environ: Mapping[str, str],
+    read: Callable[..., tuple[list[AcceleratorInfo], list[str]]] = visible_devices,
+) -> FoundAccelerators:
+    """Return the accelerators that the visibility variable of their type leaves; *read* interprets the variable."""
+    variable = facts_of(kind).visibility_variable
+    chosen, faults = read(found.infos, environ.get(variable), variable)
+    return FoundAccelerators(chosen, [*found.faults, *faults])
 
 
 Find = Callable[[Mapping[str, str]], FoundAccelerators]
@@ -47,16 +62,16 @@ Find = Callable[[Mapping[str, str]], FoundAccelerators]
 
 @dataclass(frozen=True)
 class Vendor:
-    """How to find out whether a vendor's accelerators can be here, and who asks for them.
+    """How to recognise a vendor's accelerators, and the module that queries them.
 
     Attributes:
         kind: the accelerator type.
         devices: glob patterns of the device files of its driver.
-        libraries: file names of the library that is asked.
+        libraries: file names of its library.
         pci: vendor id and the beginning of the class of its devices on the PCI bus.
-        integrated: PCI addresses where that vendor's devices are part of the processor, and no accelerators.
+        integrated: PCI addresses of devices that are part of the processor, and no accelerators.
         module: the module with ``find(environ)``.
-        hint: what to do when it gives no answer in time.
+        hint: advice for a query that timed out.
     """
 
     kind: AcceleratorType
@@ -68,7 +83,7 @@ class Vendor:
     hint: str = ""
 
     def may_be_present(self, environ: Mapping[str, str], machine: Machine | None = None) -> bool:
-        """Whether a device file, the library or a PCI device is there. Reads files only; takes a millisecond."""
+        """Return True if a device file, the library or a PCI device exists. Reads files only; takes a millisecond."""
         machine = machine or Machine(environ)
         if any(machine.glob(pattern) for pattern in self.devices):
             return True
@@ -114,26 +129,26 @@ VENDORS: tuple[Vendor, ...] = (
 
 
 @dataclass(frozen=True)
-class Registered:
-    """A vendor that a package has added, and the function that asks it."""
+class RegisteredVendor:
+    """A vendor that a package has added, and its function."""
 
     vendor: Vendor
     find: Find
 
 
-_registered: dict[str, Registered] = {}
+_registered: dict[str, RegisteredVendor] = {}
 
 
 def add(vendor: Vendor, find: Find) -> None:
-    """Let this process's probe ask one more vendor; ``AcceleratorUtil.register_accelerator`` is the public way."""
-    _registered[vendor.kind.value] = Registered(vendor, find)
+    """Add a vendor to this process's probe; ``AcceleratorUtil.register_accelerator`` is the public way."""
+    _registered[vendor.kind.value] = RegisteredVendor(vendor, find)
 
 
-def registered_vendors() -> dict[str, Registered]:
-    """The vendors that packages have added in this process, by the name of their type."""
+def registered_vendors() -> dict[str, RegisteredVendor]:
+    """Return the vendors that packages have added in this process, by the name of their type."""
     return dict(_registered)
 
 
 def vendor_of(kind: str) -> Vendor | None:
-    """The row of an accelerator type that is built in, None for another."""
+    """Return the row of a built-in accelerator type, None for another."""
     return next((vendor for vendor in VENDORS if vendor.kind.value == kind), None)

@@ -1,9 +1,9 @@
-"""Intel's discrete GPUs: ``xpu-smi`` where it is installed, else /sys.
+"""Intel's discrete GPUs: by ``xpu-smi`` if it is installed, else from /sys.
 
-Integrated graphics are no accelerators. They sit at PCI address 0000:00:02.0, in every Intel processor that has them;
-a card of its own is behind a bridge, and so on another bus.
+Integrated graphics are no accelerators. They sit at PCI address 0000:00:02.0 in every Intel processor that has them;
+a discrete card is behind a bridge, and so on another bus.
 
-Kunlun's tool has the same name. It is not asked here: what `xpu-smi` prints must be Intel's JSON, or /sys decides.
+Kunlun's tool has the same name: output of `xpu-smi` that is not Intel's JSON is ignored, and /sys decides.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rlinf_actors.hardware.vendors.catalog import VENDORS, FoundAccelerators
+from rlinf_actors.hardware.vendors.catalog import VENDORS, FoundAccelerators, only_visible
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
 from rlinf_actors.hardware.visible_devices import selected_devices
-from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 _KIND = AcceleratorType.INTEL_GPU
@@ -25,23 +24,21 @@ _MAX_DEVICES = 64
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """The GPUs that ONEAPI_DEVICE_SELECTOR in *environ* leaves.
+    """Return the GPUs that ONEAPI_DEVICE_SELECTOR in *environ* leaves.
 
     The index is Level Zero's: cards in the order of their PCI addresses, unless xpu-smi says otherwise.
     """
     machine = Machine.of(environ)
     infos, faults = from_sysfs(machine), []
     if machine.tool("xpu-smi"):
-        told = machine.run("xpu-smi", "discovery", "-j")
-        listed = parse_discovery(told.output)
-        if told.fault or listed is None:
-            faults.append(f"{told.fault or _not_ours(told)}; /sys is read instead")
+        printed = machine.run("xpu-smi", "discovery", "-j")
+        listed = parse_discovery(printed.output)
+        if printed.fault or listed is None:
+            faults.append(f"{printed.fault or _not_ours(printed)}; /sys is read instead")
         else:
             listed = [info for info in listed if info.pci_bus not in _ROW.integrated]
             infos = _measured(machine, [_with_sysfs(info, infos) for info in listed], faults)
-    variable = facts_of(_KIND).visibility_variable
-    chosen, wrong = selected_devices(infos, environ.get(variable), variable)
-    return FoundAccelerators(chosen, faults + wrong)
+    return only_visible(FoundAccelerators(infos, faults), _KIND, environ, selected_devices)
 
 
 def _not_ours(ran: Ran) -> str:
@@ -49,7 +46,7 @@ def _not_ours(ran: Ran) -> str:
 
 
 def _with_sysfs(info: AcceleratorInfo, others: Sequence[AcceleratorInfo]) -> AcceleratorInfo:
-    """*info* with what the tool's list does not have."""
+    """Return *info* with the values that the tool's list lacks."""
     other = next((one for one in others if one.pci_bus == info.pci_bus), None)
     if other is None:
         return info
@@ -75,7 +72,7 @@ def _measured(machine: Machine, infos: list[AcceleratorInfo], faults: list[str])
 
 
 def from_sysfs(machine: Machine) -> list[AcceleratorInfo]:
-    """The discrete GPUs on the PCI bus that a driver of the display subsystem (i915, xe) has taken."""
+    """Return the discrete GPUs on the PCI bus that have a driver of the display subsystem (i915, xe)."""
     infos: list[AcceleratorInfo] = []
     for device in machine.pci_devices:
         if device.vendor != "0x8086" or not device.kind.startswith("0x03") or device.bus in _ROW.integrated:
@@ -108,9 +105,9 @@ def _memory(machine: Machine, where: str) -> int:
 
 
 def parse_discovery(text: str) -> list[AcceleratorInfo] | None:
-    """The GPUs in ``xpu-smi discovery -j``; None where that is not what the text is. Pure."""
-    told = _json(text)
-    listed = told.get("device_list")
+    """Return the GPUs in ``xpu-smi discovery -j``; None for other text. Pure."""
+    printed = _json(text)
+    listed = printed.get("device_list")
     if not isinstance(listed, list):
         return None
     infos = []
@@ -132,7 +129,7 @@ def parse_discovery(text: str) -> list[AcceleratorInfo] | None:
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of memory in ``xpu-smi discovery -d N -j``, 0 where it does not say. Pure."""
+    """Return the bytes of memory in ``xpu-smi discovery -d N -j``, 0 if unknown. Pure."""
     try:
         return max(0, int(_json(text).get("memory_physical_size_byte", 0)))
     except (TypeError, ValueError, OverflowError):
@@ -140,13 +137,13 @@ def parse_memory(text: str) -> int:
 
 
 def parse_stats(text: str) -> tuple[int, int]:
-    """Utilization and temperature in ``xpu-smi stats -d N -j``, -1 for what it does not say. Pure.
+    """Return utilization and temperature in ``xpu-smi stats -d N -j``, -1 for unknown values. Pure.
 
-    A device of several tiles has them by tile: the busiest and the hottest one counts.
+    A device of several tiles has them by tile: the busiest and the hottest tile count.
     """
-    told = _json(text)
-    tiles = told.get("tile_level")
-    lists = [told.get("device_level"), *(tile.get("data_list") for tile in _dicts(tiles))]
+    printed = _json(text)
+    tiles = printed.get("tile_level")
+    lists = [printed.get("device_level"), *(tile.get("data_list") for tile in _dicts(tiles))]
     found = {"XPUM_STATS_GPU_UTILIZATION": -1, "XPUM_STATS_GPU_CORE_TEMPERATURE": -1}
     for entry in (entry for one in lists for entry in _dicts(one)):
         name, value = entry.get("metrics_type"), entry.get("value")
@@ -157,10 +154,10 @@ def parse_stats(text: str) -> tuple[int, int]:
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        told = json.loads(text)
+        printed = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return printed if isinstance(printed, dict) else {}
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

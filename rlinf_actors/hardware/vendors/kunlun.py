@@ -1,7 +1,7 @@
 """Kunlun's XPUs, by Baidu's ``xpu_smi``, which newer drivers call ``xpu-smi``.
 
-Intel's tool has that second name as well. A machine is only asked here if it has Kunlun's device files; `xpu_smi` goes
-first, and what `xpu-smi` prints must be Kunlun's.
+Intel's tool has that second name as well. This module runs only on a machine with Kunlun's device files; it prefers
+`xpu_smi`, and accepts output of `xpu-smi` only if it is Kunlun's.
 """
 
 from __future__ import annotations
@@ -9,30 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rlinf_actors.hardware.vendors.catalog import FoundAccelerators
-from rlinf_actors.hardware.vendors.machine import Machine, Ran
-from rlinf_actors.hardware.visible_devices import visible_devices
-from rlinf_actors.model.accelerator_table import facts_of
+from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, only_visible
+from rlinf_actors.hardware.vendors.machine import PCI_ADDRESS, Machine, Ran, leading_number
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 _KIND = AcceleratorType.KUNLUN_XPU
-_BUS = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
 _TOTAL_MB = re.compile(r"\d{1,9}\s*(?:MiB|MB)?\s*/\s*(\d{1,9})\s*(?:MiB|MB)", re.IGNORECASE)
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """The XPUs that CUDA_VISIBLE_DEVICES in *environ* leaves."""
+    """Return the XPUs that CUDA_VISIBLE_DEVICES in *environ* leaves."""
     machine = Machine.of(environ)
     found = described(machine.run("xpu_smi" if machine.tool("xpu_smi") else "xpu-smi"))
     for info in found.infos:
         info.numa_node = machine.numa_node(info.pci_bus)
-    variable = facts_of(_KIND).visibility_variable
-    chosen, wrong = visible_devices(found.infos, environ.get(variable), variable)
-    return FoundAccelerators(chosen, found.faults + wrong)
+    return only_visible(found, _KIND, environ)
 
 
 def described(ran: Ran) -> FoundAccelerators:
-    """The XPUs, from what the tool printed. Pure."""
+    """Return the XPUs in the tool's output. Pure."""
     if "Intel" in ran.output:
         return FoundAccelerators(faults=[f"{ran.command} is Intel's tool here; put Kunlun's xpu_smi on PATH"])
     infos = parse_devices(ran.output) or parse_boxes(ran.output)
@@ -42,7 +37,7 @@ def described(ran: Ran) -> FoundAccelerators:
 
 
 def parse_devices(text: str) -> list[AcceleratorInfo]:
-    """The XPUs in the table DEVICES of ``xpu_smi``, whose columns are found by their headings. Pure."""
+    """Return the XPUs in the table DEVICES of ``xpu_smi``, whose columns are found by their headings. Pure."""
     columns: list[str] = []
     found: dict[int, AcceleratorInfo] = {}
     for line in text.splitlines():
@@ -51,7 +46,7 @@ def parse_devices(text: str) -> list[AcceleratorInfo]:
             columns = cells if "PCI Addr" in cells else []  # other tables follow (VIDEO, PROCESSES)
             continue
         row = dict(zip(columns, cells, strict=False))
-        index, bus = row.get("DevID", ""), _BUS.fullmatch(row.get("PCI Addr", ""))
+        index, bus = row.get("DevID", ""), PCI_ADDRESS.fullmatch(row.get("PCI Addr", ""))
         if len(cells) != len(columns) or not bus or not re.fullmatch(r"[0-9]{1,4}", index):
             continue
         found[int(index)] = AcceleratorInfo(
@@ -61,14 +56,14 @@ def parse_devices(text: str) -> list[AcceleratorInfo]:
             uuid=row.get("SN", ""),
             pci_bus=bus.group(1).lower(),
             memory_bytes=_total(row.get("Memory", "")),
-            utilization=_leading(row.get("UseRate", "")),
-            temperature=_leading(row.get("Temp", "")),
+            utilization=leading_number(row.get("UseRate", "")),
+            temperature=leading_number(row.get("Temp", "")),
         )
     return [info for _, info in sorted(found.items())]
 
 
 def parse_boxes(text: str) -> list[AcceleratorInfo]:
-    """The XPUs in the boxes that newer versions print, two lines of three cells each, as nvidia-smi does. Pure.
+    """Return the XPUs in the boxes that newer versions print, two lines of three cells each, as nvidia-smi does. Pure.
 
     The first line has index, model and bus; the second temperature, memory (after the L3 cache) and use.
     """
@@ -77,7 +72,7 @@ def parse_boxes(text: str) -> list[AcceleratorInfo]:
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else []
         first = re.match(r"(\d{1,4})\s+(\S.*?)(?:\s{2,}.*|\s+(?:On|Off|N/A))?$", cells[0]) if len(cells) == 3 else None
-        bus = _BUS.match(cells[1]) if first else None
+        bus = PCI_ADDRESS.match(cells[1]) if first else None
         if first and bus:
             last = found[int(first.group(1))] = AcceleratorInfo(
                 type=_KIND.value, model=first.group(2), index=int(first.group(1)), pci_bus=bus.group(1).lower()
@@ -93,11 +88,6 @@ def parse_boxes(text: str) -> list[AcceleratorInfo]:
         else:
             last = None
     return [info for _, info in sorted(found.items())]
-
-
-def _leading(text: str) -> int:
-    match = re.match(r"\d{1,4}", text)
-    return int(match.group()) if match else -1
 
 
 def _total(text: str) -> int:

@@ -1,6 +1,7 @@
-"""The machine as a vendor's module sees it: files below one root, and tools that are run with limits.
+"""The machine as a vendor's module sees it: files below one root, and tools that run with limits.
 
-A tool may hang, crash, or print for ever: none of that is an exception here. It is in what `Machine.run` returns.
+A tool that hangs, crashes, or prints without end is no exception: `Machine.run` returns it as a fault. Used in the
+probe's children only; blocks.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import re
 import resource
 import select
 import shutil
@@ -22,16 +24,26 @@ from rlinf_actors import procfs
 from rlinf_actors.settings import PROBE_LIMIT, PROBE_ROOT
 
 PROBE_TIMEOUT_S = 8.0
-"""How long a vendor may take; a node is to be registered 10 s after its agent was started."""
+"""Seconds that a vendor may take: a node must register within 10 s of its agent's start."""
 LONGER = "Give it longer in agentd.toml, [hardware] probe_timeout_s"
 _SHARE = 0.75
-"""Of that time, what the tools get: what else was found must still be reported."""
+"""Part of that time for the tools: the rest is for reporting the other results."""
 MAX_OUTPUT_BYTES = 4 << 20
 """A tool that prints more is killed; eight devices take some tens of KiB."""
 _KILL_S = 0.5
-"""After SIGKILL a process in a driver's uninterruptible sleep stays; it is then left behind, and named."""
+"""Seconds from SIGKILL until a process is given up as unkillable, in a driver's uninterruptible sleep."""
 _TOOL_DIRECTORIES = ("/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/opt/rocm/bin")
-"""Where drivers put their tools; a service's PATH need not have all of them."""
+"""Directories of drivers' tools, which may not be on a service's PATH."""
+
+
+PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
+"""Group 1 is the address as the kernel writes it; some tools pad the domain to eight digits."""
+
+
+def leading_number(text: str) -> int:
+    """Return the number of up to four digits at the start of *text*, -1 without one."""
+    match = re.match(r"\d{1,4}", text)
+    return int(match.group()) if match else -1
 
 
 @dataclass(frozen=True)
@@ -45,11 +57,11 @@ class PciDevice:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a tool ended.
+    """End of a tool.
 
     Attributes:
-        command: what was run, for messages.
-        output: what it printed on standard output.
+        command: the command line, for messages.
+        output: its standard output.
         fault: what went wrong, "" if it ended with exit code 0.
     """
 
@@ -62,7 +74,7 @@ class Machine:
     """This machine, or a directory tree that stands for one.
 
     Args:
-        environ: PATH is where tools are looked for, and RLINF_ACTORS_PROBE_ROOT where files are.
+        environ: PATH is searched for tools; RLINF_ACTORS_PROBE_ROOT is the root of files.
         limit_s: seconds that the tools may take, all together, from now on.
     """
 
@@ -74,17 +86,17 @@ class Machine:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Machine:
-        """The machine for a vendor's module: its tools must have ended before the process is killed."""
+        """Return the machine for a vendor's module: its tools must end before the probe kills the process."""
         return cls(environ, float(environ.get(PROBE_LIMIT) or PROBE_TIMEOUT_S) * _SHARE)
 
     # --- files ---
 
     def glob(self, pattern: str) -> list[str]:
-        """The paths that match, sorted, as if the root were ``/``."""
+        """Return the paths that match, sorted, as if the root were ``/``."""
         return sorted(path[len(self._root) :] for path in glob.glob(glob.escape(self._root) + pattern))
 
     def read(self, path: str) -> str:
-        """A small file's text, stripped; "" where it is not there or cannot be read."""
+        """Return a small file's text, stripped; "" if it cannot be read."""
         try:
             with open(self._root + path, errors="replace") as file:
                 return file.read(1 << 16).strip()
@@ -92,7 +104,7 @@ class Machine:
             return ""
 
     def number(self, path: str, unknown: int) -> int:
-        """The number, decimal or with 0x, in a file; *unknown* where there is none."""
+        """Return the number, decimal or with 0x, in a file; *unknown* without one."""
         try:
             return int(self.read(path), 0)
         except ValueError:
@@ -100,18 +112,17 @@ class Machine:
 
     @cached_property
     def pci_devices(self) -> list[PciDevice]:
-        """Every device on the PCI bus, by address."""
         return [
             PciDevice(os.path.basename(path), self.read(f"{path}/vendor"), self.read(f"{path}/class"))
             for path in self.glob("/sys/bus/pci/devices/*")
         ]
 
     def numa_node(self, bus: str) -> int:
-        """NUMA node of the device at a PCI address, -1 where unknown."""
+        """Return the NUMA node of the device at a PCI address, -1 if unknown."""
         return self.number(f"/sys/bus/pci/devices/{bus}/numa_node", -1) if bus else -1
 
     def hwmon_celsius(self, bus: str) -> int:
-        """The first temperature that a PCI device's driver measures, in degrees Celsius; -1 where it does not."""
+        """Return the first temperature that a PCI device's driver measures, in degrees Celsius; -1 without one."""
         for path in self.glob(f"/sys/bus/pci/devices/{bus}/hwmon/hwmon*/temp[0-9]_input"):
             measured = self.number(path, -1)
             if measured >= 0:
@@ -121,18 +132,17 @@ class Machine:
     # --- tools ---
 
     def tool(self, name: str) -> str | None:
-        """Path of a tool, None where it is not installed."""
+        """Return the path of a tool, None if it is not installed."""
         places = [self._environ.get("PATH", ""), *(self._root + directory for directory in _TOOL_DIRECTORIES)]
         return shutil.which(name, path=os.pathsep.join(filter(None, places)))
 
     def run(self, *command: str) -> Ran:
-        """Run a tool; see run_all."""
         return self.run_all([command])[0]
 
     def run_all(self, commands: Sequence[Sequence[str]]) -> list[Ran]:
-        """Run tools side by side, each with its arguments; blocks until all have ended or their time is over.
+        """Run tools side by side, each with its arguments. Blocks until all have ended or their time is over.
 
-        What is left of a tool's process group after that is killed.
+        The rest of a tool's process group is killed after that.
         """
         with contextlib.ExitStack() as stack:
             runs = [_Run.start(command, self.tool(command[0]), self._environ, stack) for command in commands]
@@ -141,7 +151,7 @@ class Machine:
 
 
 class _Run:
-    """One tool that runs, or could not be started."""
+    """A tool that runs, or could not be started."""
 
     def __init__(self, command: str, fault: str = "") -> None:
         self.command = command
@@ -149,13 +159,13 @@ class _Run:
         self.child: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
         self.printed: dict[int, bytearray] = {}
-        """What came through the pipes of standard output and standard error so far."""
+        """Bytes read from the pipes of standard output and standard error so far."""
 
     @classmethod
     def start(
         cls, command: Sequence[str], path: str | None, environ: Mapping[str, str], stack: contextlib.ExitStack
     ) -> _Run:
-        """Start it; *stack* closes what it needs."""
+        """Start the tool; *stack* closes its descriptors."""
         run = cls(" ".join(command))
         if path is None:
             run.fault = f"{command[0]} is not installed: it is not on PATH ({environ.get('PATH', '')})"
@@ -185,7 +195,7 @@ class _Run:
         return run
 
     def read(self, pipe: int) -> bool:
-        """Take what is in a pipe; False if nothing more will be. A tool that prints too much is killed."""
+        """Read a pipe; False at its end. A tool that prints too much is killed."""
         while len(self.printed[pipe]) <= MAX_OUTPUT_BYTES:
             try:
                 part = os.read(pipe, 1 << 16)
@@ -199,20 +209,22 @@ class _Run:
         return False
 
     def kill(self) -> None:
-        """Kill the tool and what it started. It is not reaped yet, so that nobody else has its group's number."""
+        """Kill the tool and its process group. Call it before the tool is reaped: its group number is not reused until
+        then.
+        """
         assert self.child is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
 
     def end(self, limit_s: float) -> Ran:
-        """What it said, after its end; whoever still runs is killed."""
+        """Kill a tool that still runs, and return its output and fault."""
         if self.child is None:
             return Ran(self.command, fault=self.fault)
         ended = bool(_ready([self.pidfd], 0))
         self.kill()
         if not ended and not _ready([self.pidfd], _KILL_S):
             return Ran(self.command, fault=f"{self.command} hangs in the driver, and cannot be killed")
-        for pipe in self.printed:  # what is there, not until its end: a process that it left may keep it open
+        for pipe in self.printed:  # only what is there: a process that the tool left behind may keep the pipe open
             self.read(pipe)
         code = self.child.wait()
         output, errors = (bytes(text[:MAX_OUTPUT_BYTES]).decode(errors="replace") for text in self.printed.values())
@@ -232,15 +244,14 @@ def _fault(command: str, code: int, said: str) -> str:
 
 
 def _contain(parent: int) -> None:
-    """In the tool's process, before its program: a group of its own, and our end is its end."""
+    """Prepare the tool's process: a group of its own, and it ends with this process. Runs between fork and exec."""
     os.setpgid(0, 0)
     procfs.die_with_parent(signal.SIGKILL, parent)
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]  # ours is for reports; a tool may have a long log file
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]  # our limit is for reports; a tool may write a long log file
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
 
 def _attend(runs: Sequence[_Run], ends: float) -> None:
-    """Read what tools print, until all have ended or the time is over."""
     readers = {pipe: run for run in runs for pipe in run.printed}
     waiting = {run.pidfd for run in runs}
     while waiting and (ready := _ready([*waiting, *readers], ends - time.monotonic())):

@@ -8,10 +8,8 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from rlinf_actors.hardware.vendors.catalog import FoundAccelerators
+from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, only_visible
 from rlinf_actors.hardware.vendors.machine import Machine
-from rlinf_actors.hardware.visible_devices import visible_devices
-from rlinf_actors.model.accelerator_table import facts_of
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 _MAX_DEVICES = 256
@@ -23,10 +21,11 @@ _Value = TypeVar("_Value")
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """The GPUs that CUDA_VISIBLE_DEVICES in *environ* leaves; of one in MIG mode its slices stand in its place.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES in *environ* leaves; the slices of a GPU in MIG mode stand in its
+    place.
 
-    A GPU that cannot be read is a fault and costs only itself. A library that is missing, does not match the driver
-    or refuses to start is a fault too.
+    An unreadable GPU is a fault and loses only itself. A library that is missing, does not match the driver or refuses
+    to start is a fault too.
     """
     try:
         pynvml.nvmlInit()
@@ -43,13 +42,13 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
             infos += _devices(index, machine, faults)
         except (pynvml.NVMLError, UnicodeDecodeError) as error:
             faults.append(f"device {index} cannot be used: {error}")
-    variable = facts_of(AcceleratorType.NV_GPU).visibility_variable
-    chosen, wrong = visible_devices(infos, environ.get(variable), variable)
-    return FoundAccelerators(chosen, faults + wrong + _order_faults(infos, environ, variable))
+    found = only_visible(FoundAccelerators(infos, faults), AcceleratorType.NV_GPU, environ)
+    found.faults.extend(_order_faults(infos, environ))
+    return found
 
 
 def _devices(index: int, machine: Machine, faults: list[str]) -> list[AcceleratorInfo]:
-    """The GPU, or its slices if it is in MIG mode (none without any: such a GPU runs nothing)."""
+    """Return the GPU, or its slices if it is in MIG mode (none without any: such a GPU runs nothing)."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     whole = _device(index, handle, machine)
     if not _optional(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0]), 0):
@@ -99,7 +98,7 @@ def _device(index: int, handle: Any, machine: Machine) -> AcceleratorInfo:
 
 
 def _optional(read: Callable[[], _Value], unknown: _Value) -> _Value:
-    """What *read* gives, *unknown* where this device or driver does not have it."""
+    """Return the value that *read* returns, *unknown* if this device or driver lacks it."""
     try:
         return read()
     except pynvml.NVMLError:
@@ -110,8 +109,9 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _order_faults(infos: list[AcceleratorInfo], environ: Mapping[str, str], variable: str) -> list[str]:
-    """CUDA numbers the fastest device 0 unless told otherwise, NVML goes by bus: with mixed models they disagree."""
+def _order_faults(infos: list[AcceleratorInfo], environ: Mapping[str, str]) -> list[str]:
+    """Report mixed models addressed by index: CUDA numbers the fastest device 0 by default, NVML goes by bus."""
+    variable = "CUDA_VISIBLE_DEVICES"
     listed = [entry.strip() for entry in environ.get(variable, "").split(",")]
     by_index = any(entry.isdigit() for entry in listed)
     models = {info.model for info in infos if not info.parent_uuid}

@@ -16,8 +16,8 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.robots import robot_checks
 from rlinf_actors.hardware.robots.franka import Franka
 from rlinf_actors.hardware.robots.gim_arm import GimArm
-from rlinf_actors.hardware.robots.robot_checks import Machine, can_faults, faults_of, link_faults
-from rlinf_actors.hardware.robots.robot_config import Link
+from rlinf_actors.hardware.robots.robot_checks import CheckedMachine, can_faults, faults_of, link_faults
+from rlinf_actors.hardware.robots.robot_config import TcpPort
 from rlinf_actors.hardware.robots.turtle2 import Turtle2
 
 
@@ -45,7 +45,7 @@ def add_interface(sys_root: Path, name: str, kind: int = 280, flags: int = 0x1, 
 @pytest.fixture
 def machine(tmp_path):
     (tmp_path / "dev").mkdir()
-    return Machine(tmp_path / "sys", tmp_path / "dev", 5.0)
+    return CheckedMachine(tmp_path / "sys", tmp_path / "dev", 5.0)
 
 
 @pytest.fixture
@@ -64,11 +64,15 @@ def closed():
 
 class TestLinks:
     def test_who_listens_is_reached_and_who_refuses_is_there(self, listening, closed):
-        links = [Link("a", "127.0.0.1", listening), Link("b", "127.0.0.1", closed), Link("c", "localhost", listening)]
+        links = [
+            TcpPort("a", "127.0.0.1", listening),
+            TcpPort("b", "127.0.0.1", closed),
+            TcpPort("c", "localhost", listening),
+        ]
         assert link_faults(links, 5.0) == []
 
     def test_a_server_that_must_listen(self, closed):
-        (fault,) = link_faults([Link("left_arm_port", "127.0.0.1", closed, True)], 5.0)
+        (fault,) = link_faults([TcpPort("left_arm_port", "127.0.0.1", closed, True)], 5.0)
         assert fault.field == "left_arm_port"
         assert f"port {closed} refuses the connection: is the robot's server running?" in fault.text
 
@@ -81,7 +85,11 @@ class TestLinks:
             for filler in fillers:  # the backlog is full then: further SYNs are dropped
                 filler.setblocking(False)
                 filler.connect_ex(("127.0.0.1", port))
-            links = [Link("a", "127.0.0.1", port), Link("ok", "127.0.0.1", listening), Link("b", "127.0.0.1", port)]
+            links = [
+                TcpPort("a", "127.0.0.1", port),
+                TcpPort("ok", "127.0.0.1", listening),
+                TcpPort("b", "127.0.0.1", port),
+            ]
             faults = link_faults(links, 0.3)
             for filler in fillers:
                 filler.close()
@@ -89,7 +97,7 @@ class TestLinks:
         assert "does not answer within 0.3 s: is it switched on" in faults[0].text
 
     def test_an_address_that_no_way_leads_to(self):
-        (fault,) = link_faults([Link("robot_ip", "255.255.255.255", 1)], 5.0)
+        (fault,) = link_faults([TcpPort("robot_ip", "255.255.255.255", 1)], 5.0)
         assert "255.255.255.255 port 1 cannot be reached (" in fault.text
 
 

@@ -11,7 +11,7 @@ import rlinf_actors as ra
 from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.registry import hardware_classes, hardware_types, lookup, registered_types
-from rlinf_actors.hardware.robots.robot_config import Link, host_of
+from rlinf_actors.hardware.robots.robot_config import TcpPort, host_of
 
 TYPES = ("Franka", "DualFranka", "GimArm", "DOSW1", "Turtle2")
 
@@ -119,7 +119,7 @@ def test_a_robotiq_gripper_has_a_device_or_an_address():
         return ra.FrankaConfig(0, robot_ip="a", gripper_type="robotiq", gripper_connection=connection)
 
     assert arm("/dev/ttyUSB0").devices() == {"gripper_connection": "/dev/ttyUSB0"}
-    assert arm("10.0.0.7").links()[1] == Link("gripper_connection", "10.0.0.7", 502)
+    assert arm("10.0.0.7").links()[1] == TcpPort("gripper_connection", "10.0.0.7", 502)
     assert arm("10.0.0.7:99").links()[1].port == 99
     assert "Robotiq gripper needs" in arm(None).missing()["gripper_connection"]
 
