@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from rlinf_actors import forks
-from rlinf_actors.errors import ItemNotProcessedError, UsageError
+from rlinf_actors.errors import CallTimeoutError, ChannelClosedError, ItemNotProcessedError, UsageError
 from rlinf_actors.runtime.future import AsyncWork
 
 if TYPE_CHECKING:
@@ -204,6 +204,17 @@ class Take(Generic[T]):
             return self._pending.release()
         self._pending.fail("".join(traceback.format_exception_only(kind, error)).strip())
         return None
+
+
+def refusal(name: str, kind: str, what: str) -> Exception:
+    """Return the exception for a request *what* that the queue of channel *name* refused."""
+    if kind == "full":
+        return asyncio.QueueFull(f"channel {name!r} is full")
+    if kind == "empty":
+        return asyncio.QueueEmpty(f"channel {name!r} is empty")
+    if kind == "closed":
+        return ChannelClosedError(f"channel {name!r} was closed")
+    return CallTimeoutError(f"{what} was not done in its time")
 
 
 def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: str) -> ItemNotProcessedError:

@@ -18,12 +18,7 @@ from rlinf_actors.channel.key_encoding import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel
 from rlinf_actors.channel.queue import MAX_DELIVERIES
 from rlinf_actors.cluster.connect import worker_job
-from rlinf_actors.errors import (
-    ChannelClosedError,
-    ConnectionLostError,
-    SerializationError,
-    UsageError,
-)
+from rlinf_actors.errors import ChannelClosedError, ConnectionLostError, SerializationError, UsageError
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.wire.protocol import waiting
 
@@ -211,10 +206,11 @@ class Channel(ChannelViews[T]):
         """Append an item; wait while its key is full.
 
         Args:
-            item: any picklable object. weight: weight of the item in `get_batch`, 0 or more. key: of the FIFO: a str,
-            int, float, bool, bytes or None, or a tuple of them. async_op: return at once an AsyncWork that is done when
-            the queue has the item. Cancelling a task that awaits
-                the work does not cancel the put.
+            item: any picklable object.
+            weight: weight of the item in `get_batch`, 0 or more.
+            key: of the FIFO: a str, int, float, bool, bytes or None, or a tuple of them.
+            async_op: return at once an AsyncWork that is done when the queue has the item. Cancelling a task that
+                awaits the work does not cancel the put.
             timeout: seconds to wait; None for no limit.
 
         Raises:

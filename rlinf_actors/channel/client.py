@@ -6,7 +6,6 @@ here blocks: requests for a key whose replica is not known yet wait, in order, f
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import functools
 import threading
@@ -17,11 +16,10 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from rlinf_actors import forks
-from rlinf_actors.channel.backend import View, not_processed
+from rlinf_actors.channel.backend import View, not_processed, refusal
 from rlinf_actors.channel.key_encoding import key_of
 from rlinf_actors.channel.requests import FrameMaker, Get, PutWindow, Query, Request, RequestMaker, description
 from rlinf_actors.errors import (
-    CallTimeoutError,
     ChannelBrokenError,
     ChannelClosedError,
     ConnectionLostError,
@@ -230,20 +228,14 @@ class RemoteChannel(RequestMaker):
 
     def refusal(self, raised: frames.Raised, work: AsyncWork[Any], parts: Sequence[Buffer] = ()) -> Exception:
         """Return the exception for a refusal of the host."""
-        if raised.kind == "full":
-            return asyncio.QueueFull(f"channel {self._name!r} is full")
-        if raised.kind == "empty":
-            return asyncio.QueueEmpty(f"channel {self._name!r} is empty")
-        if raised.kind == "closed":
-            return ChannelClosedError(f"channel {self._name!r} was closed")
+        if raised.kind in ("full", "empty", "closed", "cancelled"):
+            return refusal(self._name, raised.kind, work._what)
         if raised.kind == "undeliverable":
             return not_processed(self._name, key_of(cast(Get, work).key), *_unpack(parts[0]))
         if raised.kind == "gone":
             return ConnectionLostError(
                 f"channel {self._name!r} was told meanwhile that this process had ended, or lost the connection to it"
             )
-        if raised.kind == "cancelled":
-            return CallTimeoutError(f"{work._what} was not done in its time")
         return RlinfActorsError(f"channel {self._name!r}: {raised.text}")
 
     def gone(self, error: Exception) -> Exception:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import itertools
 import threading
@@ -10,10 +9,17 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
-from rlinf_actors.channel.backend import PendingGet, PendingTake, ShownItem, UndeliverableItem, View, not_processed
+from rlinf_actors.channel.backend import (
+    PendingGet,
+    PendingTake,
+    ShownItem,
+    UndeliverableItem,
+    View,
+    not_processed,
+    refusal,
+)
 from rlinf_actors.channel.key_encoding import key_bytes, key_of
 from rlinf_actors.channel.queue import AcceptPut, ChannelQueue, Command, DeliverItems, QueuedItem, Ticket
-from rlinf_actors.errors import CallTimeoutError, ChannelClosedError
 from rlinf_actors.runtime.deadline_timers import timers
 from rlinf_actors.runtime.future import AsyncWork
 
@@ -67,7 +73,7 @@ class LocalChannel:
     def look(self, key: Hashable) -> AsyncWork[tuple[int, bool]]:
         where = key_bytes(key)
         with self._lock:
-            return self._known((self._queue.size(where), self._queue.full(where)))
+            return self.completed((self._queue.size(where), self._queue.full(where)))
 
     def show(self) -> AsyncWork[View]:
         queue = self._queue
@@ -79,7 +85,7 @@ class LocalChannel:
             (key, len(items), [ShownItem(i.value, 0, i.weight, i.again) for i in items[:_SHOWN_ITEMS]])
             for key, items, _ in rows
         ]
-        return self._known((closed, waiting, {key: dead for key, _, dead in rows if dead}))
+        return self.completed((closed, waiting, {key: dead for key, _, dead in rows if dead}))
 
     def undeliverable(self, key: Hashable, drain: bool) -> AsyncWork[list[UndeliverableItem[Any]]]:
         where, ticket = key_bytes(key), self._ticket()
@@ -90,11 +96,11 @@ class LocalChannel:
             return [*self._queue.drain(ticket, where), *self._queue.ack(ticket)] if drain else []
 
         self._do(look)
-        return self._known([UndeliverableItem(item.value, key, item.failed, *item.last_failure) for item in items])
+        return self.completed([UndeliverableItem(item.value, key, item.failed, *item.last_failure) for item in items])
 
     def close(self) -> AsyncWork[None]:
         self._do(self._queue.close)
-        return self._known(None)
+        return self.completed(None)
 
     # --- inside ---
 
@@ -107,7 +113,7 @@ class LocalChannel:
         self._limit(work, work.ticket, timeout)
         return work
 
-    def _known(self, value: T) -> AsyncWork[T]:
+    def completed(self, value: T) -> AsyncWork[T]:
         work: AsyncWork[T] = AsyncWork(f"a request to channel {self._name!r}")
         work.resolve(value)
         return work
@@ -115,11 +121,6 @@ class LocalChannel:
     def acknowledge(self, ticket: Ticket) -> None:
         """Remove the items of a delivery: user code has them, or has processed them."""
         self._do(lambda: self._queue.ack(ticket))
-
-    def release(self, ticket: Ticket) -> AsyncWork[None]:
-        """Acknowledge, and return a completed work."""
-        self.acknowledge(ticket)
-        return self._known(None)
 
     def fail(self, ticket: Ticket, how: str) -> None:
         """Return an item that was not processed."""
@@ -165,19 +166,11 @@ class LocalChannel:
                 work.resolve(None)
             elif isinstance(command, DeliverItems):
                 work.resolve(command.items)
+            elif command.item is not None:
+                item = command.item
+                work.reject(not_processed(self._name, cast(_Take, work).key, item.failed, *item.last_failure))
             else:
-                work.reject(self._refusal(command.why, work, command.item))
-
-    def _refusal(self, why: str, work: AsyncWork[Any], item: QueuedItem | None) -> Exception:
-        if item is not None:
-            return not_processed(self._name, cast(_Take, work).key, item.failed, *item.last_failure)
-        if why == "full":
-            return asyncio.QueueFull(f"channel {self._name!r} is full")
-        if why == "empty":
-            return asyncio.QueueEmpty(f"channel {self._name!r} is empty")
-        if why == "closed":
-            return ChannelClosedError(f"channel {self._name!r} was closed")
-        return CallTimeoutError(f"{work._what} was not done in its time")
+                work.reject(refusal(self._name, command.why, work._what))
 
     def _limit(self, work: AsyncWork[Any], ticket: Ticket, timeout: float | None) -> None:
         if timeout is None or work.done():
@@ -222,7 +215,8 @@ class _Take(_Get, PendingTake[Any]):
         """Do nothing: `release` acknowledges."""
 
     def release(self) -> AsyncWork[None]:
-        return self._channel.release(self.ticket)
+        self._channel.acknowledge(self.ticket)
+        return self._channel.completed(None)
 
     def fail(self, how: str, later: bool = False) -> None:
         if later:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import functools
 import threading
 import traceback
@@ -24,12 +25,7 @@ import msgspec
 from rlinf_actors.channel.backend import PendingGet, PendingTake, ShownItem, UndeliverableItem, View
 from rlinf_actors.channel.key_encoding import key_bytes, key_of
 from rlinf_actors.channel.queue import ERROR_CHARS
-from rlinf_actors.errors import (
-    CallTimeoutError,
-    ChannelClosedError,
-    ConnectionLostError,
-    ProtocolMismatchError,
-)
+from rlinf_actors.errors import CallTimeoutError, ChannelClosedError, ConnectionLostError, ProtocolMismatchError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.runtime.future import AsyncWork
@@ -69,9 +65,7 @@ class Put(AsyncWork[None]):
         self.weight = weight
         self.nowait = nowait
         self.parts = parts
-        self.nbytes = 0
-        for part in parts:
-            self.nbytes += len(part) if type(part) is bytes else memoryview(part).nbytes
+        self.nbytes = sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in parts)
         self.call = 0
         self.channel: RemoteChannel | None = None
 
@@ -83,7 +77,7 @@ class Put(AsyncWork[None]):
         channel.put_window.add(self)
 
     def reference(self) -> Callable[[], Put]:
-        """Return what keeps it while its host is not known: a put goes on if the caller drops it."""
+        """Return what keeps it while its host is not known: weak if dropping the work cancels the request."""
         return lambda: self
 
     def expire(self) -> None:
@@ -120,14 +114,12 @@ class Put(AsyncWork[None]):
             self.reject(error)
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _KeyPuts:
     """The puts of one key: the number that are sent and not answered, and those that wait."""
 
-    __slots__ = ("out", "waiting")
-
-    def __init__(self) -> None:
-        self.out = 0
-        self.waiting: collections.deque[Put] = collections.deque()
+    out: int = 0
+    waiting: collections.deque[Put] = dataclasses.field(default_factory=collections.deque)
 
 
 class PutWindow:
@@ -222,23 +214,20 @@ class Get(PendingGet[Any]):
         self.call = 0
 
     def reference(self) -> Callable[[], Get | None]:
-        """Return what keeps it while it waits: a get that the caller drops is cancelled."""
+        # weak: a get that the caller drops is cancelled
         return weakref.ref(self)
 
     def begin(self, channel: RemoteChannel, peer: Peer) -> None:
-        """Send it to *peer*, the host of its key."""
         self.channel, self.peer = channel, peer
         channel.ask(self, peer)
 
     def expire(self) -> None:
-        """End it, since its time is up. Loop thread."""
         if not self.call:
             self.reject(CallTimeoutError(f"{self._what} was not done in its time: the channel was not found yet"))
         else:
             self.peer.send(frames.ChannelCancel(self.call, False))
 
     def forget(self) -> None:
-        """Wait for its answer no more. Loop thread."""
         self._give_back(False)
 
     def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
@@ -323,11 +312,9 @@ class Query(AsyncWork[Any]):
         self._decode = decode
 
     def reference(self) -> Callable[[], Query]:
-        """Return what keeps it while it waits."""
         return lambda: self
 
     def begin(self, channel: RemoteChannel, peer: Peer) -> None:
-        """Send it to *peer*, the host of its key."""
         self.peer = peer
         channel.ask(self, peer)
 

@@ -1,4 +1,4 @@
-"""Who is meant, and the tree of a broadcast. Pure."""
+"""Addresses of workers as users give them, and the tree of a broadcast. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def address(group: Any, rank: Any) -> WorkerAddress:
         rank: its rank, or the path of ranks to a child.
 
     Raises:
-        TypeError: they are of another kind.
-        ValueError: a rank is below 0, or the path is longer than children go.
+        TypeError: the group is not a str, or the rank not an int or a path of ints.
+        ValueError: a rank is below 0, or the path is longer than any child's.
     """
     if type(group) is str and type(rank) is int and group and rank >= 0:
-        return _worker(group, rank)  # every message asks
+        return _cached_address(group, rank)  # the usual case: every message comes here
     if not isinstance(group, str) or not group:
         raise TypeError(f"the group is {group!r}; it must be the name of a group")
     path = tuple(_rank(part) for part in rank) if isinstance(rank, (list, tuple)) else (_rank(rank),)
@@ -37,14 +37,14 @@ def address(group: Any, rank: Any) -> WorkerAddress:
 
 
 @lru_cache(maxsize=4096)
-def _worker(group: str, rank: int) -> WorkerAddress:
+def _cached_address(group: str, rank: int) -> WorkerAddress:
     return WorkerAddress(group, rank)
 
 
 def addresses(groups: Any) -> list[WorkerAddress]:
-    """The members that ``groups=[(name, ranks), ...]`` names, in the order given, each once.
+    """Return the members that ``groups=[(name, ranks), ...]`` names, in the order given, each once.
 
-    *ranks* is a rank, a tuple that is the path to a child, or a list of these. Raises as `address`.
+    *ranks* is a rank, a tuple that is the path to a child, or a list of these. Raises as `address` does.
     """
     found: dict[WorkerAddress, None] = {}
     for entry in groups:
@@ -59,10 +59,10 @@ def addresses(groups: Any) -> list[WorkerAddress]:
 
 
 def source(src: Any, members: Sequence[WorkerAddress]) -> WorkerAddress:
-    """Who sends: *src* as an address, ``(name, rank)`` or ``"name:rank"``; by default the first member.
+    """Return the source of a broadcast: *src* is ``(name, rank)`` or ``"name:rank"``; None is the first member.
 
     Raises:
-        ValueError: it is not a member.
+        ValueError: the source is not a member.
     """
     if src is None:
         return members[0]
@@ -80,43 +80,43 @@ def source(src: Any, members: Sequence[WorkerAddress]) -> WorkerAddress:
 
 
 def in_order(members: Sequence[WorkerAddress], src: WorkerAddress) -> list[WorkerAddress]:
-    """The members, the source first: the same for all who name the same ones, in whatever order."""
+    """Return the members, the source first, in an order that does not depend on how the caller ordered them."""
     return [src, *sorted(set(members) - {src})]
 
 
 def tree(nodes: Sequence[int]) -> list[int]:
-    """From whom each member gets: the index of its parent, -1 for the source.
+    """Return the index of each member's parent, -1 for the source.
 
-    The first member of a node relays for it: it gives to the others there, who can be lent its memory. The relays form
-    a binary tree, so that no node is left by more than two copies. The same for all who have the same *nodes*.
+    The first member of a node is its relay: it forwards to the other members there, which can be lent its memory. The
+    relays form a binary tree, so that at most two copies leave each node. All members compute the same tree.
 
     Args:
-        nodes: of each member, the source first.
+        nodes: rank of the node of each member, the source first.
     """
     relays: dict[int, int] = {}
     for index, node in enumerate(nodes):
         relays.setdefault(node, index)
     parents = [relays[node] for node in nodes]
-    line = list(relays.values())
-    for place, relay in enumerate(line):
-        parents[relay] = line[(place - 1) // 2] if place else -1
+    heap = list(relays.values())
+    for place, relay in enumerate(heap):
+        parents[relay] = heap[(place - 1) // 2] if place else -1
     return parents
 
 
 def children(parents: Sequence[int], nodes: Sequence[int], index: int) -> list[int]:
-    """To whom member *index* gives, those of other nodes first: they have others to serve."""
+    """Return the children of member *index*, those on other nodes first, since they have children to serve."""
     found = [child for child, parent in enumerate(parents) if parent == index]
     return sorted(found, key=lambda child: nodes[child] == nodes[index])
 
 
 def stream_name(order: Sequence[WorkerAddress], ids: Sequence[str]) -> str:
-    """The stream of these members in these incarnations with this source."""
+    """Return the name of the stream of these members with this source; *ids* tell relaunched groups apart."""
     text = "\n".join(f"{member} {identity}" for member, identity in zip(order, ids, strict=True))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def check_rank(member: WorkerAddress, world_size: int) -> None:
-    """Raise PlacementError if the group has no such rank; of a child, its worker's rank counts."""
+    """Raise PlacementError if the group has no such rank. For a child the rank of its worker counts."""
     rank = member.rank_path[0]
     if not 0 <= rank < world_size:
         raise PlacementError(

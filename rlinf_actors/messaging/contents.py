@@ -1,4 +1,4 @@
-"""What a message holds: checked and made into parts in the sender, made into an object in the receiver."""
+"""The contents of a message: `encode` checks an object and makes its parts; the receiver decodes them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
 LARGE = SHARED_FROM
-"""Parts below this size are copied when they are sent; of larger ones the sender's own memory is read
-until the receiver holds them."""
+"""Bytes. Smaller parts are copied when they are sent; of larger ones the sender's own memory is read."""
 
 _FAILED = b"!"
-"""Begins what is sent instead of an object that could not be; no payload begins with it."""
+"""First byte of an error that is sent instead of an object; no payload begins with it."""
 
 
 def check_contiguous(value: Any, what: str = "object") -> None:
@@ -28,7 +27,7 @@ def check_contiguous(value: Any, what: str = "object") -> None:
     Deeper ones are made contiguous, as are those of call arguments.
 
     Raises:
-        ValueError: names the place.
+        ValueError: a tensor is not contiguous; names its place.
     """
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "Tensor"):
@@ -54,21 +53,21 @@ def _places(value: Any, what: str) -> Iterator[tuple[str, Any]]:
 
 
 def check_tensor(tensor: Any, what: str) -> None:
-    """Raises TypeError unless *tensor* is a dense torch tensor."""
+    """Raise TypeError unless *tensor* is a torch tensor."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{what} takes a torch.Tensor, not {type(tensor).__name__}; send() takes any object")
 
 
 def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None) -> tuple[list[Buffer], bool]:
-    """The parts of an object, or of (object, piggyback); and whether some of them are the sender's own memory.
+    """Return the parts of an object, or of (object, piggyback), and True if some are the sender's own memory.
 
     Args:
-        value, piggyback: what is sent.
-        taker: takes tensors out, which go by other ways.
+        value, piggyback: the object and the piggyback payload.
+        taker: detaches tensors that travel beside the message.
 
     Raises:
-        SerializationError: something in it cannot be pickled; names the path.
+        SerializationError: a part of the object cannot be pickled; names its path.
     """
     if piggyback is not None:
         parts = payload.encode((value, piggyback), "(object, piggyback_payload)", copy=None, taker=taker)
@@ -80,13 +79,13 @@ def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None
 
 
 def encode_failure(error: BaseException) -> tuple[list[Buffer], bool]:
-    """As `encode`, for who waits for an object that could not be sent; see `failure_in`."""
+    """Encode an error in place of an object that cannot be sent; `failure_in` decodes it. Returns as `encode`."""
     raised, parts = failure.encode(0, error)
     return copy_small([_FAILED + frames.encode(raised), *parts])
 
 
 def failure_in(parts: AuthenticatedParts, source: WorkerAddress, node: str) -> Exception | None:
-    """The WorkerError that *parts* are, with its original; None if they are an object. Unpickles."""
+    """Return the WorkerError in *parts*, None if they hold an object. Unpickles."""
     if not parts or bytes(parts[0][:1]) != _FAILED:
         return None
     raised = frames.decode(bytes(parts[0][1:]))
@@ -95,7 +94,7 @@ def failure_in(parts: AuthenticatedParts, source: WorkerAddress, node: str) -> E
 
 
 def copy_small(parts: Sequence[Buffer]) -> tuple[list[Buffer], bool]:
-    """Small parts copied, so that they may change at once; and whether there are others."""
+    """Return *parts* with the small ones copied, and True if there are larger ones."""
     kept: list[Buffer] = []
     large = False
     for part in parts:
@@ -110,7 +109,7 @@ def copy_small(parts: Sequence[Buffer]) -> tuple[list[Buffer], bool]:
 
 
 def size_of(parts: Sequence[Buffer]) -> int:
-    """Bytes in *parts*."""
+    """Return the number of bytes in *parts*."""
     return sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in parts)
 
 
@@ -118,7 +117,7 @@ def copy_into(target: Any, received: Any, sender: str) -> None:
     """Copy a received tensor into *target*.
 
     Raises:
-        TypeError: what was received is no tensor.
+        TypeError: the received object is not a tensor.
         ValueError: shape or dtype differ; *target* is unchanged.
     """
     import torch
@@ -130,10 +129,10 @@ def copy_into(target: Any, received: Any, sender: str) -> None:
             f"{sender} sent a tensor of shape {tuple(received.shape)} and {received.dtype}, and recv_tensor() was "
             f"given one of shape {tuple(target.shape)} and {target.dtype}"
         )
-    lazy = any(one.is_conj() or one.is_neg() for one in (target, received))  # whose memory holds something else
+    lazy = any(one.is_conj() or one.is_neg() for one in (target, received))  # their memory does not hold their values
     on_cpu = target.device.type == received.device.type == "cpu"
     if on_cpu and target.is_contiguous() and received.numel() and not lazy:
-        # torch would copy on several threads, which wait for one another where the cores are busy; others run meanwhile
+        # not torch's copy: it uses several threads, which wait for one another on busy cores; memmove frees the GIL
         source = received.contiguous()
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
         return

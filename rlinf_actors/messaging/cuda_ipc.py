@@ -1,18 +1,15 @@
-"""What CUDA's driver can do between processes, by ctypes: open another's device memory, name a device for good.
+"""Sharing of device memory between processes by CUDA IPC, and the accelerators of this worker.
 
-Not torch's own reductions: those count references in named shared memory, which a killed process leaves
-behind, and keep a dead receiver's memory for ever. Here the runtime knows who is gone.
+`Driver` calls libcuda by ctypes. torch's own reductions are not used: they count references in named shared memory,
+which a killed process leaves behind, and they keep the memory of a dead receiver for ever. Here the runtime knows which
+workers are gone.
 
-House rule: every call makes the device's primary context, which torch uses too, current on the thread
-first, and the one before it again afterwards.
+The sender keeps its tensors until the receiver releases them or is gone. Memory that a receiver drops goes to one
+thread, the keeper, which closes it when the device has finished its work: the thread that drops a tensor may have
+started kernels that still read it.
 
-Device memory handed from one worker to another on the same device: opened there, not copied.
-
-The sender keeps its tensors until the receiver says that it dropped them, or is gone. What is dropped
-goes to one thread, the keeper, which waits until the device has done what it was given and closes the
-memory: who drops a tensor may have kernels under way that read it.
-
-This worker's accelerators, as torch has them, and what its end of a path can be. Any thread; looked up once.
+House rule: every call makes the device's primary context, which torch uses too, current on the thread, and restores the
+context from before.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ _LAZY_PEER_ACCESS = 1
 
 
 class CudaError(RlinfActorsError):
-    """CUDA's driver refused something."""
+    """A call of CUDA's driver failed."""
 
 
 class _Handle(ctypes.Structure):
@@ -54,7 +51,7 @@ class Driver:
         library: the loaded library; default: libcuda.so.1.
 
     Raises:
-        OSError: there is none.
+        OSError: the library is not installed.
         CudaError: it does not start (no device, wrong version).
     """
 
@@ -66,7 +63,7 @@ class Driver:
         self._do("cuInit", 0)
 
     def uuid(self, index: int) -> str:
-        """The UUID of device *index* of this process, as 32 hexadecimal digits."""
+        """Return the UUID of device *index* of this process, as 32 hexadecimal digits."""
         device, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
         self._do("cuDeviceGet", ctypes.byref(device), index)
         name = "cuDeviceGetUuid_v2" if hasattr(self._cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
@@ -74,10 +71,10 @@ class Driver:
         return bytes(found).hex()
 
     def export(self, index: int, pointer: int) -> tuple[bytes, int]:
-        """The handle of the allocation that holds *pointer*, and the offset in it.
+        """Return the handle of the allocation that holds *pointer*, and the offset in the allocation.
 
         Raises:
-            CudaError: it cannot be exported: it is itself another process's, or of a virtual memory pool
+            CudaError: the allocation cannot be exported: it belongs to another process, or to a virtual memory pool
                 (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True).
         """
         base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
@@ -87,7 +84,7 @@ class Driver:
         return ctypes.string_at(ctypes.byref(handle), HANDLE_BYTES), pointer - base.value
 
     def open(self, index: int, handle: bytes) -> int:
-        """Where the allocation of another process is in this one. To be closed as often as it was opened."""
+        """Open an allocation of another process and return its address here. Close it as often as it was opened."""
         pointer, opened = ctypes.c_uint64(), _Handle()
         ctypes.memmove(ctypes.byref(opened), handle, HANDLE_BYTES)
         with self._current(index):
@@ -100,19 +97,19 @@ class Driver:
             self._do("cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
 
     def allocate(self, index: int, size: int) -> int:
-        """DeviceMemory that can be exported, of *size* bytes."""
+        """Allocate *size* bytes that can be exported; return their address."""
         pointer = ctypes.c_uint64()
         with self._current(index):
             self._do("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         return pointer.value
 
     def free(self, index: int, pointer: int) -> None:
-        """Give back what `allocate` gave."""
+        """Free memory of `allocate`."""
         with self._current(index):
             self._do("cuMemFree_v2", ctypes.c_uint64(pointer))
 
-    def drain(self, index: int) -> None:
-        """Wait until the device has done what it was given so far, by any stream of this process."""
+    def synchronize(self, index: int) -> None:
+        """Wait until the device has finished the work of all streams of this process."""
         with self._current(index):
             self._do("cuCtxSynchronize")
 
@@ -141,11 +138,11 @@ class Driver:
 
 
 class DeviceMemory:
-    """Device memory that is not torch's, for ``torch.as_tensor``: the tensor keeps this, and its end ends that.
+    """Device memory that is not torch's, for ``torch.as_tensor``; the tensor keeps this object.
 
     Args:
-        pointer, size: where it is, in bytes.
-        ended: called with nothing when the last tensor on it is gone; on any thread, with any lock held.
+        pointer, size: address, and size in bytes.
+        ended: called when the last tensor on it is gone; on any thread, with any lock held.
     """
 
     def __init__(self, pointer: int, size: int, ended: Any) -> None:
@@ -163,10 +160,10 @@ log = logging.getLogger(__name__)
 
 
 class MemoryLease:
-    """The receiver's right to a message's memory; its end is told to the sender, once all of it was closed.
+    """The receiver's lease of a message's memory. It ends when all of the memory was closed.
 
     Args:
-        ended: tells; called once, on any thread.
+        ended: tells the sender; called once, on any thread.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
@@ -177,10 +174,10 @@ class MemoryLease:
 
 
 def export(driver: Driver, tensor: Any) -> tuple[bytes, int, Any]:
-    """A contiguous tensor as (handle, offset, what is to be kept until it is released).
+    """Export a contiguous tensor; return its handle, its offset, and what to keep until the receiver releases it.
 
-    One that cannot be exported as it is (another worker's, or of an expandable segment) is copied on the
-    device, on the current stream, into memory that can.
+    Memory that cannot be exported (another worker's, or of an expandable segment) is copied on the device, on the
+    current stream, into memory that can.
     """
     import torch
 
@@ -199,10 +196,10 @@ def export(driver: Driver, tensor: Any) -> tuple[bytes, int, Any]:
 
 
 def opened(driver: Driver, index: int, handle: bytes, offset: int, size: int, lease: MemoryLease) -> Any:
-    """Another process's memory as a uint8 tensor of *size* elements on device *index*.
+    """Open another process's memory as a uint8 tensor of *size* elements on device *index*.
 
     Raises:
-        CudaError: it cannot be opened: its owner is gone, or may not be seen from here.
+        CudaError: it cannot be opened: its owner is gone, or in another container.
     """
     import torch
 
@@ -215,7 +212,7 @@ def opened(driver: Driver, index: int, handle: bytes, offset: int, size: int, le
 
 
 def event(index: int) -> Any:
-    """A CUDA event, to be opened elsewhere, of what the current stream of device *index* was given so far."""
+    """Return a CUDA event, which other processes can open, after the work of the current stream of device *index*."""
     import torch
 
     kind: Any = torch.cuda.Event
@@ -225,19 +222,19 @@ def event(index: int) -> Any:
 
 
 def wait_for(index: int, handle: bytes) -> None:
-    """Let the current stream of device *index* wait for another process's event; the thread does not."""
+    """Make the current stream of device *index* wait for another process's event; the thread does not wait."""
     import torch
 
     kind: Any = torch.cuda.Event
-    theirs = kind.from_ipc_handle(torch.device("cuda", index), handle)
-    theirs.wait(torch.cuda.current_stream(index))
+    remote = kind.from_ipc_handle(torch.device("cuda", index), handle)
+    remote.wait(torch.cuda.current_stream(index))
 
 
 class IpcProbe:
-    """A little device memory and an event, for a receiver to try to open; in a container, say, it may not.
+    """A little device memory and an event that a receiver tries to open; containers may prevent it.
 
     Raises:
-        CudaError, RuntimeError: they cannot be made, or not be exported.
+        CudaError, RuntimeError: they cannot be made or exported.
     """
 
     def __init__(self, driver: Driver, index: int) -> None:
@@ -252,13 +249,13 @@ class IpcProbe:
             raise
 
     def close(self) -> None:
-        """It was tried, or will not be. Does not wait."""
+        """Free the memory. Does not wait."""
         driver, (index, pointer) = self._driver, self._memory
         _keeper().put((driver, index, lambda: driver.free(index, pointer), None))
 
 
 def can_open(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> bool:
-    """Whether a `IpcProbe` of another process can be opened here."""
+    """True if an `IpcProbe` of another process can be opened here."""
     try:
         driver.close(index, driver.open(index, memory))
         wait_for(index, event_handle)
@@ -270,7 +267,7 @@ def can_open(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> 
 
 @lru_cache(maxsize=1)
 def _keeper() -> queue.SimpleQueue[Any]:
-    """Where what was dropped goes: (driver, index, how to close it, its lease). Put from finalizers."""
+    """Return the keeper's queue of (driver, index, function that closes the memory, lease). Finalizers put there."""
     dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
     exhaustion.start(threading.Thread(target=_keep, args=(dropped,), name="rlinf-actors-ipc-keeper", daemon=True))
     return dropped
@@ -280,32 +277,32 @@ def _keep(dropped: queue.SimpleQueue[Any]) -> None:
     while True:
         driver, index, close, lease = dropped.get()
         try:
-            driver.drain(index)
+            driver.synchronize(index)
             close()
         except CudaError as error:
             log.warning("device memory of another worker could not be closed: %s", error)
-        del close, lease  # now the sender is told
+        del close, lease  # the end of the lease tells the sender
 
 
 class Devices:
     """Accelerators of one worker.
 
     Args:
-        environ: of the worker: ACCELERATOR_TYPE, ISOLATE_ACCELERATOR and LOCAL_RANK say which are its own.
+        environ: of the worker: ACCELERATOR_TYPE, ISOLATE_ACCELERATOR and LOCAL_RANK name its own.
 
     Attributes:
-        kind: torch's type of them; "cpu" without.
-        ccl: torch.distributed's back-end for them, "" without.
-        own: UUID to index of the worker's own; where a UUID is not known, its number on the node stands for it.
-        seen: the same of all that the process sees.
-        home: index of the one that tensors arrive on, None without.
-        backends: of torch.distributed here.
-        driver: CUDA's, None where device memory cannot be shared between processes.
+        kind: torch's device type; "cpu" without accelerators.
+        ccl: torch.distributed's back-end for them; "" without accelerators.
+        own: UUID to index of the worker's own; without a known UUID, its kind and number on the node stand for it.
+        seen: the same of all accelerators that the process sees.
+        home: index of the accelerator that tensors arrive on; None without accelerators.
+        backends: of torch.distributed in this process.
+        driver: CUDA's; None where device memory cannot be shared between processes.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.accelerator = AcceleratorType.named(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
-        # a type that no package has registered here is one that torch has no device of
+        # torch has no devices of a type that no package here has registered
         facts = ACCELERATOR_TABLE.get(self.accelerator, ACCELERATOR_TABLE[AcceleratorType.NO_ACCEL])
         self.kind, self.ccl = facts.torch_device_type, facts.ccl
         self.seen: dict[str, int] = {}
@@ -329,7 +326,7 @@ class Devices:
         self.home = first
 
     def uuid(self, index: int) -> str:
-        """UUID of a device that this process sees, "" of one that is not the kind of this worker's."""
+        """Return the UUID of a device that this process sees, "" for a device of another kind."""
         return next((uuid for uuid, known in self.seen.items() if known == index), "")
 
 
@@ -345,15 +342,11 @@ def _driver() -> Driver | None:
     try:
         return Driver()
     except (OSError, CudaError):
-        return None  # torch has found devices: they are there, and cannot be shared
+        return None  # torch finds devices, but their memory cannot be shared
 
 
 class LazyDevices:
-    """`Devices` of this process, made when they are first asked for: that may load torch and start CUDA.
-
-    Args:
-        environ: see Devices.
-    """
+    """The `Devices` of this process, made on first use, which may load torch and start CUDA."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -361,7 +354,7 @@ class LazyDevices:
         self._made: Devices | None = None
 
     def get(self) -> Devices:
-        """The devices. Takes a second the first time; not on the loop's thread."""
+        """Return the devices. The first call takes a second; never on the loop's thread."""
         with self._lock:
             if self._made is None:
                 self._made = Devices(self._environ)

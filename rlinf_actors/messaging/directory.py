@@ -1,4 +1,7 @@
-"""Workers, and children of workers, by address. What is asked during a look-up waits in order, and no thread does."""
+"""WorkerDirectory: finds workers, and children of workers, by address.
+
+Requests made during a look-up wait in order; no thread blocks.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +26,23 @@ from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 
 REMEMBERED = 64
-"""Ended groups that a worker remembers, should the head have forgotten them; each keeps its peers."""
+"""Ended groups that a worker remembers in case the head has forgotten them; each keeps its peers."""
 
 Found = Callable[[Union[RemoteGroup, Exception]], None]
 
 
 class WorkerDirectory:
-    """Any thread.
+    """The groups that one worker exchanges messages with. Any thread.
 
-    A group that has ended is found too, as long as the head or this worker remembers it: all its peers have errors
-    that say how they ended. Only a name that nobody knows is a GroupNotFoundError.
+    An ended group is found too while the head or this worker remembers it: its peers have errors that say how they
+    ended. A name that neither of them knows is a GroupNotFoundError.
 
     Args:
         runtime: of this worker.
         connect: waits until the runtime is in session with the head; runs on the loop.
 
     Attributes:
-        children: children of workers that this one talks to.
+        children: the children of workers that this worker exchanges messages with.
     """
 
     def __init__(self, runtime: Runtime, connect: Callable[[], Awaitable[Runtime]]) -> None:
@@ -51,7 +54,7 @@ class WorkerDirectory:
         self.children = child_peers.ChildPeers(runtime)
 
     def peer(self, member: WorkerAddress, found: child_peers.Found) -> None:
-        """Call *found* with the member's peer, or with what went wrong; as `group`."""
+        """Call *found* with the member's peer or with an error, as `group` does."""
 
         def in_group(group: RemoteGroup | Exception) -> None:
             if isinstance(group, Exception):
@@ -71,9 +74,9 @@ class WorkerDirectory:
         self.group(member.root_group_name, in_group)
 
     def group(self, name: str, found: Found) -> None:
-        """Call *found* with the group, or with what went wrong: at once if it is known, else on the loop's thread.
+        """Call *found* with the group or with an error: at once if the group is known, else on the loop's thread.
 
-        What is asked for one name is answered in the order asked. *found* must not raise.
+        Requests for one name are answered in order. *found* must not raise.
         """
         with self._lock:
             waiting = self._waiting.get(name)
@@ -97,7 +100,7 @@ class WorkerDirectory:
             outcome = await runtime.groups.find(runtime.namespace, name, ended=True)
         except GroupNotFoundError:
             outcome = self._forgotten(name)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it reaches those who wait
+        except Exception as error:  # noqa: BLE001 - it reaches every waiter
             outcome = error
         while True:
             with self._lock:
@@ -113,13 +116,13 @@ class WorkerDirectory:
     def _remember(self, name: str, group: RemoteGroup) -> None:
         """Called with the lock held."""
         self._groups.pop(name, None)
-        self._groups[name] = group  # the last
+        self._groups[name] = group  # now the newest
         ended = [name for name, group in self._groups.items() if not _alive(group)]
         for old in ended[: max(0, len(ended) - REMEMBERED)]:
             del self._groups[old]
 
     def _forgotten(self, name: str) -> RemoteGroup | GroupNotFoundError:
-        """The head knows nothing of it (any more); do we?"""
+        """Return the group if this worker remembers it, an error if not: the head does not know it (any more)."""
         with self._lock:
             before = self._groups.get(name)
         if before is not None:
@@ -136,9 +139,9 @@ def _alive(group: RemoteGroup) -> bool:
 
 
 def peer_gone_error(peer: Peer, error: BaseException, what: str) -> Exception:
-    """The error of an operation whose other end is gone. A new one for each: tracebacks are kept in them."""
+    """Return the error of the operation *what*, whose peer is gone. A new one for each: it keeps a traceback."""
     if isinstance(error, (AuthenticationError, ProtocolMismatchError)):
-        return prefixed(error, what)  # it lives, and refused us
+        return prefixed(error, what)  # the peer lives, and refused this worker
     if isinstance(error, PeerDiedError):
         died = PeerDiedError(f"{what}: {error}", peer=error.peer)
     else:
@@ -148,7 +151,7 @@ def peer_gone_error(peer: Peer, error: BaseException, what: str) -> Exception:
 
 
 def prefixed(error: Exception, what: str) -> Exception:
-    """The same error, a new one, with the operation that it ended in front of its message."""
+    """Return a copy of *error* whose text begins with the operation *what*."""
     same = copy.copy(error)
     same.args = (f"{what}: {error}",)
     same.__cause__ = error.__cause__

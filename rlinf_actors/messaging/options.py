@@ -1,4 +1,4 @@
-"""How a collective is to be run on accelerators."""
+"""CollectiveGroupOptions: options of the process groups that carry tensors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from dataclasses import dataclass
 class CollectiveGroupOptions:
     """Options of a message or broadcast; the names are RLinf's.
 
-    They concern tensors that go through a CCL (the path "lane", see ``rlinf-actors paths``): the sender's are
-    used, and lanes with other options are others. For what goes another way they are kept, and change nothing;
-    so are those that the accelerator's CCL has not (its row in model/accelerator_table.py says which it has).
+    They apply to tensors that travel through a collective communication library (CCL; the path "lane", see
+    ``rlinf-actors paths``). The sender's options are used, and messages with other options use another lane. On other
+    paths the options change nothing, and neither do options that the accelerator's CCL does not have
+    (model/accelerator_table.py lists them).
 
     Attributes:
-        accel_cluster_size: size of a cluster of thread blocks (NCCL's ``cgaClusterSize``), None for the default.
-        accel_max_ctas: most thread blocks per kernel (``maxCTAs``), None for the default.
-        accel_min_ctas: fewest thread blocks per kernel (``minCTAs``), None for the default.
-        is_high_priority_stream: whether kernels run on a stream of high priority.
-        use_ring_broadcast: kept; a broadcast goes down its tree.
+        accel_cluster_size: size of a cluster of thread blocks (NCCL's ``cgaClusterSize``); None for the default.
+        accel_max_ctas: most thread blocks per kernel (``maxCTAs``); None for the default.
+        accel_min_ctas: fewest thread blocks per kernel (``minCTAs``); None for the default.
+        is_high_priority_stream: True to run kernels on a stream of high priority.
+        use_ring_broadcast: accepted and ignored: a broadcast always goes down a tree.
     """
 
     accel_cluster_size: int | None = None

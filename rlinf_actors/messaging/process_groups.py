@@ -1,9 +1,9 @@
-"""Process groups made directly on a store. torch's default group, the user's, is never touched.
+"""Process groups of torch.distributed, made directly on a store; torch's default group is the user's and never touched.
 
-A store is a TCPStore that listens on one given address: torch binds it on all of them otherwise.
-Its owner keeps it apart from the client that the group uses, so that dropping it ends whoever waits
-for a key of it. TCPStore asks nobody who he is: a group has a name that only members of its job can know, so that who
-reaches the port of another's store, or of one that was there before, finds nothing; see docs/explanation/security.md.
+A store is a TCPStore that listens on one given address, where torch would listen on all. The owner of the store keeps
+the server apart from the client that the group uses, so that dropping the server ends every wait for one of its keys.
+TCPStore does not authenticate: the name of a group is known to members of its job only, so that a process that reaches
+the port of another job's store finds no keys; see docs/explanation/security.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SENDER, RECEIVER = 0, 1
 DATA, POSTED, SENT, ARRIVED = range(4)
 """Tags."""
 CONNECT_S = 10.0
-"""How long torch may try to reach a store, which listens before anybody hears of it: one that is gone is tried too."""
+"""Seconds for torch to reach a store. Only a store that is gone takes long: it listens before its address is sent."""
 LOOPBACK = "127.0.0.1"
 GROUP = "rlinf-actors"
 
@@ -35,11 +35,11 @@ class GroupStore:
     """A TCPStore served by this process.
 
     Args:
-        ip: address to listen on, which is also the one others are told.
+        ip: address to listen on, also the one in `endpoint`.
         timeout_s: how long a client waits for a key.
 
     Attributes:
-        endpoint: ``IP:PORT``, for `Client`.
+        endpoint: ``IP:PORT``, for `join`.
 
     Raises:
         OSError: *ip* is not an address of this machine.
@@ -58,19 +58,19 @@ class GroupStore:
                 True,
                 timeout=datetime.timedelta(seconds=timeout_s),
                 wait_for_workers=False,
-                master_listen_fd=listener.detach(),  # its own now
+                master_listen_fd=listener.detach(),  # the store owns it now
             )
 
     def close(self) -> None:
-        """Stop serving: who waits for a key gets an error. Any thread; twice is fine."""
+        """Stop serving; clients that wait for a key get an error. Any thread; twice is fine."""
         self._server = None
 
 
 def join(endpoint: str, timeout_s: float) -> Any:
-    """A client of the store at *endpoint* (``IP:PORT``).
+    """Return a client of the store at *endpoint* (``IP:PORT``).
 
     Raises:
-        RuntimeError: nobody serves there.
+        RuntimeError: no store serves there.
     """
     ip, _, port = endpoint.rpartition(":")
     patience = datetime.timedelta(seconds=min(CONNECT_S, timeout_s))
@@ -86,10 +86,10 @@ def _distributed() -> Any:
 
 
 def backends(plugin: str = "") -> list[str]:
-    """The back-ends that torch.distributed has here, as names of the accelerator table; [] without torch.
+    """Return the back-ends of torch.distributed in this process, as named in the accelerator table; [] without torch.
 
     Args:
-        plugin: module that registers one, where the accelerator's row names such a module; it need not be installed.
+        plugin: module that registers a back-end; it need not be installed.
     """
     try:
         dist = _distributed()
@@ -115,28 +115,28 @@ def make(
     options: CollectiveGroupOptions | None = None,
     name: str = GROUP,
 ) -> Any:
-    """A process group of *size* members; blocks until what its back-end needs of the others is there.
+    """Make a process group of *size* members; blocks until the other members have done their part.
 
     Args:
         backend: gloo, nccl or one that a vendor's package has registered.
         store: a client of the group's store.
-        rank: of this process in it.
+        rank: of this process in the group.
         size: number of members.
-        timeout_s: of its operations.
+        timeout_s: of the group's operations.
         ip: this process's address, for gloo's sockets where GLOO_SOCKET_IFNAME names no interface.
-        options: how the CCL is to run.
-        name: that all members have in common; begins each key in the store.
+        options: of the CCL.
+        name: common to all members; prefix of each key in the store.
 
     Raises:
-        RuntimeError: torch cannot make it.
-        ValueError: an option is asked for that this version of the CCL does not have.
+        RuntimeError: torch cannot make the group.
+        ValueError: this version of the CCL does not have an option that is set.
     """
     timeout = datetime.timedelta(seconds=timeout_s)
     prefixed = _distributed().PrefixStore(name, store)
     if backend == "gloo":
         return _gloo(prefixed, rank, size, timeout, ip)
     facts = group_facts(backend)
-    # nothing to guard without variables: making a group may block, and others must not wait for that
+    # `overridden` takes a lock, and making a group may block: not without need
     with overridden(facts.variables) if facts.variables else contextlib.nullcontext():
         made = group_options(backend, options or CollectiveGroupOptions(), timeout)
         plugin = _distributed().Backend._plugins.get(backend.upper())
@@ -148,11 +148,11 @@ def make(
 
 
 def _extended(store: Any, name: str, rank: int, size: int, timeout: datetime.timedelta) -> Any:
-    """What torch hands to a back-end that was registered with ``extended_api=True``."""
-    told = _distributed().distributed_c10d._DistributedBackendOptions()
-    told.store, told.group_rank, told.group_size, told.timeout = store, rank, size, timeout
-    told.group_id, told.global_ranks_in_group = name, list(range(size))
-    return told
+    """Return the argument that torch passes to a back-end registered with ``extended_api=True``."""
+    given = _distributed().distributed_c10d._DistributedBackendOptions()
+    given.store, given.group_rank, given.group_size, given.timeout = store, rank, size, timeout
+    given.group_id, given.global_ranks_in_group = name, list(range(size))
+    return given
 
 
 def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta, ip: str) -> Any:
@@ -160,7 +160,7 @@ def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta, ip: str
     options = kind._Options()
     options._timeout = timeout
     interfaces = [name for name in os.environ.get(GLOO_NIC_VARIABLE, "").split(",") if name]
-    if ip == LOOPBACK or not interfaces or interfaces == [interface_of(ip)]:  # gloo takes an interface's first address
+    if ip == LOOPBACK or not interfaces or interfaces == [interface_of(ip)]:  # by its name gloo takes the first address
         options._devices = [kind.create_device(hostname=ip)]
     else:
         options._devices = [kind.create_device(interface=name) for name in interfaces]
@@ -168,15 +168,15 @@ def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta, ip: str
 
 
 def group_options(backend: str, options: CollectiveGroupOptions, timeout: datetime.timedelta | None = None) -> Any:
-    """*options* as the options object of *backend*'s process group; None where it takes none.
+    """Return *options* as the options object of *backend*'s process group; None if it takes none.
 
     Args:
-        backend: the CCL's name in the accelerator table, whose row says what becomes what.
-        options: what is wanted; fields that the row does not name change nothing.
+        backend: name of the CCL in the accelerator table, whose row maps fields to options of the CCL.
+        options: fields that the row does not name change nothing.
         timeout: of the group's operations.
 
     Raises:
-        ValueError: this version of the CCL, or of its torch, has no such option.
+        ValueError: this version of the CCL, or of torch, does not have an option that is set.
     """
     facts = group_facts(backend)
     if not facts.process_group:
@@ -204,17 +204,17 @@ def _class(path: str) -> Any:
 
 
 def abort(group: Any) -> None:
-    """End what the group is doing, as far as its back-end can. Any thread."""
+    """Abort the group's operations, as far as its back-end can. Any thread."""
     for name in ("abort", "_abort"):
         method = getattr(group, name, None)
         if method is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # it has failed by itself
                 method()
             return
 
 
 class Wire:
-    """A group of two, in one direction: rank 0 sends, rank 1 receives. What goes are bytes (uint8 tensors).
+    """A process group of two, in one direction: rank 0 sends uint8 tensors, rank 1 receives them.
 
     Args:
         group: of a CCL.
@@ -224,22 +224,22 @@ class Wire:
         self.group = group
 
     def send(self, tensors: Sequence[Any]) -> None:
-        """Let the current stream send."""
+        """Send by the current stream."""
         for tensor in tensors:
             self.group.send([tensor], RECEIVER, DATA).wait()
 
     def recv(self, buffers: Sequence[Any]) -> None:
-        """Let the current stream receive into *buffers*, of the sizes that are sent."""
+        """Receive by the current stream into *buffers*, which have the sizes that are sent."""
         for buffer in buffers:
             self.group.recv([buffer], SENDER, DATA).wait()
 
 
 class GlooWire(Wire):
-    """The same with gloo: it blocks, until all is there.
+    """A Wire by gloo, which blocks until the transfer is complete.
 
-    gloo does not tell of a transfer that the other side's end has cut in two; it does of a receive that has
-    not begun. So each side waits for a byte that follows the transfer. The first byte says that all
-    receives are posted: then what is sent arrives in the order of the calls.
+    gloo does not report the other side's end in the middle of a transfer, but it does report it to a receive that has
+    not begun. So each side waits for a byte that follows the transfer. The first byte says that all receives are
+    posted: then the tensors arrive in the order of the calls.
     """
 
     def __init__(self, group: Any) -> None:
@@ -250,7 +250,7 @@ class GlooWire(Wire):
         self._last: Any = None
 
     def send(self, tensors: Sequence[Any]) -> None:
-        """Send, and wait until all has arrived."""
+        """Send, and wait until everything has arrived."""
         posted, arrived = (self.group.recv([self._bytes[tag]], RECEIVER, tag) for tag in (POSTED, ARRIVED))
         posted.wait()
         works = [self.group.send([tensor], RECEIVER, DATA) for tensor in tensors]
@@ -260,10 +260,10 @@ class GlooWire(Wire):
             work.wait()
 
     def recv(self, buffers: Sequence[Any]) -> None:
-        """Receive, and wait until all is there."""
+        """Receive, and wait until everything is here."""
         sent = self.group.recv([self._bytes[SENT]], SENDER, SENT)
         works = [self.group.recv([buffer], SENDER, DATA) for buffer in buffers]
-        # these two are not waited for: the other side's end would not be told
+        # POSTED and ARRIVED are not waited for: gloo would not report the other side's end to these waits
         first = self.group.send([self._bytes[POSTED]], SENDER, POSTED)
         sent.wait()
         for work in works:
@@ -281,7 +281,7 @@ def wire(
     options: CollectiveGroupOptions,
     name: str = GROUP,
 ) -> Wire:
-    """One end of a wire; as `make`."""
+    """Make one end of a wire, with the arguments of `make`."""
     group = make(backend, store, rank, 2, timeout_s=timeout_s, ip=ip, options=options, name=name)
     return GlooWire(group) if backend == "gloo" else Wire(group)
 
@@ -289,13 +289,13 @@ def wire(
 def advertised_ip(
     same_node: bool, node_ip: str, devices: str | None, interfaces: Mapping[str, str], interface: str = ""
 ) -> str:
-    """The address on which a store listens and of which others are told.
+    """Return the address on which a store listens, and which is sent to the other worker.
 
     Args:
-        same_node: whether all who need it are on this node.
+        same_node: True if both workers are on this node.
         node_ip: the node's address.
-        devices: RLINF_COMM_NET_DEVICES, names of interfaces; the first one that has an address is taken.
-        interfaces: name to first address of those of this node.
+        devices: RLINF_COMM_NET_DEVICES, names of interfaces; the first one that has an address is used.
+        interfaces: name to first address of this node's interfaces.
         interface: the one that holds *node_ip*, "" for none.
     """
     if same_node:

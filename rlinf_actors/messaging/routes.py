@@ -1,7 +1,7 @@
-"""How a buffer travels between two workers: one table, that a user can print and override. Pure.
+"""The paths by which a buffer travels between two workers: one table, which users can print and override. Pure.
 
-The first row that fits decides. RLINF_ACTORS_PATHS (read where the sender runs) names another path for
-a kind; it is taken by every pair for which it is possible.
+The first row that fits decides. RLINF_ACTORS_PATHS, read in the sender, names another path for a kind of buffer; it is
+used for every pair of workers for which it is possible.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MEANING: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """What the choice looks at: a sender and a receiver.
+    """A sender and a receiver, as far as the choice depends on them.
 
     Attributes:
-        same_process: a worker and itself.
-        same_node: processes that can use each other's sockets, pids and shared memory.
-        same_device: the buffer is on a device that is the receiver's too.
+        same_process: they are the same worker.
+        same_node: they can use each other's sockets, pids and shared memory.
+        same_device: the buffer is on a device that the receiver uses too.
         ccl: both have the collective library for the buffer: the accelerator's, or gloo for the CPU.
-        shared: the receiver can open the memory: the sender's shared memory, or the device's by CUDA IPC.
+        shared: the receiver can open the memory: the sender's shared memory, or device memory by CUDA IPC.
     """
 
     same_process: bool = False
@@ -44,7 +44,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; None stands for either."""
+    """One row of the table; None fits both values."""
 
     kind: str
     path: str
@@ -55,7 +55,7 @@ class Row:
     shared: bool | None = None
 
     def fits(self, kind: str, pair: Pair) -> bool:
-        """Whether this line is for such a buffer between such a pair."""
+        """True if the row is for a buffer of *kind* between *pair*."""
         return kind == self.kind and all(getattr(self, column) in (None, getattr(pair, column)) for column in COLUMNS)
 
 
@@ -73,11 +73,11 @@ TABLE: tuple[Row, ...] = (
 
 
 def choose(kind: str, pair: Pair, overrides: Mapping[str, str]) -> str:
-    """The path of a buffer.
+    """Return the path of a buffer.
 
     Args:
         kind: SMALL (below 128 KiB, on the CPU), CPU or ACCELERATOR.
-        pair: who sends to whom.
+        pair: the sender and the receiver.
         overrides: kind to path, as in Settings.paths.
     """
     wanted = overrides.get(kind)
@@ -87,17 +87,17 @@ def choose(kind: str, pair: Pair, overrides: Mapping[str, str]) -> str:
 
 
 def _possible(path: str, pair: Pair) -> bool:
-    # a CCL does not accept one device twice, and nobody waits for himself
+    # a CCL does not accept one device twice, and a worker cannot wait for itself
     return path != LANE or (pair.ccl and not pair.same_device and not pair.same_process)
 
 
 def lines(overrides: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """The table as text, with *overrides* above the rows they go before: kind, a cell a column, path, meaning."""
+    """Return the table as text, each override above the rows it precedes: kind, the columns, path, meaning."""
     found: list[tuple[str, ...]] = []
-    told: set[str] = set()
+    shown: set[str] = set()
     for row in TABLE:
-        if row.kind in overrides and row.kind not in told:
-            told.add(row.kind)
+        if row.kind in overrides and row.kind not in shown:
+            shown.add(row.kind)
             path = overrides[row.kind]
             lane = Row(row.kind, path, same_process=False, same_device=False, ccl=True)
             found.append(_line(lane if path == LANE else Row(row.kind, path), " (RLINF_ACTORS_PATHS)"))

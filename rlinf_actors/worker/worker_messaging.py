@@ -1,6 +1,7 @@
-"""The part of Worker that talks to other workers.
+"""The part of Worker that exchanges messages with other workers and makes channels; mixed into Worker.
 
-A worker's channels: `Worker.create_channel` and `connect_channel`.
+The methods run on the caller's thread, and pickle and unpickle there. See messaging.messenger for how a message
+travels.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from rlinf_actors.channel.channel import Channel
     from rlinf_actors.messaging.messenger import Messenger
     from rlinf_actors.model.address import WorkerAddress
-    from rlinf_actors.runtime.future import AsyncWork
     from rlinf_actors.worker.context import WorkerContext
 
 T = TypeVar("T")
@@ -34,9 +34,9 @@ Rank: TypeAlias = "int | Sequence[int]"
 class Messaging:
     """Messages between workers; mixed into Worker.
 
-    Every method may be called from any thread and from a coroutine. With ``async_op=True`` it returns an
-    AsyncWork at once, to be awaited or waited for; without, it blocks the calling thread: in a class with
-    ``async def`` that stops the other coroutines, though not the messages.
+    Any thread and any coroutine may call the methods. With ``async_op=True`` a method returns at once an AsyncWork, to
+    await or to wait for. Without, it blocks the calling thread. In a class with ``async def`` methods that stops the
+    other coroutines of the worker, but messages still arrive.
     """
 
     _context: WorkerContext | None
@@ -84,33 +84,36 @@ class Messaging:
         options: Options = None,
         piggyback_payload: Any = None,
     ) -> AsyncWork[None] | None:
-        """Send an object to a worker of this job; what one worker sends another arrives in order.
+        """Send an object to a worker of this job. Messages from one worker to another arrive in order.
 
-        It returns when the receiver's runtime holds the object, or earlier if all of it was copied; the
-        object may then be changed. While more bytes are on their way to that worker than the window
-        (RLINF_ACTORS_SEND_WINDOW, 64 MiB by default) holds, it waits for the receiver to receive. With
-        ``async_op=True`` tensors and arrays must not change before the work has ended.
+        The send is done when the receiver's runtime holds the object, or earlier if all of it was copied. Then the
+        object may change. With ``async_op=True`` tensors and arrays must not change before the work is done. While the
+        bytes on their way to the receiver exceed the window (RLINF_ACTORS_SEND_WINDOW, 64 MiB by default), the send
+        waits until the receiver receives.
 
         Args:
-            object: anything that pickles; tensors, arrays and buffers in it travel as raw memory.
+            object: any picklable object; tensors, arrays and buffers in it travel as raw memory.
             dst_group_name: group of the receiver.
-            dst_rank: its rank; the path of ranks to a child of a worker, ``(0, 1)`` for group:0:1.
-            async_op: return an AsyncWork.
-            options: for tensors on an accelerator that go by a collective library.
+            dst_rank: rank of the receiver, or the path of ranks to a child of a worker: ``(0, 1)`` for group:0:1.
+            async_op: return an AsyncWork. Cancelling a task that awaits it does not cancel the send.
+            options: for tensors on an accelerator that travel by a collective library.
             piggyback_payload: if not None, the receiver gets ``(object, piggyback_payload)``.
 
+        Returns:
+            None, or the AsyncWork of the send.
+
         Raises:
-            ValueError: a tensor at top level, in a list, dict or dataclass is not contiguous; nothing was sent.
-            SerializationError: something in it cannot be pickled; nothing was sent.
+            ValueError: a tensor at top level or in a list, dict or dataclass is not contiguous. Nothing was sent.
+            SerializationError: a part of the object cannot be pickled. Nothing was sent.
             PeerDiedError: the receiver is gone.
-            GroupNotFoundError: no such group is running.
-            PlacementError: it has no such rank.
-            ProtocolMismatchError: to a child of a worker that runs an older version.
+            GroupNotFoundError: no group of that name is running.
+            PlacementError: the group has no such rank.
+            ProtocolMismatchError: the receiver is a child of a worker that runs an older version.
         """
         messenger = self._messenger("send()", options)
         to = addressing.address(dst_group_name, dst_rank)
         work = messenger.send(to, object, piggyback_payload, now=not async_op, options=options)
-        return _given(work, async_op, options)
+        return _result(work, async_op, options)
 
     @overload
     def recv(
@@ -140,24 +143,22 @@ class Messaging:
     ) -> Any:
         """Receive the next object that a worker sent to this one.
 
-        An AsyncWork of it that is dropped before anybody looked at what it got gives that back: a
-        cancelled recv loses nothing.
-
         Args:
             src_group_name: group of the sender.
-            src_rank: its rank, or the path of ranks to a child of a worker.
-            async_op: return an AsyncWork.
-            options: as in `send`.
-            timeout: seconds after which it ends with CallTimeoutError, and takes no later message; None: never.
+            src_rank: rank of the sender, or the path of ranks to a child of a worker.
+            async_op: return an AsyncWork. A cancelled receive loses no message: if the task that awaits the work is
+                cancelled, or the work is dropped before a caller saw the object, the message goes to the next receive.
+            options: as for `send`.
+            timeout: seconds to wait; None for no limit.
 
         Returns:
-            The object, ``(object, payload)`` if it was sent with a piggyback, or the AsyncWork of that.
-            Tensors and arrays are the receiver's own and writable.
+            The object, or ``(object, payload)`` if it was sent with a piggyback payload; or the AsyncWork of that.
+            Tensors and arrays belong to the receiver and are writable.
 
         Raises:
-            PeerDiedError: the sender is gone, and all that it sent was received.
-            GroupNotFoundError: no such group is running.
-            CallTimeoutError: (a TimeoutError) nothing came in time.
+            PeerDiedError: the sender is gone, and everything that it sent was received.
+            GroupNotFoundError: no group of that name is running.
+            CallTimeoutError: (a TimeoutError) no message came in time. The receive takes no later message.
         """
         return self._receive("recv()", src_group_name, src_rank, async_op, options, timeout, None)
 
@@ -181,11 +182,20 @@ class Messaging:
     def send_tensor(
         self, tensor: Any, dst_group_name: str, dst_rank: Rank, async_op: bool = False, options: Options = None
     ) -> AsyncWork[None] | None:
-        """Send one tensor; the other side calls `recv_tensor`, or `recv`. As `send`, and TypeError for others."""
+        """Send one tensor; the receiver calls `recv_tensor` or `recv`.
+
+        Args:
+            tensor: a dense torch tensor of any dtype and shape, contiguous, on any device.
+            dst_group_name, dst_rank, async_op, options: as for `send`.
+
+        Raises:
+            TypeError: *tensor* is not a torch tensor.
+            ValueError, PeerDiedError, GroupNotFoundError, PlacementError: as for `send`.
+        """
         messenger = self._messenger("send_tensor()", options)
         contents.check_tensor(tensor, "send_tensor()")
         to = addressing.address(dst_group_name, dst_rank)
-        return _given(messenger.send(to, tensor, None, now=not async_op, options=options), async_op, options)
+        return _result(messenger.send(to, tensor, None, now=not async_op, options=options), async_op, options)
 
     @overload
     def recv_tensor(
@@ -226,14 +236,17 @@ class Messaging:
         options: Options = None,
         timeout: float | None = None,
     ) -> AsyncWork[None] | None:
-        """Receive into *tensor*, which has the shape and dtype of what was sent (any strides, any device).
+        """Receive a tensor into *tensor*.
 
-        With ``async_op=True`` the tensor has its new values when the work was waited for or awaited.
+        Args:
+            tensor: a torch tensor of the shape and dtype that was sent, with any strides and on any device. With
+                ``async_op=True`` it has its new values once the work was waited for or awaited.
+            src_group_name, src_rank, async_op, options, timeout: as for `recv`.
 
         Raises:
-            TypeError: what came is no tensor.
-            ValueError: shape or dtype differ; both are named, and *tensor* is unchanged.
-            PeerDiedError, GroupNotFoundError, CallTimeoutError: as `recv`.
+            TypeError: the received object is not a tensor.
+            ValueError: shape or dtype differ; the text names both, and *tensor* is unchanged.
+            PeerDiedError, GroupNotFoundError, CallTimeoutError: as for `recv`.
         """
         contents.check_tensor(tensor, "recv_tensor()")
         work: AsyncWork[None] | None = self._receive(
@@ -268,36 +281,37 @@ class Messaging:
         async_op: bool = False,
         options: Options = None,
     ) -> Any:
-        """Give an object of one worker to many. Every member calls it, with the same groups and source.
+        """Send an object of one worker, the source, to all members. Every member calls it with the same members.
 
-        The object goes once to each node that has members, and from there to the others on it. Broadcasts of the
-        same members from the same source keep their order, and are apart from those of others and from `send`.
+        The object travels once to each node that has members, and from there to the other members on the node.
+        Broadcasts among the same members from the same source keep their order. They are independent of other
+        broadcasts and of `send`.
 
         Args:
-            object: at the source: what to give, as in `send`; at the others it is not looked at.
+            object: at the source the object to send, as for `send`; ignored at the other members.
             groups: the members: ``[(name, ranks), ...]``, with a rank or a list of ranks; by default this group. A
                 tuple of ranks is the path to a child: ``("g", (0, 1))`` is g:0:1, ``("g", [(0, 0), (0, 1)])`` are two
-                children, and ``("g", [0, 1])`` are two workers. In a child the default are its siblings.
-            src: ``(name, rank)`` of the source; by default the first member given.
-            async_op: return an AsyncWork.
-            options: as in `send`.
+                children, and ``("g", [0, 1])`` are two workers. In a child the default is its siblings.
+            src: ``(name, rank)`` of the source; by default the first member.
+            async_op: return an AsyncWork. Cancelling a task that awaits it changes nothing: other members depend on it.
+            options: as for `send`.
 
         Returns:
-            The object; at the source the very one that was given.
+            The object, at the source the same object that was passed; or the AsyncWork of that.
 
         Raises:
             PeerDiedError: a member is gone.
             WorkerError: (also of the original's type) the source could not send its object.
-            ValueError: as `send`; or this worker, or the source, is not a member.
-            SerializationError, GroupNotFoundError, PlacementError: as `send`.
+            ValueError: as for `send`; or this worker, or the source, is not a member.
+            SerializationError, GroupNotFoundError, PlacementError: as for `send`.
         """
         self._messenger("broadcast()", None)
         assert self._context is not None
         if groups is None:
             above = self._worker_address.rank_path[:-1]
             groups = [(self._group_name, [(*above, rank) for rank in range(self._world_size)])]
-        work = self._context.broadcaster.broadcast(object, groups, src, _wrong(options), options)
-        return _given(work, async_op, options)
+        work = self._context.broadcaster.broadcast(object, groups, src, _options_error(options), options)
+        return _result(work, async_op, options)
 
     def _receive(
         self, what: str, group: str, rank: Rank, async_op: bool, options: Options, timeout: float | None, into: Any
@@ -318,9 +332,9 @@ class Messaging:
         return work
 
     def _messenger(self, what: str, options: Any) -> Messenger:
-        wrong = _wrong(options)
-        if wrong is not None:
-            raise wrong
+        problem = _options_error(options)
+        if problem is not None:
+            raise problem
         context = self._context
         if context is None or not context.is_here or self._worker_address != context.address:
             raise UsageError(
@@ -332,13 +346,13 @@ class Messaging:
         return context.messenger
 
 
-def _wrong(options: Any) -> TypeError | None:
+def _options_error(options: Any) -> TypeError | None:
     if options is None or isinstance(options, CollectiveGroupOptions):
         return None
     return TypeError(f"options is a {type(options).__name__}; it must be a CollectiveGroupOptions")
 
 
-def _given(work: AsyncWork[T], async_op: bool, options: Options) -> AsyncWork[T] | T:
+def _result(work: AsyncWork[T], async_op: bool, options: Options) -> AsyncWork[T] | T:
     work.options = options
     return work if async_op else work.wait()
 
@@ -393,18 +407,18 @@ class Channels:
         max_deliveries: int = 3,
         async_op: bool = False,
     ) -> Channel[Any] | AsyncWork[Channel[Any]]:
-        """Make a channel, or connect to the one of that name with a warning; it ends with this worker.
+        """Make a channel, or warn and connect to the one of that name. The channel ends with this worker.
 
         Args:
-            channel_name: unique in the job; *name* is its older keyword.
-            maxsize, distributed, node_rank, local, max_deliveries, async_op: as Channel.create.
+            channel_name: name of the channel, unique in the job.
+            maxsize, distributed, node_rank, local, max_deliveries, async_op: as for `Channel.create`.
             name: older keyword for *channel_name*.
-            group_affinity: (older) place it where a worker of this group runs, instead of on *node_rank*.
-            group_rank_affinity: (older) which worker of that group.
-            detached: it ends with the job's driver instead of this worker.
+            group_affinity: (older) group of a worker on whose node the items are, instead of *node_rank*.
+            group_rank_affinity: (older) rank of that worker.
+            detached: True if the channel ends with the job's driver instead of this worker.
 
         Raises:
-            UsageError: *maxsize* is no int (it was the fourth argument once), or there is no such worker.
+            UsageError: *maxsize* is not an int (it was the fourth argument once), or *group_affinity* has no such rank.
         """
         from rlinf_actors.channel.channel import create_channel
 
@@ -420,10 +434,10 @@ class Channels:
     @overload
     def connect_channel(self, name: str, async_op: Literal[True]) -> AsyncWork[Channel[Any]]: ...
     def connect_channel(self, name: str, async_op: bool = False) -> Channel[Any] | AsyncWork[Channel[Any]]:
-        """Return a handle of a channel that another process of the job made; *async_op* as Channel.connect.
+        """Return a handle to a channel that another process of the job made; see `Channel.connect`.
 
         Raises:
-            GroupNotFoundError: (a ValueError) there is none of that name.
+            GroupNotFoundError: (a ValueError) no channel of the job has that name.
         """
         from rlinf_actors.channel.channel import Channel
 

@@ -84,7 +84,7 @@ def test_every_call_has_the_primary_context_and_leaves_none(driver, cuda):
     handle, _ = driver.export(0, 4096)
     driver.close(0, driver.open(0, handle))
     driver.free(0, driver.allocate(0, 100))
-    driver.drain(0)
+    driver.synchronize(0)
     inner = [now for name, now in cuda.calls if name in ("cuIpcGetMemHandle", "cuIpcOpenMemHandle_v2", "cuMemFree_v2")]
     assert inner == [[77]] * 3
     assert cuda.current == []
