@@ -1,313 +1,288 @@
-"""Drivers and workers: who is there, which job they belong to, and how their end is noticed. Pure.
+"""Clients, that is drivers and workers: sessions, job membership, and how their end is noticed. Pure.
 
-A client that an agent on its host watches (by pidfd) ends when its process ends, and only then: a
-stopped driver may stay silent as long as it likes. A worker ends with what its agent has under its
-id. Any other client lives by its beats.
+A client whose process an agent on its host watches (by pidfd) ends when that process ends, and only then: a stopped
+driver may be silent as long as it likes. A worker ends with what its agent reports of it. Any other client lives by its
+heartbeats.
 
-Clients of which this head has heard, but not from. Pure.
-
-They own workers that agents tell of, or others wait for their end. Each has a time to say hello itself, and longer
-while an agent says that it watches the process.
-
-Which agents watch the processes of which clients, and what their word is worth. Pure.
-
-House rule: no agent's word alone ends a client. The kernel closes the connections of a process before anybody can see
-its end, so what an agent says is tried on the client's own connection: if that is closed the client has ended, else it
-lives by its beats, whatever that agent says. Every agent of a client's host watches it, so that one which says nothing
-hides no end from the others.
+House rule: no agent's report alone ends a client. The kernel closes the connections of a process before anybody can see
+its end, so a reported death is a suspicion that the head verifies on the client's own connection: if that is closed the
+client has ended, else it lives by its heartbeats. Every agent of a client's host watches it, so that an agent which
+reports nothing hides no end.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rlinf_actors.head.commands import CLIENT, Emit, Notify, Refusal, Snapshot, Timing
-from rlinf_actors.head.key_registry import Jobs
-from rlinf_actors.head.quotas import Tombstones, label
-from rlinf_actors.head.records import Client, Node
-from rlinf_actors.security.members import LOCAL, Member
+from rlinf_actors.head.commands import CLIENT, Notify, Refusal, Snapshot
+from rlinf_actors.head.quotas import Quota, Tombstones, label
+from rlinf_actors.head.records import Client, Index, Node
+from rlinf_actors.head.timers import Timer
+from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import Beat, ClientHello, Goodbye, Unwatch, Watch
 from rlinf_actors.wire.client_messages import ClientGone
 from rlinf_actors.wire.protocol import agreed
 
-MAX_AWAITED = 16384
-"""Clients that one member may name which this head has not heard of."""
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
+
+ROLES = ("driver", "worker")
 SOON_S = 4.0
-"""Within so many seconds a client that lives is back at a head that was restarted: it tries every 3 s at most."""
+"""A client that lives reconnects to a restarted head within so many seconds: it tries every 3 s at most."""
+PING = ""
+"""The `incarnation` of a Beat that asks for nothing: sending it shows whether the peer is connected."""
+FIRST_TRY_S = 0.05
+"""Pause before the second try of a connection, whose end may still be on its way; it doubles with each try."""
+LAST_TRY_S = 1.0
+"""The longest pause before a try; a connection that stands even then belongs to a living process."""
 
 
-@dataclass
+@dataclass(eq=False)
 class ExpectedClient:
-    """One of them.
+    """A client that this head has heard of and that has sent no hello yet.
+
+    It owns workers that an agent reported after a restart, or another client wants to hear of its end.
 
     Attributes:
-        incarnation: of the client.
-        by: who named it.
-        until: when its time is over.
-        said_gone: whether an agent said that its process has ended.
+        named_by: the member that named it.
+        until: when it counts as ended, unless an agent watches its process.
+        reported_dead: an agent reported the end of its process.
     """
 
     incarnation: str
-    by: Member
+    named_by: Member
     until: float
-    said_gone: bool = False
+    reported_dead: bool = False
+    timer: Timer | None = None
 
 
 class ExpectedClients:
-    """All of them.
+    """All expected clients. `ClientTable.never_came` is called for one whose time is over."""
 
-    Args:
-        timing: the head's timers.
-    """
-
-    def __init__(self, timing: Timing) -> None:
-        self._timing = timing
-        self._strangers: dict[str, ExpectedClient] = {}
-        self._named_by: Counter[str] = Counter()
-        self._seen: dict[str, set[str]] = {}
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
+        self._expected: dict[str, ExpectedClient] = {}
+        self._named_by = Quota("expected clients")
+        self._watched: dict[str, set[str]] = {}  # incarnation to the nodes whose agents watch its process
 
     def __contains__(self, incarnation: str) -> bool:
-        return incarnation in self._strangers
+        return incarnation in self._expected
 
     def may_name(self, member: Member) -> bool:
-        """Whether a member may name another one."""
-        return self._named_by[label(member)] < MAX_AWAITED
+        """True if this member may name another one."""
+        return not self._named_by.is_full(str(member))
 
-    def add(self, incarnation: str, now: float, by: Member) -> None:
-        """Give it `patience_s` to say hello; nothing new if it is awaited already."""
-        if incarnation not in self._strangers:
-            self._strangers[incarnation] = ExpectedClient(incarnation, by, now + self._timing.patience_s)
-            self._named_by[label(by)] += 1
+    def add(self, incarnation: str, by: Member) -> None:
+        """Expect a client for `patience_s`; no change if it is expected already."""
+        if incarnation not in self._expected:
+            expected = ExpectedClient(incarnation, by, self._head.now + self._head.timing.patience_s)
+            self._expected[incarnation] = expected
+            self._named_by.take(str(by))
+            self._arm(expected)
 
-    def is_here(self, incarnation: str) -> None:
-        """It has said hello."""
-        self._pop(incarnation)
-        self._seen.pop(incarnation, None)
+    def has_come(self, incarnation: str) -> None:
+        """It has sent a hello."""
+        self._remove(incarnation)
+        self._watched.pop(incarnation, None)
 
-    def seen(self, node_id: str, incarnation: str) -> None:
-        """The agent of this node watches its process, since an earlier head asked it to."""
-        self._seen.setdefault(incarnation, set()).add(node_id)
+    def watched_on(self, node_id: str, incarnation: str) -> None:
+        """The agent of this node watches its process, as an earlier head has asked."""
+        self._watched.setdefault(incarnation, set()).add(node_id)
 
-    def said_gone(self, node_id: str, incarnation: str, now: float) -> None:
-        """The agent of this node says that its process has ended: it has SOON_S to say otherwise."""
-        if incarnation in self._seen:
-            self._unsee(incarnation, node_id)
-        stranger = self._strangers.get(incarnation)
-        if stranger is not None:
-            stranger.until = min(stranger.until, now + SOON_S)
-            stranger.said_gone = True
+    def reported_dead(self, node_id: str, incarnation: str) -> None:
+        """The agent of this node reports the end of its process. A living client says hello within SOON_S."""
+        if incarnation in self._watched:
+            self._unwatch(incarnation, node_id)
+        expected = self._expected.get(incarnation)
+        if expected is not None:
+            expected.until = min(expected.until, self._head.now + SOON_S)
+            expected.reported_dead = True
+            self._arm(expected)
 
     def node_gone(self, node_id: str, heard: float) -> None:
-        """An agent that was last heard at *heard* watches nobody any more; its clients have a lease from then on."""
-        for incarnation in [i for i, nodes in self._seen.items() if node_id in nodes]:
-            stranger = self._strangers.get(incarnation)
-            if self._unsee(incarnation, node_id) and stranger is not None:
-                stranger.until = max(stranger.until, heard + self._timing.lease_s)
-
-    def overdue(self, now: float) -> list[ExpectedClient]:
-        """Take those whose time is over, and whom no agent watches."""
-        due = [one.incarnation for one in self._unwatched() if now >= one.until]
-        return [one for one in map(self._pop, due) if one is not None]
+        """An agent last heard at *heard* watches no process any more; its clients have a lease from then on."""
+        for incarnation in [i for i, nodes in self._watched.items() if node_id in nodes]:
+            expected = self._expected.get(incarnation)
+            if self._unwatch(incarnation, node_id) and expected is not None:
+                expected.until = max(expected.until, heard + self._head.timing.lease_s)
+                self._arm(expected)
 
     def stalled(self, seconds: float) -> None:
-        """The head stood still, and heard nobody."""
-        for stranger in self._strangers.values():
-            stranger.until += seconds
+        for expected in self._expected.values():
+            expected.until += seconds
 
-    def next_deadline(self) -> float:
-        """When somebody is overdue, infinity for never."""
-        return min((one.until for one in self._unwatched()), default=math.inf)
+    def _arm(self, expected: ExpectedClient) -> None:
+        self._head.timers.cancel(expected.timer)
+        expected.timer = None
+        if expected.incarnation not in self._watched:
+            expected.timer = self._head.timers.at(expected.until, lambda: self._time_passed(expected))
 
-    def _unwatched(self) -> list[ExpectedClient]:
-        return [one for one in self._strangers.values() if one.incarnation not in self._seen]
+    def _time_passed(self, expected: ExpectedClient) -> None:
+        if self._head.now < expected.until or expected.incarnation in self._watched:
+            self._arm(expected)  # the head stalled, or an agent watches the process by now
+        else:
+            self._remove(expected.incarnation)
+            self._head.clients.never_came(expected)
 
-    def _pop(self, incarnation: str) -> ExpectedClient | None:
-        stranger = self._strangers.pop(incarnation, None)
-        if stranger is not None:
-            self._named_by[label(stranger.by)] -= 1
-            if not self._named_by[label(stranger.by)]:
-                del self._named_by[label(stranger.by)]
-        return stranger
+    def _remove(self, incarnation: str) -> None:
+        expected = self._expected.pop(incarnation, None)
+        if expected is not None:
+            self._head.timers.cancel(expected.timer)
+            self._named_by.free(str(expected.named_by))
 
-    def _unsee(self, incarnation: str, node_id: str) -> bool:
-        """That node's agent does not watch it any more; whether nobody does now."""
-        nodes = self._seen[incarnation]
+    def _unwatch(self, incarnation: str, node_id: str) -> bool:
+        """Return True if no agent watches its process now."""
+        nodes = self._watched[incarnation]
         nodes.discard(node_id)
         if not nodes:
-            del self._seen[incarnation]
+            del self._watched[incarnation]
         return not nodes
 
 
-PING = ""
-"""The `incarnation` of a Beat that asks for nothing: whoever is not connected any more shows."""
-FIRST_S = 0.05
-"""When a connection is tried again after the first time: its end comes by another way than the agent's word, and may be
-behind that. Twice as long before each further try.
-"""
-LAST_S = 1.0
-"""No longer than this before a try; a connection that stands even then is a living process's."""
-
-
-@dataclass
+@dataclass(eq=False)
 class SuspectedDeath:
+    """A client whose end an agent reported; the next try of its connection is after `pause`."""
+
     client: Client
-    at: float
-    pause: float = FIRST_S
+    pause: float = FIRST_TRY_S
+    timer: Timer | None = None
 
 
 class ProcessWatches:
-    """Asks agents to watch, and tries what they say.
+    """Asks agents to watch the processes of clients, and verifies the deaths that they report."""
 
-    Args:
-        emit: takes commands.
-        on_dead: called with a client whose process has ended.
-    """
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
+        self._suspected: dict[bytes, SuspectedDeath] = {}
+        self._on_node: Index[Client] = Index()
 
-    def __init__(self, emit: Emit, on_dead: Callable[[Client], None]) -> None:
-        self._emit = emit
-        self._on_dead = on_dead
-        self._doubts: dict[bytes, SuspectedDeath] = {}
+    def ask(self, client: Client, node: Node) -> None:
+        """Have a node's agent watch a client of its host, if it does not yet."""
+        if client.pid_start and node.report.host == client.host and node.id not in client.watchers:
+            client.watchers[node.id] = node.peer
+            self._on_node.add(node.id, client.incarnation, client)
+            self._head.emit(Notify(node.peer, Watch(client.incarnation, client.pid, client.pid_start)))
 
-    def ask(self, client: Client, nodes: Iterable[Node]) -> None:
-        """Have the agents of the client's host among *nodes* watch it, those that do not yet."""
-        for node in nodes:
-            if client.pid_start and node.report.host == client.host and node.id not in client.watchers:
-                client.watchers[node.id] = node.peer
-                self._emit(Notify(node.peer, Watch(client.incarnation, client.pid, client.pid_start)))
+    def end(self, client: Client) -> None:
+        """A client has ended."""
+        self.trust(client)
+        for node_id, peer in client.watchers.items():
+            self._on_node.discard(node_id, client.incarnation)
+            self._head.emit(Notify(peer, Unwatch(client.incarnation)))
 
-    def forget(self, client: Client) -> None:
-        """It has ended."""
-        self._doubts.pop(client.peer, None)
-        for peer in client.watchers.values():
-            self._emit(Notify(peer, Unwatch(client.incarnation)))
+    def trust(self, client: Client) -> None:
+        """A client lives: it sent a hello over another connection."""
+        suspected = self._suspected.pop(client.peer, None)
+        if suspected is not None:
+            self._head.timers.cancel(suspected.timer)
 
-    def moved(self, client: Client) -> None:
-        """It said hello over another connection: it is there."""
-        self._doubts.pop(client.peer, None)
+    def reported_dead(self, node: Node, client: Client) -> bool:
+        """An agent reports the end of a client. Return False if it was not asked to watch that one."""
+        if client.watchers.pop(node.id, None) is None:
+            return False
+        self._on_node.discard(node.id, client.incarnation)
+        self.trust(client)
+        self._suspected[client.peer] = suspected = SuspectedDeath(client)
+        self._try(suspected)
+        return True
 
-    def said_gone(self, node: Node, client: Client, now: float) -> None:
-        """The agent of *node* says that a client's process has ended. Ignored of one that was not asked."""
-        if client.watchers.pop(node.id, None) is not None:
-            client.last_seen = now  # it may have been silent as long as it was watched
-            self._doubts[client.peer] = SuspectedDeath(client, now)
-            self.tick(now)
+    def unreachable(self, peer: bytes) -> Client | None:
+        """Return the client suspected dead behind a peer that is not connected: it has ended."""
+        suspected = self._suspected.get(peer)
+        if suspected is None:
+            return None
+        self.trust(suspected.client)
+        return suspected.client
 
-    def unreachable(self, peer: bytes) -> None:
-        """Something was sent to a peer that is not connected."""
-        doubt = self._doubts.pop(peer, None)
-        if doubt is not None:
-            self._on_dead(doubt.client)
+    def drop_node(self, node_id: str) -> list[Client]:
+        """An agent is gone; return the clients that it watched."""
+        clients = self._on_node.of(node_id)
+        for client in clients:
+            self._on_node.discard(node_id, client.incarnation)
+            del client.watchers[node_id]
+        return clients
 
-    def tick(self, now: float) -> None:
-        """Try the connections that are due."""
-        for peer, doubt in [(peer, doubt) for peer, doubt in self._doubts.items() if now >= doubt.at]:
-            self._emit(Notify(peer, Beat(PING)))
-            doubt.at, doubt.pause = now + doubt.pause, 2 * doubt.pause
-            if doubt.pause > 2 * LAST_S:
-                del self._doubts[peer]
-
-    def next_deadline(self) -> float:
-        """When `tick` has something to do, infinity for never."""
-        return min((doubt.at for doubt in self._doubts.values()), default=math.inf)
-
-
-ROLES = ("driver", "worker")
-SESSIONS = 4096
-"""Of one key. The workers of a job share one: 18 nodes with 64 each are 1,152."""
+    def _try(self, suspected: SuspectedDeath) -> None:
+        self._head.emit(Notify(suspected.client.peer, Beat(PING)))
+        at, suspected.pause = self._head.now + suspected.pause, 2 * suspected.pause
+        if suspected.pause > 2 * LAST_TRY_S:
+            del self._suspected[suspected.client.peer]
+        else:
+            suspected.timer = self._head.timers.at(at, lambda: self._try(suspected))
 
 
 class ClientTable:
-    """All clients and jobs.
+    """All clients."""
 
-    Args:
-        timing: the head's timers.
-        emit: takes commands.
-        jobs: what they belong to.
-        on_gone: called with the incarnation of a client that has ended, and with the client if it was here.
-        before: what an earlier head at this place knew.
-    """
-
-    def __init__(
-        self,
-        timing: Timing,
-        emit: Emit,
-        jobs: Jobs,
-        on_gone: Callable[[str, Client | None], None],
-        before: Snapshot,
-    ) -> None:
-        self._timing = timing
-        self._emit = emit
-        self._on_gone = on_gone
+    def __init__(self, head: Coordinator, before: Snapshot) -> None:
+        self._head = head
         self._clients: dict[str, Client] = {}
         self._by_peer: dict[bytes, Client] = {}
         self._by_worker: dict[str, Client] = {}
-        self._below: dict[str, dict[str, Client]] = {}  # children of workers, by the worker's id
-        self._jobs = jobs
-        self._ended = Tombstones(CLIENT, emit, before)
-        self._awaited = ExpectedClients(timing)
-        self._watchers: dict[str, dict[str, None]] = {}
-        self._watches = ProcessWatches(emit, lambda client: self.gone(client, "its process ended"))
+        self._of_job: Index[Client] = Index()
+        self._of_host: Index[Client] = Index()
+        self._below: Index[Client] = Index()  # children of workers, by the worker's id
+        self._timers: dict[str, Timer] = {}
+        self._sessions = Quota("sessions")
+        self._drivers = Quota("drivers")
+        self._ended = Tombstones(CLIENT, head.emit, before)
+        self._expected = ExpectedClients(head)
+        self._end_subscribers: dict[str, dict[str, None]] = {}  # who hears of the end of which client
+        self._watches = ProcessWatches(head)
 
-    # --- looking ---
+    # --- queries ---
 
     def of_peer(self, peer: bytes) -> Client | None:
-        """The living client behind *peer*."""
         return self._by_peer.get(peer)
 
     def get(self, incarnation: str) -> Client | None:
-        """The living client of this incarnation."""
         return self._clients.get(incarnation)
 
     def of_worker(self, worker_id: str) -> Client | None:
-        """The living client that is this worker."""
+        """Return the client that is this worker."""
         return self._by_worker.get(worker_id)
 
+    def of_job(self, namespace: str) -> list[Client]:
+        return self._of_job.of(namespace)
+
     def below(self, worker_id: str) -> list[Client]:
-        """The living clients that are children of this worker."""
-        return list(self._below.get(worker_id, {}).values())
+        """Return the clients that are children of this worker."""
+        return self._below.of(worker_id)
 
     def alive(self) -> Iterable[Client]:
-        """All living clients, the oldest first."""
+        """Return all clients, the oldest first."""
         return self._clients.values()
 
     def ended(self, incarnation: str) -> str | None:
-        """Why this client has ended; None if it has not."""
+        """Return why this client has ended; None if it has not."""
         return self._ended.get(incarnation)
 
-    def awaited(self, incarnation: str) -> bool:
-        """Whether an agent says that this client owns workers, and it has not come back yet."""
-        return incarnation in self._awaited
+    def expected(self, incarnation: str) -> bool:
+        """True if this client has been named and has not said hello yet."""
+        return incarnation in self._expected
 
     def driver_of(self, namespace: str) -> Client | None:
-        """The first driver of a job: the one whose terminal its workers' output goes to."""
-        for client in self._clients.values():
-            if client.role == "driver" and client.namespace == namespace:
-                return client
-        return None
+        """Return the first driver of a job: its terminal shows the workers' output."""
+        return next((client for client in self._of_job.of(namespace) if client.role == "driver"), None)
 
-    def token(self, namespace: str) -> str:
-        """The membership token of a job; made on first use."""
-        return self._jobs.token(namespace)
+    # --- sessions ---
 
-    # --- coming and going ---
+    def check_driver(self, member: Member) -> None:
+        """Refuse one more process of a driver's key.
 
-    def hello(
-        self,
-        peer: bytes,
-        hello: ClientHello,
-        now: float,
-        worker_namespace: str | None,
-        member: Member = LOCAL,
-    ) -> Client:
-        """A driver or worker introduces itself, or says again that it is there.
+        Raises:
+            Refusal: it has too many.
+        """
+        self._drivers.check(label(member), str(member))
+
+    def hello(self, peer: bytes, hello: ClientHello, worker_namespace: str | None, member: Member) -> Client:
+        """Begin the session of a driver or worker, or note that it has reconnected.
 
         Args:
             peer: its address.
-            hello: what it said.
-            now: the time.
+            hello: its message.
             worker_namespace: of the worker that it claims to be, or a child of; None if there is no such worker.
             member: who it is.
 
@@ -316,10 +291,13 @@ class ClientTable:
                 many sessions.
         """
         self._check(peer, hello, worker_namespace, member)
+        now = self._head.now
         known = self._clients.get(hello.incarnation)
         if known is not None:
             del self._by_peer[known.peer]
-            self._watches.moved(known)
+            self._watches.trust(known)
+            self._count(known.member, -1)
+            self._count(member, 1)
             known.peer, known.last_seen, known.answered, known.member = peer, now, now, member
             known.protocol = agreed(hello.protocol, hello.newest)
             self._by_peer[peer] = known
@@ -328,56 +306,48 @@ class ClientTable:
         if before is not None:
             self.gone(before, "another process says that it is this worker", certain=False)
         client = Client(
-            hello.incarnation,
-            hello.role,
-            hello.namespace,
-            hello.host,
-            hello.pid,
-            hello.pid_start,
-            hello.worker_id,
-            peer,
-            now,
-            member=member,
-            protocol=agreed(hello.protocol, hello.newest),
-            answered=now,
-            parent=hello.parent,
-        )
+            hello.incarnation, hello.role, hello.namespace, hello.host, hello.pid, hello.pid_start, hello.worker_id,
+            peer, now, member=member, protocol=agreed(hello.protocol, hello.newest), answered=now, parent=hello.parent,
+        )  # fmt: skip
         self._clients[client.incarnation] = self._by_peer[peer] = client
+        self._of_job.add(client.namespace, client.incarnation, client)
+        self._of_host.add(client.host, client.incarnation, client)
+        self._count(member, 1)
         if client.parent:
-            self._below.setdefault(client.parent, {})[client.incarnation] = client
+            self._below.add(client.parent, client.incarnation, client)
+        jobs = self._head.jobs
         if client.worker_id:
             self._by_worker[client.worker_id] = client
-        elif hello.token and client.namespace not in self._jobs:
-            self._jobs.adopt(client.namespace, hello.token)  # it was welcomed by an earlier head: the job's stays
+        elif hello.token and client.namespace not in jobs:
+            jobs.adopt(client.namespace, hello.token)  # an earlier head welcomed it: the job keeps its token
         if member.role == "driver":
-            self._jobs.opened(client.namespace, member.name)
-        self._awaited.is_here(client.incarnation)
+            jobs.opened(client.namespace, member.name)
+        self._expected.has_come(client.incarnation)
+        self._arm(client)
         return client
 
+    def _count(self, member: Member, change: int) -> None:
+        for quota, holder in ((self._sessions, member.key), (self._drivers, label(member))):
+            (quota.take if change > 0 else quota.free)(holder)
+
     def _check(self, peer: bytes, hello: ClientHello, worker_namespace: str | None, member: Member) -> None:
-        """Raises Refusal."""
         reason = self._ended.get(hello.incarnation)
         if reason is not None:
             raise Refusal("node_lost", f"the head has given up on this {hello.role}: {reason}")
         other = self._by_peer.get(peer)
         if other is not None and other.incarnation != hello.incarnation:
             raise Refusal("protocol", f"this connection is {other}'s; another client has its own")
-        why_not = self.may_join(hello, worker_namespace)
+        why_not = self._may_join(hello, worker_namespace)
         if why_not:
             raise Refusal("authentication", why_not)
-        if hello.incarnation not in self._clients and member.key and self._sessions_of(member) >= SESSIONS:
-            raise Refusal(
-                "usage", f"{member} has {SESSIONS} sessions with the head already, as many as one key may have"
-            )
+        if hello.incarnation not in self._clients:
+            self._sessions.check(member.key, str(member))
 
-    def _sessions_of(self, member: Member) -> int:
-        return sum(client.member.key == member.key for client in self._clients.values())
+    def _may_join(self, hello: ClientHello, worker_namespace: str | None) -> str:
+        """Return why a client is no member of the job that it names, "" if it is.
 
-    def may_join(self, hello: ClientHello, worker_namespace: str | None) -> str:
-        """The one place that decides who is a member of a job; says why not, "" for yes.
-
-        Without keys a driver joins by the namespace's name; whose job it is where there are keys is looked at before
-        (head.authority). A worker proves with the job's token that an agent started it.
+        Without keys a driver joins by the namespace's name; with keys `head.authority` has checked it before. A worker
+        proves by the job's token that an agent started it.
         """
         if hello.role not in ROLES:
             return f"{hello.role!r} is no role; the roles are {', '.join(ROLES)}"
@@ -389,7 +359,7 @@ class ClientTable:
             return f"worker {hello.parent or hello.worker_id!r} is not known here"
         if hello.parent and not hello.worker_id.startswith(f"{hello.parent}_"):
             return f"worker {hello.worker_id!r} is no child of worker {hello.parent!r}"
-        if worker_namespace != hello.namespace or hello.token != self.token(hello.namespace):
+        if worker_namespace != hello.namespace or hello.token != self._head.jobs.token(hello.namespace):
             return f"worker {hello.worker_id!r} is no member of namespace {hello.namespace!r}"
         return ""
 
@@ -397,141 +367,144 @@ class ClientTable:
         """A client has ended: what it owns ends too. Not *certain*: it was silent, and may yet come back."""
         del self._clients[client.incarnation]
         self._by_peer.pop(client.peer, None)
+        self._of_job.discard(client.namespace, client.incarnation)
+        self._of_host.discard(client.host, client.incarnation)
+        self._below.discard(client.parent, client.incarnation)
+        self._count(client.member, -1)
+        self._head.timers.cancel(self._timers.pop(client.incarnation, None))
         if self._by_worker.get(client.worker_id) is client:
             del self._by_worker[client.worker_id]
-        siblings = self._below.get(client.parent, {})
-        if siblings.pop(client.incarnation, None) is not None and not siblings:
-            del self._below[client.parent]
         self._ended.add(client.incarnation, reason, certain, client.member)
-        for watchers in self._watchers.values():
-            watchers.pop(client.incarnation, None)
-        self._tell_watchers(client.incarnation)
-        self._watches.forget(client)
-        self._on_gone(client.incarnation, client)
+        for subscribers in self._end_subscribers.values():
+            subscribers.pop(client.incarnation, None)
+        self._tell_subscribers(client.incarnation)
+        self._watches.end(client)
+        self._head.client_gone(client.incarnation, client)
 
-    def heard(self, peer: bytes, now: float) -> None:
-        """A client said something, whatever it was."""
-        self._by_peer[peer].last_seen = now
-
-    def await_return(self, incarnation: str, now: float, by: Member) -> None:
-        """An agent says that this client owns workers; it has `patience_s` to say hello itself, and as long as it likes
-        if an agent still watches its process. *by*: who says so, or wants to hear of its end.
-        """
+    def expect(self, incarnation: str, by: Member) -> None:
+        """Expect a client that *by* names: it has `patience_s` to say hello, or as long as an agent watches it."""
         if incarnation in self._clients:
             return
         if self._ended.get(incarnation) is not None:
-            self._on_gone(incarnation, None)
+            self._head.client_gone(incarnation, None)
             return
-        self._awaited.add(incarnation, now, by)
+        self._expected.add(incarnation, by)
 
-    def seen(self, node_id: str, incarnations: Iterable[str]) -> None:
-        """The agent of this node watches the processes of these clients, since an earlier head asked it to."""
+    def never_came(self, expected: ExpectedClient) -> None:
+        """An expected client has not said hello in time."""
+        dead = expected.reported_dead
+        reason = "its process ended" if dead else "it did not return after the head was restarted"
+        self._ended.add(expected.incarnation, reason, dead, expected.named_by)
+        self._tell_subscribers(expected.incarnation)
+        self._head.client_gone(expected.incarnation, None)
+
+    # --- watches ---
+
+    def watch_on(self, node: Node) -> None:
+        """Have an agent watch every client of its host."""
+        for client in self._of_host.of(node.report.host):
+            self._watches.ask(client, node)
+
+    def watch(self, client: Client, nodes: Iterable[Node]) -> None:
+        """Have a client watched by the agents of its host."""
+        for node in nodes:
+            self._watches.ask(client, node)
+
+    def watched_on(self, node_id: str, incarnations: Iterable[str]) -> None:
+        """The agent of this node already watches the processes of these clients, as an earlier head has asked."""
         for incarnation in incarnations:
             if incarnation not in self._clients and self._ended.get(incarnation) is None:
-                self._awaited.seen(node_id, incarnation)
+                self._expected.watched_on(node_id, incarnation)
 
-    def process_ended(self, node: Node, incarnation: str, now: float) -> None:
-        """The agent of *node* says that a process has ended. One that this head does not know yet may say otherwise, by
-        a hello soon after, or another agent by its own.
+    def unwatch(self, node_id: str, heard: float) -> None:
+        """An agent is gone, or begins anew: the clients that it watched live by their heartbeats from now on.
+
+        Args:
+            node_id: of the agent's node.
+            heard: when that node was last heard, and so its clients, who may be silent while they are watched.
+        """
+        for client in self._watches.drop_node(node_id):
+            if not client.watchers:
+                client.last_seen = max(client.last_seen, heard)
+                self._arm(client)
+            self._head.robots.owner_changed(client.incarnation)
+        self._expected.node_gone(node_id, heard)
+
+    def process_ended(self, node: Node, incarnation: str) -> None:
+        """The agent of *node* reports the end of a process.
+
+        A client that this head has not met may contradict by a hello soon after, or another agent by its own.
         """
         client = self._clients.get(incarnation)
         if client is not None:
-            self._watches.said_gone(node, client, now)
+            if self._watches.reported_dead(node, client):
+                client.last_seen = self._head.now  # it may have been silent as long as it was watched
+                self._arm(client)
+                self._head.robots.owner_changed(incarnation)
             return
-        if self._awaited.may_name(node.member):
-            self.await_return(incarnation, now, node.member)
-        self._awaited.said_gone(node.id, incarnation, now)
+        if self._expected.may_name(node.member):
+            self.expect(incarnation, node.member)
+        self._expected.reported_dead(node.id, incarnation)
 
     def unreachable(self, peer: bytes) -> None:
-        """Something was sent to a peer that is not connected."""
-        self._watches.unreachable(peer)
+        """A message was sent to a peer that is not connected."""
+        client = self._watches.unreachable(peer)
+        if client is not None:
+            self.gone(client, "its process ended")
 
-    def forget_job(self, namespace: str) -> bool:
-        """Forget a job if it has no members; the caller knows that it has no groups."""
-        if any(client.namespace == namespace for client in self._clients.values()):
-            return False
-        self._jobs.forget(namespace)
-        return True
+    # --- subscriptions to ends ---
 
-    # --- watching ---
+    def subscribe(self, client: Client, incarnations: Sequence[str]) -> None:
+        """Tell *client* when these clients of its namespace end.
 
-    def watch(self, client: Client, nodes: Iterable[Node]) -> None:
-        """Have a client watched by the agents of its host, where there are any."""
-        self._watches.ask(client, nodes)
-
-    def watch_all(self, node: Node) -> None:
-        """Have an agent that is here watch every client on its host."""
-        for client in self._clients.values():
-            self._watches.ask(client, [node])
-
-    def subscribe(self, client: Client, incarnations: Sequence[str], now: float) -> None:
-        """*client* wants to hear of the ends of these clients of its namespace.
-
-        Of those that are not known here, beyond what it may name, it hears at once: nobody else would end its wait.
+        Of those that are not known here, beyond what it may name, it hears at once: nothing else would end its wait.
         """
         for incarnation in incarnations:
             watched = self._clients.get(incarnation)
             if watched is not None and watched.namespace != client.namespace:
                 continue
-            known = watched is not None or incarnation in self._awaited or self._ended.get(incarnation) is not None
-            if not known and not self._awaited.may_name(client.member):
-                self._emit(Notify(client.peer, ClientGone(incarnation)))
+            known = watched is not None or incarnation in self._expected or self._ended.get(incarnation) is not None
+            if not known and not self._expected.may_name(client.member):
+                self._head.emit(Notify(client.peer, ClientGone(incarnation)))
                 continue
-            self._watchers.setdefault(incarnation, {})[client.incarnation] = None
+            self._end_subscribers.setdefault(incarnation, {})[client.incarnation] = None
             if self._ended.get(incarnation) is not None:
-                self._tell_watchers(incarnation)
+                self._tell_subscribers(incarnation)
             elif watched is None:
-                self.await_return(incarnation, now, client.member)
+                self.expect(incarnation, client.member)
 
-    def _tell_watchers(self, incarnation: str) -> None:
-        for watcher in self._watchers.pop(incarnation, {}):
-            client = self._clients.get(watcher)
+    def _tell_subscribers(self, incarnation: str) -> None:
+        for subscriber in self._end_subscribers.pop(incarnation, {}):
+            client = self._clients.get(subscriber)
             if client is not None:
-                self._emit(Notify(client.peer, ClientGone(incarnation)))
+                self._head.emit(Notify(client.peer, ClientGone(incarnation)))
 
-    def unwatch(self, node_id: str, heard: float) -> None:
-        """An agent is gone, or begins anew: the clients that it watched live by their beats from now on.
+    # --- silence ---
 
-        Args:
-            node_id: of the agent's node.
-            heard: when that node was last heard of, and so its clients, who may be silent as long as they are watched.
-        """
+    def stalled(self, seconds: float) -> None:
+        now = self._head.now
         for client in self._clients.values():
-            if client.watchers.pop(node_id, None) is not None and not client.watchers:
-                client.last_seen = max(client.last_seen, heard)
-        self._awaited.node_gone(node_id, heard)
-
-    def tick(self, now: float) -> None:
-        """Time has passed: who does not beat and is not watched has ended."""
-        self._watches.tick(now)
-        for client in [c for c in self._clients.values() if now >= self._expiry(c)]:
-            reason = f"it was silent for {now - client.last_seen:.0f} s"
-            self._emit(Notify(client.peer, given_up(reason)))
-            self.gone(client, reason, certain=False)
-        for stranger in self._awaited.overdue(now):
-            reason = "its process ended" if stranger.said_gone else "it did not return after the head was restarted"
-            self._ended.add(stranger.incarnation, reason, stranger.said_gone, stranger.by)
-            self._tell_watchers(stranger.incarnation)
-            self._on_gone(stranger.incarnation, None)
-
-    def stalled(self, seconds: float, now: float) -> None:
-        """The head stood still: nobody was silent."""
-        for client in self._clients.values():
-            client.last_seen = self._timing.after_stall(client.last_seen, seconds, now)
+            client.last_seen = self._head.timing.after_stall(client.last_seen, seconds, now)
             client.answered = min(now, client.answered + seconds)
-        self._awaited.stalled(seconds)
+        self._expected.stalled(seconds)
 
-    def next_deadline(self) -> float:
-        """When `tick` has something to do, infinity for never."""
-        others = self._watches.next_deadline(), self._awaited.next_deadline()
-        return min([*others, *map(self._expiry, self._clients.values())])
+    def _arm(self, client: Client) -> None:
+        """Schedule the end of a client's lease. Watched processes have none; agents report the end of workers."""
+        self._head.timers.cancel(self._timers.pop(client.incarnation, None))
+        if client.role != "worker" and not client.watchers:
+            due = client.last_seen + self._head.timing.lease_s
+            self._timers[client.incarnation] = self._head.timers.at(due, lambda: self._time_passed(client))
 
-    def _expiry(self, client: Client) -> float:
-        """When its silence ends it. A worker's end is its agent's to tell, or its node's."""
-        watched = client.watchers or client.role == "worker"
-        return math.inf if watched else client.last_seen + self._timing.lease_s
+    def _time_passed(self, client: Client) -> None:
+        silence = self._head.now - client.last_seen
+        if client.watchers or self._head.now < client.last_seen + self._head.timing.lease_s:
+            self._arm(client)
+        else:
+            reason = f"it was silent for {silence:.0f} s"
+            self._head.emit(Notify(client.peer, abandoned(reason)))
+            self.gone(client, reason, certain=False)
 
 
-def given_up(reason: str) -> Goodbye:
-    """What a client is told that this head has given up on."""
+def abandoned(reason: str) -> Goodbye:
+    """Return the message to a client that the head has declared dead."""
     return Goodbye(f"the head has given up on this process: {reason}", lost=True)

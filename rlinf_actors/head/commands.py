@@ -1,8 +1,7 @@
-"""What goes into the supervisor and what comes out.
+"""Values that go into and come out of the coordinator. Pure.
 
-What a head cannot learn again from agents and drivers: values, and how they change. Pure.
-
-`head.store` keeps it on disk. Everything else that a head knows is told again by those who come back.
+Events go in, commands come out. A `Persist` command carries a change of the state that survives a restart of the head;
+`head.store` keeps it on disk. Everything else that a head knows is reported again by agents and clients that reconnect.
 """
 
 from __future__ import annotations
@@ -19,14 +18,18 @@ from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.values import EventKind, ExitReport, NodeReport
 
 NODE, REPLACED, CLIENT, WORKER = "node", "replaced", "client", "worker"
-"""Kinds of what a head gives up on: incarnations of agents and of clients, and ids of workers."""
+"""Kinds of tombstones: incarnations of agents (two kinds) and of clients, and ids of workers."""
 KEPT = 4096
-"""So many of each kind are remembered; the oldest are forgotten."""
+"""Tombstones that are kept of each kind; the oldest are forgotten."""
+
+# --- persistent state ---
 
 
 class KnownNode(msgspec.Struct, frozen=True):
-    """A node that has registered. `rank` is None until it is frozen; a `lost` one is not waited for; `member` is the
-    name of the agent's key, "" without one.
+    """A node that has registered.
+
+    `rank` is None until it is frozen. A restarted head does not wait for a `lost` node. `member` is the name of the
+    agent's key, "" without one.
     """
 
     report: NodeReport
@@ -38,19 +41,19 @@ class KnownNode(msgspec.Struct, frozen=True):
 
 
 class ForgetNode(msgspec.Struct, frozen=True):
-    """Its rank is free."""
+    """The rank of a lost node is free."""
 
     id: str
 
 
 class ForgetKey(msgspec.Struct, frozen=True):
-    """A key that has ended long ago: it is not listed any more, which is refused too."""
+    """A key ended long ago and leaves the list. Unlisted keys are refused too."""
 
     public: str
 
 
 class KnownJob(msgspec.Struct, frozen=True):
-    """A job of a head with keys: `proof` tells its token from others, `owner` is the name of the driver's key."""
+    """A job of a head with keys: `proof` is a hash of its token, `owner` the name of the driver's key."""
 
     namespace: str
     proof: str
@@ -64,7 +67,7 @@ class ForgetJob(msgspec.Struct, frozen=True):
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """Others were told that this one has ended; if it is still there, it is refused for that reason."""
+    """The head declared a process dead without proof. If it is still there, it is refused for this reason."""
 
     kind: str
     id: str
@@ -72,7 +75,7 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class ForgetTombstone(msgspec.Struct, frozen=True):
-    """That is too long ago, or too many came after it."""
+    """A tombstone made room for newer ones."""
 
     kind: str
     id: str
@@ -92,7 +95,7 @@ class StopReleased(msgspec.Struct, frozen=True):
 
 
 class NodeDrained(msgspec.Struct, frozen=True):
-    """A node takes no new workers, and why, until somebody lifts that: also while it is away."""
+    """A node takes no new workers until the drain is undone, also while the node is away."""
 
     id: str
     why: str
@@ -112,16 +115,16 @@ Change = Union[
 
 @dataclass
 class Snapshot:
-    """What an earlier head at this place knew.
+    """The persistent state that the head before this one left.
 
     Attributes:
-        epoch: how many heads have started here, this one included.
-        nodes: those that had registered.
-        given_up: (kind, id) to the reason, the oldest first.
+        epoch: how many heads have started in this directory, this one included.
+        nodes: nodes that had registered.
+        given_up: tombstones: (kind, id) to the reason, the oldest first.
         stops: emergency stops in force.
         drained: ids of the nodes that take no new workers, and why.
-        keys: public keys, also those that have ended.
-        jobs: of a head with keys.
+        keys: public keys, ended ones too.
+        jobs: jobs of a head with keys.
     """
 
     epoch: int = 0
@@ -133,8 +136,11 @@ class Snapshot:
     jobs: list[KnownJob] = field(default_factory=list)
 
 
+# --- events ---
+
+
 class RequestReceived(msgspec.Struct, frozen=True):
-    """A peer sent a request; `member` is who that is."""
+    """A peer, authenticated as `member`, sent a request."""
 
     peer: bytes
     id: int
@@ -143,7 +149,7 @@ class RequestReceived(msgspec.Struct, frozen=True):
 
 
 class NoticeReceived(msgspec.Struct, frozen=True):
-    """A peer sent a notice; `member` is who that is."""
+    """A peer, authenticated as `member`, sent a notice."""
 
     peer: bytes
     body: Body
@@ -151,7 +157,7 @@ class NoticeReceived(msgspec.Struct, frozen=True):
 
 
 class ConnectionRejected(msgspec.Struct, frozen=True):
-    """Connections were not let in; fields as the arguments of security.gate.Gate.refused."""
+    """The sockets rejected connections; fields as the arguments of security.members.Gate.refused."""
 
     public: str
     address: str
@@ -160,25 +166,28 @@ class ConnectionRejected(msgspec.Struct, frozen=True):
 
 
 class TimerDue(msgspec.Struct, frozen=True):
-    """`next_deadline` has come."""
+    """`Coordinator.next_deadline` has come."""
 
 
 class HeadStalled(msgspec.Struct, frozen=True):
-    """The head itself stood still for so many seconds: nobody's silence in that time counts."""
+    """The head itself did not run for so many seconds: silence of others in that time does not count."""
 
     seconds: float
 
 
 class PeerUnreachable(msgspec.Struct, frozen=True):
-    """Something was sent to a peer that is not connected."""
+    """A message was sent to a peer that is not connected."""
 
     peer: bytes
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
-    """What is to be remembered could not be written, and why; "": it is by now."""
+    """The store cannot write, and why; "" when it can again."""
 
     trouble: str
+
+
+# --- commands ---
 
 
 class Notify(msgspec.Struct, frozen=True):
@@ -197,7 +206,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Answer a request with an error; fields as in messages.Failed."""
+    """Answer a request with an error; fields as in wire.control_codec.Failed."""
 
     peer: bytes
     id: int
@@ -208,13 +217,13 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class EndCluster(msgspec.Struct, frozen=True):
-    """Everything is stopped: end the head and its agent."""
+    """All workers have stopped: end the head and its agent."""
 
     reason: str
 
 
 class LogEvent(msgspec.Struct, frozen=True):
-    """Something happened: an entry of the event log and a line of the head's own log. Fields as in ClusterEvent."""
+    """Add an entry to the event log and a line to the head's own log; fields as in wire.values.ClusterEvent."""
 
     kind: EventKind
     text: str
@@ -229,7 +238,7 @@ class LogEvent(msgspec.Struct, frozen=True):
 
 
 class Persist(msgspec.Struct, frozen=True):
-    """Remember a change across restarts of the head. Once it is durable, do `then`; `instead` if it cannot be now."""
+    """Write a change to disk, then send `then`, or `instead` if it cannot be written now."""
 
     change: Change
     then: Union[Answer, None] = None
@@ -237,14 +246,15 @@ class Persist(msgspec.Struct, frozen=True):
 
 
 Event = Union[RequestReceived, NoticeReceived, ConnectionRejected, TimerDue, HeadStalled, PeerUnreachable, StoreStatus]
+Message = Union[RequestReceived, NoticeReceived]
 Command = Union[Notify, Answer, Refuse, EndCluster, LogEvent, Persist]
 Emit = Callable[[Command], None]
 
 
 class Refusal(Exception):
-    """Raised inside the supervisor to refuse the request at hand; fields as in messages.Failed.
+    """Raised inside the coordinator to refuse the request at hand; fields as in wire.control_codec.Failed.
 
-    `advice` goes to whoever asked, behind the text, and not into the log.
+    `advice` goes to the sender of the request, after the text, and not into the log.
     """
 
     def __init__(self, kind: str, text: str, path: str = "", advice: str = "") -> None:
@@ -256,7 +266,7 @@ class Refusal(Exception):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """What a head says of itself. `epoch` differs each time one is started."""
+    """The identity of a head; `epoch` differs each time one starts. A driver owns an `embedded` head."""
 
     epoch: str
     version: str
@@ -267,15 +277,15 @@ class Timing(msgspec.Struct, frozen=True):
     """The head's timers, in seconds.
 
     Attributes:
-        beat_s: how often agents and clients say that they are there.
+        beat_s: interval of the heartbeats of agents and clients.
         suspect_beats: beats missed before a node is shown as suspect.
         lease_s: silence after which a node is lost and an unwatched client has ended.
-        robot_lease_s: how long a robot worker goes on without our word, and without a word of its owner.
-        robot_settle_s: how long after its start a head starts no worker on a robot: one that it does not know of yet
-            may hold the robot on another node, until its agent has said so or its lease is over.
+        robot_lease_s: how long a robot worker goes on without a word of the head, and of its owner.
+        robot_settle_s: how long after its start a head starts no robot worker: a worker that the head does not know
+            yet may use the robot on another node, until its agent has reported it or its lease is over.
         head_grace_s: how long clients wait for a head whose machine answers; as agentd's.
-        return_s: how long a restarted head waits for its nodes, and for owners that they name, at least; the lease if
-            that is longer. They try again every 3 s at most, on a machine that may be busy with its own restart.
+        return_s: how long a restarted head waits at least for its nodes, and for owners that they name; the lease if
+            that is longer. They reconnect every 3 s at most, on a machine that may be busy with its own restart.
         rank_hold_s: how long the rank of a lost node is kept from others. The longer of the lease and the time
             that cut-off workers may live while a head is restarting (`head_grace_s` of agentd).
         orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone; a robot that one of
@@ -296,7 +306,7 @@ class Timing(msgspec.Struct, frozen=True):
 
     @property
     def patience_s(self) -> float:
-        """How long a restarted head waits for those who are to come back."""
+        """How long a restarted head waits for nodes and owners to come back."""
         return max(self.lease_s, self.return_s)
 
     @property
@@ -305,8 +315,9 @@ class Timing(msgspec.Struct, frozen=True):
         return self.beat_s * self.suspect_beats
 
     def after_stall(self, last_seen: float, seconds: float, now: float) -> float:
-        """When somebody counts as last seen, after the head itself stood still for so many *seconds* until *now*.
+        """Return when a peer counts as last seen, after the head did not run for *seconds* until *now*.
 
-        Suspect at most: the stall began before the timer was due that showed it, and what they sent waits to be read.
+        The peer is suspect at most: the stall began before the timer was due that would have shown it, and what the
+        peer sent meanwhile waits to be read.
         """
         return min(now, max(last_seen + seconds, now - self.suspect_s))

@@ -1,202 +1,397 @@
 """The head's decisions: an event and the time in, commands out. No sockets, no clock, no loop.
 
-What peers ask is answered in `head.handlers`, what they tell is taken in `head.handlers`; what the head knows is in
-`head.cluster_state`. House rules: a Request gets exactly one answer, now or later; what is not expected of a peer is
-counted and dropped, and a peer that is not known is asked to say hello.
+Theory of operation
+-------------------
+The head is one state machine. `HeadServer` calls `Coordinator.handle` on its loop thread with each message, timer or
+failed send, and carries out the returned commands in order. Nothing here blocks, and nothing else changes the state.
+
+The state is a set of tables, each of which owns one kind of thing: `nodes`, `clients`, `jobs`, `keys`, `groups` (with
+the claims on robots and the names that lost workers hold), and beside them the event log, drains, hardware queries,
+launches and lookups that wait, and the messages that come too early after a restart. Every table holds the
+coordinator: it reads `now`, the time of the event at hand, calls `emit` with what is to be done, schedules its own
+methods in `timers`, and calls other tables as plain objects. What one end causes in other tables is written here:
+`node_lost`, `client_gone`, `worker_gone`, `keys_ended`.
+
+An event passes these steps: `authority` decides whether this member may send this message; `requests` counts requests
+without an answer; `early` holds back what a restarted head cannot answer yet; `handlers` dispatches by message type;
+tables change and emit; at the end each table that collects changes flushes them once, so that a node which dies with
+64 workers costs one message per handle.
+
+Three facts carry the guarantees. A worker's life cycle is a table, and an end that its agent reported is final. A
+process that was declared dead without proof has a tombstone and is refused when it returns, so nothing comes back to
+life. All that agents and clients cannot report again (ranks, tombstones, drains, emergency stops, keys, jobs) is a
+`Persist` command, answered only when it is on disk.
+
+House rules: each request gets exactly one answer, now or later; a notice that does not fit the state is counted and
+dropped; an unknown peer is asked to say hello; the cost of an event does not grow with the size of the cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from rlinf_actors.head.cluster_state import ClusterState
+from msgspec.structs import replace
+
+from rlinf_actors.head.authority import Authority
+from rlinf_actors.head.client_table import ClientTable, abandoned
 from rlinf_actors.head.commands import (
+    Answer,
     Command,
     ConnectionRejected,
     Event,
     HeadStalled,
+    Identity,
     LogEvent,
+    Message,
     NoticeReceived,
     Notify,
     PeerUnreachable,
+    Persist,
     Refusal,
     Refuse,
     RequestReceived,
+    Snapshot,
     StoreStatus,
+    Timing,
 )
-from rlinf_actors.head.handlers import NoticeHandlers, RequestHandlers
-from rlinf_actors.head.records import Client, Node, NodeLife
-from rlinf_actors.wire.agent_messages import Beat, Goodbye, LogCredit, LogLines
-from rlinf_actors.wire.client_messages import Status
+from rlinf_actors.head.event_log import EventLog, RefusalLog, of_driver, of_node, shown
+from rlinf_actors.head.group_table import GroupTable
+from rlinf_actors.head.handlers import Handlers
+from rlinf_actors.head.key_registry import NO_OWN_KEYS, Jobs, KeyRegistry, OwnKeys
+from rlinf_actors.head.launches import Launches
+from rlinf_actors.head.node_table import NodeTable
+from rlinf_actors.head.operations import DrainTable, HardwareQueries, WorkerHealthLog
+from rlinf_actors.head.quotas import RequestQuota
+from rlinf_actors.head.records import Client, Node
+from rlinf_actors.head.recovery import EarlyMessages, Reconciler
+from rlinf_actors.head.robots import RobotTable
+from rlinf_actors.head.timers import TimerHeap
+from rlinf_actors.security.members import LOCAL, Member
+from rlinf_actors.wire.agent_messages import AgentHello, Goodbye, StopWorkers
+from rlinf_actors.wire.client_messages import KeyState, Status
+from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
+
+
+def _all_namespaces(namespace: str) -> bool:
+    return True
 
 
 class Coordinator:
-    """What a head decides.
+    """The state of a head and what it decides.
 
     Args:
-        tables: what it knows; changed by nobody else.
+        identity: of this head.
+        timing: its timers.
+        new_token: makes a secret; the only randomness here.
+        now: when the head started.
+        before: state that an earlier head left in this directory.
+        own: the head's own keys.
+        job_key: makes the public key of a job from its token; only used where TCP needs keys.
 
     Attributes:
-        admit: whose key this is, see KeyRegistry.admit; any thread. Asked about every frame, so without a detour.
+        now: monotonic time of the event at hand, in seconds.
+        wall: the same in seconds since the epoch, for the event log and the expiry of keys.
+        out: commands of the event at hand, in order.
+        speaker: the member whose message that is; LOCAL where it is no message.
+        timers: what the tables wait for.
+        trouble: problems of the head itself, a line each.
+        listens: the head's TCP endpoints.
     """
 
-    def __init__(self, tables: ClusterState) -> None:
-        self.identity = tables.identity
-        self._deadline: float | None = None
-        self._tables = tables
-        self._requests = RequestHandlers(tables)
-        self._notices = NoticeHandlers(tables)
-        self.admit = tables.keys.admit
+    def __init__(
+        self,
+        identity: Identity,
+        timing: Timing,
+        new_token: Callable[[], str],
+        now: float,
+        before: Snapshot | None = None,
+        own: OwnKeys = NO_OWN_KEYS,
+        job_key: Callable[[str], str] = lambda token: "",
+    ) -> None:
+        before = before or Snapshot()
+        self.identity = identity
+        self.timing = timing
+        self.started_at = self.now = now
+        self.wall = 0.0
+        self.out: list[Command] = []
+        self.speaker = LOCAL
+        self.timers = TimerHeap()
+        self.trouble: list[str] = []
+        self.listens: list[str] = []
+        self.unexpected = 0
+        self.log = EventLog(self)
+        self.refusals = RefusalLog(self)
+        self.requests = RequestQuota()
+        self.keys = KeyRegistry(self.emit, before, own, self.keys_ended)
+        self.jobs = Jobs(self, new_token, job_key, before)
+        self.nodes = NodeTable(self, before)
+        self.clients = ClientTable(self, before)
+        self.groups = GroupTable(self, before)
+        self.launches = Launches(self)
+        self.robots = RobotTable(self, before)
+        self.queries = HardwareQueries(self)
+        self.health = WorkerHealthLog(self)
+        self.drains = DrainTable(self)
+        self.early = EarlyMessages(self)
+        self.reconciler = Reconciler(self)
+        self.authority = Authority(self)
+        self._handlers = Handlers(self)
+        self.admit = self.keys.admit  # any thread; called for every frame, so without a detour
 
-    @property
-    def unexpected(self) -> int:
-        """How many notices did not fit what the head knows."""
-        return self._notices.unexpected
-
-    @property
-    def refused(self) -> int:
-        """How many messages and connections were refused."""
-        return self._tables.refusals.count
+    # --- events ---
 
     def started(self, endpoints: Sequence[str], wall: float) -> list[Command]:
-        """The head listens at *endpoints*: the first event, and no line in its own log. *wall* as in `handle`."""
-        tables = self._tables
-        text = f"the head has started: rlinf-actors {self.identity.version}"
-        tables.journal.add(LogEvent("head_started", text), wall)
-        tables.begin(tables.now, wall)
-        tables.listens = [endpoint for endpoint in endpoints if endpoint.startswith("tcp://")]
-        if tables.settling.over:
-            tables.jobs.settle()
-        tables.keys.begin(wall)
-        tables.keys.flush()
-        return tables.out
+        """The head listens at *endpoints*: the first event. *wall* as in `handle`."""
+        self._begin(self.now, wall)
+        # added directly: the head's own log has a line of its own about it
+        self.log.add(LogEvent("head_started", f"the head has started: rlinf-actors {self.identity.version}"))
+        self.listens = [endpoint for endpoint in endpoints if endpoint.startswith("tcp://")]
+        if self.early.over:
+            self.jobs.settle()
+        self.keys.begin(wall)
+        self.keys.flush()
+        return self.out
 
     def handle(self, event: Event, now: float, wall: float = 0.0) -> list[Command]:
-        """What to do about *event*, in order.
+        """Return what to do about *event*, in order.
 
         Args:
             event: what happened.
             now: the observer's monotonic time, in seconds.
-            wall: seconds since the epoch, for the event log alone.
+            wall: seconds since the epoch.
         """
-        tables = self._tables
-        tables.begin(now, wall)
-        if wall >= tables.keys.next_expiry():
-            tables.expire_keys()
-            self._deadline = None
-        if not self._is_routine(event):
-            self._deadline = None
+        self._begin(now, wall)
+        if wall >= self.keys.next_expiry():
+            self.keys.tick(wall)
+            self.keys.flush()
         held = False
         if isinstance(event, (RequestReceived, NoticeReceived)):
             if self._passes(event) and self._has_room(event):
-                held = tables.settling.holds(event)
+                held = self.early.holds(event)
                 if not held:
-                    self._said(event)
+                    self._process(event)
         elif isinstance(event, ConnectionRejected):
-            self._turned_away(event)
+            self._connection_rejected(event)
         elif isinstance(event, StoreStatus):
-            tables.trouble = [event.trouble] if event.trouble else []
+            self.trouble = [event.trouble] if event.trouble else []
         elif isinstance(event, PeerUnreachable):
-            tables.nodes.unreachable(event.peer, now)
-            tables.clients.unreachable(event.peer)
+            self.nodes.unreachable(event.peer)
+            self.clients.unreachable(event.peer)
         elif isinstance(event, HeadStalled):
-            tables.stalled(event.seconds)
+            self.nodes.stalled(event.seconds)
+            self.clients.stalled(event.seconds)
+            self.robots.stalled(event.seconds)
+            self.early.stalled(event.seconds)
         else:
-            tables.tick()
-        tables.look_settled()
-        waiting = [] if held else tables.settling.take([event])
-        while waiting:
-            for one in waiting:
-                if self._passes(one):  # once more: whose job it is may have come out meanwhile
-                    self._said(one)
+            self.timers.run_due(now)
+        if self.early.settle():
+            self._settled()
+        ready = [] if held else self.early.take([event])
+        while ready:
+            for message in ready:
+                if self._passes(message):  # again: meanwhile the head may know whose job it is
+                    self._process(message)
                 else:
-                    tables.dropped(one)
-            waiting = tables.settling.take(waiting)  # what one says may be what another waits for
-        tables.groups.restart_due(now)
-        tables.journal.tick(now, wall)
-        tables.groups.flush()
-        tables.launches.tick(now)
-        self._requests.answer_ending()
-        tables.drains.flush()
-        tables.journal.flush(wall)
-        tables.underway.wait()
-        return tables.out
-
-    def _passes(self, event: RequestReceived | NoticeReceived) -> bool:
-        """Whether a peer may say this; if not it is refused, and that is noted."""
-        tables = self._tables
-        try:
-            if event.member.key and tables.keys.admit(event.member.key, tables.wall) is None:  # ended while it was held
-                raise Refusal("authentication", tables.keys.why_not(event.member.key, tables.wall))
-            tables.authority.check(event)
-        except Refusal as error:
-            self._refuse(event, error)
-            return False
-        return True
-
-    def _has_room(self, event: RequestReceived | NoticeReceived) -> bool:
-        """Whether a peer may have one more request wait; if not it is refused, and that is noted."""
-        if not isinstance(event, RequestReceived):
-            return True
-        try:
-            self._tables.underway.begin(event.peer, event.id, event.member)
-        except Refusal as error:
-            self._refuse(event, error)
-            return False
-        return True
-
-    def _refuse(self, event: RequestReceived | NoticeReceived, error: Refusal) -> None:
-        """A request that was not let in: its number may be that of another, which still waits."""
-        tables = self._tables
-        if isinstance(event, RequestReceived):
-            text = f"{error.text}: {error.advice}" if error.advice else error.text
-            tables.out.append(Refuse(event.peer, event.id, error.kind, text))
-        tables.refusals.note(str(event.member), type(event.body).__name__, f"refused: {error.text}", tables.now)
-
-    def _turned_away(self, event: ConnectionRejected) -> None:
-        tables = self._tables
-        why = event.why or tables.keys.why_not(event.public, tables.wall)
-        text = f"refused a connection from {event.address or 'somebody'}: {why}"
-        kind = event.why or (event.public if tables.keys.knows(event.public) else "")  # else: anybody makes new keys
-        tables.refusals.note(event.address, f"connection {kind}", text, tables.now, event.times)
-        if self._deadline is not None:
-            self._deadline = min(self._deadline, tables.refusals.next_deadline())
-
-    def _said(self, event: RequestReceived | NoticeReceived) -> None:
-        """A peer said something, now or when it was too early to answer."""
-        self._tables.speaker = event.member
-        if isinstance(event, NoticeReceived):
-            self._notices.take(event)
-        else:
-            self._requests.answer(event)
+                    self.drop(message)
+            ready = self.early.take(ready)  # one of them may be what another waits for
+        self.groups.flush()
+        self.launches.flush()
+        self.robots.flush()
+        self._handlers.answer_ending()
+        self.drains.flush()
+        self.log.flush()
+        self.requests.wait()
+        return self.out
 
     def next_deadline(self) -> float:
-        """When a tick is due, infinity for never; may be too early: a beat, or a stranger, costs no look at all."""
-        if self._deadline is None:
-            self._deadline = self._tables.next_deadline()
-        return self._deadline
-
-    def _is_routine(self, event: Event) -> bool:
-        """Whether an event can only put deadlines off, or says itself which one it brings: a beat of somebody who is
-        well, a stranger who was turned away.
-        """
-        if isinstance(event, ConnectionRejected):
-            return True
-        if not isinstance(event, NoticeReceived) or not isinstance(event.body, (Beat, LogLines, LogCredit)):
-            return False
-        node = self._tables.nodes.of_peer(event.peer)
-        return node is None or node.life is NodeLife.READY
-
-    def status(self, now: float) -> Status:
-        """Everything, for people."""
-        return self._tables.status(now)
+        """Return when a TimerDue is due, infinity for never; it may be too early, as leases are renewed meanwhile."""
+        return min(self.timers.next_deadline(), self.now + self.keys.next_expiry() - self.wall)
 
     def farewell(self, reason: str) -> list[Command]:
         """The head ends on purpose, and the cluster with it: tell the clients."""
-        return [Notify(client.peer, Goodbye(reason)) for client in self._tables.clients.alive()]
+        return [Notify(client.peer, Goodbye(reason)) for client in self.clients.alive()]
 
     def restarting(self, reason: str) -> list[Command]:
         """The head ends and is expected back: tell agents and clients that nothing of theirs ends."""
-        sessions: list[Node | Client] = [*self._tables.nodes.alive(), *self._tables.clients.alive()]
+        sessions: list[Node | Client] = [*self.nodes.alive(), *self.clients.alive()]
         goodbye = Goodbye(reason, restarting=True)
         return [Notify(session.peer, goodbye) for session in sessions]
+
+    def _begin(self, now: float, wall: float) -> None:
+        self.now, self.wall, self.out, self.speaker = now, wall, [], LOCAL
+
+    def _process(self, event: Message) -> None:
+        self.speaker = event.member
+        if isinstance(event, NoticeReceived):
+            self._handlers.notice(event)
+        else:
+            self._handlers.request(event)
+
+    def _passes(self, event: Message) -> bool:
+        """True if the member may send this message; else it is refused, and that is logged."""
+        try:
+            if event.member.key and self.keys.admit(event.member.key, self.wall) is None:  # ended while it was held
+                raise Refusal("authentication", self.keys.why_not(event.member.key, self.wall))
+            self.authority.check(event)
+        except Refusal as error:
+            self._refuse(event, error)
+            return False
+        return True
+
+    def _has_room(self, event: Message) -> bool:
+        """True if the member may have one more request without an answer."""
+        try:
+            if isinstance(event, RequestReceived):
+                self.requests.begin(event.peer, event.id, event.member)
+        except Refusal as error:
+            self._refuse(event, error)
+            return False
+        return True
+
+    def _refuse(self, event: Message, error: Refusal) -> None:
+        if isinstance(event, RequestReceived):
+            text = f"{error.text}: {error.advice}" if error.advice else error.text
+            # not by `emit`: the number may be that of another request, which still waits
+            self.out.append(Refuse(event.peer, event.id, error.kind, text))
+        self.refusals.note(str(event.member), type(event.body).__name__, f"refused: {error.text}")
+
+    def _connection_rejected(self, event: ConnectionRejected) -> None:
+        why = event.why or self.keys.why_not(event.public, self.wall)
+        text = f"refused a connection from {event.address or 'an unknown address'}: {why}"
+        # unlisted keys are one kind: anybody makes new ones
+        kind = event.why or (event.public if self.keys.knows(event.public) else "")
+        self.refusals.note(event.address, f"connection {kind}", text, event.times)
+
+    def _settled(self) -> None:
+        """The nodes from before a restart are back, or lost: abandon what they alone could tell."""
+        self.nodes.abandon_missing()
+        self.groups.settle()
+        self.jobs.settle()
+        self.groups.flush()  # the name of a group that ended meanwhile is free for a launch that was held
+
+    # --- what tables call ---
+
+    def emit(self, command: Command) -> None:
+        """Do *command* about the event at hand; a LogEvent goes into the event log too."""
+        if isinstance(command, LogEvent):
+            command = shown(command)
+            self.log.add(command, self._share_of(command))
+        answer = command.then if isinstance(command, Persist) else command
+        if isinstance(answer, (Answer, Refuse)):
+            self.requests.done(answer.peer, answer.id)
+        self.out.append(command)
+
+    def drop(self, event: Message) -> None:
+        """A message that was held back will not be handled."""
+        if isinstance(event, RequestReceived):
+            self.requests.done(event.peer, event.id)
+
+    def node_lost(self, node: Node, reason: str, certain: bool, successor: AgentHello | None) -> None:
+        """A node's agent is gone, and its workers with it.
+
+        Args:
+            node: the node.
+            reason: why, for people.
+            certain: the agent said goodbye, so its workers have ended.
+            successor: the hello of the agentd that takes its place.
+        """
+        self.queries.node_lost(node, reason)
+        if successor is None:
+            self.emit(of_node("node_left" if certain else "node_lost", node, f"is gone: {reason}"))
+            self.groups.node_lost(node, reason, certain)
+        else:
+            self.reconciler.replaced(node, successor)
+        self.clients.unwatch(node.id, node.last_seen)
+
+    def client_gone(self, incarnation: str, client: Client | None) -> None:
+        """A client has ended; *client* is None for one that this head has never met."""
+        self.groups.client_gone(incarnation, client)
+        if client is None:
+            return
+        if client.role == "driver":
+            self.emit(of_driver("driver_ended", client, f"has ended: {self.clients.ended(incarnation)}"))
+        self.reconciler.client_gone(client)
+        for table in (self.log, self.nodes, self.early, self.requests, self.queries):
+            table.forget(client.peer)
+        self.groups.forget_job(client.namespace)
+
+    def worker_gone(self, worker_id: str) -> None:
+        """A worker's process has ended: so have its session with the head, and its children."""
+        self.drains.changed()
+        client = self.clients.of_worker(worker_id)
+        for ended in [*self.clients.below(worker_id), *([client] if client is not None else [])]:
+            if self.clients.get(ended.incarnation) is ended:  # the end of one may end another
+                self.clients.gone(ended, "its worker has ended")
+
+    def keys_ended(self, ended: Sequence[KeyState], why: str) -> None:
+        """Keys are not valid any more: sessions with them end, and nothing that these peers send counts.
+
+        When a member has no key left its jobs end too: it knows their tokens and could go on in their names.
+        """
+        keys = {key.public for key in ended}
+        reason = f"its key is not valid any more: {why}"
+        self.log.forget_keys(keys)
+        for node in [node for node in self.nodes.alive() if node.member.key in keys]:
+            running = [worker.id for _, workers in self.groups.on_node(node.id) for worker in workers]
+            self.emit(Notify(node.peer, StopWorkers(running, self.timing.orphan_grace_s, reason)))
+            self.early.forget(node.peer)
+            self.nodes.revoked(node, reason)
+        for client in [client for client in self.clients.alive() if client.member.key in keys]:
+            self.emit(Notify(client.peer, abandoned(reason)))
+            self.clients.gone(client, reason)
+        for key in ended:
+            if not key.token and not self.keys.has(key.role, key.name):
+                self._end_jobs_known_to(key, why)
+
+    def _end_jobs_known_to(self, key: KeyState, why: str) -> None:
+        member = Member(key.role, key.name)
+        if key.role == "driver":
+            for namespace in self.jobs.of_driver(key.name):
+                self._end_job(namespace, f"the key of its driver is not valid any more: {why}")
+        for node in [node for node in self.nodes.all() if node.member.is_same(member)]:
+            for namespace in sorted(node.jobs):
+                self._end_job(namespace, f"node {node.name} knows its token, and has no valid key any more: {why}")
+
+    def _end_job(self, namespace: str, reason: str) -> None:
+        for client in self.clients.of_job(namespace):
+            if self.clients.get(client.incarnation) is client:  # the end of one may end another
+                self.emit(Notify(client.peer, abandoned(reason)))
+                self.clients.gone(client, reason)
+        for group in self.groups.of_job(namespace):
+            if not group.stopping:
+                self.groups.stop_group(group, reason)
+        self.jobs.forget(namespace)
+
+    def _share_of(self, event: LogEvent) -> str:
+        """Return in whose share of the event log it counts: that of the member who caused it, else of its job."""
+        if self.speaker.role in ("local", "worker"):
+            return self.jobs.whose(self.speaker.job or event.namespace)
+        return str(self.speaker)
+
+    # --- status ---
+
+    def status(self, now: float, sees: Callable[[str], bool] = _all_namespaces, hosts: bool = True) -> Status:
+        """Return the state of the cluster.
+
+        Args:
+            now: the time.
+            sees: which namespaces are shown.
+            hosts: show which nodes are one machine.
+        """
+        nodes = self.nodes.states(now)
+        if not hosts:
+            nodes = [replace(node, report=replace(node.report, host="")) for node in nodes]
+        return Status(
+            self.identity.epoch,
+            self.identity.version,
+            now - self.started_at,
+            nodes,
+            self.groups.states(sees),
+            [str(client) for client in self.clients.alive() if sees(client.namespace)],
+            self.groups.claims.states(now),
+            self.robots.stopped(),
+            self.trouble,
+            self.wall,
+            PROTOCOL,
+            OLDEST,
+        )

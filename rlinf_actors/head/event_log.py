@@ -1,67 +1,61 @@
-"""The event log: who joined, died, and why. Pure.
+"""The event log: who joined, who died, and why. Pure.
 
-House rules: an event is added by a LogEvent alone, so that this log and the head's own never differ. What is kept is
-bounded, and so is what waits here for a reader: a question that nobody can answer yet, never an event. Room is made by
-whoever has most of it, a member, a job or what was refused: nobody pushes out what others did.
-
-What the event log says of nodes, clients, groups and workers. Pure.
-
-What the head has refused, for the event log. Pure.
-
-House rule: whoever is refused can make us write a line a minute, and not more: what a stranger sends must not push
-everything else out of the log.
+House rules: only a LogEvent adds an entry, so this log and the head's own never differ. What is kept is bounded. The
+member, job or kind of refusals with most entries makes room, so that no member pushes out what concerns others. A
+refused peer adds one line a minute at most.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
-from rlinf_actors.head.commands import Answer, Emit, LogEvent, Refusal
+from rlinf_actors.head import quotas
+from rlinf_actors.head.commands import Answer, LogEvent
+from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
+from rlinf_actors.head.timers import Timer
 from rlinf_actors.security.refusal_tally import Due, RefusalTally
 from rlinf_actors.wire.client_messages import Events, GetEvents
 from rlinf_actors.wire.protocol import printable
 from rlinf_actors.wire.values import ClusterEvent, EventKind, ending, orderly
 
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
+
 KEPT_EVENTS = 10_000
 KEPT_CHARS = 16 << 20
-"""Most of what is kept: the last lines of workers that died make some events much longer than others."""
+"""Most text that is kept: the last lines of workers that died make some events much longer than others."""
 ANSWER_EVENTS = 1000
 ANSWER_CHARS = 1 << 20
 """Most of one answer; a reader asks again for the rest."""
 MAX_WAIT_S = 60.0
-MAX_READERS = 1024
-MAX_READERS_OF_ONE = 32
-"""With one key: there is room for others."""
-
 
 Sees = Callable[[str], bool]
-"""Whether a reader is shown the events of a namespace; it sees what belongs to none."""
+"""True for a namespace whose events a reader is shown; events without a namespace are shown to all."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Reader:
     peer: bytes
     id: int
     asked: GetEvents
-    deadline: float
     sees: Sees
     key: str
+    timer: Timer | None = None
 
 
 @dataclass
 class _Share:
-    """What is kept because of one member, of a job, or of refusals: numbers, the oldest first."""
+    """Entries that are kept because of one member, of a job, or of refusals: numbers, the oldest first."""
 
     seqs: deque[int] = field(default_factory=deque)
     chars: int = 0
@@ -74,15 +68,14 @@ class EventLog:
     """The newest events, and the readers that wait for the next.
 
     Args:
-        log: name of this log; that of another head differs.
-        emit: takes commands.
-        kept: how many events at most.
-        kept_chars: how many characters of text at most.
+        head: its epoch is the name of this log; that of another head differs.
+        kept: events at most.
+        kept_chars: characters of text at most.
     """
 
-    def __init__(self, log: str, emit: Emit, kept: int = KEPT_EVENTS, kept_chars: int = KEPT_CHARS) -> None:
-        self._log = log
-        self._emit = emit
+    def __init__(self, head: Coordinator, kept: int = KEPT_EVENTS, kept_chars: int = KEPT_CHARS) -> None:
+        self._head = head
+        self._log = head.identity.epoch
         self._kept = kept
         self._kept_chars = kept_chars
         self._events: deque[ClusterEvent] = deque()
@@ -91,14 +84,15 @@ class EventLog:
         self._chars = 0
         self._last = 0
         self._flushed = 0
-        self._readers: list[_Reader] = []
+        self._readers: dict[_Reader, None] = {}
+        self._of_key = Quota("readers of a key")
 
-    def add(self, record: LogEvent, wall: float, whose: str = "") -> None:
-        """Something happened, at *wall* seconds since the epoch; older events make room. *whose*: in whose share it is
-        counted.
-        """
+    def add(self, entry: LogEvent, whose: str = "") -> None:
+        """Add an entry in the share of *whose*; older entries make room."""
         self._last += 1
-        event = ClusterEvent(self._last, wall, **{name: getattr(record, name) for name in record.__struct_fields__})
+        event = ClusterEvent(
+            self._last, self._head.wall, **{name: getattr(entry, name) for name in entry.__struct_fields__}
+        )
         self._events.append(event)
         key = None if event.kind == "refused" else whose
         share = self._shares.setdefault(key, _Share())
@@ -108,61 +102,58 @@ class EventLog:
         while len(self._events) > self._kept or (self._chars > self._kept_chars and len(self._events) > 1):
             self._make_room()
 
-    def ask(
-        self,
-        peer: bytes,
-        id: int,
-        asked: GetEvents,
-        now: float,
-        wall: float,
-        sees: Sees = lambda namespace: True,
-        key: str = "",
-    ) -> Events | None:
-        """The answer, or None when it comes later; *key* is the asker's.
+    def ask(self, peer: bytes, id: int, asked: GetEvents, sees: Sees, key: str = "") -> Events | None:
+        """Return the answer to a reader with this key, or None when it comes later.
 
         Raises:
-            Refusal: too many wait already.
+            Refusal: too many readers wait already.
         """
         if asked.log and asked.log != self._log:
-            asked = msgspec.structs.replace(asked, since=0)
+            asked = replace(asked, since=0)
         since = self._last if asked.since < 0 else min(asked.since, self._last)
-        asked = msgspec.structs.replace(asked, since=since, log=self._log)
-        found = self._find(asked, wall, sees)
+        asked = replace(asked, since=since, log=self._log)
+        found = self._find(asked, sees)
         if found.events or found.missing or not asked.wait_s > 0:
             return found
-        if len(self._readers) >= MAX_READERS:
-            raise Refusal("usage", f"{MAX_READERS} readers of the event log wait already")
-        if key and sum(reader.key == key for reader in self._readers) >= MAX_READERS_OF_ONE:
-            raise Refusal("usage", f"{MAX_READERS_OF_ONE} readers of the event log with your key wait already")
-        self._readers.append(_Reader(peer, id, asked, now + min(asked.wait_s, MAX_WAIT_S), sees, key))
+        quotas.check("readers", "the head", len(self._readers))
+        self._of_key.check(key, "your key")
+        reader = _Reader(peer, id, asked, sees, key)
+        deadline = self._head.now + min(asked.wait_s, MAX_WAIT_S)
+        reader.timer = self._head.timers.at(deadline, lambda: self._answer(reader, self._find(asked, sees)))
+        self._readers[reader] = None
+        self._of_key.take(key)
         return None
 
-    def flush(self, wall: float) -> None:
-        """Answer the readers for whom something has happened since the last flush."""
+    def flush(self) -> None:
+        """Answer the readers for whom there are new entries since the last flush."""
         if self._flushed < self._last:
             self._flushed = self._last
-            self._answer([(reader, self._find(reader.asked, wall, reader.sees)) for reader in self._readers])
-
-    def tick(self, now: float, wall: float) -> None:
-        """Answer the readers whose time is over: nothing has happened."""
-        for reader in [reader for reader in self._readers if now >= reader.deadline]:
-            self._readers.remove(reader)
-            self._emit(Answer(reader.peer, reader.id, self._find(reader.asked, wall, reader.sees)))
+            for reader in list(self._readers):
+                found = self._find(reader.asked, reader.sees)
+                if found.events:
+                    self._answer(reader, found)
 
     def forget(self, peer: bytes) -> None:
-        """A client has ended: nobody reads there any more."""
-        self._readers = [reader for reader in self._readers if reader.peer != peer]
+        """A client has ended."""
+        for reader in [reader for reader in self._readers if reader.peer == peer]:
+            self._remove(reader)
 
     def forget_keys(self, keys: Container[str]) -> None:
-        """Nobody with these keys reads any more."""
-        self._readers = [reader for reader in self._readers if reader.key not in keys]
+        """These keys are not valid any more."""
+        for reader in [reader for reader in self._readers if reader.key in keys]:
+            self._remove(reader)
 
-    def next_deadline(self) -> float:
-        """When `tick` has something to do, infinity for never."""
-        return min((reader.deadline for reader in self._readers), default=math.inf)
+    def _answer(self, reader: _Reader, events: Events) -> None:
+        self._remove(reader)
+        self._head.emit(Answer(reader.peer, reader.id, events))
+
+    def _remove(self, reader: _Reader) -> None:
+        del self._readers[reader]
+        self._of_key.free(reader.key)
+        self._head.timers.cancel(reader.timer)
 
     def _make_room(self) -> None:
-        """Drop the oldest event of whoever has most; never the newest."""
+        """Drop the oldest entry of the largest share; never the newest entry."""
         others = [share for share in self._shares.values() if share.seqs[0] != self._last]
         share = max(others, key=lambda share: len(share.seqs) / self._kept + share.chars / self._kept_chars)
         place = bisect_left(self._events, share.seqs.popleft(), key=_SEQ)
@@ -177,13 +168,7 @@ class EventLog:
         share.chars += chars
         self._chars += chars
 
-    def _answer(self, found: list[tuple[_Reader, Events]]) -> None:
-        self._readers = [reader for reader, events in found if not events.events]
-        for reader, events in found:
-            if events.events:
-                self._emit(Answer(reader.peer, reader.id, events))
-
-    def _find(self, asked: GetEvents, wall: float, sees: Sees) -> Events:
+    def _find(self, asked: GetEvents, sees: Sees) -> Events:
         limit, room = min(max(asked.limit, 1), ANSWER_EVENTS), ANSWER_CHARS
         chosen: list[ClusterEvent] = []
         seen, missing = asked.since, 0
@@ -195,11 +180,11 @@ class EventLog:
                 room -= _chars(event)
             missing += event.seq - seen - 1
             seen = event.seq
-        return Events(self._log, wall, chosen, seen, missing, seen < self._last)
+        return Events(self._log, self._head.wall, chosen, seen, missing, seen < self._last)
 
 
 def _chars(event: ClusterEvent) -> int:
-    """About how long it is."""
+    """Return about how long an entry is."""
     exit = event.exit
     return len(event.text) + (0 if exit is None else len(exit.reason) + sum(map(len, exit.stderr_tail)))
 
@@ -207,7 +192,7 @@ def _chars(event: ClusterEvent) -> int:
 ERRORS = frozenset({"robot_conflict"})
 """Kinds of events that need a person."""
 WARNINGS = frozenset({"node_lost", "worker_died", "lease_lost", "estop", "estop_released", "refused", "events_missing"})
-"""Kinds of events that are no part of an orderly life."""
+"""Kinds of events that an orderly run does not have."""
 
 
 def level(kind: str) -> int:
@@ -217,24 +202,23 @@ def level(kind: str) -> int:
     return logging.WARNING if kind in WARNINGS else logging.INFO
 
 
+# In these, *text* follows the name of the node, driver, group or worker.
+
+
 def of_node(kind: EventKind, node: Node, text: str) -> LogEvent:
-    """*text* follows the node's name."""
     return LogEvent(kind, f"node {node.name} {text}", node=node.report.hostname, node_id=node.id)
 
 
 def of_driver(kind: EventKind, client: Client, text: str) -> LogEvent:
-    """*text* follows what the driver is called."""
     return LogEvent(kind, f"{client} {text}", namespace=client.namespace, pid=client.pid)
 
 
 def of_group(kind: EventKind, group: Group, text: str) -> LogEvent:
-    """*text* follows the group's name."""
     name = f"group {group.name!r} of namespace {group.namespace!r}"
     return LogEvent(kind, f"{name} {text}", namespace=group.namespace, group=group.name)
 
 
 def of_worker(kind: EventKind, worker: WorkerRecord, node: str, text: str) -> LogEvent:
-    """*text* follows the worker's name; *node* is the name of its node."""
     spec = worker.spec
     process = f" (process {worker.pid})" if worker.pid else ""
     return LogEvent(
@@ -252,7 +236,7 @@ def of_worker(kind: EventKind, worker: WorkerRecord, node: str, text: str) -> Lo
 
 
 def of_life(worker: WorkerRecord, before: WorkerLife, node: str) -> LogEvent | None:
-    """What a step of a worker's life is; None for one that is no news."""
+    """Return the entry for a step in the life of a worker, None for one without an entry."""
     if worker.life is WorkerLife.RUNNING and before is WorkerLife.STARTING:
         if worker.spec.incarnation:
             return of_worker("worker_restarted", worker, node, f"is up again, restart {worker.spec.incarnation}")
@@ -268,7 +252,7 @@ def of_life(worker: WorkerRecord, before: WorkerLife, node: str) -> LogEvent | N
 
 
 def of_end(group: Group) -> LogEvent:
-    """All workers of a group are gone."""
+    """Return the entry for the end of a group."""
     died = [w for w in group.workers.values() if w.exit is not None and not orderly(group.name, w.exit)]
     count = len(group.workers)
     how = f"{len(died)} of its {count} workers died" if died else f"its workers ({count}) were stopped"
@@ -279,52 +263,57 @@ NAME_CHARS = 200
 
 
 def shown(record: LogEvent) -> LogEvent:
-    """An entry of the log as it may be kept and shown."""
+    """Return an entry with its texts cut and made printable."""
     fields = ("node", "node_id", "namespace", "group", "worker_id")
     names = {name: printable(getattr(record, name), NAME_CHARS) for name in fields}
-    return msgspec.structs.replace(record, text=printable(record.text), **names)
+    return replace(record, text=printable(record.text), **names)
 
 
 WINDOW_S = 60.0
 
 
 class RefusalLog:
-    """All refusals of the head.
+    """Logs what the head refuses: the first of each kind at once, repetitions by their number once a minute."""
 
-    Args:
-        emit: takes commands.
-    """
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
         self._tally: RefusalTally[LogEvent] = RefusalTally(WINDOW_S)
+        self._timer: Timer | None = None
 
     @property
     def count(self) -> int:
         """Refusals so far."""
         return self._tally.count
 
-    def note(self, who: str, kind: str, text: str, now: float, times: int = 1) -> None:
-        """The head has refused something, *times* times.
+    def note(self, who: str, kind: str, text: str, times: int = 1) -> None:
+        """Count a refusal.
 
         Args:
             who: was refused; a refusal is a repetition of the one before if *who* and *kind* are the same.
             kind: of the refusal.
             text: one line for people.
-            now: the time.
             times: how often.
         """
-        if self._tally.note(who, kind, LogEvent("refused", text), now, times):
-            self.tick(now)
+        if self._tally.note(who, kind, LogEvent("refused", text), self._head.now, times):
+            self._report()
+        elif self._timer is None:
+            self._arm()
 
-    def tick(self, now: float) -> None:
-        """Time has passed: say how often what was said has happened since."""
-        for due in self._tally.take(now):
-            self._emit(replace(due.what, text=_text(due)))
+    def _report(self) -> None:
+        for due in self._tally.take(self._head.now):
+            self._head.emit(replace(due.what, text=_text(due)))
+        if self._timer is None:
+            self._arm()
 
-    def next_deadline(self) -> float:
-        """When `tick` has something to say, infinity for never."""
-        return self._tally.next_deadline()
+    def _arm(self) -> None:
+        # A timer that is set stays: later refusals are due later.
+        self._timer = self._head.timers.at(self._tally.next_deadline(), self._time_passed)
+        if self._timer.action is None:
+            self._timer = None
+
+    def _time_passed(self) -> None:
+        self._timer = None
+        self._report()
 
 
 def _text(due: Due[LogEvent]) -> str:

@@ -1,36 +1,25 @@
-"""What the head answers: who asks for what, and who may. Pure; a Request gets exactly one answer, now or later.
+"""What the head does about each kind of message. Pure.
 
-What agents and clients tell the head, and who else is to know. Pure; what is not expected is counted and dropped.
-
-What is asked about keys: members for themselves, the administrator for all. Pure.
-
-Who may ask is decided before (head.authority): members change their own key, join tokens list one, and the rest is for
-who sits at the head's machine: on its unix socket, or with its own key.
+Four tables map a message class to its handler: requests that need no session, requests of clients, notices of agents
+and notices of clients. `head.authority` has decided before that this member may send the message. A request handler
+returns the answer, or None when the answer comes later; a Refusal is the answer too. A notice that is in no table, or
+that does not fit the state, is counted and dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.head import validation
-from rlinf_actors.head.client_table import given_up
-from rlinf_actors.head.cluster_state import ClusterState
-from rlinf_actors.head.commands import (
-    Answer,
-    EndCluster,
-    NoticeReceived,
-    Notify,
-    Refusal,
-    Refuse,
-    RequestReceived,
-)
+from rlinf_actors.head.client_table import abandoned
+from rlinf_actors.head.commands import Answer, EndCluster, NoticeReceived, Notify, Refusal, Refuse, RequestReceived
 from rlinf_actors.head.event_log import of_driver, of_node
 from rlinf_actors.head.records import Client, Node
-from rlinf_actors.head.validation import check_agent, check_names, own_namespace
+from rlinf_actors.head.validation import own_namespace
 from rlinf_actors.net.link import peer_name
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire.agent_messages import (
@@ -72,6 +61,7 @@ from rlinf_actors.wire.client_messages import (
     Launch,
     RevokeKey,
     RotateKey,
+    Status,
     StopCluster,
     StopGroup,
     WatchClients,
@@ -79,244 +69,160 @@ from rlinf_actors.wire.client_messages import (
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, printable, spoken, what_to_upgrade
 
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
+
 NOT_KEPT = (
     "the head could not write that down: one that is restarted will not know it. Its log and `rlinf-actors status` "
     "say why"
 )
-
-
-class KeyRequests:
-    """Answers them.
-
-    Args:
-        tables: of the head.
-    """
-
-    def __init__(self, tables: ClusterState) -> None:
-        self._tables = tables
-
-    def answer(self, event: RequestReceived) -> Keys | None:
-        """The answer, or None when it comes once what was changed is durable.
-
-        Raises:
-            Refusal: it cannot be, and why.
-        """
-        tables, body = self._tables, event.body
-        if isinstance(body, GetKeys):
-            return self._keys(tables.keys.all())
-        if isinstance(body, AddKey):
-            self._done(event, [tables.keys.add(body, who(event.member, body.by), tables.wall)])
-        elif isinstance(body, RevokeKey):
-            self._done(event, tables.keys.revoke(body, who(event.member, body.by), tables.wall))
-        elif isinstance(body, Enroll):
-            self._enrolled(event, tables.keys.enroll(event.member, body, tables.wall))
-        elif isinstance(body, RotateKey):
-            self._enrolled(event, tables.keys.rotate(event.member, body, tables.wall))
-        return None
-
-    def _done(self, event: RequestReceived, changed: list[KeyState]) -> None:
-        self._tables.keys.flush(
-            Answer(event.peer, event.id, self._keys(changed)),
-            Answer(event.peer, event.id, self._keys(changed, NOT_KEPT)),
-        )
-
-    def _enrolled(self, event: RequestReceived, key: KeyState) -> None:
-        self._tables.keys.flush(
-            Answer(event.peer, event.id, Enrolled(key.role, key.name)),
-            Answer(event.peer, event.id, Enrolled(key.role, key.name, NOT_KEPT)),
-        )
-
-    def _keys(self, keys: list[KeyState], warning: str = "") -> Keys:
-        own, listens = self._tables.keys.own.public, self._tables.listens
-        return Keys(keys, own, listens, self._tables.wall, warning)
-
-
-def who(member: Member, said: str) -> str:
-    """Who asks, for people: what it says of itself, and what its key says."""
-    said = printable(said)
-    return said if member.role == "local" else f"{said} ({member})"
-
-
-Signed = TypeVar("Signed", DrainNode, EndGroup, EStop, StopCluster)
 MAX_NODES = 100_000
-"""More than any cluster has: a wait names each that is missing."""
+"""More than any cluster has: a request that times out names each node that is missing."""
+Signed = TypeVar("Signed", DrainNode, EndGroup, EStop, StopCluster)
 
 
-class RequestHandlers:
-    """Answers requests.
+class Handlers:
+    """Dispatches messages by their class."""
 
-    Args:
-        tables: of the head.
-    """
-
-    def __init__(self, tables: ClusterState) -> None:
-        self._tables = tables
-        self._keys = KeyRequests(tables)
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
         self._ending: list[tuple[bytes, int, bool]] = []
         self._why_ending = "a driver ended it"
+        launches = head.launches
+        # People and tools have no session: `rlinf-actors status`, `plan`, `events`, `keys`.
+        self._requests: Mapping[type[Any], Callable[[RequestReceived, Any], Body | None]] = {
+            AgentHello: self._agent_hello,
+            ClientHello: self._client_hello,
+            GetStatus: self._status,
+            GetEvents: self._events,
+            EnumerateHardware: head.queries.ask,
+            DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
+            EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
+            EndGroup: lambda event, body: launches.end(event, _signed(event, body)),
+            StopCluster: self._stop_for_good,
+            GetKeys: lambda event, body: self._keys(head.keys.all()),
+            AddKey: self._add_key,
+            RevokeKey: self._revoke_key,
+            Enroll: self._enroll,
+            RotateKey: self._rotate_key,
+        }
+        self._requests_of_clients: Mapping[type[Any], Callable[[Client, RequestReceived, Any], Body | None]] = {
+            GetNodes: self._get_nodes,
+            GetEvents: self._events_of_job,
+            Launch: self._launch,
+            FindGroup: launches.find,
+            Detach: lambda client, event, body: launches.detach(client, body),
+            StopGroup: launches.stop,
+            FlushLogs: self._flush_logs,
+            StopCluster: self._stop_own,
+        }
+        self._notices_of_agents: Mapping[type[Any], Callable[[Node, Any], None]] = {
+            Beat: self._agent_beat,
+            WorkerReady: head.groups.ready,
+            WorkerExited: lambda node, body: head.groups.exited(node, body.id, validation.exit_report(body.exit)),
+            ProcessGone: lambda node, body: head.clients.process_ended(node, body.incarnation),
+            WorkersHealth: lambda node, body: head.health.report(node, validation.health(body)),
+            LogLines: self._route_lines,
+            HardwareFound: head.queries.found,
+            # from an agent of an earlier version: workers write refusals to their own logs now
+            RefusalReport: lambda node, body: None,
+            Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),
+        }
+        self._notices_of_clients: Mapping[type[Any], Callable[[Client, Any], None]] = {
+            Beat: self._client_beat,
+            LogCredit: self._log_credit,
+            WatchClients: lambda client, body: head.clients.subscribe(client, body.incarnations),
+            Handles: head.reconciler.handles,
+            Goodbye: lambda client, body: head.clients.gone(client, printable(body.reason) or "it said goodbye"),
+        }
 
-    def answer(self, event: RequestReceived) -> None:
-        """Answer *event*, now or later."""
-        tables = self._tables
+    def request(self, event: RequestReceived) -> None:
+        """Answer a request, now or later."""
+        head = self._head
         try:
             answer = self._answer(event)
         except Refusal as error:
-            tables.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
+            head.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
             if isinstance(event.body, (AgentHello, ClientHello)):
                 who = peer_name(event.peer) if event.member == LOCAL else str(event.member)
-                text = f"refused {who} ({error.kind}): {error.text}"
-                tables.refusals.note(who, error.kind, text, tables.now)
+                head.refusals.note(who, error.kind, f"refused {who} ({error.kind}): {error.text}")
         else:
             if answer is not None:
-                tables.emit(Answer(event.peer, event.id, answer))
-
-    def answer_ending(self) -> None:
-        """Once everything has stopped after StopCluster: answer that, and end the head."""
-        tables = self._tables
-        if self._ending and not len(tables.groups):
-            for peer, id, _ in self._ending:
-                tables.emit(Answer(peer, id, Done()))
-            if not all(stay for _, _, stay in self._ending):
-                tables.emit(EndCluster(self._why_ending))
-            self._ending = []
+                head.emit(Answer(event.peer, event.id, answer))
 
     def _answer(self, event: RequestReceived) -> Body | None:
-        """The answer, or None when it comes later."""
-        tables = self._tables
-        body = event.body
-        if isinstance(body, AgentHello):
-            return self._agent_hello(event, body)
-        if isinstance(body, ClientHello):
-            return self._client_hello(event, body)
-        if isinstance(body, GetStatus):
-            sees = tables.authority.sees(event)
-            # who knows of another's machine could pose as an agent there, who sees the ends of its drivers
-            hosts = event.member.role != "agent"
-            return tables.status(tables.now, lambda name: body.namespace in (None, name) and sees(name), hosts)
-        if isinstance(body, DrainNode):
-            tables.drains.ask(event.peer, event.id, _signed(event, body), tables.now)
-            return None
-        if isinstance(body, EStop):
-            tables.robots.estop(event.peer, event.id, _signed(event, body))
-            return None
-        if isinstance(body, EndGroup):
-            tables.launches.end(event.peer, event.id, _signed(event, body))
-            return None
-        if isinstance(body, (Enroll, RotateKey, AddKey, RevokeKey, GetKeys)):
-            return self._keys.answer(event)
-        if isinstance(body, EnumerateHardware):  # of an observer too: `rlinf-actors plan` has no session
-            tables.looks.ask(event.peer, event.id, body, tables.now)
-            return None
-        client = tables.clients.of_peer(event.peer)
-        if isinstance(body, StopCluster) and client is None:
-            self._stop_for_good(event, body)
-            return None
-        if isinstance(body, GetEvents):  # of an observer too: `rlinf-actors events`
-            if client is not None:
-                own_namespace(client, body.namespace or "")
-            sees = tables.authority.sees(event) if client is None else _everything
-            return tables.journal.ask(event.peer, event.id, body, tables.now, tables.wall, sees, event.member.key)
-        if client is None:
-            tables.emit(Notify(event.peer, Beat(HELLO_AGAIN)))
-            raise Refusal("hello", "the head does not know this process: it was restarted, or no hello was sent")
-        tables.clients.heard(event.peer, tables.now)
-        return self._client_asked(client, event)
+        head, kind = self._head, type(event.body)
+        client = head.clients.of_peer(event.peer)
+        if client is not None:
+            client.last_seen = head.now
+            if kind in self._requests_of_clients:
+                return self._requests_of_clients[kind](client, event, event.body)
+        if kind in self._requests:
+            return self._requests[kind](event, event.body)
+        if client is not None:
+            raise Refusal("protocol", f"the head does not answer a {kind.__name__}")
+        head.emit(Notify(event.peer, Beat(HELLO_AGAIN)))
+        raise Refusal("hello", "the head does not know this process: it was restarted, or no hello was sent")
 
-    def _client_asked(self, client: Client, event: RequestReceived) -> Body | None:
-        tables = self._tables
-        body = event.body
-        if isinstance(body, GetNodes):
-            if not 0 <= body.num_nodes <= MAX_NODES:
-                raise Refusal("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
-            tables.nodes.wait(event.peer, event.id, body, tables.now)
-            return None
-        if isinstance(body, Launch):
-            if self._ending:
-                raise Refusal("usage", "the cluster is being stopped")
-            return tables.launches.launch(client, event.peer, event.id, body, tables.now)
-        if isinstance(body, FindGroup):
-            return tables.launches.find(client, event.peer, event.id, body, tables.now)
-        if isinstance(body, Detach):
-            return tables.launches.detach(client, body)
-        if isinstance(body, StopGroup):
-            tables.launches.stop(client, event.peer, event.id, body)
-            return None
-        if isinstance(body, FlushLogs):
-            return self._flush_logs(client, body)
-        if isinstance(body, StopCluster):
-            if not tables.identity.embedded:
-                raise Refusal("usage", "this cluster is not the driver's own: `rlinf-actors head stop` ends it")
-            self._end_all(event, body)
-            return None
-        raise Refusal("protocol", f"the head does not answer a {type(body).__name__}")
+    def notice(self, event: NoticeReceived) -> None:
+        """Take a notice; an unknown peer is asked to say hello."""
+        head, peer, body = self._head, event.peer, event.body
+        node, client = head.nodes.of_peer(peer), head.clients.of_peer(peer)
+        try:
+            if node is not None:
+                head.nodes.heard(node)
+                self._notices_of_agents.get(type(body), _unexpected)(node, body)
+            elif client is not None:
+                client.last_seen = head.now
+                self._notices_of_clients.get(type(body), _unexpected)(client, body)
+            elif isinstance(body, Beat) and (reason := head.clients.ended(body.incarnation)) is not None:
+                head.emit(Notify(peer, abandoned(reason)))
+            elif not isinstance(body, Goodbye):
+                head.emit(Notify(peer, Beat(HELLO_AGAIN)))
+        except ProtocolError:  # a fault of that peer must not end the head
+            head.unexpected += 1
 
-    def _flush_logs(self, client: Client, body: FlushLogs) -> Flushing:
-        """Pass it on to the nodes of the client's job; lines go to the job's first driver alone."""
-        tables = self._tables
-        nodes = [node for node in tables.nodes.alive() if client.namespace in node.jobs]
-        if tables.clients.driver_of(client.namespace) is not client:
-            nodes = []
-        for node in nodes:
-            tables.emit(Notify(node.peer, FlushLogs(client.namespace, body.wait_s)))
-        return Flushing(len(nodes))
-
-    def _stop_for_good(self, event: RequestReceived, body: StopCluster) -> None:
-        """`rlinf-actors head stop`.
-
-        Raises:
-            Refusal: a driver owns this cluster, or whoever asks is not the administrator.
-        """
-        if self._tables.identity.embedded:
-            raise Refusal("usage", "this is the private cluster of a script: it ends with that script")
-        if event.member.role not in ("local", "head"):
-            raise Refusal("authentication", f"{event.member} may not end the cluster: the head's own key may")
-        asked = _signed(event, body)
-        self._why_ending = f"{asked.by or 'somebody'} ended the cluster" + (f": {asked.reason}" if asked.reason else "")
-        self._end_all(event, body)
-
-    def _end_all(self, event: RequestReceived, body: StopCluster) -> None:
-        self._ending.append((event.peer, event.id, body.stay))
-        self._tables.launches.stop_all()
+    # --- sessions ---
 
     def _agent_hello(self, event: RequestReceived, hello: AgentHello) -> Welcome:
-        tables = self._tables
+        head = self._head
         protocol = self._protocol("this agentd", hello)
-        check_agent(hello)
+        validation.check_agent(hello)
         hello = validation.hello(hello)
-        known = tables.nodes.get(hello.node.node_id)
-        node = tables.nodes.hello(event.peer, hello, tables.now, event.member)
+        known = head.nodes.get(hello.node.node_id)
+        node = head.nodes.hello(event.peer, hello, event.member)
         same = known is not None and known.incarnation == node.incarnation
         if not same:
-            tables.emit(of_node("node_joined", node, f"is here, incarnation {node.incarnation}"))
+            head.emit(of_node("node_joined", node, f"is here, incarnation {node.incarnation}"))
         else:
-            tables.clients.unwatch(node.id, tables.now)  # a head's watch may have been lost with its connection
-        tables.clients.seen(node.id, hello.watched)
-        tables.reconciler.reconcile(node, hello.workers, same, tables.now)
-        tables.robots.node_back(node)
-        tables.drains.node_back(node)
-        tables.looks.node_back(node)
-        tables.clients.watch_all(node)
+            head.clients.unwatch(node.id, head.now)  # orders to watch may have been lost with its connection
+        head.clients.watched_on(node.id, hello.watched)
+        head.reconciler.reconcile(node, hello.workers, same)
+        head.robots.node_back(node)
+        head.drains.node_back(node)
+        head.queries.node_back(node)
+        head.clients.watch_on(node)
         return self._welcome("", protocol)
 
     def _client_hello(self, event: RequestReceived, hello: ClientHello) -> Welcome:
-        tables = self._tables
+        head = self._head
         protocol = self._protocol(f"this {hello.role}", hello)
-        check_names(
+        validation.check_names(
             incarnation=hello.incarnation, namespace=hello.namespace, worker_id=hello.worker_id, host=hello.host,
             parent=hello.parent,
         )  # fmt: skip
-        tables.reconciler.check_owner(hello)
-        known = tables.clients.get(hello.incarnation) is not None
-        namespace = tables.groups.namespace_of(hello.parent or hello.worker_id)
-        client = tables.clients.hello(event.peer, hello, tables.now, namespace, event.member)
+        head.reconciler.check_owner(hello)
+        known = head.clients.get(hello.incarnation) is not None
+        namespace = head.groups.namespace_of(hello.parent or hello.worker_id)
+        client = head.clients.hello(event.peer, hello, namespace, event.member)
         if client.role == "driver" and not known:
-            tables.emit(of_driver("driver_joined", client, "is here"))
-        tables.groups.tell_all(client)
-        tables.clients.watch(client, tables.nodes.alive())
-        return self._welcome(tables.clients.token(client.namespace), protocol)
+            head.emit(of_driver("driver_joined", client, "is here"))
+        head.groups.resend(client)
+        head.clients.watch(client, head.nodes.on_host(client.host))
+        return self._welcome(head.jobs.token(client.namespace), protocol)
 
     def _protocol(self, who: str, hello: AgentHello | ClientHello) -> int:
-        """The protocol that the session speaks.
+        """Return the protocol of the session.
 
         Raises:
             Refusal: there is none in common.
@@ -326,17 +232,16 @@ class RequestHandlers:
             theirs, ours = spoken(hello.protocol, hello.newest), spoken(OLDEST, PROTOCOL)
             raise Refusal(
                 "protocol",
-                f"{who} is rlinf-actors {hello.version} ({theirs}), the head is {self._tables.identity.version} "
+                f"{who} is rlinf-actors {hello.version} ({theirs}), the head is {self._head.identity.version} "
                 f"({ours}): {what_to_upgrade(hello.protocol, who, 'the head first')}",
             )
         return protocol
 
     def _welcome(self, token: str, protocol: int) -> Welcome:
-        tables = self._tables
-        timing = tables.timing
+        identity, timing = self._head.identity, self._head.timing
         return Welcome(
-            epoch=tables.identity.epoch,
-            version=tables.identity.version,
+            epoch=identity.epoch,
+            version=identity.version,
             beat_s=timing.beat_s,
             lease_s=timing.lease_s,
             token=token,
@@ -345,105 +250,137 @@ class RequestHandlers:
             protocol=protocol,
         )
 
+    def _agent_beat(self, node: Node, beat: Beat) -> None:
+        self._head.emit(Notify(node.peer, Beat(self._head.identity.epoch, beat.at)))
+        self._head.groups.remind(node)
 
-def _everything(namespace: str) -> bool:
-    """What a client sees is checked otherwise: it asks for its own namespace."""
-    return True
+    def _client_beat(self, client: Client, beat: Beat) -> None:
+        client.answered = max(client.answered, min(beat.word, self._head.now))
+        self._head.emit(Notify(client.peer, Beat(self._head.identity.epoch, word=self._head.now)))
+
+    # --- status, events, nodes ---
+
+    def _status(self, event: RequestReceived, body: GetStatus) -> Status:
+        head = self._head
+        sees = head.authority.sees(event)
+        # an agent that knew which drivers run on another's machine could pose as an agent there and report their ends
+        hosts = event.member.role != "agent"
+        return head.status(head.now, lambda name: body.namespace in (None, name) and sees(name), hosts)
+
+    def _events(self, event: RequestReceived, body: GetEvents) -> Body | None:
+        sees = self._head.authority.sees(event)
+        return self._head.log.ask(event.peer, event.id, body, sees, event.member.key)
+
+    def _events_of_job(self, client: Client, event: RequestReceived, body: GetEvents) -> Body | None:
+        own_namespace(client, body.namespace or "")
+        return self._head.log.ask(event.peer, event.id, body, lambda namespace: True, event.member.key)
+
+    def _get_nodes(self, client: Client, event: RequestReceived, body: GetNodes) -> None:
+        if not 0 <= body.num_nodes <= MAX_NODES:
+            raise Refusal("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
+        self._head.nodes.wait(event.peer, event.id, body)
+
+    def _launch(self, client: Client, event: RequestReceived, body: Launch) -> Body | None:
+        if self._ending:
+            raise Refusal("usage", "the cluster is being stopped")
+        return self._head.launches.launch(client, event, body)
+
+    # --- output of workers ---
+
+    def _route_lines(self, node: Node, lines: LogLines) -> None:
+        """Send lines to the job's driver. Without one they are dropped, and more may come: they stay in the files.
+
+        A node with a key writes only to the terminals of drivers whose workers it has, or had.
+        """
+        node.log_name = lines.node
+        driver = self._head.clients.driver_of(lines.owner)
+        if driver is not None and (node.member == LOCAL or lines.owner in node.jobs):
+            self._head.emit(Notify(driver.peer, lines))
+        else:
+            self._head.emit(Notify(node.peer, LogCredit(lines.owner, lines.node, lines.cost)))
+
+    def _log_credit(self, client: Client, credit: LogCredit) -> None:
+        for node in self._head.nodes.alive():
+            if node.log_name == credit.node:
+                self._head.emit(Notify(node.peer, credit))
+
+    def _flush_logs(self, client: Client, event: RequestReceived, body: FlushLogs) -> Flushing:
+        """Pass it on to the nodes of the client's job; lines go to the job's first driver alone."""
+        nodes = [node for node in self._head.nodes.alive() if client.namespace in node.jobs]
+        if self._head.clients.driver_of(client.namespace) is not client:
+            nodes = []
+        for node in nodes:
+            self._head.emit(Notify(node.peer, FlushLogs(client.namespace, body.wait_s)))
+        return Flushing(len(nodes))
+
+    # --- the end of the cluster ---
+
+    def _stop_for_good(self, event: RequestReceived, body: StopCluster) -> None:
+        """`rlinf-actors head stop`."""
+        if self._head.identity.embedded:
+            raise Refusal("usage", "this is the private cluster of a script: it ends with that script")
+        if event.member.role not in ("local", "head"):
+            raise Refusal("authentication", f"{event.member} may not end the cluster: the head's own key may")
+        asked = _signed(event, body)
+        self._why_ending = f"{asked.by or 'a local process'} ended the cluster"
+        self._why_ending += f": {asked.reason}" if asked.reason else ""
+        self._end_all(event, body)
+
+    def _stop_own(self, client: Client, event: RequestReceived, body: StopCluster) -> None:
+        if not self._head.identity.embedded:
+            raise Refusal("usage", "this cluster is not the driver's own: `rlinf-actors head stop` ends it")
+        self._end_all(event, body)
+
+    def _end_all(self, event: RequestReceived, body: StopCluster) -> None:
+        self._ending.append((event.peer, event.id, body.stay))
+        self._head.launches.stop_all()
+
+    def answer_ending(self) -> None:
+        """When every group has stopped after a StopCluster: answer it, and end the head."""
+        if self._ending and not len(self._head.groups):
+            for peer, id, _ in self._ending:
+                self._head.emit(Answer(peer, id, Done()))
+            if not all(stay for _, _, stay in self._ending):
+                self._head.emit(EndCluster(self._why_ending))
+            self._ending = []
+
+    # --- keys: members change their own, join tokens list one, and the administrator does the rest ---
+
+    def _add_key(self, event: RequestReceived, body: AddKey) -> None:
+        self._changed(event, [self._head.keys.add(body, signature(event.member, body.by), self._head.wall)])
+
+    def _revoke_key(self, event: RequestReceived, body: RevokeKey) -> None:
+        self._changed(event, self._head.keys.revoke(body, signature(event.member, body.by), self._head.wall))
+
+    def _enroll(self, event: RequestReceived, body: Enroll) -> None:
+        self._enrolled(event, self._head.keys.enroll(event.member, body, self._head.wall))
+
+    def _rotate_key(self, event: RequestReceived, body: RotateKey) -> None:
+        self._enrolled(event, self._head.keys.rotate(event.member, body, self._head.wall))
+
+    def _changed(self, event: RequestReceived, changed: list[KeyState]) -> None:
+        self._persist_keys(event, self._keys(changed), self._keys(changed, NOT_KEPT))
+
+    def _enrolled(self, event: RequestReceived, key: KeyState) -> None:
+        self._persist_keys(event, Enrolled(key.role, key.name), Enrolled(key.role, key.name, NOT_KEPT))
+
+    def _persist_keys(self, event: RequestReceived, then: Body, instead: Body) -> None:
+        self._head.keys.flush(Answer(event.peer, event.id, then), Answer(event.peer, event.id, instead))
+
+    def _keys(self, keys: list[KeyState], warning: str = "") -> Keys:
+        return Keys(keys, self._head.keys.own.public, self._head.listens, self._head.wall, warning)
+
+
+def _unexpected(sender: Node | Client, body: Body) -> None:
+    raise ProtocolError(f"a {type(body).__name__} is not expected of this peer")
+
+
+def signature(member: Member, said: str) -> str:
+    """Return the sender of a request for people: what it says of itself, and what its key says."""
+    said = printable(said)
+    return said if member.role == "local" else f"{said} ({member})"
 
 
 def _signed(event: RequestReceived, body: Signed) -> Signed:
-    """What a person asks, with who that is by the key, and in words that can be shown."""
-    return replace(body, by=who(event.member, body.by), reason=printable(body.reason))
-
-
-class NoticeHandlers:
-    """Takes notices.
-
-    Args:
-        tables: of the head.
-
-    Attributes:
-        unexpected: so many did not fit what the head knows.
-    """
-
-    def __init__(self, tables: ClusterState) -> None:
-        self.unexpected = 0
-        self._tables = tables
-
-    def take(self, event: NoticeReceived) -> None:
-        """A peer said something; one that is not known is asked to say hello."""
-        tables = self._tables
-        peer, body = event.peer, event.body
-        node, client = tables.nodes.of_peer(peer), tables.clients.of_peer(peer)
-        if node is not None:
-            tables.nodes.heard(peer, tables.now)
-            self._agent_told(node, body)
-        elif client is not None:
-            tables.clients.heard(peer, tables.now)
-            self._client_told(client, body)
-        elif isinstance(body, Beat) and (reason := tables.clients.ended(body.incarnation)) is not None:
-            tables.emit(Notify(peer, given_up(reason)))
-        elif not isinstance(body, Goodbye):
-            tables.emit(Notify(peer, Beat(HELLO_AGAIN)))
-
-    def _agent_told(self, node: Node, body: Body) -> None:
-        tables = self._tables
-        if isinstance(body, Beat):
-            tables.emit(Notify(node.peer, Beat(tables.identity.epoch, body.at)))
-            tables.groups.remind(node)
-        elif isinstance(body, WorkerReady):
-            self._guard(lambda: tables.groups.ready(node, body))
-        elif isinstance(body, WorkerExited):
-            exit = validation.exit_report(body.exit)
-            self._guard(lambda: tables.groups.exited(node, body.id, exit, tables.now))
-        elif isinstance(body, ProcessGone):
-            tables.clients.process_ended(node, body.incarnation, tables.now)
-        elif isinstance(body, WorkersHealth):
-            tables.health.said(node, validation.health(body), tables.wall)
-        elif isinstance(body, LogLines):
-            self._route_lines(node, body)
-        elif isinstance(body, RefusalReport):
-            pass  # from an agent of an earlier version: workers write refusals to their own logs now
-        elif isinstance(body, HardwareFound):
-            tables.looks.found(node, body)
-        elif isinstance(body, Goodbye):
-            tables.nodes.left(node, printable(body.reason), tables.now)
-        else:
-            self.unexpected += 1
-
-    def _client_told(self, client: Client, body: Body) -> None:
-        tables = self._tables
-        if isinstance(body, Beat):
-            client.answered = max(client.answered, min(body.word, tables.now))
-            tables.emit(Notify(client.peer, Beat(tables.identity.epoch, word=tables.now)))
-        elif isinstance(body, LogCredit):
-            for node in tables.nodes.alive():
-                if node.log_name == body.node:
-                    tables.emit(Notify(node.peer, body))
-        elif isinstance(body, WatchClients):
-            tables.clients.subscribe(client, body.incarnations, tables.now)
-        elif isinstance(body, Handles):
-            tables.reconciler.handles(client, body)
-        elif isinstance(body, Goodbye):
-            tables.clients.gone(client, printable(body.reason) or "it said goodbye")
-        else:
-            self.unexpected += 1
-
-    def _route_lines(self, node: Node, lines: LogLines) -> None:
-        """To the job's driver; without one they are dropped, and more may come (they stay in the files). A node with a
-        key writes to the terminals of those alone whose workers it has, or had.
-        """
-        tables = self._tables
-        node.log_name = lines.node
-        driver = tables.clients.driver_of(lines.owner)
-        if driver is not None and (node.member == LOCAL or lines.owner in node.jobs):
-            tables.emit(Notify(driver.peer, lines))
-        else:
-            tables.emit(Notify(node.peer, LogCredit(lines.owner, lines.node, lines.cost)))
-
-    def _guard(self, act: Callable[[], None]) -> None:
-        """A report that does not fit the state is a fault of that agent; it must not end the head."""
-        try:
-            act()
-        except ProtocolError:
-            self.unexpected += 1
+    """Return a person's request with its sender by the key, and with text that can be shown."""
+    return replace(body, by=signature(event.member, body.by), reason=printable(body.reason))

@@ -1,15 +1,12 @@
-"""The keys that a head knows: whose they are, how they come and how they end. Pure.
+"""Keys and jobs: whose keys are valid, how they come and end, and who is a member of which job. Pure.
 
-House rules: a key that has ended stays known, so that a refusal can say why; it is never good again. What is said to
-be done is durable: every change is kept before it is answered. Times of keys are the head's wall clock: they count
-over restarts.
+House rules of keys: a key that has ended stays listed, so that a refusal can say why; it never becomes valid again.
+Every change is on disk before it is answered. Times of keys are the head's wall clock: they count over restarts.
 
-Jobs: the token that proves membership, and the driver whose job it is. Pure.
-
-A job is a namespace and the boundary of trust. Where drivers have keys a job belongs to the driver that opened it, by
-the name of its key: another one joins with the job's token only. There the head remembers its jobs when it is
-restarted, so that nobody but who knows the token, or had opened it, can say what the job is: not a driver that comes
-first, and not the agent of a node.
+A job is a namespace and the boundary of trust; its token proves membership. Where drivers have keys a job belongs to
+the driver that opened it, by the name of its key: another driver joins with the job's token only. There the head
+persists its jobs, so that after a restart neither the driver that comes first nor a node's agent can claim one: that
+takes the token, or the key of the driver that opened it.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -38,6 +36,9 @@ from rlinf_actors.head.commands import (
 )
 from rlinf_actors.security.members import LOCAL, NAME_RULE, Member, fingerprint, is_key, is_name
 from rlinf_actors.wire.client_messages import AddKey, Enroll, KeyState, RevokeKey, RotateKey
+
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
 
 TOKEN_S = 900.0
 """How long a join token is good: 15 minutes."""
@@ -75,9 +76,9 @@ class KeyRegistry:
 
     Args:
         emit: takes commands.
-        before: what an earlier head at this place knew.
+        before: state of the head before this one.
         own: the head's own keys.
-        on_ended: called with keys that are not good any more, and why: sessions with them end.
+        on_ended: called with keys that are not valid any more, and why: sessions with them end.
     """
 
     def __init__(
@@ -96,24 +97,24 @@ class KeyRegistry:
     # --- looking ---
 
     def admit(self, public: str, wall: float) -> Member | None:
-        """Who has this key; None if it is not good. Any thread; *wall* in seconds since the epoch."""
+        """Return who has this key; None if it is not valid. Any thread; *wall* in seconds since the epoch."""
         member = self._members.get(public)
         if member is not None and (wall >= self._next or member.role == "enroll"):
             key = self._keys.get(public)
             if key is not None and _is_over(key, wall):
-                return None  # `tick` tells everybody
+                return None  # `tick` ends the sessions
         return member
 
     def has(self, role: str, name: str) -> bool:
-        """Whether a member has a key that is good."""
+        """True if a member has a valid key."""
         return any(not key.token for key in self._of(role, name))
 
     def knows(self, public: str) -> bool:
-        """Whether a key is, or was, in the list."""
+        """True if a key is, or was, in the list."""
         return public in self._keys
 
     def why_not(self, public: str, wall: float) -> str:
-        """Why a key is not admitted, for people."""
+        """Return why a key is not admitted, for people."""
         key = self._keys.get(public)
         if not public:
             return "it has no key"
@@ -124,16 +125,16 @@ class KeyRegistry:
             return f"{what} has ended {wall - key.ended_at:.0f} s ago: {key.why}"
         if _is_over(key, wall):
             return f"{what} has expired"
-        return f"{what} is good"
+        return f"{what} is valid"
 
     def all(self) -> list[KeyState]:
-        """Every key, the ones that are good first."""
+        """Return every key, the valid ones first."""
         return sorted(self._keys.values(), key=lambda key: (key.ended_at is not None, key.role, key.name, key.added_at))
 
     # --- coming ---
 
     def begin(self, wall: float) -> None:
-        """The head starts: the driver beside it may come in, unless its key was revoked."""
+        """The head starts: list the key of the driver beside it, unless it was revoked."""
         own = self.own
         if own.driver and own.driver not in self._keys:
             self._end(self._of("driver", own.driver_name), "the head's machine has another driver key", wall)
@@ -141,10 +142,10 @@ class KeyRegistry:
             self._emit(LogEvent("key_added", f"the key of this machine's driver {own.driver_name!r} is listed"))
 
     def add(self, asked: AddKey, who: str, wall: float) -> KeyState:
-        """List a key or a join token; *who* asks for it.
+        """List a key or a join token at the request of *who*.
 
         Raises:
-            Refusal: the name or key cannot be, or the name has a key already.
+            Refusal: the name or key is malformed, or the name has a key already.
         """
         if not self.own.public:
             raise Refusal("usage", NO_KEYS)
@@ -167,10 +168,10 @@ class KeyRegistry:
         return key
 
     def enroll(self, member: Member, asked: Enroll, wall: float) -> KeyState:
-        """Whoever holds a join token lists its own key.
+        """List the key of a member that holds a join token.
 
         Raises:
-            Refusal: that is no new key, or the token is not good any more.
+            Refusal: that is no new key, or the token is not valid any more.
         """
         token = self._keys.get(member.key)
         if token is None or not token.token or self.admit(member.key, wall) is None:
@@ -184,10 +185,10 @@ class KeyRegistry:
         return key
 
     def rotate(self, member: Member, asked: RotateKey, wall: float) -> KeyState:
-        """A member has another key from now on.
+        """Replace the key of a member.
 
         Raises:
-            Refusal: that is no new key, or the member has been given another one already.
+            Refusal: that is no new key, or the member has replaced its key already.
         """
         old = self._keys.get(member.key)
         if old is None or old.token:
@@ -210,7 +211,7 @@ class KeyRegistry:
     # --- ending ---
 
     def revoke(self, asked: RevokeKey, who: str, wall: float) -> list[KeyState]:
-        """End everything of a name; returns what has ended.
+        """End every key and token of a name; return what has ended.
 
         Raises:
             Refusal: nothing has that name.
@@ -234,7 +235,7 @@ class KeyRegistry:
         return self._next
 
     def flush(self, then: Answer | None = None, instead: Answer | None = None) -> None:
-        """Have what has changed kept, and then answer; *instead* if it cannot be kept now."""
+        """Persist pending changes, then send *then*, or *instead* if they cannot be written now."""
         changes, self._changes = self._changes, []
         for change in changes[:-1]:
             self._emit(Persist(change))
@@ -246,7 +247,7 @@ class KeyRegistry:
     # --- jobs ---
 
     def add_job(self, namespace: str, public: str) -> None:
-        """The members of a job have this key; the one before it is not good any more."""
+        """Admit the members of a job by this key; the one before it is not valid any more."""
         self.forget_job(namespace)
         self._jobs[namespace] = public
         self._index()
@@ -265,7 +266,7 @@ class KeyRegistry:
             raise Refusal("usage", f"key {fingerprint(public)} is known already: make a new one")
 
     def _of(self, role: str, name: str) -> list[KeyState]:
-        """What is good of a member."""
+        """Return the valid keys and tokens of a member."""
         return [k for k in self._keys.values() if k.ended_at is None and (k.role, k.name) == (role, name)]
 
     def _put(self, key: KeyState) -> None:
@@ -277,14 +278,14 @@ class KeyRegistry:
         ended = [replace(key, ended_at=wall, why=why) for key in keys]
         for key in ended:
             self._put(key)
-            self._emit(LogEvent("key_ended", f"{_called(key)} is not good any more: {why}"))
+            self._emit(LogEvent("key_ended", f"{_called(key)} is not valid any more: {why}"))
         if ended:
             self._trim()
             self._on_ended(ended, why)
         return ended
 
     def _trim(self) -> None:
-        """Forget ended keys, the oldest of the name that has most: nobody pushes out others' by changing its own."""
+        """Forget ended keys, the oldest of the name that has most, so that a member pushes out only its own."""
         gone = sorted((k for k in self._keys.values() if k.ended_at is not None), key=lambda k: k.ended_at or 0.0)
         counts = Counter((key.role, key.name) for key in gone)
         for _ in range(len(gone) - KEPT):
@@ -296,7 +297,7 @@ class KeyRegistry:
             self._changes.append(ForgetKey(key.public))
 
     def _index(self) -> None:
-        """What `admit` looks at, as of now; a new dict, so that other threads see the one or the other."""
+        """Rebuild what `admit` reads, as a new dict: other threads see the old one or the new one."""
         good = [key for key in self._keys.values() if key.ended_at is None]
         members = {k.public: Member("enroll" if k.token else k.role, k.name, "", k.public) for k in good}
         members.update({public: Member("worker", job, job, public) for job, public in self._jobs.items()})
@@ -309,9 +310,9 @@ class KeyRegistry:
 
 
 def _is_over(key: KeyState, wall: float) -> bool:
-    """Whether a key has expired; a join token also if it has more than it was given: the clock was set back since.
+    """True if a key has expired; a join token also when more time is left than it was given: the clock was set back.
 
-    Keys that were replaced go on then: workers run by them.
+    Keys that were replaced stay valid then: workers run by them.
     """
     if key.expires_at is None:
         return False
@@ -329,7 +330,7 @@ KEPT_OWNERS = 4096
 
 @dataclass(frozen=True)
 class Job:
-    """A namespace. Whoever knows `token` is a member; `owner` is the name of the driver's key, "" without one."""
+    """A namespace. `token` proves membership; `owner` is the name of the driver's key, "" without one."""
 
     namespace: str
     token: str
@@ -340,29 +341,23 @@ class Jobs:
     """All jobs.
 
     Args:
+        head: the coordinator.
         new_token: makes a secret for a new job.
-        emit: takes commands.
-        before: what an earlier head at this place knew.
-        keyed: whether this head has keys.
-        on_token: called with a namespace and its new token, None when the job is forgotten.
+        job_key: makes the public key of a job from its token.
+        before: state of the head before this one.
 
     Attributes:
-        settled: whether those who were there with an earlier head have come back, or never will.
+        settled: the members that an earlier head had are back, or never will be.
     """
 
     def __init__(
-        self,
-        new_token: Callable[[], str],
-        emit: Emit,
-        before: Snapshot,
-        keyed: bool,
-        on_token: Callable[[str, str | None], None],
+        self, head: Coordinator, new_token: Callable[[], str], job_key: Callable[[str], str], before: Snapshot
     ) -> None:
+        self._head = head
         self._new_token = new_token
-        self._emit = emit
-        self._keyed = keyed
-        self._on_token = on_token
-        self._before = {job.namespace: job for job in before.jobs} if keyed else {}
+        self._job_key = job_key
+        self._keyed = bool(head.keys.own.public)
+        self._before = {job.namespace: job for job in before.jobs} if self._keyed else {}
         self.settled = False
         self._jobs: dict[str, Job] = {}
         self._owners: dict[str, str] = {}
@@ -371,18 +366,18 @@ class Jobs:
         return namespace in self._jobs
 
     def token(self, namespace: str) -> str:
-        """The membership token of a job; made on first use."""
+        """Return the membership token of a job; made on first use."""
         job = self._jobs.get(namespace)
         return job.token if job is not None else self._put(namespace, self._new_token()).token
 
     def adopt(self, namespace: str, token: str, in_use: bool = True, believed: bool = True) -> None:
-        """A member of a job that this head does not know yet proves itself with this token; it stays.
+        """Take the token of a member for a job that this head does not know yet.
 
         Args:
             namespace: of the job.
-            token: what is said to be its token.
-            in_use: whether workers run with it; those that have ended say nothing where the job has a token.
-            believed: whether who says so may say it of a job that nobody here knows.
+            token: that the member says is the job's.
+            in_use: workers run with it; a token of ended workers does not replace another one.
+            believed: the member may name the token of a job that this head has not known before.
         """
         if not token or not self.vouches(namespace, token, believed):
             return
@@ -393,7 +388,7 @@ class Jobs:
             self._put(namespace, token, known.owner if known is not None else "")
 
     def vouches(self, namespace: str, token: str, believed: bool) -> bool:
-        """Whether this can be the token of that job; without keys whoever says so is believed. Args as `adopt`."""
+        """Return True if this can be the token of that job; without keys every token can. Arguments as of `adopt`."""
         job, known = self._jobs.get(namespace), self._before.get(namespace)
         if not self._keyed:
             return True
@@ -404,16 +399,16 @@ class Jobs:
         return believed
 
     def forget(self, namespace: str) -> None:
-        """Nobody is left. Unknown ones are ignored."""
+        """A job has neither clients nor groups any more. Unknown ones are ignored."""
         known = self._before.pop(namespace, None)
         job = self._jobs.pop(namespace, None)
         if job is not None:
-            self._on_token(namespace, None)
+            self._head.keys.forget_job(namespace)
         if self._keyed and (job is not None or known is not None):
-            self._emit(Persist(ForgetJob(namespace)))
+            self._head.emit(Persist(ForgetJob(namespace)))
 
     def settle(self) -> None:
-        """Whoever comes back has come back: jobs of an earlier head that nobody spoke of have ended."""
+        """End the jobs of an earlier head of which no member has come back."""
         self.settled = True
         for namespace in [namespace for namespace in self._before if namespace not in self._jobs]:
             self.forget(namespace)
@@ -422,7 +417,7 @@ class Jobs:
     # --- owners ---
 
     def may_open(self, namespace: str, driver: str, token: str) -> str:
-        """Whether the driver with the key of this name may join; says why not, "" for yes."""
+        """Return why the driver with the key of this name may not join, "" if it may."""
         job, known = self._jobs.get(namespace), self._before.get(namespace)
         if job is not None:
             owner, member = job.owner, job.token == token
@@ -435,7 +430,7 @@ class Jobs:
         return f"it is the job of driver {owner!r}" if owner else "it is another's job"
 
     def opened(self, namespace: str, driver: str) -> None:
-        """A driver that may has joined; the first one owns the job."""
+        """A driver has joined; the first one owns the job."""
         job = self._jobs.get(namespace)
         if job is None or not job.owner:
             self._put(namespace, job.token if job is not None else self._new_token(), driver)
@@ -447,16 +442,16 @@ class Jobs:
                 self._owners.pop(max(ended, key=lambda name: counts[self._owners[name]]))  # the first of who has most
 
     def owner_of(self, namespace: str) -> str:
-        """The driver whose job it is, or was; "" if there was none with a key, or too long ago."""
+        """Return the driver whose job it is, or was; "" if there was none with a key, or too long ago."""
         return self._owners.get(namespace, "")
 
     def whose(self, namespace: str) -> str:
-        """In whose share a job is counted: its driver's, its own without one; "" if it is not there."""
+        """Return in whose share a job counts: its driver's, else its own; "" if there is no such job."""
         owner = self.owner_of(namespace)
         return str(Member("driver", owner)) if owner else namespace if namespace in self._jobs else ""
 
     def of_driver(self, driver: str) -> list[str]:
-        """The namespaces of the jobs that belong to the driver with the key of this name."""
+        """Return the namespaces of the jobs of the driver with the key of this name."""
         found = [job.namespace for job in self._jobs.values() if job.owner == driver]
         return found + [job.namespace for job in self._before.values() if job.owner == driver]
 
@@ -468,13 +463,14 @@ class Jobs:
         if owner:
             self._owners[namespace] = owner
         self._jobs[namespace] = job = Job(namespace, token, owner)
-        if before is None or before.token != token:
-            self._on_token(namespace, token)
+        own = self._head.keys.own
+        if (before is None or before.token != token) and (own.public or own.local):
+            self._head.keys.add_job(namespace, self._job_key(token))
         if self._keyed and job != before:
-            self._emit(Persist(KnownJob(namespace, _proof(token), owner)))
+            self._head.emit(Persist(KnownJob(namespace, _proof(token), owner)))
         return job
 
 
 def _proof(token: str) -> str:
-    """What tells a token from others, and does not give it away."""
+    """Return a hash that recognizes a token and does not give it away."""
     return hashlib.sha256(f"rlinf-actors job\0{token}".encode()).hexdigest()

@@ -1,13 +1,15 @@
-"""Nodes: who registered, who is silent, which ranks they have, and who waits for them. Pure.
+"""Nodes: registration, silence, ranks, and the requests that wait for enough nodes. Pure.
 
-Clients that wait until there are enough nodes. Pure; each is answered once: by nodes, or at its deadline.
+A node is suspect after some missed heartbeats and lost when its lease is over. A lost node keeps its rank until none of
+its workers can be running; then the record is forgotten. Ranks are frozen when the first driver asks for nodes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head.client_table import PING
@@ -15,7 +17,6 @@ from rlinf_actors.head.commands import (
     NODE,
     REPLACED,
     Answer,
-    Emit,
     ForgetNode,
     KnownNode,
     Notify,
@@ -23,11 +24,11 @@ from rlinf_actors.head.commands import (
     Refusal,
     Refuse,
     Snapshot,
-    Timing,
 )
 from rlinf_actors.head.event_log import of_node
-from rlinf_actors.head.quotas import Tombstones
-from rlinf_actors.head.records import Node, NodeLife
+from rlinf_actors.head.quotas import Quota, Tombstones, label
+from rlinf_actors.head.records import Index, Node, NodeLife
+from rlinf_actors.head.timers import Timer
 from rlinf_actors.placement.node_order import missing_ranks, order_nodes
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.settings import NODE_RANK
@@ -36,198 +37,119 @@ from rlinf_actors.wire.client_messages import GetNodes, Nodes
 from rlinf_actors.wire.protocol import agreed
 from rlinf_actors.wire.values import NodeState
 
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
+
 NAMED = 20
 """Missing ranks that a refusal names."""
 
 
-@dataclass(frozen=True)
-class _Waiting:
+@dataclass(eq=False)
+class _NodeRequest:
+    """A GetNodes request that waits for nodes until its timer fires."""
+
     peer: bytes
     id: int
     num_nodes: int
     since: float
-    deadline: float
-
-
-class NodeWaits:
-    """All that wait.
-
-    Args:
-        emit: takes commands.
-        order: what every usable node's rank would be, by id.
-        freeze: gives nodes those ranks for good; returns their states, by rank.
-        name: what people call the node of this id.
-        seen: by rank, what is known of the nodes that had it: a clause about each.
-    """
-
-    def __init__(
-        self,
-        emit: Emit,
-        order: Callable[[], dict[str, int]],
-        freeze: Callable[[Mapping[str, int], float], list[NodeState]],
-        name: Callable[[str], str],
-        seen: Callable[[float], dict[int, str]],
-    ) -> None:
-        self._emit = emit
-        self._order = order
-        self._freeze = freeze
-        self._name = name
-        self._seen = seen
-        self._waiting: list[_Waiting] = []
-
-    def add(self, peer: bytes, id: int, asked: GetNodes, now: float) -> None:
-        """Answer when there are enough nodes, or at the asker's deadline."""
-        patience = math.inf if asked.timeout_s is None else asked.timeout_s
-        self._waiting.append(_Waiting(peer, id, asked.num_nodes, now, now + patience))
-        self.settle(now)
-
-    def forget(self, peer: bytes) -> None:
-        """A client has ended: nobody waits there any more."""
-        self._waiting = [waiting for waiting in self._waiting if waiting.peer != peer]
-
-    def settle(self, now: float) -> None:
-        """Answer those for whom there are enough nodes now."""
-        if not self._waiting:
-            return
-        still, order = [], self._order()  # who is answered changes no rank of it
-        for waiting in self._waiting:
-            if waiting.num_nodes > len(order) or missing_ranks(order, waiting.num_nodes):
-                still.append(waiting)
-            else:
-                self._answer(waiting, order, now)
-        self._waiting = still
-
-    def tick(self, now: float) -> None:
-        """Time has passed: give up on those whose time is over."""
-        late = [waiting for waiting in self._waiting if now >= waiting.deadline]
-        if late:
-            self._waiting = [waiting for waiting in self._waiting if now < waiting.deadline]
-            order, seen = self._order(), self._seen(now)
-            for waiting in late:
-                self._time_out(waiting, missing_ranks(order, waiting.num_nodes), seen, now)
-
-    def next_deadline(self) -> float:
-        """When `tick` has something to do, infinity for never."""
-        return min((waiting.deadline for waiting in self._waiting), default=math.inf)
-
-    def _answer(self, waiting: _Waiting, order: Mapping[str, int], now: float) -> None:
-        chosen = {key: rank for key, rank in order.items() if not waiting.num_nodes or rank < waiting.num_nodes}
-        rest = [self._name(key) for key in order if key not in chosen]
-        warnings = []
-        if rest:
-            warnings.append(
-                f"{len(order)} nodes have registered and num_nodes is {waiting.num_nodes}; "
-                f"not used: {', '.join(sorted(rest))}"
-            )
-        self._emit(Answer(waiting.peer, waiting.id, Nodes(self._freeze(chosen, now), warnings)))
-
-    def _time_out(self, waiting: _Waiting, missing: list[int], seen: Mapping[int, str], now: float) -> None:
-        ranks = ", ".join(f"{rank} ({seen.get(rank, 'never seen')})" for rank in missing[:NAMED])
-        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        self._emit(
-            Refuse(
-                waiting.peer,
-                waiting.id,
-                "timeout",
-                f"{waiting.num_nodes - len(missing)} of {waiting.num_nodes} nodes after {now - waiting.since:.0f} s; "
-                f"missing rank{'s' * (len(missing) > 1)} {ranks}{more}. Does agentd run there, with --connect to this "
-                "head?",
-                tuple(missing),
-            )
-        )
+    timer: Timer
 
 
 class NodeTable:
     """All nodes.
 
-    Args:
-        timing: the head's timers.
-        emit: takes commands.
-        on_lost: called with a node whose workers are gone with it, why, whether that is certain: it said so itself,
-            and the hello of the agentd that takes its place, None if there is none.
-        before: what an earlier head at this place knew.
-        now: when this one started.
-
     Attributes:
-        drained: by id why a node takes no new workers, whether or not it is here.
+        drained: by id why a node takes no new workers, also while it is away.
+        missing: ids of the nodes of an earlier head that have not come back to this one yet.
     """
 
-    def __init__(
-        self,
-        timing: Timing,
-        emit: Emit,
-        on_lost: Callable[[Node, str, bool, AgentHello | None], None],
-        before: Snapshot,
-        now: float,
-    ) -> None:
-        self._timing = timing
-        self._emit = emit
-        self._on_lost = on_lost
-        self._kept = {node.report.node_id: node for node in before.nodes}
-        self._nodes = {id: _awaited(node, now) for id, node in self._kept.items()}
+    def __init__(self, head: Coordinator, before: Snapshot) -> None:
+        self._head = head
+        self._timing = head.timing
         self._by_peer: dict[bytes, Node] = {}
-        self._ranks = {id: node.rank for id, node in self._kept.items() if node.rank is not None}
+        self._nodes: dict[str, Node] = {}
+        self._known = {node.report.node_id: node for node in before.nodes}  # as on disk
+        self._ranks = {id: node.rank for id, node in self._known.items() if node.rank is not None}
+        self._ranked = {rank: id for id, rank in self._ranks.items()}
+        self._timers: dict[str, Timer] = {}
+        self._requests: list[_NodeRequest] = []
+        self._lost = Tombstones(NODE, head.emit, before)
+        self._replaced = Tombstones(REPLACED, head.emit, before)
+        self._of_member = Quota("nodes")
+        self._on_host: Index[Node] = Index()
         self.drained = dict(before.drained)
-        for id in self.drained.keys() & self._nodes.keys():
-            self._nodes[id].draining = self.drained[id]
-        self._waits = NodeWaits(emit, self._order, self._freeze, lambda id: self._nodes[id].name, self._seen_ranks)
-        self._lost = Tombstones(NODE, emit, before)
-        self._replaced = Tombstones(REPLACED, emit, before)
+        self.missing: set[str] = set()
+        for id, known in self._known.items():
+            member = Member("agent", known.member) if known.member else LOCAL
+            node = Node(known.report, known.incarnation, b"", known.is_head, head.now, head.now, member=member)
+            node.draining = self.drained.get(id, "")
+            if known.lost:
+                node.step("expired", head.now)
+            else:
+                self.missing.add(id)
+            self._put(node)
 
-    # --- looking ---
+    # --- queries ---
 
     def of_peer(self, peer: bytes) -> Node | None:
-        """The living node that this peer is the agent of."""
+        """Return the living node whose agent this peer is."""
         return self._by_peer.get(peer)
 
     def get(self, node_id: str) -> Node | None:
-        """The living node of this id."""
+        """Return the living node of this id."""
         node = self._nodes.get(node_id)
         return node if node is not None and node.alive else None
 
     def known(self, node_id: str) -> Node | None:
-        """The node of this id, a lost one too."""
+        """Return the node of this id, also a lost one."""
         return self._nodes.get(node_id)
 
     def alive(self) -> Iterable[Node]:
-        """All living nodes."""
         return self._by_peer.values()
 
     def all(self) -> Iterable[Node]:
-        """All nodes that are known, lost ones too."""
+        """Return all nodes that are known, also lost ones."""
         return self._nodes.values()
 
-    def missing(self) -> list[Node]:
-        """Nodes of an earlier head that have not come back to this one yet."""
-        return [node for node in self._nodes.values() if node.life is NodeLife.REGISTERING]
+    def on_host(self, host: str) -> list[Node]:
+        """Return the living nodes on a machine."""
+        return [node for node in self._on_host.of(host) if node.alive]
 
-    def by_rank(self) -> dict[int, Node]:
-        """Living nodes by their ranks."""
-        found = {rank: self.get(node_id) for node_id, rank in self._ranks.items()}
-        return {rank: node for rank, node in found.items() if node is not None}
+    def of_rank(self, rank: int) -> Node | None:
+        """Return the living node of this rank."""
+        return self.get(self._ranked.get(rank, ""))
 
     def rank(self, node: Node) -> int:
-        """Its rank, -1 as long as it has none."""
+        """Return its rank, -1 as long as it has none."""
         return self._ranks.get(node.id, -1)
 
     def states(self, now: float) -> list[NodeState]:
-        """All nodes, lost ones too, those with a rank first."""
+        """Return all nodes, also lost ones, those with a rank first."""
         found = [node.state(self.rank(node), now) for node in self._nodes.values()]
         return sorted(found, key=lambda state: (state.rank < 0, state.rank, state.report.node_id))
 
     def hostname(self, node_id: str) -> str:
-        """What people call a node, as long as anything is known of it."""
+        """Return its host name, or its id when the node is forgotten."""
         node = self._nodes.get(node_id)
         return node.report.hostname if node is not None else node_id
 
-    # --- coming and going ---
+    # --- registration ---
 
-    def hello(self, peer: bytes, hello: AgentHello, now: float, member: Member = LOCAL) -> Node:
-        """An agent registers, or says again that it is there.
+    def check_member(self, member: Member) -> None:
+        """Refuse one more node of this member.
 
         Raises:
-            Refusal: this incarnation has ended, the peer is another node's, or the node's rank cannot be.
+            Refusal: it has too many.
         """
+        self._of_member.check(label(member), str(member), kind="unreachable")  # its agent tries again
+
+    def hello(self, peer: bytes, hello: AgentHello, member: Member) -> Node:
+        """Register an agent, or note that it has reconnected.
+
+        Raises:
+            Refusal: this incarnation has ended, the peer is another node's, or the node's rank is impossible.
+        """
+        now = self._head.now
         lost = self._lost.get(hello.incarnation)
         if lost is not None:
             raise Refusal("node_lost", f"incarnation {hello.incarnation} of this node {lost}; come back as a new one")
@@ -244,154 +166,185 @@ class NodeTable:
         )
         if known is not None:
             node.jobs = known.jobs
-        self._release(now)
-        self._check_rank(node, now)
+        self._check_rank(node)
         if known is not None and known.incarnation != hello.incarnation:
             self._replaced.add(known.incarnation, f"node {known.name} is served by a newer agentd", by=member)
             if known.alive:
-                self._end(known, "replaced", "its agentd was started anew", now, hello)
+                self._end(known, "replaced", "its agentd was started anew", hello)
         elif known is not None and known.alive:
             self._by_peer.pop(known.peer, None)
             node.life, node.since, node.log_name = known.life, known.since, known.log_name
-            self._end_suspicion(known, now)
+            self._end_suspicion(known)
         node.step("hello", now)
         if node.id in self.drained:
             node.draining = self.drained[node.id]
             node.step("drain", now)
-        self._nodes[node.id] = self._by_peer[peer] = node
+        self.missing.discard(node.id)
+        self._by_peer[peer] = node
+        self._put(node)
         if node.report.rank is not None:
-            self._ranks[node.id] = node.report.rank
-        self._keep(node)
-        self._waits.settle(now)
+            self._freeze(node.id, node.report.rank)
+        self._persist(node)
+        self._answer_requests()
         return node
 
-    def heard(self, peer: bytes, now: float) -> None:
-        """An agent said something, whatever it was."""
-        node = self._by_peer[peer]
-        self._end_suspicion(node, now)
-        node.last_seen = now
-        node.step("heard", now)
+    def heard(self, node: Node) -> None:
+        """Its agent sent something, whatever it was: the lease is renewed."""
+        was_suspect = node.life is NodeLife.SUSPECT
+        self._end_suspicion(node)
+        node.last_seen = self._head.now
+        node.step("heard", self._head.now)
+        if was_suspect:
+            self._arm(node)
 
-    def _end_suspicion(self, node: Node, now: float) -> None:
+    def _end_suspicion(self, node: Node) -> None:
         if node.life is NodeLife.SUSPECT:
-            self._emit(of_node("node_heard", node, f"is heard again after {now - node.last_seen:.1f} s"))
+            silence = self._head.now - node.last_seen
+            self._head.emit(of_node("node_heard", node, f"is heard again after {silence:.1f} s"))
 
-    def drain(self, node_id: str, why: str, now: float) -> None:
-        """Count a known node among those to be used no more, also when it is away and comes back."""
+    def drain(self, node_id: str, why: str) -> None:
+        """Stop using a known node for new workers, also when it is away and comes back."""
         self.drained[node_id] = why
         node = self._nodes[node_id]
         node.draining = why
         if node.alive:
-            node.step("drain", now)
+            node.step("drain", self._head.now)
 
-    def undrain(self, node_id: str, now: float) -> None:
-        """A node that was drained may be used again."""
+    def undrain(self, node_id: str) -> None:
+        """Use a drained node again."""
         del self.drained[node_id]
         node = self._nodes.get(node_id)
         if node is not None:
             node.draining = ""
             if node.alive:
-                node.step("undrain", now)
-                self._waits.settle(now)
+                node.step("undrain", self._head.now)
+                self._arm(node)
+                self._answer_requests()
 
-    def left(self, node: Node, reason: str, now: float) -> None:
-        """An agent said goodbye: its workers are gone and its rank is free."""
-        self._end(node, "left", reason or "its agentd was stopped", now)
+    # --- ends ---
+
+    def left(self, node: Node, reason: str) -> None:
+        """Its agent said goodbye: its workers have ended and its rank is free."""
+        self._end(node, "left", reason or "its agentd was stopped")
         self._lost.add(node.incarnation, "said goodbye", certain=True, by=node.member)
         self._forget(node)
 
-    def give_up_missing(self, waited_s: float, now: float) -> None:
-        """Nodes of an earlier head that did not come back in time are lost."""
-        for node in self.missing():
-            reason = f"it did not come back within {waited_s:.0f} s after the head was restarted"
+    def abandon_missing(self) -> None:
+        """Declare the nodes lost that have not come back since the head was restarted."""
+        waited = self._head.now - self._head.started_at
+        for node in [self._nodes[id] for id in self._nodes if id in self.missing]:
+            reason = f"it did not come back within {waited:.0f} s after the head was restarted"
             self._lost.add(node.incarnation, f"was declared lost: {reason}")
-            self._end(node, "expired", reason, now)
+            self._end(node, "expired", reason)
 
-    def tick(self, now: float) -> None:
-        """Time has passed: suspect, lose, give up waiting."""
-        for node in list(self._by_peer.values()):
-            if now >= node.last_seen + self._timing.lease_s:
-                silence = now - node.last_seen
-                lost = f"was declared lost after {silence:.0f} s of silence"
-                self._lost.add(node.incarnation, lost, by=node.member)
-                self._end(node, "expired", f"it was silent for {silence:.0f} s", now)
-            elif node.life is NodeLife.READY and now >= node.last_seen + self._timing.suspect_s:
-                node.step("silent", now)
-                self._emit(of_node("node_suspect", node, f"was silent for {now - node.last_seen:.1f} s"))
-                self._emit(Notify(node.peer, Beat(PING)))
-        self._release(now)
-        self._waits.settle(now)
-        self._waits.tick(now)
+    def revoked(self, node: Node, reason: str) -> None:
+        """Its agent's key has ended."""
+        self._declare_lost(node, reason, f": {reason}")
 
-    def revoked(self, node: Node, reason: str, now: float) -> None:
-        """The agent's key is not good any more: nothing that it says counts, and its workers end by themselves."""
-        self._lost.add(node.incarnation, f"was declared lost: {reason}", by=node.member)
-        self._end(node, "expired", reason, now)
-
-    def unreachable(self, peer: bytes, now: float) -> None:
-        """An agent is not connected: one that is silent as well has ended. One that was just heard is reconnecting.
+    def unreachable(self, peer: bytes) -> None:
+        """An agent is not connected. If it is silent too it has ended; if it was just heard it is reconnecting.
 
         Where workers outlive their agentd it has one lease to be started again.
         """
         node = self._by_peer.get(peer)
         if node is not None and node.life is NodeLife.SUSPECT and not node.keeps:
-            lost = "was declared lost: it was silent and its connection closed"
-            self._lost.add(node.incarnation, lost, by=node.member)
-            self._end(
-                node, "expired", f"its agentd was silent for {now - node.last_seen:.0f} s and is not connected", now
-            )
+            silence = self._head.now - node.last_seen
+            reason = f"its agentd was silent for {silence:.0f} s and is not connected"
+            self._declare_lost(node, reason, ": it was silent and its connection closed")
 
-    def stalled(self, seconds: float, now: float) -> None:
-        """The head stood still: nobody was silent."""
+    def stalled(self, seconds: float) -> None:
         for node in self._by_peer.values():
-            node.last_seen = self._timing.after_stall(node.last_seen, seconds, now)
+            node.last_seen = self._timing.after_stall(node.last_seen, seconds, self._head.now)
 
-    def next_deadline(self) -> float:
-        """When `tick` has something to do, infinity for never."""
-        times = [self._waits.next_deadline()]
-        for node in self._nodes.values():
-            if node.life is NodeLife.READY:
-                times.append(node.last_seen + self._timing.suspect_s)
-            elif node.alive:
-                times.append(node.last_seen + self._timing.lease_s)
-            elif node.life is NodeLife.LOST:
-                times.append(node.since + self._timing.rank_hold_s)
-        return min(times)
+    def _declare_lost(self, node: Node, reason: str, why: str) -> None:
+        """*why* goes to the agent if it returns."""
+        self._lost.add(node.incarnation, f"was declared lost{why}", by=node.member)
+        self._end(node, "expired", reason)
 
-    def _end(self, node: Node, event: str, reason: str, now: float, next: AgentHello | None = None) -> None:
-        node.step(event, now)
-        self._keep(node)
+    def _end(self, node: Node, event: str, reason: str, successor: AgentHello | None = None) -> None:
+        node.step(event, self._head.now)
+        self.missing.discard(node.id)
+        self._persist(node)
         self._by_peer.pop(node.peer, None)
-        self._on_lost(node, reason, event == "left", next)
+        self._arm(node)
+        self._head.node_lost(node, reason, event == "left", successor)
+
+    # --- timers ---
+
+    def _arm(self, node: Node) -> None:
+        self._head.timers.cancel(self._timers.pop(node.id, None))
+        due = self._due(node)
+        if due < math.inf:
+            self._timers[node.id] = self._head.timers.at(due, lambda: self._time_passed(node.id))
+
+    def _due(self, node: Node) -> float:
+        if node.life is NodeLife.READY:
+            return node.last_seen + self._timing.suspect_s
+        if node.life is NodeLife.LOST:
+            return node.since + self._timing.rank_hold_s
+        return node.last_seen + self._timing.lease_s if node.alive else math.inf
+
+    def _time_passed(self, node_id: str) -> None:
+        node, now = self._nodes[node_id], self._head.now
+        silence = now - node.last_seen
+        if now < self._due(node):
+            self._arm(node)  # it was heard meanwhile
+        elif node.life is NodeLife.LOST:
+            self._forget(node)
+            self._answer_requests()
+        elif now >= node.last_seen + self._timing.lease_s:
+            self._declare_lost(node, f"it was silent for {silence:.0f} s", f" after {silence:.0f} s of silence")
+        else:
+            node.step("silent", now)
+            self._head.emit(of_node("node_suspect", node, f"was silent for {silence:.1f} s"))
+            self._head.emit(Notify(node.peer, Beat(PING)))
+            self._arm(node)
 
     # --- ranks ---
 
-    def _release(self, now: float) -> None:
-        """Forget lost nodes whose workers have certainly ended: their ranks are free."""
-        for node in [n for n in self._nodes.values() if n.life is NodeLife.LOST]:
-            if now >= node.since + self._timing.rank_hold_s:
-                self._forget(node)
+    def _put(self, node: Node) -> None:
+        before = self._nodes.get(node.id)
+        if before is not None:
+            self._of_member.free(label(before.member))
+            self._on_host.discard(before.report.host, node.id)
+        self._of_member.take(label(node.member))
+        self._on_host.add(node.report.host, node.id, node)
+        self._nodes[node.id] = node
+        self._arm(node)
 
-    def _keep(self, node: Node) -> None:
+    def _persist(self, node: Node) -> None:
         """Have a restarted head know this node, and its rank if it is frozen."""
         member = node.member.name if node.member.role == "agent" else ""
         known = KnownNode(node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive, member)
-        if self._kept.get(node.id) != known:
-            self._kept[node.id] = known
-            self._emit(Persist(known))
+        if self._known.get(node.id) != known:
+            self._known[node.id] = known
+            self._head.emit(Persist(known))
 
     def _forget(self, node: Node) -> None:
-        self._ranks.pop(node.id, None)
+        self._head.timers.cancel(self._timers.pop(node.id, None))
+        rank = self._ranks.pop(node.id, None)
+        if rank is not None and self._ranked.get(rank) == node.id:
+            del self._ranked[rank]
+        self._of_member.free(label(node.member))
+        self._on_host.discard(node.report.host, node.id)
         del self._nodes[node.id]
-        if self._kept.pop(node.id, None) is not None:
-            self._emit(Persist(ForgetNode(node.id)))
+        if self._known.pop(node.id, None) is not None:
+            self._head.emit(Persist(ForgetNode(node.id)))
 
-    def _check_rank(self, node: Node, now: float) -> None:
-        """Refuse a node whose RLINF_NODE_RANK cannot be.
+    def _freeze(self, node_id: str, rank: int) -> None:
+        before = self._ranks.get(node_id)
+        if before is not None and self._ranked.get(before) == node_id:
+            del self._ranked[before]
+        self._ranks[node_id] = rank
+        self._ranked[rank] = node_id
 
-        An agent with a key tries again: whoever else came first with a rank that is wrong keeps it out no longer than
-        he is there himself. One without has but its own configuration to blame, and ends.
+    def _check_rank(self, node: Node) -> None:
+        """Refuse a node whose RLINF_NODE_RANK is impossible.
+
+        An agent with a key tries again: another one that came first with a wrong rank keeps it out only while it is
+        there. An agent without a key has its own configuration to correct, and ends.
         """
+        now = self._head.now
         others = [other for other in self._by_peer.values() if other.id != node.id]
         for holder in self._nodes.values():
             if holder.alive or holder.id == node.id:
@@ -412,48 +365,73 @@ class NodeTable:
                     "unreachable", f"{NODE_RANK} is {stated} here, unlike on node {holder.name}, which {where}"
                 )
         try:
-            order_nodes([other.registered() for other in [*others, node]], self._ranks, complete=False)
+            order_nodes([other.registered for other in [*others, node]], self._ranks, complete=False)
         except ConfigError as error:
             if node.member == LOCAL:
                 raise Refusal("config", str(error.args[0]), error.path) from None
             raise Refusal("unreachable", f"{error.path} {error.args[0]}") from None
 
-    def _usable(self) -> list[Node]:
-        return [node for node in self._by_peer.values() if node.usable]
-
     def _order(self) -> dict[str, int]:
-        """What every usable node's rank would be, by id."""
-        return order_nodes([node.registered() for node in self._usable()], self._ranks, complete=False)
+        """Return what every usable node's rank would be, by id."""
+        usable = [node.registered for node in self._by_peer.values() if node.usable]
+        return order_nodes(usable, self._ranks, complete=False)
 
-    # --- waiting for nodes ---
+    # --- requests for nodes ---
 
-    def wait(self, peer: bytes, id: int, asked: GetNodes, now: float) -> None:
-        """Answer when there are enough nodes, or at the asker's deadline."""
-        self._waits.add(peer, id, asked, now)
+    def wait(self, peer: bytes, id: int, asked: GetNodes) -> None:
+        """Answer when there are enough nodes, or at the client's deadline."""
+        patience = math.inf if asked.timeout_s is None else asked.timeout_s
+        now = self._head.now
+        request = _NodeRequest(
+            peer, id, asked.num_nodes, now, self._head.timers.at(now + patience, lambda: self._time_out(request))
+        )
+        self._requests.append(request)
+        self._answer_requests()
 
     def forget(self, peer: bytes) -> None:
-        """A client has ended: nobody waits there any more."""
-        self._waits.forget(peer)
+        """A client has ended."""
+        for request in [request for request in self._requests if request.peer == peer]:
+            self._remove(request)
 
-    def _freeze(self, ranks: Mapping[str, int], now: float) -> list[NodeState]:
-        self._ranks.update(ranks)
-        for id in ranks:
-            self._keep(self._nodes[id])
-        return [self._nodes[id].state(rank, now) for id, rank in sorted(ranks.items(), key=lambda item: item[1])]
+    def _remove(self, request: _NodeRequest) -> None:
+        self._head.timers.cancel(request.timer)
+        self._requests.remove(request)
 
-    def _seen_ranks(self, now: float) -> dict[int, str]:
-        found: dict[int, str] = {}
+    def _answer_requests(self) -> None:
+        if not self._requests:
+            return
+        order = self._order()  # an answer changes no rank of it
+        for request in list(self._requests):
+            if request.num_nodes <= len(order) and not missing_ranks(order, request.num_nodes):
+                self._remove(request)
+                self._answer(request, order)
+
+    def _answer(self, request: _NodeRequest, order: Mapping[str, int]) -> None:
+        chosen = {id: rank for id, rank in order.items() if not request.num_nodes or rank < request.num_nodes}
+        rest = sorted(self._nodes[id].name for id in order if id not in chosen)
+        warning = (
+            f"{len(order)} nodes have registered and num_nodes is {request.num_nodes}; not used: {', '.join(rest)}"
+        )
+        ranked = sorted(chosen.items(), key=lambda item: item[1])
+        for id, rank in ranked:
+            self._freeze(id, rank)
+            self._persist(self._nodes[id])
+        states = [self._nodes[id].state(rank, self._head.now) for id, rank in ranked]
+        self._head.emit(Answer(request.peer, request.id, Nodes(states, [warning] if rest else [])))
+
+    def _time_out(self, request: _NodeRequest) -> None:
+        self._remove(request)
+        now = self._head.now
+        missing = missing_ranks(self._order(), request.num_nodes)
+        seen: dict[int, str] = {}
         for node in self._nodes.values():
             draining = node.life is NodeLife.DRAINING
             how = f" is {node.condition}" if draining else f", last seen {now - node.last_seen:.0f} s ago"
-            found.setdefault(self.rank(node), f"{node.name}{how}")
-        return found
-
-
-def _awaited(known: KnownNode, now: float) -> Node:
-    """A node of an earlier head, as long as it has not come back to this one."""
-    member = Member("agent", known.member) if known.member else LOCAL
-    node = Node(known.report, known.incarnation, b"", known.is_head, now, now, member=member)
-    if known.lost:
-        node.step("expired", now)
-    return node
+            seen.setdefault(self.rank(node), f"{node.name}{how}")
+        ranks = ", ".join(f"{rank} ({seen.get(rank, 'never seen')})" for rank in missing[:NAMED])
+        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+        text = (
+            f"{request.num_nodes - len(missing)} of {request.num_nodes} nodes after {now - request.since:.0f} s; "
+            f"missing rank{'s' * (len(missing) > 1)} {ranks}{more}. Does agentd run there, with --connect to this head?"
+        )
+        self._head.emit(Refuse(request.peer, request.id, "timeout", text, tuple(missing)))

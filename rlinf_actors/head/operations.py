@@ -1,256 +1,230 @@
-"""Nodes that are being drained: no new workers start there, what runs goes on, and its owners are told. Pure.
-
-A drain belongs to the node, not to its agentd: it stays while the node is away, until somebody lifts it.
-
-Looks for configured hardware, on their way from who asks to a node and back. Pure.
-
-House rules: every request that was taken on is answered once: by its node, when that node is lost, or when its time is
-over. The agent is told when nobody waits any more.
-
-Workers that do not answer, or are in one call for long: shown and told, never killed. Pure.
-"""
+"""What people and tools do with nodes and workers: drains, hardware queries, and notes on workers' health. Pure."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from rlinf_actors.head.client_table import ClientTable
+from rlinf_actors.head import quotas
 from rlinf_actors.head.commands import (
     Answer,
-    Emit,
     NodeDrained,
     NodeUndrained,
     Notify,
     Persist,
     Refusal,
     Refuse,
+    RequestReceived,
 )
 from rlinf_actors.head.event_log import of_node, of_worker
-from rlinf_actors.head.group_table import GroupTable
-from rlinf_actors.head.node_table import NodeTable
 from rlinf_actors.head.records import Node, WorkerRecord
+from rlinf_actors.head.timers import Timer
 from rlinf_actors.wire.agent_messages import HardwareFound, LookForHardware, StopLooking, WorkersHealth
 from rlinf_actors.wire.client_messages import Drained, DrainNode, Enumerated, EnumerateHardware, Warn
 from rlinf_actors.wire.values import HardwareQuestion, WorkerHealth, WorkerPulse
 
-MAX_DRAINED = 4096
-"""Also those that never come back: they are kept, in the head's file too, until somebody undoes it."""
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
+
 NOT_KEPT = "the head could not write that to its disk: a restarted one will not know it; see `rlinf-actors status`"
 
 
 class DrainTable:
-    """Who drains which node, and which are empty by now.
+    """Drains: no new workers start on a drained node, what runs goes on, and its owners are warned.
 
-    Args:
-        emit: takes commands.
-        nodes, clients, groups: the other tables.
+    A drain belongs to the node, not to its agentd: it stays while the node is away, until a person undoes it.
     """
 
-    def __init__(self, emit: Emit, nodes: NodeTable, clients: ClientTable, groups: GroupTable) -> None:
-        self._emit = emit
-        self._nodes = nodes
-        self._clients = clients
-        self._groups = groups
-        self._said: set[str] = set()
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
+        self._logged: set[str] = set()
         self._empty: set[str] = set()
-        self._look = True
+        self._changed = True
 
-    def ask(self, peer: bytes, id: int, asked: DrainNode, now: float) -> None:
-        """Begin to drain a node, for another reason too, or end it, at once. Answered when that is durable.
+    def ask(self, event: RequestReceived, asked: DrainNode) -> None:
+        """Drain a node, for another reason too, or undo that. Answered when it is on disk.
 
         Raises:
-            Refusal: there is no such node, or it is not being drained.
+            Refusal: there is no such node, it is not drained, or too many are.
         """
+        nodes, id = self._head.nodes, asked.node_id
         self.changed()
-        node = self._nodes.known(asked.node_id)
-        why_not = f"node {asked.node_id!r} is not known to this head"
+        node = nodes.known(id)
+        unknown = f"node {id!r} is not known to this head"
         if asked.undo:
-            if asked.node_id not in self._nodes.drained:
-                raise Refusal("usage", why_not if node is None else f"node {node.name} is not being drained")
-            self._undrain(asked, node, now)
+            if id not in nodes.drained:
+                raise Refusal("usage", unknown if node is None else f"node {node.name} is not being drained")
+            self._undrain(asked, node)
         elif node is None:
-            raise Refusal("usage", why_not)
-        elif asked.node_id not in self._nodes.drained and len(self._nodes.drained) >= MAX_DRAINED:
-            raise Refusal("usage", f"{MAX_DRAINED} nodes are being drained: undo some of them (`rlinf-actors nodes`)")
+            raise Refusal("usage", unknown)
         else:
-            self._drain(asked, node, now)
-        change = (
-            NodeUndrained(asked.node_id)
-            if asked.undo
-            else NodeDrained(asked.node_id, self._nodes.drained[asked.node_id])
-        )
-        state = None if node is None else node.state(self._nodes.rank(node), now)
-        self._emit(Persist(change, Answer(peer, id, Drained(state)), Answer(peer, id, Drained(state, NOT_KEPT))))
+            if id not in nodes.drained:
+                quotas.check("drains", "the head", len(nodes.drained))
+            self._drain(asked, node)
+        change = NodeUndrained(id) if asked.undo else NodeDrained(id, nodes.drained[id])
+        state = None if node is None else node.state(nodes.rank(node), self._head.now)
+        answers = (Answer(event.peer, event.id, Drained(state, warning)) for warning in ("", NOT_KEPT))
+        self._head.emit(Persist(change, *answers))
 
-    def _drain(self, asked: DrainNode, node: Node, now: float) -> None:
+    def _drain(self, asked: DrainNode, node: Node) -> None:
         why = f"{asked.reason or 'no reason was given'} (by {asked.by})"
-        self._nodes.drain(node.id, why, now)
+        self._head.nodes.drain(node.id, why)
         self._empty.discard(node.id)
-        self._tell(node)
-        for group, workers in self._groups.on_node(node.id):
-            owner = self._clients.get(group.owner)
+        self._log(node)
+        for group, workers in self._head.groups.on_node(node.id):
+            owner = self._head.clients.get(group.owner)
             ranks = ", ".join(str(worker.spec.rank) for worker in workers)
             if owner is not None:
                 text = f"node {node.name} is being drained: {why}. Group {group.name!r} (ranks {ranks} there) goes on "
                 text += "until you shut it down; nothing new starts there"
-                self._emit(Notify(owner.peer, Warn(text)))
-        self._groups.retry_waiting()  # what waits for a robot of that node is refused now
+                self._head.emit(Notify(owner.peer, Warn(text)))
+        self._head.launches.retry_waiting()  # what waits for a robot of that node is refused now
 
-    def _undrain(self, asked: DrainNode, node: Node | None, now: float) -> None:
-        self._nodes.undrain(asked.node_id, now)
+    def _undrain(self, asked: DrainNode, node: Node | None) -> None:
+        self._head.nodes.undrain(asked.node_id)
         self._empty.discard(asked.node_id)
-        self._said.discard(asked.node_id)
+        self._logged.discard(asked.node_id)
         if node is not None:
-            self._emit(of_node("node_undrained", node, f"takes new workers again, says {asked.by}"))
+            self._head.emit(of_node("node_undrained", node, f"takes new workers again, says {asked.by}"))
 
     def node_back(self, node: Node) -> None:
-        """An agent said hello: the log of this head must tell what came before it."""
+        """An agent said hello: the log of this head must have an entry for a drain from before it."""
         self.changed()
-        if node.draining and node.id not in self._said:
-            self._tell(node)
+        if node.draining and node.id not in self._logged:
+            self._log(node)
 
-    def _tell(self, node: Node) -> None:
-        self._said.add(node.id)
-        self._emit(of_node("node_draining", node, f"is being drained: {node.draining}"))
+    def _log(self, node: Node) -> None:
+        self._logged.add(node.id)
+        self._head.emit(of_node("node_draining", node, f"is being drained: {node.draining}"))
 
     def changed(self) -> None:
-        """A worker has ended, or a node is drained, or back: something may be left of none now."""
-        self._look = True
+        """A worker has ended, or a node is drained or back: check at the next flush which drained nodes are empty."""
+        self._changed = True
 
     def flush(self) -> None:
-        """Say of which nodes nothing is left."""
-        look, self._look = self._look, False
-        for node in self._nodes.alive() if look and self._nodes.drained else ():
-            if node.draining and node.id not in self._empty and not any(self._groups.on_node(node.id)):
-                self._empty.add(node.id)
-                self._emit(of_node("node_drained", node, "is drained: nothing runs there any more"))
+        """Log the nodes that are drained: no worker is left there."""
+        changed, self._changed = self._changed, False
+        for id in self._head.nodes.drained if changed else ():
+            node = self._head.nodes.get(id)
+            if node is not None and id not in self._empty and not self._head.groups.is_used(id):
+                self._empty.add(id)
+                self._head.emit(of_node("node_drained", node, "is drained: nothing runs there any more"))
 
 
 SPARE_S = 5.0
-"""Seconds on top of what the look itself may take: for the way there and back, and to end a process that hangs."""
+"""Seconds on top of what a hardware query may take: for the way there and back, and to end a process that hangs."""
 MAX_LIMIT_S = 600.0
-"""No look takes longer, whatever its asker says."""
+"""No hardware query takes longer, whatever its sender asks for."""
 
 
-@dataclass(frozen=True)
-class _Look:
+@dataclass(eq=False)
+class _HardwareQuery:
     peer: bytes
     id: int
     node: Node
     question: HardwareQuestion
     since: float
-    deadline: float
+    timer: Timer | None = None
 
 
 class HardwareQueries:
-    """All looks that are under way.
+    """Queries for configured hardware, on their way from a client to a node and back.
 
-    Args:
-        epoch: of this head; a late answer to an earlier head's look must not pass for one of ours.
-        emit: takes commands.
-        nodes: who is there.
+    Each is answered once: by its node, when that node is lost, or when its time is over.
     """
 
-    def __init__(self, epoch: str, emit: Emit, nodes: NodeTable) -> None:
-        self._epoch = epoch
-        self._emit = emit
-        self._nodes = nodes
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
         self._number = 0
-        self._looks: dict[str, _Look] = {}
+        self._queries: dict[str, _HardwareQuery] = {}
 
-    def ask(self, peer: bytes, id: int, asked: EnumerateHardware, now: float) -> None:
-        """Send a node a look.
+    def ask(self, event: RequestReceived, asked: EnumerateHardware) -> None:
+        """Ask a node to enumerate its hardware.
 
         Raises:
             Refusal: the node is not there.
         """
-        node = self._nodes.get(asked.node_id)
+        node = self._head.nodes.get(asked.node_id)
         if node is None or not node.usable:
             state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
             raise Refusal("node_lost", f"node {asked.node_id}, asked for its {asked.question.type}, {state}")
         self._number += 1
-        name = f"{self._epoch}-{self._number}"
-        deadline = now + min(asked.question.limit_s, MAX_LIMIT_S) + SPARE_S
-        self._looks[name] = _Look(peer, id, node, asked.question, now, deadline)
-        self._emit(Notify(node.peer, LookForHardware(name, asked.question)))
+        # a late answer to a query of an earlier head must not count as one of ours
+        name = f"{self._head.identity.epoch}-{self._number}"
+        deadline = self._head.now + min(asked.question.limit_s, MAX_LIMIT_S) + SPARE_S
+        self._queries[name] = query = _HardwareQuery(event.peer, event.id, node, asked.question, self._head.now)
+        query.timer = self._head.timers.at(deadline, lambda: self._time_out(name))
+        self._head.emit(Notify(node.peer, LookForHardware(name, asked.question)))
 
-    def found(self, node: Node, said: HardwareFound) -> None:
+    def found(self, node: Node, body: HardwareFound) -> None:
         """A node has answered."""
-        look = self._looks.get(said.id)
-        if look is not None and look.node.incarnation == node.incarnation:
-            del self._looks[said.id]
-            self._emit(Answer(look.peer, look.id, Enumerated(said.answer)))
+        query = self._queries.get(body.id)
+        if query is not None and query.node.incarnation == node.incarnation:
+            self._remove(body.id)
+            self._head.emit(Answer(query.peer, query.id, Enumerated(body.answer)))
 
     def node_back(self, node: Node) -> None:
-        """A node has a new connection: what was on its way over the one before may be lost, so it is sent again."""
-        for name, look in self._looks.items():
-            if look.node.incarnation == node.incarnation:
-                self._emit(Notify(node.peer, LookForHardware(name, look.question)))
+        """A node has a new connection: send again what may be lost with the one before."""
+        for name, query in self._queries.items():
+            if query.node.incarnation == node.incarnation:
+                self._head.emit(Notify(node.peer, LookForHardware(name, query.question)))
 
     def node_lost(self, node: Node, reason: str) -> None:
-        """It will not answer any more."""
-        for name, look in list(self._looks.items()):
-            if look.node.incarnation == node.incarnation:
-                del self._looks[name]
-                text = f"node {node.name} was lost while it looked for its {look.question.type}: {reason}"
-                self._emit(Refuse(look.peer, look.id, "node_lost", text))
+        """Refuse the queries that a lost node will not answer."""
+        for name, query in list(self._queries.items()):
+            if query.node.incarnation == node.incarnation:
+                self._remove(name)
+                text = f"node {node.name} was lost while it looked for its {query.question.type}: {reason}"
+                self._head.emit(Refuse(query.peer, query.id, "node_lost", text))
 
     def forget(self, peer: bytes) -> None:
-        """Who asked has ended."""
-        for name, look in list(self._looks.items()):
-            if look.peer == peer:
-                self._drop(name)
+        """A client has ended."""
+        for name, query in list(self._queries.items()):
+            if query.peer == peer:
+                self._stop(name)
 
-    def tick(self, now: float) -> None:
-        """Give up on what takes too long."""
-        for name, look in list(self._looks.items()):
-            if now >= look.deadline:
-                self._drop(name)
-                waited = f"{now - look.since:.0f} s"
-                text = f"node {look.node.name} gave no answer in {waited} when asked for its {look.question.type}"
-                self._emit(Refuse(look.peer, look.id, "timeout", text))
+    def _time_out(self, name: str) -> None:
+        query = self._queries[name]
+        self._stop(name)
+        waited = f"{self._head.now - query.since:.0f} s"
+        text = f"node {query.node.name} gave no answer in {waited} when asked for its {query.question.type}"
+        self._head.emit(Refuse(query.peer, query.id, "timeout", text))
 
-    def next_deadline(self) -> float:
-        """When `tick` has something to do, infinity for never."""
-        return min((look.deadline for look in self._looks.values()), default=math.inf)
+    def _stop(self, name: str) -> None:
+        query = self._remove(name)
+        node = self._head.nodes.get(query.node.id)  # it may have a new connection
+        if node is not None and node.incarnation == query.node.incarnation:
+            self._head.emit(Notify(node.peer, StopLooking(name)))
 
-    def _drop(self, name: str) -> None:
-        look = self._looks.pop(name)
-        node = self._nodes.get(look.node.id)  # it may have a new connection
-        if node is not None and node.incarnation == look.node.incarnation:
-            self._emit(Notify(node.peer, StopLooking(name)))
+    def _remove(self, name: str) -> _HardwareQuery:
+        query = self._queries.pop(name)
+        self._head.timers.cancel(query.timer)
+        return query
 
 
 class WorkerHealthLog:
-    """Keeps what agents say of their workers beside the workers' life cycle.
+    """Keeps what agents report of workers that do not answer, or are in one call for long; they are never killed."""
 
-    Args:
-        emit: takes commands.
-        groups: the workers.
-    """
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
 
-    def __init__(self, emit: Emit, groups: GroupTable) -> None:
-        self._emit = emit
-        self._groups = groups
-
-    def said(self, node: Node, body: WorkersHealth, wall: float) -> None:
-        """An agent has seen changes; *wall* is the time in seconds since the epoch."""
-        for one in body.workers:
-            worker = self._groups.worker_on(node, one.id)
+    def report(self, node: Node, body: WorkersHealth) -> None:
+        """An agent has seen changes."""
+        for health in body.workers:
+            worker = self._head.groups.worker_on(node, health.id)
             if worker is not None:
-                self._note(node, worker, one, wall)
-                self._groups.changed(worker)
+                self._note(node, worker, health)
+                self._head.groups.changed(worker)
 
-    def _note(self, node: Node, worker: WorkerRecord, said: WorkerHealth, wall: float) -> None:
-        before, name = worker.pulse, node.report.hostname
-        notable = said.unresponsive or said.method
-        pulse = WorkerPulse(said.unresponsive, said.method, wall - said.for_s, said.waiting) if notable else None
-        worker.pulse = pulse
+    def _note(self, node: Node, worker: WorkerRecord, health: WorkerHealth) -> None:
+        before, name, wall = worker.pulse, node.report.hostname, self._head.wall
+        notable = health.unresponsive or health.method
+        since = wall - health.for_s
+        worker.pulse = WorkerPulse(health.unresponsive, health.method, since, health.waiting) if notable else None
         was = before.unresponsive if before is not None else ""
-        if said.unresponsive and not was:
-            text = f"is unresponsive: {said.unresponsive}, for {said.for_s:.0f} s now; it is not killed for that"
-            self._emit(of_worker("worker_unresponsive", worker, name, text))
-        elif was and not said.unresponsive and before is not None:
+        if health.unresponsive and not was:
+            text = f"is unresponsive: {health.unresponsive}, for {health.for_s:.0f} s now; it is not killed for that"
+            self._head.emit(of_worker("worker_unresponsive", worker, name, text))
+        elif was and not health.unresponsive and before is not None:
             text = f"answers again after {wall - before.since:.0f} s"
-            self._emit(of_worker("worker_responsive", worker, name, text))
+            self._head.emit(of_worker("worker_responsive", worker, name, text))

@@ -1,163 +1,220 @@
-"""How many requests of one member wait for their answers. Pure.
+"""Limits on what one member may make the head remember or wait for. Pure.
 
-What waits is looked at again and again, and kept: so nobody may have more of it than an honest process ever has.
-
-Whom a head has given up on, so that they are refused by name when they return. Pure.
-
-House rule: nobody pushes out what is known of others. What is remembered because a member says so is counted under that
-member's name, and makes room for itself.
+The head serves members that may err or lie. What waits for an answer is examined again and again, and what is
+remembered takes memory and disk, so each kind of it has a limit in the table `LIMITS`. A quota refuses what exceeds
+its limit. A tombstone is never refused: the oldest one of the same member makes room, so that no member pushes out
+what the head knows of others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from rlinf_actors.head.commands import KEPT, Emit, ForgetTombstone, Persist, Refusal, Snapshot, Tombstone
 from rlinf_actors.security.members import LOCAL, Member
 
-MAX_OF_ONE = 1024
-"""By one key, or by one connection of a key that many share: the workers of a job have one."""
-MAX_OF_JOB = 32768
-"""By all workers of a job: more than one a worker of the largest."""
+
+class Limit(NamedTuple):
+    """At most `most` of `what` for one `holder`; `advice` goes to a member that is refused."""
+
+    most: int
+    what: str
+    holder: str
+    advice: str = ""
+
+
+LIMITS: dict[str, Limit] = {
+    # A process has a few dozen requests open: calls of its own threads and children.
+    "requests": Limit(1024, "requests without an answer", "connection or key"),
+    # All workers of a job share one key: more than one request for each worker of the largest job.
+    "job requests": Limit(32768, "requests without an answer", "job"),
+    # The workers of a job share one key: 18 nodes with 64 workers each are 1,152.
+    "sessions": Limit(4096, "sessions with the head", "key"),
+    # A client whose process an agent watches stays without sending a word, so each costs memory until it ends.
+    "drivers": Limit(1000, "driver processes", "driver's key"),
+    # Each user of a machine may run an agentd with the machine's key. Lost nodes count while their rank is kept.
+    "nodes": Limit(64, "nodes", "key"),
+    # Owners that an agent names after a restart of the head, and clients whose end a client wants to hear of.
+    "expected clients": Limit(16384, "clients that this head has not met", "member"),
+    # Workers that a returning client names and no agent has: a tombstone each.
+    "missing workers": Limit(1024, "workers that no node has", "client"),
+    "readers": Limit(1024, "readers of the event log", "head"),
+    # Leaves room for the readers of others.
+    "readers of a key": Limit(32, "readers of the event log", "key"),
+    # Drains and emergency stops stay on disk until a person undoes them, drains also when the node never comes back.
+    "drains": Limit(4096, "nodes that are being drained", "head", ": undo some of them (`rlinf-actors nodes`)"),
+    "emergency stops": Limit(1000, "emergency stops of namespaces", "head", ": stop all robots instead"),
+}
+
+KEPT_OF_ONE = 1024
+"""Tombstones of each kind that are kept because one member reported them."""
+ID_CHARS = 256
+"""Longer ids are not ours: rlinf-actors makes ids of a few dozen characters."""
+
+
+def check(limit: str, holder: str, count: int, kind: str = "usage") -> None:
+    """Refuse one more of what *holder* has *count* of.
+
+    Raises:
+        Refusal: the limit is reached.
+    """
+    most, what, whose, advice = LIMITS[limit]
+    if count >= most:
+        raise Refusal(kind, f"{holder} has {most} {what} already, the most that one {whose} may have{advice}")
+
+
+class Quota:
+    """Counts what each holder has of one kind. The holder "" has no limit: local processes may do everything."""
+
+    def __init__(self, limit: str) -> None:
+        self._limit = limit
+        self._counts: Counter[bytes | str] = Counter()
+
+    def is_full(self, holder: bytes | str) -> bool:
+        return bool(holder) and self._counts[holder] >= LIMITS[self._limit].most
+
+    def check(self, holder: bytes | str, name: str, kind: str = "usage") -> None:
+        """Refuse one more; *name* is the holder for people.
+
+        Raises:
+            Refusal: the limit is reached.
+        """
+        if holder:
+            check(self._limit, name, self._counts[holder], kind)
+
+    def take(self, holder: bytes | str) -> None:
+        self._counts[holder] += 1
+
+    def free(self, holder: bytes | str) -> None:
+        self._counts[holder] -= 1
+        if not self._counts[holder]:
+            del self._counts[holder]
+
+    def forget(self, holder: bytes | str) -> None:
+        """A holder has ended, and all that it had."""
+        self._counts.pop(holder, None)
 
 
 class RequestQuota:
-    """The requests that were let in and not answered yet; not those of local peers, who may do everything.
+    """Requests that were let in and are not answered yet; those of local peers are not counted.
 
-    The one at hand is counted by `wait` only, if it has no answer by then: most are answered at once.
+    The request at hand is counted by `wait` only, if it has no answer by then: most are answered at once.
     """
 
     def __init__(self) -> None:
-        self._of_peer: dict[bytes, dict[int, list[str]]] = {}
-        self._counts: Counter[bytes] = Counter()
-        self._of_key: Counter[str] = Counter()
-        self._at_hand: tuple[bytes, int, str] | None = None
+        self._of_peer: dict[bytes, dict[int, list[tuple[Quota, str]]]] = {}
+        self._peers = Quota("requests")
+        self._keys = Quota("requests")
+        self._jobs = Quota("job requests")
+        self._at_hand: tuple[bytes, int, Quota, str] | None = None
 
     def begin(self, peer: bytes, id: int, member: Member) -> None:
-        """A request comes, or comes again: its answer may have been lost, and it will have another.
+        """Let a request in. One with a known number was sent again: its answer may have been lost.
 
         Raises:
             Refusal: too many wait already.
         """
-        if not member.key:
-            return
-        if self._of_peer:
-            limit = MAX_OF_JOB if member.role == "worker" else MAX_OF_ONE
-            if self._counts[peer] >= MAX_OF_ONE or self._of_key[member.key] >= limit:
-                raise Refusal("usage", f"too many requests of {member} wait for their answers already")
-        self._at_hand = (peer, id, member.key)
+        if member.key:
+            of_key = self._jobs if member.role == "worker" else self._keys
+            self._peers.check(peer, f"this connection of {member}")
+            of_key.check(member.key, str(member))
+            self._at_hand = (peer, id, of_key, member.key)
 
     def wait(self) -> None:
-        """The request at hand has no answer yet, if there is one at hand still."""
+        """Count the request at hand, if it has no answer yet."""
         if self._at_hand is not None:
-            peer, id, key = self._at_hand
+            peer, id, quota, key = self._at_hand
             self._at_hand = None
-            self._of_peer.setdefault(peer, {}).setdefault(id, []).append(key)
-            self._counts[peer] += 1
-            self._of_key[key] += 1
+            self._of_peer.setdefault(peer, {}).setdefault(id, []).append((quota, key))
+            self._peers.take(peer)
+            quota.take(key)
 
     def done(self, peer: bytes, id: int) -> None:
-        """It has its answer, or needs none. Unknown ones are ignored."""
+        """A request has its answer, or needs none. Unknown ones are ignored."""
         if self._at_hand is not None and self._at_hand[:2] == (peer, id):
             self._at_hand = None
             return
         waiting = self._of_peer.get(peer, {})
         if id not in waiting:
             return
-        self._drop(peer, waiting[id].pop())
+        quota, key = waiting[id].pop()
+        quota.free(key)
+        self._peers.free(peer)
         if not waiting[id]:
             del waiting[id]
         if not waiting:
             del self._of_peer[peer]
 
     def forget(self, peer: bytes) -> None:
-        """Whoever asked has ended."""
+        """The sender has ended."""
         if self._at_hand is not None and self._at_hand[0] == peer:
             self._at_hand = None
-        for keys in self._of_peer.pop(peer, {}).values():
-            for key in keys:
-                self._drop(peer, key)
-
-    def _drop(self, peer: bytes, key: str) -> None:
-        self._counts[peer] -= 1
-        self._of_key[key] -= 1
-        if not self._counts[peer]:
-            del self._counts[peer]
-        if not self._of_key[key]:
-            del self._of_key[key]
-
-
-KEPT_OF_ONE = 1024
-"""So many of each kind are remembered because one member says so."""
-ID_CHARS = 256
-"""Longer ones are nobody's: ids are made by rlinf-actors, of a few dozen characters."""
+        for waiting in self._of_peer.pop(peer, {}).values():
+            for quota, key in waiting:
+                quota.free(key)
+                self._peers.free(peer)
 
 
 class Tombstones:
-    """Who has ended and why, the last *limit* of them.
+    """Ids of one kind that have ended, and why, so that a process which returns is refused with the reason.
 
     Args:
-        kind: of those who end; see head.remembered.
-        emit: takes commands: a head that is restarted is to know those who may still be there.
-        before: what an earlier head at this place knew.
-        limit: so many are remembered.
-        limit_of_one: so many for one member.
+        kind: one of NODE, REPLACED, CLIENT and WORKER of head.commands.
+        emit: takes commands: a restarted head must know those that may still be there.
+        before: state of the head before this one.
     """
 
-    def __init__(
-        self, kind: str, emit: Emit, before: Snapshot, limit: int = KEPT, limit_of_one: int = KEPT_OF_ONE
-    ) -> None:
+    def __init__(self, kind: str, emit: Emit, before: Snapshot) -> None:
         self._kind = kind
         self._emit = emit
-        self._limit = limit
-        self._limit_of_one = limit_of_one
         self._reasons = {id: reason for (of, id), reason in before.given_up.items() if of == kind}
-        self._by: dict[str, dict[str, None]] = {}
-        self._said_by: dict[str, str] = {}
-        self._kept = set(self._reasons)
+        self._of_member: dict[str, dict[str, None]] = {}
+        self._member_of: dict[str, str] = {}
+        self._persistent = set(self._reasons)
 
     def add(self, id: str, reason: str, certain: bool = False, by: Member = LOCAL) -> None:
-        """Remember; the oldest is forgotten.
+        """Remember an end; the oldest one is forgotten.
 
         Args:
-            id: who has ended.
+            id: of the process that has ended.
             reason: why.
-            certain: it has ended, and need not be refused by a restarted head.
-            by: the member that said so, or whose it is.
+            certain: its end was seen, so a restarted head need not refuse it.
+            by: the member that reported it, or that it belongs to.
         """
         if len(id) > ID_CHARS or self._reasons.get(id) == reason:
             return
         self._forget(id)
         self._reasons[id] = reason
         if not certain:
-            self._kept.add(id)
+            self._persistent.add(id)
             self._emit(Persist(Tombstone(self._kind, id, reason)))
-        if share := label(by):
-            self._said_by[id] = share
-            own = self._by.setdefault(share, {})
+        if member := label(by):
+            self._member_of[id] = member
+            own = self._of_member.setdefault(member, {})
             own[id] = None
-            if len(own) > self._limit_of_one:
+            if len(own) > KEPT_OF_ONE:
                 self._forget(next(iter(own)))
-        if len(self._reasons) > self._limit:
+        if len(self._reasons) > KEPT:
             self._forget(next(iter(self._reasons)))
 
     def get(self, id: str) -> str | None:
-        """Why it ended; None if it did not, or too long ago."""
+        """Return why *id* has ended; None if it has not, or too long ago."""
         return self._reasons.get(id)
 
     def _forget(self, id: str) -> None:
         if self._reasons.pop(id, None) is None:
             return
-        by = self._said_by.pop(id, "")
-        if by:
-            del self._by[by][id]
-            if not self._by[by]:
-                del self._by[by]
-        if id in self._kept:
-            self._kept.discard(id)
+        member = self._member_of.pop(id, "")
+        if member:
+            del self._of_member[member][id]
+            if not self._of_member[member]:
+                del self._of_member[member]
+        if id in self._persistent:
+            self._persistent.discard(id)
             self._emit(Persist(ForgetTombstone(self._kind, id)))
 
 
 def label(member: Member) -> str:
-    """Under which name a member's share is counted; local peers, who may do everything, have no limit of their own."""
+    """Return the name under which a quota counts a member, "" for local processes, which have no limit."""
     return "" if member.role == "local" else str(member)

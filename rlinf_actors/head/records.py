@@ -1,14 +1,15 @@
-"""What the head keeps of nodes, clients, workers, groups and jobs.
+"""Records of nodes, clients, workers and groups, and the life cycles of nodes and workers as tables.
 
-The life cycles of nodes and workers, as tables. What is not in a table is an error that names the state.
+An event that is not in a table is an error that names the state.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import cached_property
+from typing import Generic, TypeVar
 
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.hardware.probe_report import accelerator_type_of
@@ -29,7 +30,7 @@ from rlinf_actors.wire.values import (
 
 
 class NodeLife(str, enum.Enum):
-    """How a node is; the value is what people see."""
+    """State of a node; people see the value."""
 
     REGISTERING = "registering"
     READY = "ready"
@@ -39,7 +40,7 @@ class NodeLife(str, enum.Enum):
 
 
 class WorkerLife(str, enum.Enum):
-    """How a worker is; the value is what travels."""
+    """State of a worker; the value goes over the wire."""
 
     RESTARTING = "restarting"
     STARTING = "starting"
@@ -78,10 +79,10 @@ NODE: Mapping[NodeLife, Mapping[str, NodeLife]] = {
     },
     NodeLife.LOST: {},
 }
-"""A lost node does not come back: its agent comes as a new incarnation, which is a new record."""
+"""A lost node does not come back: its agent registers as a new incarnation, which is a new record."""
 
 WORKER: Mapping[WorkerLife, Mapping[str, WorkerLife]] = {
-    WorkerLife.RESTARTING: {  # the next incarnation of one that failed, before its process is there
+    WorkerLife.RESTARTING: {  # the next incarnation of a failed worker, before its process exists
         "restart": WorkerLife.STARTING,
         "stop": WorkerLife.GONE,
         "node_lost": WorkerLife.GONE,
@@ -93,7 +94,7 @@ WORKER: Mapping[WorkerLife, Mapping[str, WorkerLife]] = {
         "node_lost": WorkerLife.GONE,
     },
     WorkerLife.RUNNING: {
-        "ready": WorkerLife.RUNNING,  # said again after a reconnect
+        "ready": WorkerLife.RUNNING,  # reported again after a reconnect
         "stop": WorkerLife.STOPPING,
         "exited": WorkerLife.GONE,
         "node_lost": WorkerLife.GONE,
@@ -108,10 +109,11 @@ WORKER: Mapping[WorkerLife, Mapping[str, WorkerLife]] = {
 }
 
 S = TypeVar("S", NodeLife, WorkerLife)
+V = TypeVar("V")
 
 
 def step(table: Mapping[S, Mapping[str, S]], state: S, event: str) -> S:
-    """The state after *event*.
+    """Return the state after *event*.
 
     Raises:
         ProtocolError: the event is not expected in this state.
@@ -122,11 +124,38 @@ def step(table: Mapping[S, Mapping[str, S]], state: S, event: str) -> S:
         raise ProtocolError(f"{event!r} is not expected of a {type(state).__name__} while {state.value}") from None
 
 
+class Index(Generic[V]):
+    """Values under keys that several of them share, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, dict[Hashable, V]] = {}
+
+    def add(self, key: Hashable, id: Hashable, value: V) -> None:
+        self._values.setdefault(key, {})[id] = value
+
+    def discard(self, key: Hashable, id: Hashable) -> None:
+        values = self._values.get(key)
+        if values is not None and values.pop(id, None) is not None and not values:
+            del self._values[key]
+
+    def of(self, key: Hashable) -> list[V]:
+        return list(self._values.get(key, {}).values())
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._values
+
+
 @dataclass
 class Node:
-    """One incarnation of an agent. `since` is when its state last changed, `log_name` what its LogLines call it,
-    `draining` why it takes no new workers; with `keeps` its workers may outlive it, for its next incarnation. `jobs`
-    are the namespaces that have, or had, workers there. Its session speaks `protocol`.
+    """One incarnation of an agent.
+
+    Attributes:
+        since: when its state last changed.
+        keeps: its workers may outlive it, for its next incarnation.
+        log_name: the node's name in its LogLines.
+        draining: why it takes no new workers, "" if it does.
+        jobs: namespaces that have, or had, workers there.
+        protocol: what its session speaks.
     """
 
     report: NodeReport
@@ -145,22 +174,22 @@ class Node:
 
     @property
     def id(self) -> str:
-        """Stays the same when the agent restarts."""
+        """The node's id, which stays the same when its agent restarts."""
         return self.report.node_id
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Host name and address, for people."""
         return f"{self.report.hostname} ({self.report.ip})" if self.report.ip else self.report.hostname
 
     @property
     def alive(self) -> bool:
-        """Whether workers may be running there."""
+        """True if workers may be running there."""
         return self.life in (NodeLife.READY, NodeLife.SUSPECT, NodeLife.DRAINING)
 
     @property
     def usable(self) -> bool:
-        """Whether it counts when a driver asks for nodes."""
+        """True if it counts when a driver asks for nodes."""
         return self.life in (NodeLife.READY, NodeLife.SUSPECT)
 
     @property
@@ -169,33 +198,32 @@ class Node:
         return f"draining: {self.draining}" if self.life is NodeLife.DRAINING else self.life.value
 
     def step(self, event: str, now: float) -> None:
-        """Follow the table."""
         life = step(NODE, self.life, event)
         if life is not self.life:
             self.life, self.since = life, now
 
+    @cached_property
     def registered(self) -> RegisteredNode:
         """What its rank depends on."""
-        return RegisteredNode(
-            self.id,
-            self.report.rank,
-            self.is_head,
-            accelerator_type_of(self.report.resources),
-            self.report.ip,
-        )
+        kind = accelerator_type_of(self.report.resources)
+        return RegisteredNode(self.id, self.report.rank, self.is_head, kind, self.report.ip)
 
     def state(self, rank: int, now: float) -> NodeState:
-        """As others see it; *rank* -1 if it has none."""
+        """Return its state for the wire; *rank* is -1 if it has none."""
         life, seen = self.life.value, now - self.last_seen
         return NodeState(self.report, self.incarnation, rank, life, seen, self.is_head, self.draining)
 
 
 @dataclass
 class Client:
-    """A driver or worker process. `watchers` are the nodes whose agents hold its pidfd, by id, with the agents' peers;
-    without any it lives by beats. `given_up` counts the workers that it named and that nobody has. Its session speaks
-    `protocol`. `answered` is the latest time at which the head said something that the client has heard. A child of a
-    worker has that worker's id as `parent`, and ends with it at the latest.
+    """A driver or worker process.
+
+    Attributes:
+        watchers: the nodes whose agents hold its pidfd, by id, with the agents' peers. A driver without any lives by
+            its beats.
+        protocol: what its session speaks.
+        answered: the latest time at which the head sent something that the client has received.
+        parent: of a child of a worker, that worker's id; the child ends with the worker at the latest.
     """
 
     incarnation: str
@@ -208,7 +236,6 @@ class Client:
     peer: bytes
     last_seen: float
     watchers: dict[str, bytes] = field(default_factory=dict)
-    given_up: int = 0
     member: Member = LOCAL
     protocol: int = OLDEST
     answered: float = 0.0
@@ -235,43 +262,37 @@ class WorkerRecord:
 
     @property
     def id(self) -> str:
-        """Unique in the cluster."""
+        """Its id, unique in the cluster."""
         return self.spec.id
 
     @property
     def gone(self) -> bool:
-        """Whether its process has ended."""
+        """True if its process has ended."""
         return self.life is WorkerLife.GONE
 
     def step(self, event: str) -> None:
-        """Follow the table."""
         self.life = step(WORKER, self.life, event)
 
     def state(self) -> WorkerState:
-        """As others see it."""
+        """Return its state for the wire."""
         return WorkerState(
-            self.id,
-            self.spec.rank,
-            self.spec.node_rank,
-            self.node_ip,
-            self.life.value,
-            self.pid,
-            self.endpoint,
-            self.port,
-            self.master_port,
-            self.exit,
-            self.spec.incarnation,
-            None if self.gone else self.pulse,
-        )
+            self.id, self.spec.rank, self.spec.node_rank, self.node_ip, self.life.value, self.pid, self.endpoint,
+            self.port, self.master_port, self.exit, self.spec.incarnation, None if self.gone else self.pulse,
+        )  # fmt: skip
 
 
 @dataclass
 class Group:
     """A name and its workers.
 
-    `living` are the ids of those that are not gone, `waiting` the StopGroup requests to answer when there are none.
-    The owner of a `detached` one did not launch it; without any it ends by name. `unclaimed`: agents say whose it is,
-    and the owner did not yet. `orphaned` says whose end ends the group, for those who use it; "" while its owner lives.
+    Attributes:
+        living: ids of the workers that are not gone.
+        subscribers: incarnations of the clients that hold a handle, beside the owner.
+        waiting: StopGroup requests to answer when no worker is left.
+        changed: workers whose state is to be sent to the owner and the subscribers.
+        detached: its owner did not launch it; without an owner it ends by name.
+        unclaimed: agents say who owns it, and the owner has not confirmed that yet.
+        orphaned: whose end ends the group, for those who use it; "" while its owner lives.
     """
 
     namespace: str
@@ -296,22 +317,22 @@ class Group:
 
     @property
     def gone(self) -> bool:
-        """Whether no worker is left."""
+        """True if no worker is left."""
         return not self.living
 
     @property
     def launch(self) -> set[str]:
-        """What is this launch's own: the ids of its ranks, whichever incarnation of each is there."""
+        """Ids of the ranks, without their incarnations: no other launch has these."""
         return {rank_id(id) for id in self.workers}
 
     @property
     def whole(self) -> bool:
-        """Whether all its workers are known; a head that was restarted learns of them node by node."""
+        """True if all its workers are known; a restarted head learns of them node by node."""
         return len(self.workers) >= self.world_size
 
     @property
     def ranks(self) -> set[int]:
-        """Those that are known."""
+        """The ranks that are known."""
         return {worker.spec.rank for worker in self.workers.values()}
 
     @property
@@ -321,7 +342,7 @@ class Group:
 
     @property
     def summary(self) -> str:
-        """One word for all workers."""
+        """One word for the state of all workers."""
         lives = {worker.life for worker in self.workers.values()}
         if lives == {WorkerLife.GONE}:
             return "gone"
@@ -334,7 +355,7 @@ class Group:
         return "running" if lives == {WorkerLife.RUNNING} else "starting"
 
     def state(self, token: str) -> GroupState:
-        """As others see it."""
+        """Return its state for the wire."""
         workers = sorted(self.workers.values(), key=lambda worker: worker.spec.rank)
         states = [worker.state() for worker in workers]
         return GroupState(

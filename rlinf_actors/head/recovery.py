@@ -1,43 +1,39 @@
-"""What an agent says it has against what this head knows: after a restart of either, or a lost message. Pure.
+"""Reconciliation: what agents and clients report against what this head knows. Pure.
 
-The first seconds of a head that was restarted: what it cannot answer yet waits until its nodes are back. Pure.
+After a restart of the head, agents, drivers and workers come back in any order. Until every registered node has
+reported its workers, or one lease has passed, this head knows a part only: a name that it does not know may well be in
+use. `EarlyMessages` holds back what cannot be answered until then. `Reconciler` adopts what agents report and tells
+clients what has become of the workers that they name. Only the owner of a group may know of a rank that ended before.
 
-Agents, drivers and workers come back in any order. Until every node that was registered has said what it has, or
-one lease has passed, this head knows a part only: a name that it does not know may well be in use. Of a rank that
-ended before, its group's owner alone may know.
-
-House rule: what is held is bounded. Requests are (`head.quotas`), of hellos and handles each peer has one, and who
-has no session yet has nothing else to ask.
+House rule: what is held back is bounded. Requests have a quota (`head.quotas`); of hellos and handles each peer has
+one; a peer without a session is asked to say hello first.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from rlinf_actors.head import validation
-from rlinf_actors.head.client_table import ClientTable
+from rlinf_actors.head.claims import contradiction
 from rlinf_actors.head.commands import (
     ConnectionRejected,
-    Emit,
     Event,
     LogEvent,
+    Message,
     NoticeReceived,
     Notify,
     Refusal,
     RequestReceived,
-    Timing,
 )
 from rlinf_actors.head.event_log import of_group
-from rlinf_actors.head.group_table import GroupTable
-from rlinf_actors.head.hardware_claims import contradiction
-from rlinf_actors.head.key_registry import Jobs
-from rlinf_actors.head.quotas import KEPT_OF_ONE
+from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
+from rlinf_actors.head.timers import Timer
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.agent_messages import (
@@ -65,102 +61,183 @@ from rlinf_actors.wire.client_messages import (
 )
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerSpec, WorkerState
 
-NOBODY_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
 
-_WITHOUT_PROCESS = (WorkerLife.GONE, WorkerLife.RESTARTING)
+NO_NODE_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"
 
 
 class Reconciler:
-    """Brings the groups in line with the agents.
+    """Brings the groups in line with what agents and clients report."""
 
-    Args:
-        timing: the head's timers.
-        emit: takes commands.
-        clients, groups, jobs: the tables.
-    """
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
+        self._missing_workers = Quota("missing workers")
+        self._ranks: dict[tuple[str, str], _KnownRanks] = {}  # caches of one `reconcile`
+        self._ended: dict[tuple[str, str], set[str]] = {}
 
-    def __init__(self, timing: Timing, emit: Emit, clients: ClientTable, groups: GroupTable, jobs: Jobs) -> None:
-        self._timing = timing
-        self._emit = emit
-        self._clients = clients
-        self._groups = groups
-        self._jobs = jobs
-        self._seen: dict[tuple[str, str], _Seen] = {}
-        self._over: dict[tuple[str, str], set[str]] = {}
+    # --- agents ---
 
-    def reconcile(self, node: Node, there: Sequence[RunningWorker], known: bool, now: float) -> None:
-        """Bring our view of a node in line with its agent's; *known* if that is the one that we knew before.
+    def reconcile(self, node: Node, reported: Sequence[RunningWorker], known: bool) -> None:
+        """Bring our view of a node in line with its agent's; *known* if that agent has registered here before.
 
-        Workers that we do not know belong to groups from before this head started: they are taken over. Workers
-        that we have and it does not: those that are to start are asked for once more (the agent ignores ids that it
-        has), the others have ended unseen.
+        Workers that we do not know belong to groups from before this head started: they are adopted. Of the workers
+        that we know and the agent does not report, those that are to start are ordered again (the agent ignores ids
+        that it has), and the others have ended unseen.
         """
-        self._seen.clear()
-        self._over.clear()
-        # what a name or a rank is now, before what it was; agents keep ends in the order in which they came
-        ended = [one for one in there if one.exit is not None]
-        for running in [*(one for one in there if one.exit is None), *reversed(ended)]:
-            self._take_over(node, running, now)
-        listed = {running.spec.id for running in there}
-        self._groups.claims.node_is_back(node.id, listed, known, now)
-        self._groups.names.node_is_back(node.id, listed)
-        for group in self._groups.all():
-            ours = [w for w in group.workers.values() if w.node_id == node.id and w.life not in _WITHOUT_PROCESS]
-            missing = [worker for worker in ours if worker.id not in listed]
-            wanted = [worker for worker in missing if worker.life is WorkerLife.STARTING]
-            self._groups.start(node.id, group, [worker.spec for worker in wanted])
+        groups = self._head.groups
+        self._ranks.clear()
+        self._ended.clear()
+        # living workers first: they decide what a name or a rank is now; agents list ends in the order of their time
+        ended = [one for one in reported if one.exit is not None]
+        for running in [*(one for one in reported if one.exit is None), *reversed(ended)]:
+            self._take_over(node, running)
+        listed = {running.spec.id for running in reported}
+        groups.claims.node_is_back(node.id, listed, known)
+        groups.names.node_is_back(node.id, listed)
+        for group, workers in groups.on_node(node.id):
+            missing = [w for w in workers if w.life is not WorkerLife.RESTARTING and w.id not in listed]
+            groups.start(node.id, group, [w.spec for w in missing if w.life is WorkerLife.STARTING])
             for worker in missing:
                 if worker.life is not WorkerLife.STARTING:
-                    self._groups.missing(worker, node, "its agent does not have it any more", now)
+                    groups.missing(worker, node, "its agent does not have it any more")
 
-    def replaced(self, node: Node, hello: AgentHello, now: float) -> None:
-        """Another agentd has taken the place of a node's: what it does not list of the earlier one's workers has ended.
+    def replaced(self, node: Node, hello: AgentHello) -> None:
+        """A new agentd has taken the place of a node's: workers of the earlier one that it does not list have ended.
 
-        An agentd that keeps workers has looked for all that the earlier one was asked for, and says why it ended some;
-        what it says nothing of may be making its robot safe yet, or was never asked for: `reconcile` asks once more.
+        An agentd that keeps workers has searched for all that the earlier one was asked for, and says why it ended
+        some. A worker that it does not mention may be making its robot safe, or was never asked for: `reconcile`
+        orders it again.
         """
+        groups = self._head.groups
         listed = {running.spec.id for running in hello.workers}
-        for group in self._groups.all():
-            for worker in list(group.workers.values()):
-                if worker.node_id != node.id or worker.life in _WITHOUT_PROCESS or worker.id in listed:
+        for _, workers in groups.on_node(node.id):
+            for worker in workers:
+                if worker.life is WorkerLife.RESTARTING or worker.id in listed:
                     continue
                 why = hello.ended.get(worker.id)
                 if why is not None:
-                    self._groups.missing(worker, node, why, now)
+                    groups.missing(worker, node, why)
                 elif not (hello.keeps and worker.life is WorkerLife.STARTING):
-                    self._groups.lost(worker, f"node {node.name}: its agentd was started anew")
-                    self._groups.claims.lose(worker, False, now)
+                    groups.lost(worker, f"node {node.name}: its agentd was started anew")
+                    groups.claims.lose(worker, False)
+
+    def _take_over(self, node: Node, running: RunningWorker) -> None:
+        groups, spec = self._head.groups, running.spec
+        known = groups.of_worker(spec.id)
+        unseen = groups.ended_unseen(spec.id)
+        if unseen is not None:
+            if running.exit is not None:
+                groups.ended_after_all(spec.id, node.id)
+            else:
+                self._stop(node, spec, 0.0, unseen)
+            return
+        if known is None:
+            if not self._adopt(node, running):
+                return
+        elif running.exit is None:
+            worker = known.workers[spec.id]
+            if worker.gone:
+                self._stop(node, spec, 0.0)  # its owner was told that it is gone
+                return
+            if worker.life is WorkerLife.STOPPING:
+                self._stop(node, spec, self._head.timing.stop_grace_s)  # the first order may be lost
+            elif known.detached and not running.detached:
+                groups.start(node.id, known, [worker.spec])  # the agent was not told that the group is detached
+        if running.exit is not None:
+            groups.exited(node, spec.id, running.exit)
+        elif running.endpoint is not None:
+            ready = WorkerReady(spec.id, running.pid, running.endpoint, running.port, running.master_port)
+            groups.ready(node, ready)
+
+    def _adopt(self, node: Node, running: RunningWorker) -> bool:
+        """Return True if a worker that we did not know is one of ours from now on."""
+        groups, clients, jobs, spec = self._head.groups, self._head.clients, self._head.jobs, running.spec
+        grace_s = self._head.timing.orphan_grace_s
+        believed = node.member == LOCAL and not jobs.settled  # from before this cluster had keys
+        if not jobs.vouches(spec.namespace, spec.token, believed):
+            if running.exit is None:
+                self._stop(node, spec, grace_s, f"it is no member of the job that namespace {spec.namespace!r} is now")
+            return False
+        group, owner = groups.get(spec.namespace, spec.group), clients.get(running.owner)
+        if group is None:
+            if owner is not None and owner.namespace != spec.namespace:
+                return False  # a lie: the owner of a group is of its job
+            if running.exit is not None and (clients.ended(running.owner) is not None or self._is_over(spec)):
+                return False
+            group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
+            group.detached, group.unclaimed = running.detached, bool(running.owner)
+            jobs.adopt(spec.namespace, spec.token, running.exit is None, believed)
+            text = f"runs already, its agent on node {node.name} says"
+            self._head.emit(of_group("group_adopted", group, text))
+        elif running.exit is not None and not self._known_ranks(group).lack(spec):
+            return False  # an end that was reported before: the name has been given again since
+        elif group.owner != running.owner and not _detached_meanwhile(group, running):
+            self._stop(node, spec, grace_s)
+            return False
+        worker = WorkerRecord(spec, node.id, node.report.ip)
+        groups.adopt(group, worker)
+        if group.owner != running.owner:
+            groups.give_to(group, group.owner if group.detached else running.owner)
+        if group.key in self._ranks:
+            self._ranks[group.key].add(spec)
+        if running.exit is None:
+            other = groups.claims.take(group, worker, node)
+            if other is not None and not group.stopping:
+                self._head.emit(LogEvent("robot_conflict", contradiction(other, group)))
+                groups.stop_group(group, "")
+            elif group.stopping:
+                self._stop(node, spec, grace_s)
+        if group.owner:
+            clients.expect(group.owner, node.member)
+        return True
+
+    def _stop(self, node: Node, spec: WorkerSpec, grace_s: float, reason: str = "") -> None:
+        self._head.emit(Notify(node.peer, StopWorkers([spec.id], grace_s, reason)))
+
+    def _is_over(self, spec: WorkerSpec) -> bool:
+        """True if its group has ended, and its agent has not heard yet that we know of its end."""
+        key = (spec.namespace, spec.group)
+        if key not in self._ended:
+            over = self._head.groups.ended(*key)
+            self._ended[key] = {rank_id(state.id) for state in over.workers} if over is not None else set()
+        return rank_id(spec.id) in self._ended[key]
+
+    def _known_ranks(self, group: Group) -> _KnownRanks:
+        if group.key not in self._ranks:
+            self._ranks[group.key] = known = _KnownRanks()
+            for worker in group.workers.values():
+                known.add(worker.spec)
+        return self._ranks[group.key]
+
+    # --- clients ---
 
     def check_owner(self, hello: ClientHello) -> None:
-        """Refuse a client that says it is the one which owns groups of another job.
+        """Refuse a client with the incarnation of the owner of another job's groups.
 
         Raises:
-            Refusal: it is not.
+            Refusal: it lies.
         """
-        for group in self._groups.all():
-            if group.owner == hello.incarnation and group.namespace != hello.namespace:
-                raise Refusal("authentication", f"this {hello.role} says that it is the owner of another job's groups")
+        for group in self._head.groups.of_owner(hello.incarnation):
+            if group.namespace != hello.namespace:
+                raise Refusal("authentication", f"this {hello.role} says that it owns groups of another job")
 
-    def handles(self, client: Client, said: Handles) -> None:
+    def handles(self, client: Client, message: Handles) -> None:
         """A client that is back says which groups it knows: tell it what has become of their workers."""
-        own = {handle.name: handle for handle in said.groups if handle.namespace == client.namespace}
+        own = {handle.name: handle for handle in message.groups if handle.namespace == client.namespace}
         for handle in own.values():
             self._handle(client, handle)
-        self._claim(client, said)
-
-    def _claim(self, client: Client, said: Handles) -> None:
-        """Stop what agents say is this client's and it does not know (any more): who else would end it?"""
-        known = {state.id for handle in said.groups for state in handle.workers} | set(said.launching)
+        known = {state.id for handle in message.groups for state in handle.workers} | set(message.launching)
         ranks = {rank_id(id) for id in known}
-        for group in self._groups.all():
-            if group.owner == client.incarnation and group.unclaimed:
+        for group in self._head.groups.of_owner(client.incarnation):
+            if group.unclaimed:
                 group.unclaimed = not group.detached and group.launch.isdisjoint(ranks)
                 if group.unclaimed and not group.stopping:
-                    self._groups.stop_group(group, "its owner has shut it down while the head was away")
-        self._groups.flush()  # the name of one that was in a back-off is free for a launch that was held
+                    self._head.groups.stop_group(group, "its owner has shut it down while the head was away")
+        self._head.groups.flush()  # the name of one that was in a back-off is free for a launch that was held
 
     def _handle(self, client: Client, handle: GroupHandle) -> None:
-        group = self._groups.get(handle.namespace, handle.name)
+        group = self._head.groups.get(handle.namespace, handle.name)
         if group is not None and group.launch.isdisjoint(rank_id(state.id) for state in handle.workers):
             group = None  # a namesake
         if group is None:
@@ -168,279 +245,190 @@ class Reconciler:
         else:
             ranks, world_size = group.ranks, group.world_size
             for state in handle.workers:
-                known = self._groups.of_worker(state.id)
+                known = self._head.groups.of_worker(state.id)
                 if 0 <= state.rank < world_size and state.rank not in ranks and known is None:
                     ranks.add(state.rank)
                     self._add_ended(client, group, state)
-            if client.incarnation != group.owner:
-                group.subscribers[client.incarnation] = None
+            self._head.groups.subscribe(group, client)
             states = [worker.state() for worker in group.workers.values()]
-        self._emit(Notify(client.peer, WorkerChanged(handle.namespace, handle.name, states)))
+        self._head.emit(Notify(client.peer, WorkerChanged(handle.namespace, handle.name, states)))
 
     def _ends_of(self, client: Client, handle: GroupHandle) -> list[WorkerState]:
-        """How the workers of a group that is not there have ended."""
-        before = self._groups.ended(handle.namespace, handle.name)
-        known = {state.id: state for state in before.workers} if before is not None else {}
-        return [
-            state if state.state == "gone" else known.get(state.id) or self._nobodys(client, state)
-            for state in handle.workers
-        ]
-
-    def _nobodys(self, client: Client, state: WorkerState) -> WorkerState:
-        self._give_up(client, state)
-        return replace(state, state="gone", endpoint=None, exit=ExitReport("node_lost", reason=NOBODY_HAS_IT))
+        """Return how the workers of a group that is not there have ended."""
+        ended = self._head.groups.ended(handle.namespace, handle.name)
+        known = {state.id: state for state in ended.workers} if ended is not None else {}
+        states = []
+        for state in handle.workers:
+            if state.state != "gone":
+                found = known.get(state.id)
+                if found is None:
+                    self._abandon(client, state)
+                    exit = ExitReport("node_lost", reason=NO_NODE_HAS_IT)
+                    found = replace(state, state="gone", endpoint=None, exit=exit)
+                state = found
+            states.append(state)
+        return states
 
     def _add_ended(self, client: Client, group: Group, state: WorkerState) -> None:
-        """A rank of a group that no agent has any more, so that whoever looks at the group hears of it."""
+        """Add a rank that no agent has any more, so that every holder of a handle hears of it."""
         known = next(iter(group.workers.values())).spec
         spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
         worker = WorkerRecord(spec, "", state.node_ip)
         ended = validation.exit_report(state.exit) if state.state == "gone" and state.exit is not None else None
-        self._groups.adopt(group, worker)
-        self._groups.lost(worker, NOBODY_HAS_IT, ended)
+        self._head.groups.adopt(group, worker)
+        self._head.groups.lost(worker, NO_NODE_HAS_IT, ended)
         if ended is None:
-            self._give_up(client, state)
+            self._abandon(client, state)
 
-    def _give_up(self, client: Client, state: WorkerState) -> None:
-        """It must not come back: a client was told so. One that names workers without end is not remembered for all."""
-        if client.given_up < KEPT_OF_ONE:
-            client.given_up += 1
-            self._groups.give_up(state.id, NOBODY_HAS_IT, client.member)
+    def _abandon(self, client: Client, state: WorkerState) -> None:
+        """The client was told that this worker has ended: it must not come back."""
+        if not self._missing_workers.is_full(client.incarnation):
+            self._missing_workers.take(client.incarnation)
+            self._head.groups.abandon(state.id, NO_NODE_HAS_IT, client.member)
 
-    def _take_over(self, node: Node, running: RunningWorker, now: float) -> None:
-        spec = running.spec
-        known = self._groups.of_worker(spec.id)
-        unseen = self._groups.ended_unseen(spec.id)
-        if unseen is not None:
-            if running.exit is not None:
-                self._groups.ended_after_all(spec.id, node.id)
-            else:
-                self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0, unseen)))
-            return
-        if known is None:
-            if not self._adopt(node, running, now):
-                return
-        elif known.workers[spec.id].gone and running.exit is None:
-            self._emit(Notify(node.peer, StopWorkers([spec.id], 0.0)))  # we told its owner that it is gone
-            return
-        elif known.workers[spec.id].life is WorkerLife.STOPPING and running.exit is None:
-            self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.stop_grace_s)))  # the first may be lost
-        elif known.detached and not running.detached and running.exit is None:
-            self._groups.start(
-                node.id, known, [known.workers[spec.id].spec]
-            )  # it was not told that the owner gave it up
-        if running.exit is not None:
-            self._groups.exited(node, spec.id, running.exit, now)
-        elif running.endpoint is not None:
-            self._groups.ready(
-                node, WorkerReady(spec.id, running.pid, running.endpoint, running.port, running.master_port)
-            )
-
-    def _adopt(self, node: Node, running: RunningWorker, now: float) -> bool:
-        """Whether a worker that we did not know is one of ours from now on."""
-        spec = running.spec
-        believed = node.member == LOCAL and not self._jobs.settled  # from before this cluster had keys
-        if not self._jobs.vouches(spec.namespace, spec.token, believed):
-            if running.exit is None:
-                why = f"it is no member of the job that namespace {spec.namespace!r} is now"
-                self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s, why)))
-            return False
-        group, owner = self._groups.get(spec.namespace, spec.group), self._clients.get(running.owner)
-        if group is None:
-            if owner is not None and owner.namespace != spec.namespace:
-                return False  # whoever says so makes it up: who launched it was of its job
-            if running.exit is not None and (self._clients.ended(running.owner) is not None or self._has_ended(spec)):
-                return False
-            group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
-            group.detached, group.unclaimed = running.detached, bool(running.owner)
-            self._jobs.adopt(spec.namespace, spec.token, running.exit is None, believed)
-            self._emit(of_group("group_adopted", group, f"runs already, its agent on node {node.name} says"))
-        elif running.exit is not None and not self._look_at(group).lacks(spec):
-            return False  # an end that was told before: the name has been given again since
-        elif group.owner != running.owner and not _given_up_meanwhile(group, running):
-            self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
-            return False
-        worker = WorkerRecord(spec, node.id, node.report.ip)
-        self._groups.adopt(group, worker)
-        if group.owner != running.owner:
-            self._groups.give_to(group, group.owner if group.detached else running.owner)
-        if group.key in self._seen:
-            self._seen[group.key].add(spec)
-        if running.exit is None:
-            other = self._groups.claims.take(group, worker, node, now)
-            if other is not None and not group.stopping:
-                self._emit(LogEvent("robot_conflict", contradiction(other, group)))
-                self._groups.stop_group(group, "")
-            elif group.stopping:
-                self._emit(Notify(node.peer, StopWorkers([spec.id], self._timing.orphan_grace_s)))
-        if group.owner:
-            self._clients.await_return(group.owner, now, node.member)
-        return True
-
-    def _has_ended(self, spec: WorkerSpec) -> bool:
-        """Whether it is of a group that is over: its agent has not heard yet that we know of its end."""
-        key = (spec.namespace, spec.group)
-        if key not in self._over:
-            over = self._groups.ended(*key)
-            self._over[key] = {rank_id(state.id) for state in over.workers} if over is not None else set()
-        return rank_id(spec.id) in self._over[key]
-
-    def _look_at(self, group: Group) -> _Seen:
-        if group.key not in self._seen:
-            self._seen[group.key] = seen = _Seen()
-            for worker in group.workers.values():
-                seen.add(worker.spec)
-        return self._seen[group.key]
+    def client_gone(self, client: Client) -> None:
+        self._missing_workers.forget(client.incarnation)
 
 
-def _given_up_meanwhile(group: Group, running: RunningWorker) -> bool:
-    """True if one of two nodes of a group has not heard yet that the owner gave it up."""
+def _detached_meanwhile(group: Group, running: RunningWorker) -> bool:
+    """True if one of two nodes of a group has not heard yet that its owner detached it."""
     same_launch = launch_of(running.spec.id) in map(launch_of, group.workers)
     return same_launch and group.detached != running.detached and (group.detached or group.unclaimed)
 
 
-class _Seen:
-    """A group while an agent tells of its workers, of which there may be thousands."""
+class _KnownRanks:
+    """Ranks and launches of a group, indexed while an agent reports its workers, of which there may be thousands."""
 
     def __init__(self) -> None:
         self._ranks: set[int] = set()
         self._launches: set[str] = set()
 
     def add(self, spec: WorkerSpec) -> None:
-        """It has this worker."""
         self._ranks.add(spec.rank)
         self._launches.add(launch_of(spec.id))
 
-    def lacks(self, spec: WorkerSpec) -> bool:
-        """Whether it has no such rank, and this one is of its launch: ids of one launch differ in the rank alone."""
+    def lack(self, spec: WorkerSpec) -> bool:
+        """True if the rank is missing and the worker is of the same launch: its ids differ in the rank alone."""
         return spec.rank not in self._ranks and launch_of(spec.id) in self._launches
 
 
-_TELLS_NOTHING = (Beat, LogLines, LogCredit, FlushLogs, WorkerReady, WorkersHealth, GetStatus, GetEvents, GetNodes)
+_NO_NEWS = (Beat, LogLines, LogCredit, FlushLogs, WorkerReady, WorkersHealth, GetStatus, GetEvents, GetNodes)
+"""Messages after which a message that is held back is still too early."""
 
 
 class EarlyMessages:
-    """Holds what comes too early.
+    """Holds back messages that a restarted head cannot answer yet.
 
-    Args:
-        until: when it is over at the latest.
-        missing: whether nodes are still to come back.
-        whole: whether a group, by namespace and name, is known with all its workers.
-        worker_known: whether a worker, by its id, is known.
-        owner_away: whether the owner of a group, by namespace and name, is still to say what it knows of it.
-        has_session: whether a peer said hello, and was welcomed.
-        dropped: called with an event that a later one of its peer has taken the place of.
+    Attributes:
+        over: every node of the head before this one is back, or lost.
     """
 
-    def __init__(
-        self,
-        until: float,
-        missing: Callable[[], bool],
-        whole: Callable[[str, str], bool],
-        worker_known: Callable[[str], bool],
-        owner_away: Callable[[str, str], bool],
-        has_session: Callable[[bytes], bool],
-        dropped: Callable[[RequestReceived | NoticeReceived], None],
-    ) -> None:
-        self.until = until
-        self.over = not missing()
-        self._missing = missing
-        self._whole = whole
-        self._worker_known = worker_known
-        self._owner_away = owner_away
-        self._late = False
-        self._has_session = has_session
-        self._dropped = dropped
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
+        self.over = not head.nodes.missing
+        self._until = head.now + head.timing.patience_s
+        self._timer: Timer | None = None
         self._numbers = itertools.count()
-        self._held: dict[int, RequestReceived | NoticeReceived] = {}
+        self._held: dict[int, Message] = {}
         self._last: dict[tuple[bytes, type[object]], int] = {}
         self._launches: Counter[tuple[bytes, str, str]] = Counter()
+        self._arm()
 
-    def holds(self, event: RequestReceived | NoticeReceived) -> bool:
-        """Whether an event is too early; it is kept for `take` then."""
+    def holds(self, event: Message) -> bool:
+        """Return True if a message is too early; then it is kept for `take`."""
         if not self._too_early(event):
             return False
         number = next(self._numbers)
         self._held[number] = event
         if isinstance(event.body, Launch):
-            self._launches[_launch(event)] += 1
+            self._launches[event.peer, event.body.namespace, event.body.group] += 1
         if isinstance(event.body, (ClientHello, Handles)):
-            # said again until there is an answer, or whole: the last one counts
+            # peers send these again until they are answered, or complete: the last one counts
             before = self._last.pop((event.peer, type(event.body)), None)
             if before is not None:
-                self._dropped(self._release(before))
+                self._head.drop(self._release(before))
             self._last[event.peer, type(event.body)] = number
+        self._arm()
         return True
 
-    def look(self, now: float) -> bool:
-        """Whether the waiting has ended just now."""
-        self._late = now >= self.until
-        if not self.over and (self._late or not self._missing()):
-            self.over = True
-            return True
-        return False
+    def settle(self) -> bool:
+        """Return True if the waiting for nodes has ended just now."""
+        if self.over or not (self._late or not self._head.nodes.missing):
+            return False
+        self.over = True
+        return True
 
-    def take(self, after: Sequence[Event]) -> list[RequestReceived | NoticeReceived]:
-        """What was held and can go on after these events, in the order in which it came.
+    def take(self, after: Sequence[Event]) -> list[Message]:
+        """Return what was held back and can go on after these events, in the order in which it came.
 
-        Looks at groups come last: what others hold handles of, or launch, may tell of ranks that no agent has any more.
+        Lookups come last: the handles and launches of others may report ranks that no agent has any more.
         """
-        if not self._held or all(map(_tells_nothing, after)):
+        if not self._held or all(map(_is_no_news, after)):
             return []
         ready = [number for number, event in self._held.items() if not self._too_early(event)]
         return sorted(map(self._release, ready), key=lambda event: isinstance(event.body, FindGroup))
 
     def forget(self, peer: bytes) -> None:
-        """A client has ended: nobody waits there any more."""
+        """A client has ended."""
         for number in [number for number, event in self._held.items() if event.peer == peer]:
             self._release(number)
 
     def stalled(self, seconds: float) -> None:
-        """The head stood still: nobody was silent."""
-        self.until += seconds
+        self._until += seconds
 
-    def next_deadline(self) -> float:
-        """When it is over at the latest, infinity if it is."""
-        return math.inf if self.over and not self._held else self.until
+    @property
+    def _late(self) -> bool:
+        return self._head.now >= self._until
 
-    def _release(self, number: int) -> RequestReceived | NoticeReceived:
+    def _arm(self) -> None:
+        """Have an event when the waiting is over at the latest."""
+        if self._timer is None and (self._held or not self.over):
+            self._timer = self._head.timers.at(max(self._until, self._head.now), self._time_passed)
+
+    def _time_passed(self) -> None:
+        self._timer = None
+        if not self._late:  # the head stalled
+            self._arm()
+
+    def _release(self, number: int) -> Message:
         event = self._held.pop(number)
         if isinstance(event.body, Launch):
-            self._launches[_launch(event)] -= 1
-            if not self._launches[_launch(event)]:
-                del self._launches[_launch(event)]
+            key = event.peer, event.body.namespace, event.body.group
+            self._launches[key] -= 1
+            if not self._launches[key]:
+                del self._launches[key]
         if self._last.get((event.peer, type(event.body))) == number:
             del self._last[event.peer, type(event.body)]
         return event
 
-    def _too_early(self, event: RequestReceived | NoticeReceived) -> bool:
-        body = event.body
+    def _too_early(self, event: Message) -> bool:
+        body, groups = event.body, self._head.groups
         if isinstance(body, (StopCluster, EndGroup)):
             return not self.over  # groups of nodes that are not back yet end too
-        if not isinstance(body, ClientHello) and not self._has_session(event.peer):
-            return False  # it is told to say hello first
-        if isinstance(body, FindGroup) and not self._late and not self._whole(body.namespace, body.group):
-            return not self.over or self._owner_away(body.namespace, body.group)
+        if not isinstance(body, ClientHello) and self._head.clients.of_peer(event.peer) is None:
+            return False  # it is asked to say hello first
+        if isinstance(body, FindGroup):
+            group = groups.get(body.namespace, body.group)
+            if not self._late and not (group is not None and group.whole):
+                unclaimed = group is not None and group.unclaimed and not group.stopping  # its owner may know more
+                return not self.over or unclaimed
         if self.over:
             return False
         if isinstance(body, ClientHello):
             # a worker is a member if an agent has it; a new driver must not be given a token that is not the job's
-            return not self._worker_known(body.parent or body.worker_id) if body.role == "worker" else not body.token
-        if isinstance(body, StopGroup) and self._launches[event.peer, body.namespace, body.group]:
-            return True  # what is to stop has not begun
+            return (
+                groups.namespace_of(body.parent or body.worker_id) is None if body.role == "worker" else not body.token
+            )
         if isinstance(body, StopGroup):
-            return not self._whole(body.namespace, body.group)
+            if self._launches[event.peer, body.namespace, body.group]:
+                return True  # the launch that it stops is held back too
+            group = groups.get(body.namespace, body.group)
+            return group is None or not group.whole
         if isinstance(body, GetNodes):
             return not body.num_nodes
         return isinstance(body, (Launch, Handles))
 
 
-def _tells_nothing(event: Event) -> bool:
-    """Whether what was too early still is after an event."""
-    said = isinstance(event, (RequestReceived, NoticeReceived)) and isinstance(event.body, _TELLS_NOTHING)
-    return said or isinstance(event, ConnectionRejected)
-
-
-def _launch(event: RequestReceived | NoticeReceived) -> tuple[bytes, str, str]:
-    assert isinstance(event.body, Launch)
-    return event.peer, event.body.namespace, event.body.group
+def _is_no_news(event: Event) -> bool:
+    message = isinstance(event, (RequestReceived, NoticeReceived)) and isinstance(event.body, _NO_NEWS)
+    return message or isinstance(event, ConnectionRejected)

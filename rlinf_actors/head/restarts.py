@@ -1,11 +1,7 @@
-"""Which workers that failed are started again, and when. Pure.
+"""How workers and groups have ended: restart policies, first failures, and groups that are over. Pure.
 
-House rules: only an end that the worker's agent reported counts, so a rank never runs twice at once. A worker whose
-node is lost is not restarted: nobody knows whether it has ended.
-
-The first cause among many: when the workers of a group end one after the other, which one was the first. Pure.
-
-Groups that have ended: how their workers did, for who names one too late. Pure.
+House rule: only an end that the worker's agent reported leads to a restart, so a rank never runs twice at once. A
+worker whose node is lost is not restarted: it may still run.
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 
-import msgspec
+from msgspec.structs import replace
 
 from rlinf_actors.head.records import Group, WorkerLife, WorkerRecord
 from rlinf_actors.model.restart import next_id
@@ -23,15 +19,15 @@ _FAILURES = ("exited", "signalled", "start_failed")
 
 
 class Restarts:
-    """The restarts of all groups, in the past (as far as they count) and to come."""
+    """Applies the restart policies: counts the past restarts of each rank, as far as they matter."""
 
     def __init__(self) -> None:
         self._past: dict[tuple[str, str], dict[int, deque[float]]] = {}
-        self._due: dict[str, tuple[float, Group, WorkerRecord]] = {}
 
-    def ended(self, group: Group, worker: WorkerRecord, now: float) -> WorkerRecord | None:
-        """What takes the place of a worker that has ended, None if nothing does. Says so in its exit report if there
-        were too many.
+    def after(self, group: Group, worker: WorkerRecord, now: float) -> tuple[WorkerRecord, float] | None:
+        """Return the successor of a worker that has ended and when it is to start, None if it is not restarted.
+
+        Adds to the worker's exit report if there were too many restarts.
 
         Args:
             group: of the worker.
@@ -48,41 +44,27 @@ class Restarts:
             past.popleft()
         if len(past) >= policy.max_restarts:
             times = f"{len(past)} time{'s' * (len(past) != 1)} within {policy.within_s:g} s"
-            reason = "; ".join(filter(None, [exit.reason, f"it was restarted {times}, and is not again"]))
-            worker.exit = msgspec.structs.replace(exit, reason=reason)
+            worker.exit = _with_reason(exit, f"it was restarted {times}, and is not again")
             return None
         delay_s = min(policy.backoff_s * 2.0 ** min(len(past), 60), policy.backoff_max_s)
         past.append(now)
         incarnation = worker.spec.incarnation + 1
-        spec = msgspec.structs.replace(worker.spec, id=next_id(worker.id, incarnation), incarnation=incarnation)
+        spec = replace(worker.spec, id=next_id(worker.id, incarnation), incarnation=incarnation)
         successor = WorkerRecord(spec, worker.node_id, worker.node_ip, WorkerLife.RESTARTING, exit=exit)
-        self._due[successor.id] = (now + delay_s, group, successor)
-        return successor
-
-    def take_due(self, now: float) -> list[tuple[Group, WorkerRecord]]:
-        """Those whose time has come."""
-        due = [id for id, (at, _, _) in self._due.items() if now >= at]
-        return [(group, worker) for _, group, worker in map(self._due.pop, due)]
-
-    def withdraw(self, worker_id: str) -> bool:
-        """A worker is not to be started after all; whether it was to be."""
-        return self._due.pop(worker_id, None) is not None
+        return successor, now + delay_s
 
     def forget(self, group: Group) -> None:
         """A group has ended."""
         self._past.pop(group.key, None)
 
-    def next_deadline(self) -> float:
-        """When `take_due` has something, infinity for never."""
-        return min((at for at, _, _ in self._due.values()), default=math.inf)
-
 
 def not_restarted(exit: ExitReport | None, why: str) -> ExitReport:
-    """How a worker ended that was to be started again, and is not."""
-    exit = exit or ExitReport("exited")
-    return msgspec.structs.replace(
-        exit, reason="; ".join(filter(None, [exit.reason, f"it is not started again: {why}"]))
-    )
+    """Return the exit report of a worker whose restart was withdrawn."""
+    return _with_reason(exit or ExitReport("exited"), f"it is not started again: {why}")
+
+
+def _with_reason(exit: ExitReport, more: str) -> ExitReport:
+    return replace(exit, reason="; ".join(filter(None, [exit.reason, more])))
 
 
 def _is_failure(exit: ExitReport, incarnation: int) -> bool:
@@ -92,25 +74,23 @@ def _is_failure(exit: ExitReport, incarnation: int) -> bool:
 
 
 TOGETHER_S = 30.0
-"""Ends of one group that are no further apart may have one cause: the others of a collective fail by its timeout at the
-latest, or at once.
-"""
+"""Ends of one group within this time may have one cause: the others of a collective fail at once, or by its timeout."""
 
 
-class FirstEnds:
-    """The first end of each group, as long as it may be the cause of others."""
+class FirstFailures:
+    """The first failure of each group, as long as it may be the cause of others."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], tuple[float, int, str]] = {}
 
-    def noted(self, group: Group, worker: WorkerRecord, node: str, exit: ExitReport, now: float) -> ExitReport:
-        """How a worker ended, with the end that came before it in its group, where that may be why.
+    def annotate(self, group: Group, worker: WorkerRecord, node: str, exit: ExitReport, now: float) -> ExitReport:
+        """Return *exit* with the failure that came before it in its group, where that may be the cause.
 
         Args:
             group: of the worker.
-            worker: it.
+            worker: whose end it is.
             node: its node's name, for people.
-            exit: as its agent says.
+            exit: as its agent reports.
             now: the time.
         """
         if group.stopping or exit.kind == "stopped" or exit.exit_code == 0:
@@ -121,8 +101,7 @@ class FirstEnds:
             self._first[group.key] = (now, rank, f"{worker.spec.group}:{rank} on {node}, which {ending(exit)}")
         if now - at > TOGETHER_S or first_rank == rank:  # the same rank: an earlier incarnation is no cause
             return exit
-        before = f"the first of its group to end, {now - at:.1f} s before, was {first}"
-        return msgspec.structs.replace(exit, reason="; ".join(filter(None, [exit.reason, before])))
+        return _with_reason(exit, f"the first of its group to end, {now - at:.1f} s before, was {first}")
 
     def forget(self, group: Group) -> None:
         """A group has ended."""
@@ -130,11 +109,11 @@ class FirstEnds:
 
 
 class EndedGroups:
-    """The last groups that ended, by namespace and name.
+    """The last groups that ended, for clients that ask too late.
 
     Args:
-        limit: workers of all of them together; beyond that the oldest groups of the job that has most are forgotten,
-            the last one never.
+        limit: workers of all of them together. Beyond it the oldest groups of the job that has most are forgotten;
+            the newest group never is.
     """
 
     def __init__(self, limit: int = 4096) -> None:
@@ -146,19 +125,19 @@ class EndedGroups:
         """Remember a group whose last worker is gone."""
         key = (state.namespace, state.name)
         self.forget(key)
-        self._states[key] = msgspec.structs.replace(state, detail="")
+        self._states[key] = replace(state, detail="")
         self._workers[state.namespace] += len(state.workers)
-        while sum(self._workers.values()) > self._limit and len(self._states) > 1:
+        while self._workers.total() > self._limit and len(self._states) > 1:
             older = list(self._states)[:-1]
-            self.forget(max(older, key=lambda key: self._workers[key[0]]))  # the first of the job that has most
+            self.forget(max(older, key=lambda key: self._workers[key[0]]))  # the oldest of the job that has most
 
     def get(self, key: tuple[str, str], token: str) -> GroupState | None:
-        """How it ended; None if there was none of that name, or too long ago."""
+        """Return how a group ended; None if there was none of that name, or too long ago."""
         state = self._states.get(key)
-        return None if state is None else msgspec.structs.replace(state, token=token)
+        return None if state is None else replace(state, token=token)
 
     def forget(self, key: tuple[str, str]) -> None:
-        """The name is used again."""
+        """Its name is used again."""
         state = self._states.pop(key, None)
         if state is not None:
             self._workers[key[0]] -= len(state.workers)
@@ -166,6 +145,6 @@ class EndedGroups:
                 del self._workers[key[0]]
 
     def forget_job(self, namespace: str) -> None:
-        """Nobody is left in this namespace: who comes next has nothing to do with it."""
+        """The job has ended: a later job of this namespace has nothing to do with it."""
         for key in [key for key in self._states if key[0] == namespace]:
             self.forget(key)

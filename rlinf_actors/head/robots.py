@@ -1,45 +1,45 @@
-"""Robot workers: whose lease is over because of whom, and the emergency stop. Pure.
+"""Robot workers: when they lose their robots because of silence, and the emergency stop. Pure.
 
-Agents renew the leases of their robot workers themselves, by the head's answers to their beats. The
-head ends one sooner where nobody vouches for the owner any more, or somebody presses the emergency
-stop; and it tells the owner of those that must have ended unseen.
+Agents renew the leases of their robot workers themselves, from the head's answers to their heartbeats. The head ends a
+lease sooner when nothing is heard of the owner any more, or when a person presses the emergency stop; and it tells the
+owner of workers whose lease must have ended out of sight.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import msgspec
+from msgspec.structs import replace
 
-from rlinf_actors.head.client_table import ClientTable
+from rlinf_actors.head import quotas
 from rlinf_actors.head.commands import (
     Answer,
-    Emit,
     LogEvent,
     Persist,
     Refusal,
+    RequestReceived,
     Snapshot,
     StopPressed,
     StopReleased,
-    Timing,
 )
 from rlinf_actors.head.event_log import of_group, of_worker
-from rlinf_actors.head.group_table import GroupTable
-from rlinf_actors.head.node_table import NodeTable
 from rlinf_actors.head.records import Client, Group, Node, NodeLife, WorkerRecord
+from rlinf_actors.head.timers import Timer
 from rlinf_actors.head.validation import check_names
 from rlinf_actors.wire.client_messages import EStop, EStopped, Launch
 from rlinf_actors.wire.values import RobotStop
 
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
+
 OWNER_PART = 0.8
 """Part of the robot lease after which an owner that is out of touch loses its robots: 1.6 s of 2 s, as the guard of a
-worker without renewals acts. It answers eight times in the lease, and an answer is known with the one after it.
+worker without renewals acts. The owner answers eight times in the lease; the head learns of an answer with the next.
 """
 ALL = "*"
-"""Key of the emergency stop of every namespace; none is called that."""
-MAX_STOPS = 1000
-"""Namespaces of which the robots are stopped: these are kept, in the head's file too, until somebody releases them."""
+"""Key of the emergency stop of every namespace; no namespace has that name."""
 STOP_NOT_KEPT = (
     "the robots were told to stop and none may start, but the head could not write that down: one that is restarted "
     "will not know of it. Its log and `rlinf-actors status` say why"
@@ -50,151 +50,172 @@ RELEASE_NOT_KEPT = (
 )
 
 
-class RobotTable:
-    """What is special about groups with claims.
+@dataclass(eq=False)
+class _OwnerWatch:
+    """When a robot group's owner was heard.
 
-    Args:
-        timing: the head's timers.
-        emit: takes commands.
-        nodes, clients, groups: the other tables.
-        before: what an earlier head at this place knew: an emergency stop is in force until it is released.
+    Attributes:
+        owner_missing_since: when a restarted head first missed the owner, None if it is here.
+        began: when the head first saw the group with its owner here.
     """
 
-    def __init__(
-        self,
-        timing: Timing,
-        emit: Emit,
-        nodes: NodeTable,
-        clients: ClientTable,
-        groups: GroupTable,
-        before: Snapshot,
-    ) -> None:
-        self._lease_s = timing.robot_lease_s
-        self._emit = emit
-        self._nodes = nodes
-        self._clients = clients
-        self._groups = groups
-        self._unvouched: dict[tuple[str, str], float] = {}
-        self._began: dict[tuple[str, str], float] = {}
+    group: Group
+    owner_missing_since: float | None = None
+    began: float | None = None
+    timer: Timer | None = None
+
+
+class RobotTable:
+    """The leases of groups with claims, and the emergency stops in force."""
+
+    def __init__(self, head: Coordinator, before: Snapshot) -> None:
+        self._head = head
+        self._lease_s = head.timing.robot_lease_s
+        self._watches: dict[tuple[str, str], _OwnerWatch] = {}
         self._stops = dict(before.stops)
 
     # --- silence ---
 
-    def tick(self, now: float) -> None:
-        """Time has passed: end what nobody vouches for, and tell of what has ended where we cannot see."""
-        groups = list(self._robot_groups())
-        known = {group.key for group in groups}
-        self._unvouched = {key: at for key, at in self._unvouched.items() if key in known}
-        self._began = {key: at for key, at in self._began.items() if key in known}
-        for group in groups:
-            if not group.stopping and now >= self._owned_until(group, now):
-                why = self._silence(group, now)
-                self._emit(of_group("lease_lost", group, f"loses its robots: {why}"))
-                self._groups.stop_group(group, why)
-            for worker in self._robots(group):
-                node = self._nodes.get(worker.node_id)
-                if node is not None and now >= node.last_seen + self._lease_s:
-                    silent = now - node.last_seen
-                    why = f"its agentd was silent for {silent:.1f} s, and so the lease of {titles(worker)} is over"
-                    self._emit(of_worker("lease_lost", worker, node.report.hostname, f"loses its robots: {why}"))
-                    self._groups.lose(worker, node, f"node {node.name}: {why}", now)
+    def owner_changed(self, incarnation: str) -> None:
+        """A client has said hello, or fewer agents watch its process: look at its robots at the next flush."""
+        for group in self._head.groups.of_owner(incarnation):
+            self._head.groups.robots_changed[group.key] = group
+
+    def flush(self) -> None:
+        """Schedule the ends of the leases of the groups that have changed."""
+        changed, self._head.groups.robots_changed = self._head.groups.robots_changed, {}
+        for group in changed.values():
+            watch = self._watches.get(group.key)
+            if watch is not None and watch.group is not group:
+                self._forget(watch)
+                watch = None
+            if group.living and self._robots(group):
+                self._arm(watch or self._watches.setdefault(group.key, _OwnerWatch(group)))
+            elif watch is not None:
+                self._forget(watch)
 
     def stalled(self, seconds: float) -> None:
-        """The head stood still: nobody was silent."""
-        self._unvouched = {key: at + seconds for key, at in self._unvouched.items()}
-        self._began = {key: at + seconds for key, at in self._began.items()}
+        for watch in self._watches.values():
+            if watch.owner_missing_since is not None:
+                watch.owner_missing_since += seconds
+            if watch.began is not None:
+                watch.began += seconds
 
-    def next_deadline(self, now: float) -> float:
-        """When `tick` has something to do, infinity for never."""
-        times = [math.inf]
-        for group in self._robot_groups():
-            if not group.stopping:
-                times.append(self._owned_until(group, now))
-            nodes = (self._nodes.get(worker.node_id) for worker in self._robots(group))
-            times += [node.last_seen + self._lease_s for node in nodes if node is not None]
-        return min(times)
+    def _forget(self, watch: _OwnerWatch) -> None:
+        self._head.timers.cancel(watch.timer)
+        del self._watches[watch.group.key]
 
-    def _owned_until(self, group: Group, now: float) -> float:
-        """When the owner loses the group's robots if nothing more is heard."""
-        client = self._clients.get(group.owner)
+    def _arm(self, watch: _OwnerWatch) -> None:
+        self._head.timers.cancel(watch.timer)
+        group = watch.group
+        nodes = (self._head.nodes.get(worker.node_id) for worker in self._robots(group))
+        times = [node.last_seen + self._lease_s for node in nodes if node is not None]
+        if not group.stopping:
+            times.append(self._owned_until(watch))
+        watch.timer = self._head.timers.at(min(times), lambda: self._time_passed(watch)) if times else None
+
+    def _time_passed(self, watch: _OwnerWatch) -> None:
+        """End what is not vouched for, and tell of what has ended where the head cannot see it."""
+        group, now = watch.group, self._head.now
+        if not group.stopping and now >= self._owned_until(watch):
+            why = self._silence(watch)
+            self._head.emit(of_group("lease_lost", group, f"loses its robots: {why}"))
+            self._head.groups.stop_group(group, why)
+        for worker in self._robots(group):
+            node = self._head.nodes.get(worker.node_id)
+            if node is not None and now >= node.last_seen + self._lease_s:
+                silent = now - node.last_seen
+                why = f"its agentd was silent for {silent:.1f} s, and so the lease of {titles(worker)} is over"
+                self._head.emit(of_worker("lease_lost", worker, node.report.hostname, f"loses its robots: {why}"))
+                self._head.groups.lose(worker, node, f"node {node.name}: {why}")
+        self._head.groups.robots_changed[group.key] = group
+
+    def _owned_until(self, watch: _OwnerWatch) -> float:
+        """Return when the owner loses the group's robots if nothing more is heard."""
+        client, now = self._head.clients.get(watch.group.owner), self._head.now
         if client is None:  # a restarted head waits for its return
-            return self._unvouched.setdefault(group.key, now) + self._lease_s
-        self._unvouched.pop(group.key, None)
-        in_touch = max(client.answered, self._began.setdefault(group.key, now))
-        watchers = [node.last_seen for node in self._watchers(group, client)]
+            if watch.owner_missing_since is None:
+                watch.owner_missing_since = now
+            return watch.owner_missing_since + self._lease_s
+        watch.owner_missing_since = None
+        if watch.began is None:
+            watch.began = now
+        in_touch = max(client.answered, watch.began)
+        watchers = [node.last_seen for node in self._watchers(watch.group, client)]
         return max(in_touch + OWNER_PART * self._lease_s, *(seen + self._lease_s for seen in watchers), 0.0)
 
     def _watchers(self, group: Group, owner: Client) -> list[Node]:
-        """The nodes whose agents see the owner's process, if that suffices to keep the robots."""
+        """Return the nodes whose agents watch the owner's process, if that suffices to keep the robots."""
         if any(self._must_answer(worker, owner) for worker in self._robots(group)):
             return []
-        return [node for node in map(self._nodes.get, owner.watchers) if node is not None]
+        return [node for node in map(self._head.nodes.get, owner.watchers) if node is not None]
 
     def _must_answer(self, worker: WorkerRecord, owner: Client) -> bool:
-        node = self._nodes.get(worker.node_id)
+        node = self._head.nodes.get(worker.node_id)
         elsewhere = node is None or node.report.host != owner.host
         return worker.spec.owner_must_answer == "always" or (worker.spec.owner_must_answer == "elsewhere" and elsewhere)
 
-    def _silence(self, group: Group, now: float) -> str:
-        client = self._clients.get(group.owner)
+    def _silence(self, watch: _OwnerWatch) -> str:
+        client, now = self._head.clients.get(watch.group.owner), self._head.now
         if client is None:
-            return f"its owner was silent for {now - self._unvouched[group.key]:.1f} s"
+            assert watch.owner_missing_since is not None  # `_owned_until` has just set it
+            return f"its owner was silent for {now - watch.owner_missing_since:.1f} s"
         if client.last_seen - client.answered > self._lease_s / 2:
             return f"its owner did not hear the head for {now - client.answered:.1f} s: the network from here is cut"
-        seen = max([client.last_seen, *(node.last_seen for node in self._watchers(group, client))])
+        seen = max([client.last_seen, *(node.last_seen for node in self._watchers(watch.group, client))])
         return f"its owner was silent for {now - seen:.1f} s"
 
     def _robot_groups(self) -> Iterator[Group]:
-        return (group for group in self._groups.with_robots() if self._robots(group))
+        return (group for group in self._head.groups.with_robots() if self._robots(group))
 
     def _robots(self, group: Group) -> list[WorkerRecord]:
         return [group.workers[id] for id in sorted(group.living) if group.workers[id].spec.claims]
 
     # --- the emergency stop ---
 
-    def estop(self, peer: bytes, id: int, asked: EStop) -> None:
-        """Stop the robots of a namespace, or all, at once; or allow them again. Answered when that is durable.
+    def estop(self, event: RequestReceived, asked: EStop) -> None:
+        """Stop the robots of a namespace, or all, at once; or allow them again. Answered when it is on disk.
 
         Raises:
-            Refusal: more namespaces than there can be are stopped one by one.
+            Refusal: too many namespaces are stopped one by one.
         """
         key = asked.namespace if asked.namespace is not None else ALL
         answer = self._released(asked) if asked.release else self._pressed(asked)
         change = StopReleased(key) if asked.release else StopPressed(key, self._stops[key])
-        failed = msgspec.structs.replace(answer, warning=RELEASE_NOT_KEPT if asked.release else STOP_NOT_KEPT)
-        self._emit(Persist(change, Answer(peer, id, answer), Answer(peer, id, failed)))
+        failed = replace(answer, warning=RELEASE_NOT_KEPT if asked.release else STOP_NOT_KEPT)
+        self._head.emit(Persist(change, Answer(event.peer, event.id, answer), Answer(event.peer, event.id, failed)))
 
     def _released(self, asked: EStop) -> EStopped:
         key = asked.namespace if asked.namespace is not None else ALL
         released = self._stops.pop(key, None)
         text = f"{asked.by} released the emergency stop: {released or 'there was none'}"
-        self._emit(LogEvent("estop_released", text, namespace=asked.namespace or ""))
+        self._head.emit(LogEvent("estop_released", text, namespace=asked.namespace or ""))
         return EStopped([], self.stopped(), lifted=released or "")
 
     def _pressed(self, asked: EStop) -> EStopped:
         key = asked.namespace if asked.namespace is not None else ALL
         check_names(namespace=key)
-        if len(self._stops) >= MAX_STOPS and key not in (ALL, *self._stops):
-            raise Refusal("usage", f"emergency stops of {MAX_STOPS} namespaces are in force: stop all robots instead")
+        if key not in (ALL, *self._stops):
+            quotas.check("emergency stops", "the head", len(self._stops))
         where = f"namespace {asked.namespace!r}" if asked.namespace is not None else "all namespaces"
         because = f": {asked.reason}" if asked.reason else ""
         self._stops.setdefault(key, f"emergency stop by {asked.by}{because} ({where})")
-        self._emit(
+        self._head.emit(
             LogEvent("estop", f"emergency stop by {asked.by}{because} ({where})", namespace=asked.namespace or "")
         )
-        self._groups.retry_waiting()  # none of them may start: they are refused now, and not when a robot is free
+        self._head.launches.retry_waiting()  # launches that wait for a robot are refused at once
         reason = f"emergency stop by {asked.by}{because}"
         return EStopped(self._stop(lambda worker: key in (ALL, worker.spec.namespace), reason), self.stopped())
 
     def stopped(self) -> list[str]:
-        """The emergency stops in force, a line each."""
+        """Return the emergency stops in force, a line each."""
         return list(self._stops.values())
 
     def check(self, asked: Launch) -> None:
         """Refuse a launch that an emergency stop forbids.
 
         Raises:
-            Refusal: says whose stop it is, and how it is lifted.
+            Refusal: says who pressed it, and how it is released.
         """
         robots = sorted({claim.title for spec in asked.workers for claim in spec.claims})
         stop = self._in_force(asked.namespace)
@@ -207,7 +228,7 @@ class RobotTable:
             )
 
     def node_back(self, node: Node) -> None:
-        """An agent said hello: its robot workers may not have heard of an emergency stop."""
+        """An agent said hello: its robot workers may not have received an emergency stop."""
         for namespace in {group.namespace for group in self._robot_groups()}:
             stop = self._in_force(namespace)
             if stop:
@@ -220,9 +241,9 @@ class RobotTable:
         hits = []
         for group in list(self._robot_groups()):
             robots = [worker for worker in self._robots(group) if chosen(worker)]
-            self._groups.stop_workers(robots, 0.0, reason)
+            self._head.groups.stop_workers(robots, 0.0, reason)
             for worker in robots:
-                node = self._nodes.get(worker.node_id)
+                node = self._head.nodes.get(worker.node_id)
                 hits.append(
                     RobotStop(
                         f"{group.name}:{worker.spec.rank}",
@@ -236,5 +257,5 @@ class RobotTable:
 
 
 def titles(worker: WorkerRecord) -> str:
-    """The robots of a worker, for people."""
+    """Return the robots of a worker, for people."""
     return ", ".join(claim.title for claim in worker.spec.claims)

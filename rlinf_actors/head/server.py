@@ -1,4 +1,8 @@
-"""The head as others reach it: sockets and a timer around the supervisor."""
+"""The head as others reach it: sockets, timer and store around the coordinator.
+
+agentd and `rlinf-actors head` create a `HeadServer` in their event loop; all of it runs on that thread. It decides
+nothing: each message, timer or failed send becomes an event, and each command is carried out in order.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rlinf_actors import version
-from rlinf_actors.head.cluster_state import ClusterState
 from rlinf_actors.head.commands import (
     Answer,
     Command,
@@ -49,15 +52,15 @@ log = logging.getLogger(__name__)
 
 
 class HeadGate:
-    """Who may come in: `security.members.Gate`, by what the supervisor knows.
+    """Admits connections (a `security.members.Gate`) by the keys that the coordinator knows.
 
     Args:
-        supervisor: knows the keys.
+        coordinator: knows the keys.
         handle: takes events; loop thread.
     """
 
-    def __init__(self, supervisor: Coordinator, handle: Callable[[Event], None]) -> None:
-        self._admit = supervisor.admit
+    def __init__(self, coordinator: Coordinator, handle: Callable[[Event], None]) -> None:
+        self._admit = coordinator.admit
         self._handle = handle
 
     def admit(self, public_key: str) -> Member | None:
@@ -70,13 +73,13 @@ class HeadGate:
 
 
 class HeadServer:
-    """The coordinator. Loop thread only.
+    """A head that listens. Loop thread only.
 
     Args:
         network: where to listen.
         timing: the head's timers.
-        embedded: whether a driver owns it, and may end it.
-        store: what it remembers across restarts, None for a head whose life is its driver's; closed with the head.
+        embedded: a driver owns it, and may end it.
+        store: its persistent state, None for a head that ends with its driver; closed with the head.
         own: the head's own keys, None without.
         on_end: called once when a driver has ended the cluster.
     """
@@ -96,13 +99,12 @@ class HeadServer:
         epoch = f"{before.epoch}-{uuid.uuid4().hex[:12]}" if store is not None else uuid.uuid4().hex
         identity = Identity(epoch, version.VERSION, embedded)
         new_token, now = lambda: secrets.token_hex(16), self._loop.time()
-        tables = ClusterState(identity, timing or Timing(), new_token, now, before, own or OwnKeys(), job_key)
-        self._supervisor = Coordinator(tables)
+        self._coordinator = Coordinator(identity, timing or Timing(), new_token, now, before, own or OwnKeys(), job_key)
         self._shell = CoreShell[Event, Command](
-            self._loop, "the head", self._decide, self._supervisor.next_deadline, self._carry_out,
+            self._loop, "the head", self._decide, self._coordinator.next_deadline, self._carry_out,
             tick=TimerDue(), stalled=HeadStalled,
         )  # fmt: skip
-        self.gate = HeadGate(self._supervisor, self._shell.handle)
+        self.gate = HeadGate(self._coordinator, self._shell.handle)
         self._store = store
         self._server = ControlServer(
             network, self._received, lambda peer: self._shell.handle(PeerUnreachable(peer)), self.gate
@@ -110,7 +112,7 @@ class HeadServer:
         self._on_end = on_end
         self.endpoints: list[str] = []
 
-    def _keep(self, command: Persist) -> None:
+    def _persist(self, command: Persist) -> None:
         store = self._store
         if store is None:
             if command.then is not None:
@@ -128,7 +130,7 @@ class HeadServer:
         store.write([command.change], written)
 
     def start(self, endpoints: Sequence[str]) -> list[str]:
-        """Listen; returns the endpoints with their actual ports.
+        """Listen, and return the endpoints with their actual ports.
 
         Raises:
             ConfigError: an endpoint is not allowed.
@@ -136,22 +138,22 @@ class HeadServer:
         """
         for endpoint in endpoints:
             self.endpoints.append(self._server.bind(endpoint))
-        self._shell.carry_out(self._supervisor.started(self.endpoints, time.time()))
+        self._shell.carry_out(self._coordinator.started(self.endpoints, time.time()))
         return self.endpoints
 
     def status(self) -> Status:
-        """Everything, for people."""
-        return self._supervisor.status(self._loop.time())
+        """Return the state of the cluster."""
+        return self._coordinator.status(self._loop.time())
 
     def close(self, reason: str = "", restarting: bool = False) -> None:
         """Stop listening. Twice is fine.
 
         Args:
-            reason: what clients are told; "" tells nobody, as a crash does.
-            restarting: whether a head is expected back at this place, so that nothing ends; else the cluster ends.
+            reason: that clients are told; "" sends nothing, as a crash does.
+            restarting: a head is expected back at this address, so that nothing ends; else the cluster ends.
         """
         if reason:
-            self._shell.carry_out((self._supervisor.restarting if restarting else self._supervisor.farewell)(reason))
+            self._shell.carry_out((self._coordinator.restarting if restarting else self._coordinator.farewell)(reason))
         self._shell.close()
         self._server.close(linger_ms=200 if reason else 0)
         store, self._store = self._store, None
@@ -161,16 +163,16 @@ class HeadServer:
     def _received(self, peer: bytes, envelope: Envelope) -> None:
         member = self._server.member_of(peer)
         if member is None:
-            return  # its key has ended since it came: whoever that was, they are nobody any more
+            return  # its key has ended since the message arrived
         if isinstance(envelope, Request):
             self._shell.handle(RequestReceived(peer, envelope.id, envelope.body, member))
         elif isinstance(envelope, Notice):
             self._shell.handle(NoticeReceived(peer, envelope.body, member))
         else:
-            log.warning("%r sent a %s; the head asked for nothing", peer_name(peer), type(envelope).__name__)
+            log.warning("%r sent a %s; the head sends no requests", peer_name(peer), type(envelope).__name__)
 
     def _decide(self, event: Event, now: float) -> list[Command]:
-        return self._supervisor.handle(event, now, time.time())
+        return self._coordinator.handle(event, now, time.time())
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Notify):
@@ -182,13 +184,13 @@ class HeadServer:
         elif isinstance(command, LogEvent):
             log.log(level(command.kind), "%s", command.text)
         elif isinstance(command, Persist):
-            self._keep(command)
+            self._persist(command)
         elif isinstance(command, EndCluster):
             self._on_end(command.reason)
 
 
 def job_key(token: str) -> str:
-    """The public key of the job with this token."""
+    """Return the public key of the job with this token."""
     from rlinf_actors.security.job import job_pair
 
     return job_pair(token).public

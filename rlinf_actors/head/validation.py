@@ -1,14 +1,12 @@
-"""What the head checks of a request before it acts on it. Pure.
+"""Checks of what agents and clients send, before the head acts on it, keeps it, or shows it to others. Pure.
 
-What agents and clients say in words, at most as long as the head keeps and shows it. Pure.
-
-Whatever comes from others and is kept here, told to others or shown to people goes through here first: one message must
-neither push everything else out of the event log nor stay in memory by the megabyte.
+One message must neither push everything else out of the event log nor stay in memory by the megabyte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -20,25 +18,16 @@ from rlinf_actors.wire.client_messages import Launch
 from rlinf_actors.wire.protocol import printable
 from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerHealth, WorkerSpec
 
-
-def check_launch(asked: Launch, taken: Callable[[str], bool], by_rank: Mapping[int, Node]) -> None:
-    """Refuse a launch that makes no sense.
-
-    Args:
-        asked: the launch.
-        taken: whether a worker's id is another group's.
-        by_rank: living nodes by their ranks.
-
-    Raises:
-        Refusal: says what does not fit, or which node is not there.
-    """
-    check_workers(asked, taken)
-    for spec in asked.workers:
-        node_for(spec, by_rank)
+if TYPE_CHECKING:
+    from rlinf_actors.head.node_table import NodeTable
 
 
 def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
-    """Refuse workers that make no sense, wherever they are to run; arguments as of `check_launch`.
+    """Refuse a launch whose workers make no sense.
+
+    Args:
+        asked: the launch.
+        taken: True for an id of another group's worker.
 
     Raises:
         Refusal: says what does not fit.
@@ -65,7 +54,7 @@ MAX_WORKERS_OF_NODE = 10_000
 
 
 def check_names(**names: str) -> None:
-    """Refuse names of more than NAME_CHARS characters: they are kept, in the head's file too, and shown.
+    """Refuse names of more than NAME_CHARS characters: they are kept, also on disk, and shown.
 
     Raises:
         Refusal: says which.
@@ -78,8 +67,9 @@ def check_names(**names: str) -> None:
 
 
 def check_agent(hello: AgentHello) -> None:
-    """Refuse an agent that says more of its node than REPORT_BYTES, which are kept and told to every driver, or that
-    has more processes than a node can have.
+    """Refuse an agent whose report on its node is longer than REPORT_BYTES, or has more processes than a node can have.
+
+    The report is kept and sent to every driver.
 
     Raises:
         Refusal: says how much it is.
@@ -94,8 +84,8 @@ def check_agent(hello: AgentHello) -> None:
         raise Refusal("usage", f"node {report.node_id} has more than {MAX_WORKERS_OF_NODE} workers, or drivers")
 
 
-def check_outlives(asked: Launch, client: Client, embedded: bool, by_rank: Mapping[int, Node]) -> None:
-    """Refuse a launch of a group that is to be detached where that cannot be.
+def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterable[Node]) -> None:
+    """Refuse a launch of a detached group where that is impossible.
 
     Raises:
         Refusal: says why not.
@@ -109,15 +99,15 @@ def check_outlives(asked: Launch, client: Client, embedded: bool, by_rank: Mappi
         raise Refusal(
             "usage", f"{name}: its workers are to be started again, which takes an owner that constructs them"
         )
-    for node in (by_rank.get(spec.node_rank) for spec in asked.workers):
-        if node is not None and node.protocol < DETACHES:
+    for node in nodes:
+        if node.protocol < DETACHES:
             raise Refusal(
                 "usage", f"{name}: the agentd of node {node.name} is an older version that ends it: upgrade that first"
             )
 
 
 def own_namespace(client: Client, namespace: str) -> None:
-    """Refuse what a client asks about a job that is not its own.
+    """Refuse a request about a job that is not the client's own.
 
     Raises:
         Refusal: it belongs to another namespace.
@@ -129,13 +119,13 @@ def own_namespace(client: Client, namespace: str) -> None:
         )
 
 
-def node_for(spec: WorkerSpec, by_rank: Mapping[int, Node]) -> Node:
-    """The node that a worker was placed on.
+def node_for(spec: WorkerSpec, nodes: NodeTable) -> Node:
+    """Return the node that a worker was placed on.
 
     Raises:
         Refusal: it is not there, or cannot be used.
     """
-    node = by_rank.get(spec.node_rank)
+    node = nodes.of_rank(spec.node_rank)
     where = f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed,"
     if node is None:
         raise Refusal("node_lost", f"{where} is not there (any more)")
@@ -147,26 +137,26 @@ def node_for(spec: WorkerSpec, by_rank: Mapping[int, Node]) -> Node:
 
 
 TAIL_LINES, TAIL_LINE_CHARS = 20, 4097
-"""Of a worker's stderr: what agents send (worker.drain)."""
+"""Of a worker's stderr: what agents send (template.log_pump)."""
 REASON_CHARS = 16384
-"""Of why a worker ended: it may be the traceback of a module that cannot be imported."""
+"""Of the reason of an end: it may be the traceback of a module that cannot be imported."""
 
 
 def exit_report(said: ExitReport) -> ExitReport:
-    """How a worker ended. Its last lines and its traceback are shown as they are, as in its files."""
+    """Return an exit report cut to size. The last lines and the traceback of the worker stay as they are."""
     tail = [line[:TAIL_LINE_CHARS] for line in said.stderr_tail[-TAIL_LINES:]]
     reason = said.reason[:REASON_CHARS]
     return ExitReport(printable(said.kind), said.exit_code, said.signal, printable(said.oom), tail, reason)
 
 
 def hello(said: AgentHello) -> AgentHello:
-    """The ends of workers in it."""
+    """Return a hello with the ends of workers cut to size."""
     ended = {id: why[:REASON_CHARS] for id, why in said.ended.items()}
     return replace(said, workers=list(map(_running, said.workers)), ended=ended)
 
 
 def health(said: WorkersHealth) -> WorkersHealth:
-    """How workers are."""
+    """Return a health report with its texts cut to size."""
     return WorkersHealth(list(map(_health, said.workers)))
 
 

@@ -16,7 +16,6 @@ import pytest
 from agentd import state_events as e
 from agentd.node_state import AgentState, Policy
 from rlinf_actors.errors import ClusterTimeoutError
-from rlinf_actors.head.cluster_state import ClusterState
 from rlinf_actors.head.commands import (
     Answer,
     Command,
@@ -49,7 +48,7 @@ class World:
         self.cut: set[str] = set()  # "to head", "from head"
         self.now = 0.0
         self.timing = Timing()
-        self.head = Coordinator(ClusterState(Identity("epoch", "1"), self.timing, lambda: "token", 0.0, Snapshot()))
+        self.head = Coordinator(Identity("epoch", "1"), self.timing, lambda: "token", 0.0, Snapshot())
         names = (f"life{n}" for n in itertools.count(1))
         self.agent = AgentState(lambda: next(names), self.random.random, Policy())
         self.alive: dict[str, str] = {}  # workers, and the incarnation that started each

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rlinf_actors.head.cluster_state import ClusterState
 from rlinf_actors.head.commands import (
     Answer,
     Change,
@@ -108,7 +107,7 @@ class HeadKit:
         identity = Identity(epoch, "1.0", self.embedded)
         before = copy.deepcopy(self.disk)
         tokens = lambda: next(self.tokens)  # noqa: E731
-        self.head = Coordinator(ClusterState(identity, self.timing, tokens, self.now, before, self.own, job_key))
+        self.head = Coordinator(identity, self.timing, tokens, self.now, before, self.own, job_key)
         if self.own.public:
             self.out = self._keep(self.head.started(["ipc:///run/head", "tcp://10.0.0.1:6380"], self.wall))
 

@@ -99,9 +99,9 @@ def test_what_a_role_may_not_say_is_in_the_log_with_who_and_what(kit):
 
 
 def test_a_notice_that_may_not_be_said_is_dropped_and_counted(kit):
-    before = kit.head.refused
+    before = kit.head.refusals.count
     assert [type(command) for command in kit.tell("ann", LogLines("ann", "n1", [("g:0", "stdout", "x")]))] == [LogEvent]
-    assert kit.head.refused == before + 1
+    assert kit.head.refusals.count == before + 1
 
 
 def test_a_worker_beside_the_head_is_one_on_its_own_connection():

@@ -9,7 +9,7 @@ from head_kit import HeadKit, agent_hello, specs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_actors.head.hardware_claims import SETTLE_S
+from rlinf_actors.head.claims import SETTLE_S
 from rlinf_actors.wire.agent_messages import Beat, StartWorkers
 from rlinf_actors.wire.client_messages import Launch, Launched, StopGroup
 from rlinf_actors.wire.template_protocol import ROBOT_END_S

@@ -8,21 +8,26 @@ import typing
 import pytest
 from head_kit import HeadKit, client_hello
 
-from rlinf_actors.head.commands import Answer, LogEvent, NoticeReceived, Refusal
-from rlinf_actors.head.event_log import ERRORS, MAX_READERS, WARNINGS, EventLog, level
+from rlinf_actors.head.commands import Answer, Identity, LogEvent, NoticeReceived, Refusal
+from rlinf_actors.head.event_log import ERRORS, WARNINGS, EventLog, level
+from rlinf_actors.head.quotas import LIMITS
+from rlinf_actors.head.timers import TimerHeap
 from rlinf_actors.wire.agent_messages import Beat, Goodbye
 from rlinf_actors.wire.client_messages import EStop, Events, GetEvents
 from rlinf_actors.wire.values import EventKind, ExitReport
 
 
-class JournalKit:
-    """A journal, and the answers that it sent later."""
+class LogKit:
+    """An event log, and the answers that it sent later. Stands for the coordinator."""
 
     def __init__(self, **limits: int) -> None:
+        self.identity = Identity("log", "1")
+        self.timers = TimerHeap()
+        self.now, self.wall = 0.0, 9.0
         self.sent: dict[int, Events] = {}
-        self.journal = EventLog("log", self._emit, **limits)
+        self.log = EventLog(self, **limits)
 
-    def _emit(self, command: object) -> None:
+    def emit(self, command: object) -> None:
         assert isinstance(command, Answer)
         assert isinstance(command.body, Events)
         assert command.id not in self.sent, "one answer a question"
@@ -30,10 +35,16 @@ class JournalKit:
 
     def add(self, *texts: str, namespace: str = "", wall: float = 1.0) -> None:
         for text in texts:
-            self.journal.add(LogEvent("worker_died", text, namespace=namespace), wall, namespace)
+            self.enter(LogEvent("worker_died", text, namespace=namespace), wall, namespace)
+
+    def enter(self, event: LogEvent, wall: float = 1.0, whose: str = "") -> None:
+        self.wall = wall
+        self.log.add(event, whose)
+        self.wall = 9.0
 
     def ask(self, id: int = 1, now: float = 0.0, **question: object) -> Events | None:
-        return self.journal.ask(b"p", id, GetEvents(**question), now, 9.0)
+        self.now = now
+        return self.log.ask(b"p", id, GetEvents(**question), lambda namespace: True)
 
 
 def texts(events: Events | None) -> list[str]:
@@ -42,7 +53,7 @@ def texts(events: Events | None) -> list[str]:
 
 
 def test_events_are_numbered_from_one_and_bear_the_time():
-    kit = JournalKit()
+    kit = LogKit()
     kit.add("a", wall=5.0)
     kit.add("b", wall=6.0)
     answer = kit.ask()
@@ -51,7 +62,7 @@ def test_events_are_numbered_from_one_and_bear_the_time():
 
 
 def test_a_reader_goes_on_where_it_was():
-    kit = JournalKit()
+    kit = LogKit()
     kit.add("a", "b", "c")
     first = kit.ask(limit=2)
     assert (texts(first), first.next, first.more) == (["a", "b"], 2, True)
@@ -62,7 +73,7 @@ def test_a_reader_goes_on_where_it_was():
 
 
 def test_who_asks_for_events_that_are_gone_is_told_how_many_are_missing():
-    kit = JournalKit(kept=3)
+    kit = LogKit(kept=3)
     kit.add(*"abcdefg")
     answer = kit.ask()
     assert (texts(answer), answer.missing, answer.events[0].seq) == (["e", "f", "g"], 4, 5)
@@ -72,32 +83,32 @@ def test_who_asks_for_events_that_are_gone_is_told_how_many_are_missing():
 
 
 def test_long_events_make_room_sooner_and_the_newest_always_stays():
-    kit = JournalKit(kept_chars=100)
+    kit = LogKit(kept_chars=100)
     for name in "ab":
-        kit.journal.add(LogEvent("worker_died", name, exit=ExitReport("exited", stderr_tail=["x" * 60])), 1.0)
+        kit.enter(LogEvent("worker_died", name, exit=ExitReport("exited", stderr_tail=["x" * 60])))
     assert texts(kit.ask()) == ["b"]
-    kit.journal.add(LogEvent("worker_died", "c" * 500), 1.0)
+    kit.enter(LogEvent("worker_died", "c" * 500))
     assert texts(kit.ask()) == ["c" * 500]
 
 
 def test_who_does_most_makes_room_and_nobody_else():
-    kit = JournalKit(kept=10)
+    kit = LogKit(kept=10)
     kit.add("a", "b", namespace="quiet")
     kit.add("node")
-    kit.journal.add(LogEvent("refused", "who"), 1.0)
+    kit.enter(LogEvent("refused", "who"))
     kit.add(*(f"{n}" for n in range(50)), namespace="loud")
     answer = kit.ask()
     assert texts(answer) == ["a", "b", "node", "who", *(f"{n}" for n in range(44, 50))]
     assert (answer.missing, answer.next, answer.more) == (44, 54, False)
     for _ in range(50):
-        kit.journal.add(LogEvent("refused", "who"), 1.0)
+        kit.enter(LogEvent("refused", "who"))
     kept = texts(kit.ask())
     assert kept[:3] == ["a", "b", "node"]
     assert kept.count("who") in (3, 4)
 
 
 def test_a_reader_of_pages_is_told_once_of_what_is_not_kept():
-    kit = JournalKit(kept=6)
+    kit = LogKit(kept=6)
     kit.add("a", "b", namespace="quiet")
     kit.add(*"cdefghij", namespace="loud")
     first = kit.ask(limit=2)
@@ -109,7 +120,7 @@ def test_a_reader_of_pages_is_told_once_of_what_is_not_kept():
 
 
 def test_an_answer_is_bounded_in_length_but_never_empty():
-    kit = JournalKit()
+    kit = LogKit()
     kit.add("a" * 700_000, "b" * 700_000)
     first = kit.ask()
     assert (len(first.events), first.more) == (1, True)
@@ -117,13 +128,13 @@ def test_an_answer_is_bounded_in_length_but_never_empty():
 
 
 def test_another_log_s_number_means_nothing():
-    kit = JournalKit()
+    kit = LogKit()
     kit.add("a", "b")
     assert texts(kit.ask(since=2, log="of the head before", wait_s=5.0)) == ["a", "b"]
 
 
 def test_a_job_s_events_are_for_that_job():
-    kit = JournalKit()
+    kit = LogKit()
     kit.add("mine", namespace="ns")
     kit.add("theirs", namespace="other")
     kit.add("of all")
@@ -134,40 +145,40 @@ def test_a_job_s_events_are_for_that_job():
 
 
 def test_a_reader_waits_until_something_happens_that_is_for_it():
-    kit = JournalKit()
+    kit = LogKit()
     kit.add("old")
     assert kit.ask(7, namespace="ns", since=-1, wait_s=5.0) is None
     kit.add("theirs", namespace="other")
-    kit.journal.flush(9.0)
+    kit.log.flush()
     assert kit.sent == {}
     kit.add("a", "b", namespace="ns")
-    kit.journal.flush(9.0)
+    kit.log.flush()
     assert texts(kit.sent[7]) == ["a", "b"]
     kit.add("c")
-    kit.journal.flush(9.0)
+    kit.log.flush()
     assert set(kit.sent) == {7}
 
 
 def test_who_waits_too_long_hears_that_nothing_happened():
-    kit = JournalKit()
+    kit = LogKit()
     assert kit.ask(7, wait_s=5.0, now=10.0) is None
-    assert kit.journal.next_deadline() == 15.0
-    kit.journal.tick(14.9, 9.0)
+    assert kit.timers.next_deadline() == 15.0
+    kit.timers.run_due(14.9)
     assert kit.sent == {}
-    kit.journal.tick(15.0, 9.0)
+    kit.timers.run_due(15.0)
     assert texts(kit.sent[7]) == []
-    assert kit.journal.next_deadline() == float("inf")
+    assert kit.timers.next_deadline() == float("inf")
 
 
 def test_waiting_is_bounded():
-    kit = JournalKit()
-    for id in range(MAX_READERS):
+    kit = LogKit()
+    for id in range(LIMITS["readers"].most):
         assert kit.ask(id, wait_s=1e9) is None
-    assert kit.journal.next_deadline() == 60.0
+    assert kit.timers.next_deadline() == 60.0
     with pytest.raises(Refusal):
-        kit.ask(MAX_READERS, wait_s=1.0)
-    kit.journal.forget(b"p")
-    assert kit.ask(MAX_READERS, wait_s=1.0) is None
+        kit.ask(LIMITS["readers"].most, wait_s=1.0)
+    kit.log.forget(b"p")
+    assert kit.ask(LIMITS["readers"].most, wait_s=1.0) is None
 
 
 # --- what the supervisor puts in ---

@@ -8,6 +8,7 @@ from keys_kit import KeysKit, key, refused, two_jobs
 from msgspec.structs import replace
 
 from rlinf_actors.head.commands import Notify, Refuse
+from rlinf_actors.head.quotas import LIMITS
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, StopWorkers, Welcome
 from rlinf_actors.wire.client_messages import (
     Detach,
@@ -35,7 +36,7 @@ def test_revoking_an_agent_s_key_loses_its_node(kit):
     kit.revoke("n1")
     assert kit.node_states()["n1"] == "lost"
     assert [said.ids for said in kit.sent(StopWorkers, "a:n1")] == [["g-1"]]
-    assert any("node n1 (10.0.0.1) is gone: its key is not good any more: me revoked it" in r for r in kit.records())
+    assert any("node n1 (10.0.0.1) is gone: its key is not valid any more: me revoked it" in r for r in kit.records())
     assert kit.tell("a:n1", Beat("n1-1")) == []  # not heard
     kit.give("a:n1", "z", "n1")
     assert isinstance(kit.node("n1", incarnation="n1-1"), Refuse)  # that one has ended
@@ -100,7 +101,7 @@ def test_an_expired_key_ends_its_sessions_at_the_first_word_of_anybody(kit):
 
 
 def test_a_key_has_so_many_sessions_and_no_more(kit, monkeypatch):
-    monkeypatch.setattr("rlinf_actors.head.client_table.SESSIONS", 2)
+    monkeypatch.setitem(LIMITS, "sessions", LIMITS["sessions"]._replace(most=2))
     kit.keyed["ann2"] = kit.keyed["ann3"] = kit.keyed["ann"]
     assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)
     refused = kit.ask("ann3", client_hello("ann3", namespace="ann"))

@@ -7,12 +7,10 @@ from head_kit import agent_hello, client_hello, running, specs
 from keys_kit import KeysKit, key, two_jobs
 from msgspec.structs import replace
 
-from rlinf_actors.head import client_table, key_registry, operations
-from rlinf_actors.head.authority import MAX_DRIVERS_OF_ONE, MAX_NODES_OF_ONE
+from rlinf_actors.head import key_registry
 from rlinf_actors.head.commands import ConnectionRejected, Refuse, RequestReceived, TimerDue
 from rlinf_actors.head.event_log import KEPT_EVENTS, WINDOW_S
-from rlinf_actors.head.quotas import KEPT_OF_ONE, MAX_OF_ONE
-from rlinf_actors.head.robots import MAX_STOPS
+from rlinf_actors.head.quotas import KEPT_OF_ONE, LIMITS
 from rlinf_actors.security.refusal_tally import KINDS
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, StopWorkers, Welcome
 from rlinf_actors.wire.client_messages import (
@@ -32,6 +30,10 @@ from rlinf_actors.wire.client_messages import (
     WorkerChanged,
 )
 from rlinf_actors.wire.values import ClusterEvent, Endpoint, GroupHandle, WorkerState
+
+
+def limit(monkeypatch, name: str, most: int) -> None:
+    monkeypatch.setitem(LIMITS, name, LIMITS[name]._replace(most=most))
 
 
 @pytest.fixture
@@ -67,10 +69,10 @@ def test_nodes_that_a_restarted_head_awaits_say_whether_nodes_have_ranks(kit):
 
 
 def test_nobody_has_more_questions_wait_than_anybody_needs(kit):
-    for _ in range(MAX_OF_ONE):
+    for _ in range(LIMITS["requests"].most):
         assert kit.ask("bob", GetNodes(99)) is None
     refused = kit.ask("bob", GetStatus())
-    assert (refused.kind, "too many requests of driver 'bob'" in refused.text) == ("usage", True)
+    assert (refused.kind, "driver 'bob' has 1024 requests without an answer already" in refused.text) == ("usage", True)
     assert kit.ask("ann", GetNodes(99, 1.0)) is None
     assert [refused.peer for refused in kit.wait(2) if isinstance(refused, Refuse)] == [b"ann"]
     kit.tell("bob", Goodbye())
@@ -81,15 +83,15 @@ def test_nobody_has_more_questions_wait_than_anybody_needs(kit):
 def test_a_question_that_is_asked_again_counts_again(kit):
     peer = b"bob"
     member = kit.member("bob")
-    for _ in range(2 * MAX_OF_ONE):
+    for _ in range(2 * LIMITS["requests"].most):
         kit.head.handle(RequestReceived(peer, 7, GetNodes(99, 5.0), member), kit.now, kit.wall)
     refused = [command for command in kit.wait(5) if isinstance(command, Refuse) and command.kind == "timeout"]
-    assert len(refused) == MAX_OF_ONE
+    assert len(refused) == LIMITS["requests"].most
     assert isinstance(kit.ask("bob", GetStatus()), Status)
 
 
 def test_what_is_answered_makes_room(kit):
-    for n in range(2 * MAX_OF_ONE):
+    for n in range(2 * LIMITS["requests"].most):
         assert not isinstance(kit.ask("bob", GetStatus() if n % 2 else GetNodes(1)), Refuse)
 
 
@@ -105,16 +107,16 @@ def test_a_restarted_head_keeps_questions_of_sessions_only_and_not_more_than_tho
     kit.restart()
     assert kit.ask("nobody", StopGroup("bob", "g", 1.0)).kind == "hello"
     assert isinstance(kit.ask("bob", client_hello("bob", namespace="bob", token="token2")), Welcome)
-    answers = [kit.launch(f"g{n}", [0], "bob", "bob") for n in range(MAX_OF_ONE + 1)]
-    assert [answer is None for answer in answers] == [True] * MAX_OF_ONE + [False]
+    answers = [kit.launch(f"g{n}", [0], "bob", "bob") for n in range(LIMITS["requests"].most + 1)]
+    assert [answer is None for answer in answers] == [True] * LIMITS["requests"].most + [False]
     kit.node("n0", is_head=True)
     kit.node("n1")
-    assert len(kit.group_states()) == MAX_OF_ONE
+    assert len(kit.group_states()) == LIMITS["requests"].most
 
 
 def test_of_hellos_and_handles_a_restarted_head_keeps_the_last(kit):
     kit.restart()
-    for _ in range(2 * MAX_OF_ONE):
+    for _ in range(2 * LIMITS["requests"].most):
         assert kit.ask("bob", client_hello("bob", namespace="bob")) is None
     assert isinstance(kit.ask("ann", client_hello("ann", namespace="ann", token="token1")), Welcome)
     for n in range(3):
@@ -158,7 +160,7 @@ def test_clients_that_never_were_push_nothing_out_and_fill_no_file(kit):
 
 
 def test_who_has_named_too_many_hears_of_an_end_at_once(kit, monkeypatch):
-    monkeypatch.setattr(client_table, "MAX_AWAITED", 2)
+    limit(monkeypatch, "expected clients", 2)
     kit.keyed["bob2"] = kit.keyed["bob"]
     kit.ask("bob2", client_hello("bob2", namespace="bob"))
     kit.tell("bob2", Goodbye("done"))
@@ -273,7 +275,7 @@ def test_who_presses_a_stop_again_and_again_leaves_the_rest_in_the_log(kit):
 
 
 def test_a_key_has_so_many_nodes_and_no_more(kit):
-    for n in range(MAX_NODES_OF_ONE - 1):
+    for n in range(LIMITS["nodes"].most - 1):
         kit.keyed[f"a:n1-{n}"] = kit.keyed["a:n1"]
         assert isinstance(kit.ask(f"a:n1-{n}", agent_hello(f"id{n}", hostname="n1")), Welcome)
     kit.keyed["a:more"] = kit.keyed["a:n1"]
@@ -283,19 +285,19 @@ def test_a_key_has_so_many_nodes_and_no_more(kit):
 
 def test_a_key_has_so_many_drivers_and_no_more(kit):
     kit.node("n0", is_head=True)
-    for n in range(MAX_DRIVERS_OF_ONE):
+    for n in range(LIMITS["drivers"].most):
         kit.keyed[f"b{n}"] = kit.keyed["bob"]
         last = kit.ask(f"b{n}", client_hello(f"b{n}", namespace=f"job{n}", host="host-n0", pid=1))
-    assert (last.kind, "1000 processes of driver 'bob'" in last.text) == ("usage", True)
+    assert (last.kind, "driver 'bob' has 1000 driver processes already" in last.text) == ("usage", True)
     assert isinstance(kit.driver("ann", namespace="ann"), Welcome)
 
 
 def test_stops_of_namespaces_are_so_many_and_the_stop_of_all_is_always_there(kit):
-    for n in range(MAX_STOPS):
+    for n in range(LIMITS["emergency stops"].most):
         assert isinstance(kit.ask("w", EStop("me", namespace=f"made up {n}")), EStopped)
     assert "stop all robots instead" in kit.ask("w", EStop("me", namespace="one more")).text
     assert isinstance(kit.ask("w", EStop("me")), EStopped)
-    assert len(kit.disk.stops) == MAX_STOPS + 1
+    assert len(kit.disk.stops) == LIMITS["emergency stops"].most + 1
 
 
 def test_names_are_not_kept_by_the_megabyte(kit):
@@ -314,14 +316,14 @@ def test_names_are_not_kept_by_the_megabyte(kit):
 
 
 def test_an_agent_that_drains_node_after_node_fills_no_file(kit, monkeypatch):
-    monkeypatch.setattr(operations, "MAX_DRAINED", 3)
+    limit(monkeypatch, "drains", 3)
     for n in range(5):
         kit.keyed[f"a:n1-{n}"] = kit.keyed["a:n1"]
         kit.ask(f"a:n1-{n}", agent_hello(f"id{n}", hostname="n1"))
         kit.ask(f"a:n1-{n}", DrainNode(f"id{n}", "me"))
         kit.tell(f"a:n1-{n}", Goodbye())
     assert len(kit.disk.drained) == 3
-    assert "3 nodes are being drained" in kit.ask("admin", DrainNode("n0", "me")).text
+    assert "3 nodes that are being drained already" in kit.ask("admin", DrainNode("n0", "me")).text
 
 
 # --- whose is what ---
@@ -333,7 +335,7 @@ def test_nobody_comes_as_the_owner_of_another_job_s_groups(kit):
     own = running(specs("g", [0, 1], "ann")[1], "ann")
     kit.ask("a:n1", agent_hello("n1", workers=[replace(own, spec=replace(own.spec, token="token1"))]))
     kit.keyed["ann"] = kit.keyed["bob"]
-    assert "owner of another job's groups" in kit.ask("ann", client_hello("ann", namespace="bob")).text
+    assert "owns groups of another job" in kit.ask("ann", client_hello("ann", namespace="bob")).text
     assert kit.group_states() == {"g": "starting"}
 
 

@@ -70,7 +70,7 @@ def test_strangers_from_everywhere_do_not_fill_the_log(kit):
 def test_a_member_that_asks_again_and_again_is_one_line(kit):
     for _ in range(50):
         kit.ask("bob", GetKeys())
-    assert kit.head.refused == 50
+    assert kit.head.refusals.count == 50
     assert refused(kit.wait(event_log.WINDOW_S)) == [
         "refused: driver 'bob' may not say GetKeys (49 more in the last 60 s)"
     ]

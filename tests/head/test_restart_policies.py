@@ -66,9 +66,7 @@ def test_the_back_off_doubles_to_its_maximum_and_begins_anew_when_the_window_is_
     def back_off(now: float) -> float:
         nonlocal worker
         worker.exit = ExitReport("signalled", signal=9)
-        worker = restarts.ended(group, worker, now)
-        due = restarts.next_deadline()
-        assert restarts.take_due(due) == [(group, worker)]
+        worker, due = restarts.after(group, worker, now)
         return due - now
 
     assert [back_off(now) for now in (0, 10, 20, 30)] == [1, 2, 3, 3]
@@ -233,10 +231,12 @@ def test_very_many_restarts_do_not_overflow():
     policy = RestartPolicy.on_failure(max_restarts=5000, within_s=1e6, backoff_s=1, backoff_max_s=3)
     restarts, group = Restarts(), Group("ns", "g", "m:C", "d1")
     worker = WorkerRecord(msgspec.structs.replace(specs("g", [0])[0], restart=policy), "n0", "", WorkerLife.RUNNING)
+    dues = []
     for _ in range(2000):
         worker.exit = ExitReport("signalled", signal=9)
-        worker = restarts.ended(group, worker, 0.0)
-    assert restarts.next_deadline() == 1
+        worker, due = restarts.after(group, worker, 0.0)
+        dues.append(due)
+    assert dues == [1, 2, *[3] * 1998]
 
 
 @given(st.lists(st.tuples(st.floats(0, 40), st.booleans()), max_size=30))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from head_kit import HeadKit
 
-from rlinf_actors.head.client_table import LAST_S
+from rlinf_actors.head.client_table import LAST_TRY_S
 from rlinf_actors.wire.agent_messages import Beat, ProcessGone, Unwatch, Watch, Welcome
 
 
@@ -47,7 +47,7 @@ def test_an_end_that_one_agent_hides_another_tells(kit, agent):
 
 def test_the_end_of_the_connection_may_come_after_the_agents_word(kit):
     kit.tell("a:n0", ProcessGone("d1"))
-    tries = len(kit.sent(Beat, "d1")) + sum(isinstance(c.body, Beat) for c in kit.wait(LAST_S / 2))
+    tries = len(kit.sent(Beat, "d1")) + sum(isinstance(c.body, Beat) for c in kit.wait(LAST_TRY_S / 2))
     assert tries > 2
     kit.unreachable("d1")
     assert kit.clients() == 0
@@ -55,7 +55,7 @@ def test_the_end_of_the_connection_may_come_after_the_agents_word(kit):
 
 def test_a_connection_that_closes_later_ends_nobody(kit):
     kit.tell("a:n1", ProcessGone("d1"))
-    kit.wait(3 * LAST_S)
+    kit.wait(3 * LAST_TRY_S)
     kit.unreachable("d1")
     kit.unreachable("nobody")
     assert kit.clients() == 1

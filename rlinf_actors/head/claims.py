@@ -1,0 +1,251 @@
+"""Names and robots that a worker may still use: which group holds which, and until when. Pure.
+
+House rules: a robot is held as long as any worker that claims it may be running, and so is the name of its group. An
+end that the worker's agent reports frees both. A worker that was lost with its node holds them until that node comes
+back without it, or until nothing of a cut-off node can be running any more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Container, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlinf_actors.head.commands import Refusal
+from rlinf_actors.head.records import Group, Node, WorkerRecord
+from rlinf_actors.head.timers import Timer
+from rlinf_actors.wire.template_protocol import ROBOT_END_S
+from rlinf_actors.wire.values import Claim, LeaseState
+
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
+
+SETTLE_S = 0.5
+"""Margin over ROBOT_END_S after which workers that no agent reports count as ended, in seconds."""
+IN_USE = "hardware_in_use"
+"""Kind of a refusal for hardware that another group holds."""
+ADVICE = ". Shut that group down, use another one of this type, or wait: launch(..., wait_for_hardware=SECONDS)"
+
+
+@dataclass(eq=False)
+class HardwareClaim:
+    """One worker's claim on one robot. `lost` is when its node was lost; then the robot is free at `until`."""
+
+    claim: Claim
+    group: Group
+    worker: WorkerRecord
+    node: str
+    since: float
+    lost: float | None = None
+    until: float = math.inf
+    timer: Timer | None = None
+
+    @property
+    def worker_name(self) -> str:
+        """Group and rank, for people."""
+        return f"{self.group.name}:{self.worker.spec.rank}"
+
+
+class ClaimTable:
+    """All claims on robots.
+
+    Attributes:
+        settled: when every node that may use a robot has reported it, or its workers' leases are over.
+    """
+
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
+        self.settled = head.now + head.timing.robot_settle_s
+        self._claims: dict[str, dict[str, HardwareClaim]] = {}  # by robot, then by worker
+        self._workers: dict[str, WorkerRecord] = {}
+        self._lost: dict[tuple[str, str], HardwareClaim] = {}
+
+    def check(self, claims: Iterable[Claim], group: Group | None = None) -> None:
+        """Refuse a launch that claims what is held.
+
+        Args:
+            claims: of its workers.
+            group: of the workers if some of them run already: they share what they have.
+
+        Raises:
+            Refusal: a robot is held, or this head has just started and does not know yet.
+        """
+        now = self._head.now
+        claims = list({claim.key: claim for claim in claims}.values())
+        if claims and now < self.settled:
+            raise Refusal(
+                IN_USE,
+                f"the head has just started, and {claims[0].title} may be in use on a node that it has not heard of "
+                f"yet; it knows in {self.settled - now:.1f} s",
+            )
+        for claim in claims:
+            for held in self._claims.get(claim.key, {}).values():
+                if held.group is not group:
+                    raise Refusal(IN_USE, self._refusal(held))
+
+    def states(self, now: float) -> list[LeaseState]:
+        """Return every robot that is held, by key."""
+        return [self._state(list(claims.values()), now) for _, claims in sorted(self._claims.items())]
+
+    def take(self, group: Group, worker: WorkerRecord, node: Node) -> HardwareClaim | None:
+        """A worker that runs, or is about to, holds what it claims.
+
+        Returns:
+            A claim of another group on one of these robots: the two contradict one another. None without one.
+        """
+        other = None
+        for claim in worker.spec.claims:
+            claims = self._claims.setdefault(claim.key, {})
+            first = next(iter(claims.values()), None)
+            if other is None and first is not None and first.group.key != group.key:
+                other = first
+            self._forget_loss(claim.key, worker.id)
+            claims[worker.id] = HardwareClaim(claim, group, worker, node.name, self._head.now)
+            self._workers[worker.id] = worker
+        return other
+
+    def free(self, worker: WorkerRecord) -> None:
+        """A worker's process has ended for certain."""
+        self._workers.pop(worker.id, None)
+        for claim in worker.spec.claims:
+            claims = self._claims.get(claim.key, {})
+            self._forget_loss(claim.key, worker.id)
+            if claims.pop(worker.id, None) is not None and not claims:
+                del self._claims[claim.key]
+                self._head.launches.retry_waiting()
+
+    def ended(self, worker_id: str, node_id: str) -> None:
+        """The agent of a node reports the end of a worker that was lost with it."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.node_id == node_id:
+            self.free(worker)
+
+    def lose(self, worker: WorkerRecord, certain: bool) -> None:
+        """A worker's node is gone: unless its end is *certain*, the worker may go on for a while."""
+        if certain:
+            self.free(worker)
+        for claim in worker.spec.claims:
+            held = self._claims.get(claim.key, {}).get(worker.id)
+            if held is not None:
+                held.lost = self._head.now
+                self._lost[claim.key, worker.id] = held
+                self._free_at(held, self._head.now + self._head.timing.rank_hold_s)
+
+    def node_is_back(self, node_id: str, running: Collection[str], known: bool) -> None:
+        """A node reports its workers: robots that others of its workers held when it was lost are free.
+
+        They are free at once if its agent is *known*, the one that had them. A new agent does not report what the
+        earlier one's templates still have: those workers are making their robots safe, and are then killed.
+        """
+        for held in list(self._lost.values()):
+            if held.worker.node_id == node_id and held.worker.id not in running:
+                if known:
+                    self.free(held.worker)
+                else:
+                    self._free_at(held, min(held.until, self._head.now + ROBOT_END_S + SETTLE_S))
+
+    def _free_at(self, held: HardwareClaim, until: float) -> None:
+        self._head.timers.cancel(held.timer)
+        held.until, held.timer = until, self._head.timers.at(until, lambda: self.free(held.worker))
+
+    def _forget_loss(self, key: str, worker_id: str) -> None:
+        held = self._lost.pop((key, worker_id), None)
+        if held is not None:
+            self._head.timers.cancel(held.timer)
+
+    def _refusal(self, held: HardwareClaim) -> str:
+        now = self._head.now
+        text = (
+            f"{held.claim.title} is held by group {held.group.name!r} of namespace {held.group.namespace!r}, "
+            f"{self._head.groups.owner_clause(held.group)}; its worker {held.worker_name} on node {held.node} "
+            f"has had it for {now - held.since:.0f} s"
+        )
+        if held.lost is None:
+            return f"{text}{ADVICE}"
+        return (
+            f"{text}. That node was lost {now - held.lost:.0f} s ago and the worker may still be moving it, so it is "
+            f"given to nobody until the node is back without that worker, or for {held.until - now:.0f} s{ADVICE}"
+        )
+
+    def _state(self, claims: list[HardwareClaim], now: float) -> LeaseState:
+        first = claims[0]
+        lost = all(held.lost is not None for held in claims)
+        return LeaseState(
+            key=first.claim.key,
+            title=first.claim.title,
+            namespace=first.group.namespace,
+            group=first.group.name,
+            owner=self._head.groups.owner_clause(first.group),
+            workers=[held.worker_name for held in claims],
+            nodes=list(dict.fromkeys(held.node for held in claims)),
+            state="lost" if lost else "held",
+            held_s=now - min(held.since for held in claims),
+            free_in_s=max(held.until for held in claims) - now if lost else None,
+        )
+
+
+def contradiction(held: HardwareClaim, group: Group) -> str:
+    """Return a line about a group that uses a robot which another group holds."""
+    return f"{held.claim.title} is held by two groups, {held.group.key} and {group.key}: the second is stopped"
+
+
+@dataclass(frozen=True)
+class _LostWorker:
+    name: str
+    node_id: str
+    node: str
+    until: float
+    timer: Timer
+
+
+class NameReservations:
+    """Names of groups with workers that were lost with their nodes: no other group gets such a name meanwhile."""
+
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
+        self._lost: dict[tuple[str, str], dict[str, _LostWorker]] = {}
+        self._keys: dict[str, tuple[str, str]] = {}
+
+    def lost(self, group: Group, worker: WorkerRecord, node: Node) -> None:
+        """A worker may live on where no agent reports it."""
+        until = self._head.now + self._head.timing.rank_hold_s
+        timer = self._head.timers.at(until, lambda: self._free(worker.id))
+        one = _LostWorker(f"{group.name}:{worker.spec.rank}", node.id, node.name, until, timer)
+        self._lost.setdefault(group.key, {})[worker.id] = one
+        self._keys[worker.id] = group.key
+
+    def ended(self, worker_id: str, node_id: str) -> None:
+        """The agent of its node reports its end."""
+        key = self._keys.get(worker_id)
+        if key is not None and self._lost[key][worker_id].node_id == node_id:
+            self._free(worker_id)
+
+    def node_is_back(self, node_id: str, running: Container[str]) -> None:
+        """A node reports its workers: others that were lost with it have ended."""
+        for lost in list(self._lost.values()):
+            for id in [id for id, one in lost.items() if one.node_id == node_id and id not in running]:
+                self._free(id)
+
+    def check(self, namespace: str, name: str) -> None:
+        """Refuse a launch under a name that is reserved.
+
+        Raises:
+            Refusal: says which worker may still run, and how long the name is reserved at most.
+        """
+        lost = self._lost.get((namespace, name))
+        if lost:
+            one = max(lost.values(), key=lambda one: one.until)
+            raise Refusal(
+                "name_in_use",
+                f"the name {name!r} of namespace {namespace!r} is held for {one.until - self._head.now:.0f} s at most: "
+                f"worker {one.name} was lost with node {one.node} and may still run there. It is free as soon as that "
+                "node is back; give this group another name, or launch it later",
+            )
+
+    def _free(self, worker_id: str) -> None:
+        key = self._keys.pop(worker_id)
+        lost = self._lost[key]
+        self._head.timers.cancel(lost.pop(worker_id).timer)
+        if not lost:
+            del self._lost[key]

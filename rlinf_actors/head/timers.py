@@ -1,0 +1,78 @@
+"""The timers of the head: one heap for all tables. Pure: the time is an argument.
+
+A table schedules a method of its own with `TimerHeap.at` and cancels what it no longer needs. Deadlines that often move
+to later, as a lease does with each heartbeat, stay where they are on the heap: when such a timer fires too early its
+action schedules the next one. So an event costs a handful of heap operations, however many nodes, clients and groups
+the cluster has.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+
+Action = Callable[[], None]
+
+
+class Timer:
+    """One scheduled action; `at` is when it is due."""
+
+    __slots__ = ("action", "at")
+
+    def __init__(self, at: float, action: Action) -> None:
+        self.at = at
+        self.action: Action | None = action
+
+
+class TimerHeap:
+    """All timers, the next one first; of two with one deadline the one that was scheduled first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._sequence = itertools.count()
+        self._cancelled = 0
+
+    def __len__(self) -> int:
+        return len(self._heap) - self._cancelled
+
+    def at(self, deadline: float, action: Action) -> Timer:
+        """Run *action* at *deadline*, never if that is infinity."""
+        timer = Timer(deadline, action)
+        if deadline < math.inf:
+            heapq.heappush(self._heap, (deadline, next(self._sequence), timer))
+        else:
+            timer.action = None
+        return timer
+
+    def cancel(self, timer: Timer | None) -> None:
+        """Drop a timer. One that has fired, or None, is fine."""
+        if timer is None or timer.action is None:
+            return
+        timer.action = None
+        self._cancelled += 1
+        # Cancelled timers leave the heap when they come to its top. Waits that end early would pile up until then.
+        if self._cancelled > 64 and 2 * self._cancelled > len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].action is not None]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
+
+    def next_deadline(self) -> float:
+        """Return when `run_due` has something to do, infinity for never."""
+        while self._heap and self._heap[0][2].action is None:
+            heapq.heappop(self._heap)
+            self._cancelled -= 1
+        return self._heap[0][0] if self._heap else math.inf
+
+    def run_due(self, now: float) -> None:
+        """Run what is due at *now*. What these actions schedule runs at the next call at the earliest."""
+        due = []
+        while self.next_deadline() <= now:
+            due.append(heapq.heappop(self._heap)[2])
+        for timer in due:
+            action, timer.action = timer.action, None
+            if action is None:  # an action before it has cancelled it
+                self._cancelled -= 1
+            else:
+                action()
