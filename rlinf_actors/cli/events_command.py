@@ -94,7 +94,7 @@ def read_events(
         async with observing(endpoint, settings) as client:
             reached = False
             while True:
-                asked = cursor.question(follow)
+                asked = cursor.request(follow)
                 try:
                     answer = expected(await client.request(asked, patience(asked)), Events)
                 except ClusterTimeoutError as error:

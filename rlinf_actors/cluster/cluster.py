@@ -1,4 +1,9 @@
-"""Cluster: the nodes a driver or worker launches on. One a process."""
+"""Cluster: the nodes that a driver or worker launches groups on. A process has at most one.
+
+A driver's Cluster owns the Runtime of its process, and the EmbeddedDaemon if no head was given; a worker's Cluster uses
+the worker's Runtime. Methods run on the caller's thread and submit to the I/O thread; coroutines named ``_start`` and
+``_end`` run there.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +13,39 @@ import concurrent.futures
 import logging
 import os
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from rlinf_actors import forks
-from rlinf_actors.cluster.cluster_nodes import ClusterView, Pieces
-from rlinf_actors.cluster.connect import Asked, Connecting, InUse, Turns, Watch, learn_nodes, worker_job
+from rlinf_actors.cluster.cluster_nodes import Pieces
+from rlinf_actors.cluster.connect import (
+    ClusterArguments,
+    Connecting,
+    EffectiveArguments,
+    StartLock,
+    Watch,
+    learn_nodes,
+    worker_job,
+)
 from rlinf_actors.cluster.event_stream import EventCursor, EventStream
 from rlinf_actors.cluster.local_daemon import EmbeddedDaemon
 from rlinf_actors.cluster.service import import_paths
-from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
+from rlinf_actors.errors import ConfigError, PlacementError, RlinfActorsError, UsageError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import without_types
-from rlinf_actors.model.node import CLUSTER_GROUP, NodeInfo
+from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.net.host import endpoint_of, free_port
-from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.runtime.future import AsyncWork
-from rlinf_actors.runtime.head_session import SILENT_HEAD_S
 from rlinf_actors.runtime.log_printer import say
-from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.settings import NAMESPACE
 from rlinf_actors.wire.protocol import waiting
 
 if TYPE_CHECKING:
     from rlinf_actors.group.group import WorkerGroup
+    from rlinf_actors.wire.values import NodeState
     from rlinf_actors.worker.worker import Worker
 
 T = TypeVar("T")
@@ -43,34 +54,32 @@ W = TypeVar("W", bound="Worker")
 log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 2.0
-"""Between SIGTERM and SIGKILL for groups that are still there when the cluster is shut down."""
+"""Seconds between SIGTERM and SIGKILL for groups that run when the cluster is shut down."""
 
-_turns = Turns()
+_start_lock = StartLock()
 
 
-class Cluster(ClusterView):
+class Cluster:
     """The cluster of this process.
 
-    With no head configured and one node, a private single-node cluster starts inside one child
-    process and ends with this process, however it ends. Otherwise it connects to the head and waits
-    until the nodes are there. A second ``Cluster()`` is the same object, also while the first one is
-    still starting in another thread or task: it waits for that. In a worker, ``Cluster()`` is the
-    worker's cluster.
+    With no head configured and one node, a private single-node cluster starts in one child process and ends with this
+    process, however that ends. Otherwise Cluster connects to the head and waits for the nodes. A second ``Cluster()``
+    returns the same object; if another thread or task is starting it, the second call waits for that. In a worker,
+    ``Cluster()`` is the worker's cluster. The constructor blocks; in an event loop use `connect`.
 
     Args:
         num_nodes: nodes to wait for; default: the configuration's, or 1.
-        cluster_cfg: the ``cluster:`` section: a mapping, a YAML file's path, or an OmegaConf DictConfig.
+        cluster_cfg: the ``cluster:`` section: a mapping, the path of a YAML file, or an OmegaConf DictConfig.
         distributed_log_dir: directory on every node for a log file per worker.
-        head: the coordinator, ``HOST:PORT`` (env RLINF_HEAD).
-        namespace: name of the job; unique by default. Groups are found by others in the same namespace.
-        keys: directory of the key files to come in with (env RLINF_ACTORS_KEYS).
-        timeout: seconds to wait for the head and the nodes, None for ever.
+        head: address of the head, ``HOST:PORT`` (env RLINF_HEAD).
+        namespace: name of the job; unique by default. Processes of one namespace find each other's groups.
+        keys: directory of the key files (env RLINF_ACTORS_KEYS).
+        timeout: seconds to wait for the head and the nodes, None without limit.
 
     Raises:
-        ConfigError: the configuration is wrong, or what is given has another effect than the running
-            Cluster's arguments and defaults.
-        ClusterTimeoutError: the head does not answer, or nodes are missing (says which).
-        UsageError: the running Cluster's private daemon has died: call shutdown() on it first.
+        ConfigError: the configuration is wrong, or the arguments differ from the running Cluster's.
+        ClusterTimeoutError: the head does not answer, or nodes are missing; names them.
+        UsageError: the private daemon of the running Cluster has died: call shutdown() on it first.
     """
 
     _current: ClassVar[Cluster | None] = None
@@ -86,9 +95,9 @@ class Cluster(ClusterView):
         keys: str | None = None,
         timeout: float | None = None,
     ) -> Cluster:
-        """The running Cluster if there is one, else a new one; waits for a start that is under way."""
-        asked = Asked(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
-        with _turns.turn():
+        """Return the running Cluster, or start one."""
+        asked = ClusterArguments(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
+        with _start_lock.held():
             return cls._open(asked, timeout, lambda future: None)
 
     @classmethod
@@ -103,18 +112,16 @@ class Cluster(ClusterView):
         keys: str | None = None,
         timeout: float | None = None,
     ) -> Connecting[Cluster]:
-        """The same for asyncio: ``async with Cluster.connect(...) as cluster`` or ``await`` it. Nothing blocks.
+        """Start or find the Cluster without blocking: ``await`` it, or ``async with Cluster.connect(...) as cluster``.
 
-        Cancelling it undoes what was started, before it is raised.
+        Cancelling it undoes the start before CancelledError is raised. Arguments and errors: see the class.
         """
-        asked = Asked(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
-        return Connecting(_turns, partial(cls._open, asked, timeout), cls._undo, cls.shutdown_async)
-
-    # --- life ---
+        asked = ClusterArguments(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
+        return Connecting(_start_lock, partial(cls._open, asked, timeout), cls._undo, cls.shutdown_async)
 
     @classmethod
-    def _open(cls, asked: Asked, timeout: float | None, watch: Watch) -> Cluster:
-        """The running Cluster, or a new one. The caller has the turn; *watch* gets what this waits for."""
+    def _open(cls, asked: ClusterArguments, timeout: float | None, watch: Watch) -> Cluster:
+        """Return the running Cluster or start one; *watch* gets the start's future. The caller holds the start lock."""
         try:
             timeout = waiting(timeout)
         except ValueError as error:
@@ -123,7 +130,7 @@ class Cluster(ClusterView):
         if current is not None:
             if current._gone:
                 raise UsageError(f"the Cluster of this process is gone: {current._gone}")
-            current._in_use().check(asked)
+            current._arguments().check(asked)
             current._shared = True
             return current
         cluster = super().__new__(cls)
@@ -145,17 +152,20 @@ class Cluster(ClusterView):
 
     @staticmethod
     def _undo(cluster: Cluster) -> None:
-        """Whoever had this cluster started is gone: end it, unless others got it too. Blocks."""
-        with _turns.turn():
+        """End a cluster whose starter was cancelled, unless other callers got it too. Blocks."""
+        with _start_lock.held():
             if not cluster._shared:
                 cluster.shutdown()
 
-    def _in_use(self) -> InUse:
-        return InUse((self._wanted, self.num_nodes), self.config, self.log_dir, self._endpoint, self.namespace)
+    def _arguments(self) -> EffectiveArguments:
+        nodes = (self._wanted, self.num_nodes)
+        return EffectiveArguments(nodes, self.config, self.log_dir, self._endpoint, self.namespace)
 
-    def _prepare(self, asked: Asked) -> None:
+    def _prepare(self, asked: ClusterArguments) -> None:
         self.log_dir = asked.directory()
-        self._states, self._nodes, self._groups = [], [], {}
+        self._states: list[NodeState] = []
+        self._nodes: list[NodeInfo] = []
+        self._groups: dict[str, NodeGroupInfo] = {}
         self._pieces: Pieces = {}
         self._daemon: EmbeddedDaemon | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -182,10 +192,10 @@ class Cluster(ClusterView):
             self._named = bool(asked.namespace or os.environ.get(NAMESPACE))
             self.namespace = asked.namespace or os.environ.get(NAMESPACE) or f"job-{uuid.uuid4().hex[:12]}"
             security = Security.toward(self._endpoint, settings, "driver")
-            self.runtime = Runtime("driver", self.namespace, security=security, on_lost=self._head_said_goodbye)
+            self.runtime = Runtime("driver", self.namespace, security=security, on_lost=self._session_ended)
 
     async def _start(self, timeout: float | None) -> None:
-        """Connect and learn the nodes. Runs on the runtime's loop."""
+        """Connect and learn the nodes. Loop thread."""
         self._starting = asyncio.current_task()
         try:
             if self._job is None:
@@ -203,17 +213,21 @@ class Cluster(ClusterView):
             self._daemon = EmbeddedDaemon(self._daemon_died)
             self._endpoint = await self._daemon.start([], timeout)
         if self._closed or self._gone:
-            raise asyncio.CancelledError  # it came as the daemon said that it is ready
+            raise asyncio.CancelledError  # shut down while the daemon became ready
         await self.runtime.connect(self._endpoint, timeout if timeout is not None else 30.0)
         self._connected = True
         atexit.register(self.shutdown)
 
+    def _session_ended(self, reason: str) -> None:
+        if not self._closed:
+            log.warning("the head ended this session: %s", reason)
+
     def _daemon_died(self, reason: str) -> None:
-        """The embedded daemon is gone, and every worker with it. Loop thread."""
+        """End everything: the embedded daemon died, and every worker with it. Loop thread."""
         self._gone = reason
         self.runtime.daemon_died(reason)
         if self._endpoint and self._starting is not None:
-            self._starting.cancel()  # nobody is left to answer it; one that is over is not changed
+            self._starting.cancel()  # no head will answer it; a start that has ended is not changed
 
     @overload
     def shutdown(self, async_op: Literal[False] = False) -> None: ...
@@ -222,13 +236,14 @@ class Cluster(ClusterView):
     def shutdown(self, async_op: Literal[True]) -> AsyncWork[None]: ...
 
     def shutdown(self, async_op: bool = False) -> AsyncWork[None] | None:
-        """End what this process started: its groups, and the embedded cluster. Twice is fine.
+        """End the groups that this process started, and the embedded cluster. Twice is fine.
 
-        A head that says nothing is waited for 5 s. After Ctrl-C it goes on; the next call, or the end of the
-        interpreter, waits for it. After a failure that call tries again.
+        After 5 s of a silent head this does not wait longer. After Ctrl-C the shutdown goes on; the next call, or the
+        end of the interpreter, waits for it. After a failure the next call tries again.
 
         Args:
-            async_op: return an AsyncWork at once; else block. Cancelling who awaits it is as Ctrl-C.
+            async_op: return an AsyncWork at once instead of blocking. Cancelling a task that awaits it leaves the
+                shutdown running.
         """
         ending = self._begin_end()
         if async_op:
@@ -241,7 +256,6 @@ class Cluster(ClusterView):
         await self.shutdown(async_op=True)
 
     def _begin_end(self) -> concurrent.futures.Future[None] | None:
-        """Begin the end, or find the one that is under way; None if there is nothing to end."""
         if Cluster._current is self:
             Cluster._current = None
         if self._owner_pid != os.getpid() or not hasattr(self, "runtime") or self.runtime.closed:
@@ -249,7 +263,8 @@ class Cluster(ClusterView):
         self._closed = True
         if self._job is not None:
             return None
-        if self._ending is None or _failed(self._ending):
+        ending = self._ending
+        if ending is None or (ending.done() and (ending.cancelled() or ending.exception() is not None)):
             self._ending = self.runtime.io.submit(self._end())
         return self._ending
 
@@ -262,59 +277,29 @@ class Cluster(ClusterView):
     async def _end(self) -> None:
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
-            await asyncio.wait([self._starting])  # it ends its daemon; what it raises goes to who waits for it
+            await asyncio.wait([self._starting])  # it ends its daemon; its error goes to its own waiter
         self._failed = self._failed or self.runtime.lost.script_failed
         self.runtime.lost.close()
         if self._daemon is not None:
-            kept = await self._daemon.stop(self._ask_daemon_to_end, failed=self._something_failed)
+
+            async def ask() -> bool:
+                if self._connected:
+                    await self.runtime.stop_cluster()
+                return self._connected
+
+            def failed() -> bool:
+                runtime = self.runtime
+                return bool(
+                    self._failed or self._gone or runtime.groups.failures or runtime.lost.count or runtime.output_left
+                )
+
+            kept = await self._daemon.stop(ask, failed=failed)
             self.runtime.logs_moved = (self._daemon.run_dir, kept)
             if kept:
                 say(f"the logs of this private cluster are kept in {kept}")
             return
-        groups = [group for group in self.runtime.groups.all() if group.owned and not group.gone.done()]
-        if await self._end_groups(groups):
+        if await self.runtime.groups.stop_owned(STOP_GRACE_S):
             await self.runtime.flush_output()
-
-    async def _end_groups(self, groups: Sequence[RemoteGroup]) -> bool:
-        """End them by the head; False if that is gone, which must not hold this process."""
-        ends = [self.runtime.groups.stop(group, STOP_GRACE_S) for group in groups]
-        told: asyncio.Future[list[BaseException | None]] = asyncio.gather(*ends, return_exceptions=True)
-        silent = Tasks().start(self.runtime.head_silent(SILENT_HEAD_S), "waiting for the head's silence")
-        either: list[asyncio.Future[Any]] = [told, silent]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        silent.cancel()
-        if told.done():
-            for outcome in told.result():
-                if isinstance(outcome, Exception):
-                    log.warning("a group was not stopped by this process; the head does it: %s", outcome)
-            return True
-        left = [group.name for group in groups if not group.gone.done()]
-        told.cancel()
-        await asyncio.wait([told])
-        if not told.cancelled():
-            told.exception()  # a cancelled gather() has one, and asyncio would report that nobody took it
-        log.warning(
-            "the head at %s has not answered for %g s and was not told to end %s. Their workers may run as long as "
-            "this process does. When it ends, its agentd ends those on this machine; those on others end when a "
-            "head is there again. Without a head they end after its grace (120 s by default)",
-            self._endpoint, SILENT_HEAD_S, ", ".join(f"group {name!r}" for name in left),
-        )  # fmt: skip
-        return False
-
-    def _something_failed(self) -> bool:
-        """Whether the logs of a private cluster may be needed."""
-        runtime = self.runtime
-        return bool(self._failed or self._gone or runtime.groups.failures or runtime.lost.count or runtime.output_left)
-
-    async def _ask_daemon_to_end(self) -> bool:
-        if not self._connected:
-            return False
-        await self.runtime.stop_cluster()
-        return True
-
-    def _head_said_goodbye(self, reason: str) -> None:
-        if not self._closed:
-            log.warning("the head ended this session: %s", reason)
 
     def __enter__(self) -> Cluster:
         return self
@@ -339,12 +324,12 @@ class Cluster(ClusterView):
 
     @classmethod
     def current(cls) -> Cluster:
-        """Return the Cluster of this process; in a worker it is made on first use.
+        """Return the Cluster of this process. In a worker the first use makes it, and blocks.
 
-        That first use blocks in a worker: ``await Cluster.connect()`` makes it without.
+        ``await Cluster.connect()`` makes it without blocking.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the process has no Cluster.
         """
         current = cls._live()
         if current is not None:
@@ -360,7 +345,7 @@ class Cluster(ClusterView):
         """Run a coroutine function on the I/O thread of this process's Cluster, which a worker makes on first use.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the process has no Cluster.
         """
         known, job = cls._live(), worker_job()
         if known is None and job is None:
@@ -369,7 +354,7 @@ class Cluster(ClusterView):
         async def run() -> T:
             return await ask(known if known is not None else await cls.connect())
 
-        runtime = known.runtime if known is not None else job.runtime  # type: ignore[union-attr]  # one of them is there
+        runtime = known.runtime if known is not None else job.runtime  # type: ignore[union-attr]
         return AsyncWork.of(runtime.io, run(), what)
 
     @classmethod
@@ -377,11 +362,55 @@ class Cluster(ClusterView):
         """Return True if a Cluster is running in this process."""
         return cls._live() is not None
 
-    # --- what it is ---
+    # --- nodes, as they were when the Cluster started; any thread ---
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self._nodes)
+
+    @property
+    def num_accelerators(self) -> int:
+        """Number of accelerators on all nodes."""
+        return sum(node.num_accelerators for node in self._nodes)
+
+    @property
+    def accelerator_ranks(self) -> list[list[int]]:
+        """By node rank, the ranks of its accelerators, counted through the cluster."""
+        ranks, first = [], 0
+        for node in self._nodes:
+            ranks.append(list(range(first, first + node.num_accelerators)))
+            first += node.num_accelerators
+        return ranks
+
+    def get_node_info(self, node_rank: int) -> NodeInfo:
+        """Return the node of a rank, as it was when the Cluster started. Raises PlacementError if there is none."""
+        if not 0 <= node_rank < len(self._nodes):
+            raise PlacementError(f"node {node_rank} is not in this cluster, which has nodes 0-{len(self._nodes) - 1}")
+        return self._nodes[node_rank]
+
+    def get_node_ip(self, node_rank: int) -> str:
+        """Return the address of the node of a rank. Raises PlacementError if there is none."""
+        return self.get_node_info(node_rank).node_ip
+
+    def node_name(self, node_rank: int) -> str:
+        """Return the host name of the node of a rank, for messages to people."""
+        for state in self._states:
+            if state.rank == node_rank:
+                return state.report.hostname
+        return str(node_rank)
+
+    def here(self) -> int:
+        """Return the rank of the first node on this process's machine, 0 if there is none."""
+        return min((state.rank for state in self._states if state.report.host == self.runtime.host), default=0)
+
+    def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
+        """Return the node group of a label, None if there is none."""
+        return self._groups.get(str(label))
 
     @property
     def ends_with(self) -> str:
-        """What of this driver ends every group at the latest, "" for a worker, or a named job on a standing head."""
+        """The reason why every group ends with this driver, "" if groups may outlive it or this is a worker."""
         if self._job is not None:
             return ""
         if self._daemon is not None:
@@ -403,7 +432,7 @@ class Cluster(ClusterView):
         """Return the nodes that the head hears from now. One round trip.
 
         Args:
-            async_op: return an AsyncWork of them at once; else block.
+            async_op: return an AsyncWork at once instead of blocking.
 
         Raises:
             ClusterTimeoutError: the head has not answered for 10 s.
@@ -420,25 +449,23 @@ class Cluster(ClusterView):
     def events(
         self, since: int | None = 0, *, follow: bool = False, kinds: Collection[str] = (), group: str | None = None
     ) -> EventStream:
-        """What happened in this job and to the cluster's nodes; ``async for`` or ``for`` over it.
+        """Return the events of this job and of the cluster's nodes; iterate by ``async for`` or ``for``.
 
         Args:
-            since: number (`seq`) of the last event that is known already, 0 for all that the head keeps, None for
-                none of the past.
-            follow: go on with what happens from now, until the Cluster is shut down.
-            kinds: only events of these kinds (wire.values.EventKind), () for all.
-            group: only those of the group of that name.
+            since: number (`seq`) of the last known event; 0 for all that the head keeps, None for no past events.
+            follow: go on with new events until the Cluster is shut down.
+            kinds: kinds of events (wire.values.EventKind); () for all.
+            group: only events of the group with this name.
 
         Raises:
-            UsageError: there is no such kind.
+            UsageError: a kind is unknown.
         """
         return EventStream(self.runtime, lambda: self._closed, EventCursor(self.namespace, since, kinds, group), follow)
 
     def find_free_port(self, max_port_num: int | None = None) -> int:
-        """A TCP port that is free on this machine now, below *max_port_num* if given.
+        """Return a TCP port of this machine that is free now, below *max_port_num* if given.
 
-        Nothing holds it: whoever binds it first has it, so bind it soon. In a worker `Worker.acquire_free_port` holds
-        one, and does so on the worker's own node.
+        The port is not reserved: bind it soon. In a worker, `Worker.acquire_free_port` reserves one on its node.
         """
         return free_port(max_port_num)
 
@@ -453,26 +480,20 @@ class Cluster(ClusterView):
         max_concurrency: int | None = None,
         node_group_label: str | None = None,
     ) -> WorkerGroup[W]:
-        """Launch one worker of *worker_cls* on a node, as a group of its own called *worker_name*."""
+        """Launch one worker of *worker_cls* on a node, as a group named *worker_name*; see GroupLauncher.launch."""
         from rlinf_actors.placement.strategies import NodePlacementStrategy
 
-        group: WorkerGroup[W] = worker_cls.create_group(*cls_args, **dict(cls_kwargs or {})).launch(
-            self,
-            NodePlacementStrategy([node_rank], node_group_label),
-            name=worker_name,
-            max_concurrency=max_concurrency,
-            env_vars=dict(env_vars or {}),
+        launcher = worker_cls.create_group(*cls_args, **dict(cls_kwargs or {}))
+        placement = NodePlacementStrategy([node_rank], node_group_label)
+        group: WorkerGroup[W] = launcher.launch(
+            self, placement, name=worker_name, max_concurrency=max_concurrency, env_vars=dict(env_vars or {})
         )
         return group
 
     def extras(self) -> dict[str, Any]:
-        """What goes along with every worker class, so that ``Cluster()`` there is like this one."""
+        """Return what is sent along with every worker class, so that ``Cluster()`` in the worker is like this one."""
         config = self.config and without_types(self.config)
         return {"cluster_config": config, "num_nodes": self.num_nodes, "hardware_pieces": self._pieces}
 
     def __repr__(self) -> str:
         return f"<Cluster of {self.num_nodes} nodes, namespace {self.namespace!r}>"
-
-
-def _failed(ending: concurrent.futures.Future[None]) -> bool:
-    return ending.done() and (ending.cancelled() or ending.exception() is not None)

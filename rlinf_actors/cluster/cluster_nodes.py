@@ -1,8 +1,7 @@
-"""What the head says of nodes, as the NodeInfo that placements and users work with. Pure.
+"""Nodes as placements and users see them: from the head's node states, with the hardware that node groups own.
 
-What a Cluster says of its nodes: as they were when it started, without asking anybody.
-
-The robots and other hardware that node groups own: each node is asked for its own, before anything is placed.
+The hardware of a node group is known to the node alone: `ask_nodes` has each node enumerate it before anything is
+placed. A type that only the running script registers cannot be loaded by a node; on this machine it is enumerated here.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ import msgspec
 from rlinf_actors import exhaustion
 from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.config.cluster_config import ClusterConfig, HardwareSection, NodeGroupConfig, cluster_section
-from rlinf_actors.errors import ConfigError, NodeLostError, PlacementError
+from rlinf_actors.errors import ConfigError, NodeLostError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import enumerate_values, info_of, merge, piece_of, section_error, values_of
 from rlinf_actors.hardware.probe_report import holds_accelerators
 from rlinf_actors.hardware.registry import hardware_classes, hardware_types, is_exclusive
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo, HardwareResource, is_accelerator_type
-from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
-from rlinf_actors.runtime.runtime import Runtime
+from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.settings import EXT_MODULE, Settings
 from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware
 from rlinf_actors.wire.values import Extension, HardwareAnswer, HardwareQuestion, HardwareReport, NodeState, Piece
@@ -34,7 +32,6 @@ _ACCELERATOR_FIELDS = {field.name for field in fields(AcceleratorInfo)} - {"type
 
 
 def node_info(state: NodeState) -> NodeInfo:
-    """One node."""
     report = state.report
     return NodeInfo(
         node_labels=list(report.labels),
@@ -60,7 +57,7 @@ def node_info(state: NodeState) -> NodeInfo:
 
 
 def node_infos(states: Sequence[NodeState]) -> list[NodeInfo]:
-    """Nodes that have a rank, by rank."""
+    """Return the nodes that have a rank, in rank order."""
     return [node_info(state) for state in sorted(states, key=lambda state: state.rank) if state.rank >= 0]
 
 
@@ -73,76 +70,23 @@ def _hardware(report: HardwareReport, accelerator: bool) -> HardwareInfo:
     return info
 
 
-class ClusterView:
-    """The nodes of a cluster by their ranks. Any thread."""
-
-    runtime: Runtime
-    _states: list[NodeState]
-    _nodes: list[NodeInfo]
-    _groups: dict[str, NodeGroupInfo]
-
-    @property
-    def num_nodes(self) -> int:
-        """Number of nodes."""
-        return len(self._nodes)
-
-    @property
-    def num_accelerators(self) -> int:
-        """Number of accelerators on all nodes."""
-        return sum(node.num_accelerators for node in self._nodes)
-
-    @property
-    def accelerator_ranks(self) -> list[list[int]]:
-        """For each node the ranks of its accelerators, counted through the cluster."""
-        ranks, first = [], 0
-        for node in self._nodes:
-            ranks.append(list(range(first, first + node.num_accelerators)))
-            first += node.num_accelerators
-        return ranks
-
-    def get_node_info(self, node_rank: int) -> NodeInfo:
-        """The node of that rank. Raises PlacementError if there is none."""
-        if not 0 <= node_rank < len(self._nodes):
-            raise PlacementError(f"node {node_rank} is not in this cluster, which has nodes 0-{len(self._nodes) - 1}")
-        return self._nodes[node_rank]
-
-    def get_node_ip(self, node_rank: int) -> str:
-        """Address of the node of that rank."""
-        return self.get_node_info(node_rank).node_ip
-
-    def node_name(self, node_rank: int) -> str:
-        """How messages to people call the node of that rank."""
-        for state in self._states:
-            if state.rank == node_rank:
-                return state.report.hostname
-        return str(node_rank)
-
-    def here(self) -> int:
-        """Rank of the node whose machine this process runs on (the first, of several), 0 if it is none of them."""
-        return min((state.rank for state in self._states if state.report.host == self.runtime.host), default=0)
-
-    def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
-        """The node group of that label, None if there is none."""
-        return self._groups.get(str(label))
-
-
 LIMIT_S = 10.0
-"""Seconds that a type may take on a node to find its pieces."""
+"""Seconds that a hardware type may take on a node to enumerate its pieces."""
 ANSWER_S = LIMIT_S + 10.0
-"""Seconds until the head must have answered; it gives up on a node 5 s sooner, and says which."""
+"""Seconds until the head must have answered. It gives up on a node 5 s sooner, and names the node."""
 
 _SCRIPT = ("__main__", "__mp_main__")
 
 Ask = Callable[[EnumerateHardware], Awaitable[Enumerated]]
 Pieces = Mapping[int, Sequence[Piece]]
-"""By node rank what the nodes said."""
+"""By node rank the hardware that nodes have reported."""
 
 
 def read_config(source: Any) -> ClusterConfig:
-    """The configuration, checked, with installed packages loaded if it asks for a hardware type that is not known.
+    """Return the checked configuration; loads installed packages for hardware types that are unknown here.
 
     Raises:
-        ConfigError: it is wrong.
+        ConfigError: the configuration is wrong.
     """
     if isinstance(source, ClusterConfig):
         return source
@@ -163,8 +107,8 @@ def read_config(source: Any) -> ClusterConfig:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """One node group's hardware on one node."""
+class _Query:
+    """The hardware of one node group on one node."""
 
     group: NodeGroupConfig
     path: str
@@ -173,46 +117,40 @@ class _Look:
 
 
 async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask, host: str = "") -> list[NodeInfo]:
-    """The nodes with what they say that they have of the hardware their groups own. Cancelling gives up.
-
-    A type that only the running script registers cannot be loaded by a node: on this machine it is asked here.
+    """Return the nodes with the hardware that their node groups own there. Cancelling ends the enumeration.
 
     Args:
         config: the configuration.
         states: the nodes, with their ranks.
-        ask: asks the head.
-        host: of this process, as the nodes' reports name theirs.
+        ask: sends a query to the head.
+        host: host key of this process's machine.
 
     Raises:
-        ConfigError: a node does not know a type, the type refuses its entries there, or crashed, hung or talked
-            nonsense; the first one, in the order of the configuration.
+        ConfigError: a node does not know a type, the type rejects its entries, or its enumeration crashed, hung or
+            returned nonsense; the first error in the order of the configuration.
         NodeLostError: a node was lost meanwhile.
         ClusterTimeoutError: a node, or the head, gave no answer.
     """
     infos = node_infos(states)
-    looks = _looks(config, states, infos)
-    answers = await asyncio.gather(*(ask(_message(look)) for look in looks), return_exceptions=True)
+    queries = _queries(config, states, infos)
+    answers = await asyncio.gather(*(ask(_message(query)) for query in queries), return_exceptions=True)
     found: dict[int, list[HardwareResource]] = {}
-    for look, answer in zip(looks, answers, strict=True):
+    for query, answer in zip(queries, answers, strict=True):
         if isinstance(answer, NodeLostError):
-            raise NodeLostError(f"{look.path}: {answer}") from answer
+            raise NodeLostError(f"{query.path}: {answer}") from answer
         if isinstance(answer, BaseException):
             raise answer
-        if answer.answer.kind == "unregistered" and _is_the_scripts(look.question.type):
-            resource = await _ask_here(look, host)
+        if answer.answer.kind == "unregistered" and _is_the_scripts(query.question.type):
+            resource = await _ask_here(query, host)
         else:
-            resource = _resource(look, answer.answer)
-        merge(found.setdefault(look.state.rank, []), resource)
+            resource = _resource(query, answer.answer)
+        merge(found.setdefault(query.state.rank, []), resource)
     _check_distinct(found)
     return [_with(node, found.get(node.node_rank, ())) for node in infos]
 
 
 def _check_distinct(found: Mapping[int, Sequence[HardwareResource]]) -> None:
-    """That no robot was given twice: two workers of one group would both move it.
-
-    Raises:
-        ConfigError: one was, on one node or on two.
-    """
+    """Raise ConfigError if a robot is named twice: two workers of one group would both move it."""
     owners: dict[str, str] = {}
     for rank, resources in found.items():
         for resource in resources:
@@ -228,7 +166,7 @@ def _check_distinct(found: Mapping[int, Sequence[HardwareResource]]) -> None:
 
 
 def pieces_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[int, list[Piece]]:
-    """What the nodes said, as plain values for the workers."""
+    """Return the hardware that the nodes reported, as plain values for the workers."""
     if config is None:
         return {}
     found: dict[int, list[Piece]] = {}
@@ -239,7 +177,7 @@ def pieces_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[i
 
 
 def with_pieces(nodes: Sequence[NodeInfo], pieces: Pieces) -> list[NodeInfo]:
-    """*nodes* with what others have heard from them."""
+    """Return *nodes* with hardware that the owner of this worker has got from them."""
     found: list[NodeInfo] = []
     for node in nodes:
         by_type: dict[str, list[Piece]] = {}
@@ -251,16 +189,16 @@ def with_pieces(nodes: Sequence[NodeInfo], pieces: Pieces) -> list[NodeInfo]:
 
 
 def _with(node: NodeInfo, found: Sequence[HardwareResource]) -> NodeInfo:
-    """*node* with *found* in place of what it reports of those types."""
+    """Return *node* with *found* in place of what it reports of those types."""
     kinds = {resource.type for resource in found}
     kept = [resource for resource in node.hardware_resources if resource.type not in kinds]
     return replace(node, hardware_resources=[*kept, *found])
 
 
-def _looks(config: ClusterConfig, states: Sequence[NodeState], infos: Sequence[NodeInfo]) -> list[_Look]:
+def _queries(config: ClusterConfig, states: Sequence[NodeState], infos: Sequence[NodeInfo]) -> list[_Query]:
     by_rank = {state.rank: state for state in states}
     by_node = {info.node_rank: info for info in infos}
-    looks: list[_Look] = []
+    queries: list[_Query] = []
     sys_path = import_paths() if any(group.hardware is not None for group in config.node_groups) else []
     merge_mode = Settings.load().path_env_merge_mode
     for index, group in enumerate(config.node_groups):
@@ -272,7 +210,7 @@ def _looks(config: ClusterConfig, states: Sequence[NodeState], infos: Sequence[N
             if rank not in by_rank or entries == []:
                 continue
             if not hardware_classes(kind) and by_node[rank].get_hw_resource_count(kind):
-                continue  # a type that nobody has defined, on a node that is described with it
+                continue  # a type without a class, on a node that is described with it
             chosen = next((one for one in group.env_configs if rank in one.node_ranks), None)
             question = HardwareQuestion(
                 kind,
@@ -282,45 +220,45 @@ def _looks(config: ClusterConfig, states: Sequence[NodeState], infos: Sequence[N
                 dict(chosen.env_vars) if chosen is not None else {},
                 merge_mode,
                 sys_path,
-                _told(kind),
+                _extensions(kind),
                 LIMIT_S,
             )
-            looks.append(_Look(group, path, by_rank[rank], question))
-    return looks
+            queries.append(_Query(group, path, by_rank[rank], question))
+    return queries
 
 
-def _told(kind: str) -> list[Extension]:
-    """What registers a type here: the node loads what it has of it."""
+def _extensions(kind: str) -> list[Extension]:
+    """Return the modules that register a type here: the node loads those that it has."""
     known = hardware_types()
     classes = [*hardware_classes(kind), *([known[kind]] if kind in known else [])]
     return list(dict.fromkeys([*extensions.loaded(), *extensions.providers(cls.__module__ for cls in classes)]))
 
 
-def _message(look: _Look) -> EnumerateHardware:
-    return EnumerateHardware(look.state.report.node_id, look.question)
+def _message(query: _Query) -> EnumerateHardware:
+    return EnumerateHardware(query.state.report.node_id, query.question)
 
 
 def _is_the_scripts(kind: str) -> bool:
-    """Whether the running script itself defines a type's class, so that no other process can import it."""
+    """True if the running script itself defines a type's class, so that no other process can import it."""
     return any(cls.__module__ in _SCRIPT for cls in hardware_classes(kind))
 
 
-async def _ask_here(look: _Look, host: str) -> HardwareResource | None:
-    """What a type of the script's finds, if this machine is the node's. On a thread: it may take its time."""
-    assert look.group.hardware is not None
-    kind, rank, name = look.question.type, look.question.node_rank, look.state.report.hostname
-    if look.state.report.host != host:
+async def _ask_here(query: _Query, host: str) -> HardwareResource | None:
+    """Enumerate a type of the script if this machine is the node's. On a thread: user code may block."""
+    assert query.group.hardware is not None
+    kind, rank, name = query.question.type, query.question.node_rank, query.state.report.hostname
+    if query.state.report.host != host:
         raise ConfigError(
             f"{kind!r} is registered by the script that runs, which node {name} cannot load: move its classes to a "
             f"module that can be imported there, and name that in {EXT_MODULE} if it is not on the script's path",
-            path=f"{look.path}.type",
+            path=f"{query.path}.type",
         )
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[HardwareResource | None] = loop.create_future()
 
-    def tell(resource: HardwareResource | None, error: Exception | None) -> None:
+    def finish(resource: HardwareResource | None, error: Exception | None) -> None:
         if answer.done():
-            return  # given up
+            return  # timed out
         if error is not None:
             answer.set_exception(error)
         else:
@@ -330,38 +268,38 @@ async def _ask_here(look: _Look, host: str) -> HardwareResource | None:
         try:
             found = enumerate_values(kind, rank, values_of(section, rank))
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-            loop.call_soon_threadsafe(tell, None, error)
+            loop.call_soon_threadsafe(finish, None, error)
         else:
-            loop.call_soon_threadsafe(tell, found, None)
+            loop.call_soon_threadsafe(finish, found, None)
 
-    # A daemon of its own: one that hangs keeps neither this wait nor the end of the script.
-    exhaustion.start(threading.Thread(target=ask, args=(look.group.hardware,), name=f"look for {kind}", daemon=True))
+    # a daemon thread: one that hangs delays neither this wait nor the end of the script
+    exhaustion.start(threading.Thread(target=ask, args=(query.group.hardware,), name=f"look for {kind}", daemon=True))
     try:
         return await asyncio.wait_for(answer, LIMIT_S)
     except asyncio.TimeoutError:
         raise ConfigError(
             f"enumerate() of {kind}, which the script registers, gave no answer for node {name} within {LIMIT_S:g} s",
-            path=look.path,
+            path=query.path,
         ) from None
     except ConfigError as error:
-        raise section_error(error, look.group.hardware, rank, look.path, f" (on node {name})") from None
+        raise section_error(error, query.group.hardware, rank, query.path, f" (on node {name})") from None
 
 
-def _resource(look: _Look, answer: HardwareAnswer) -> HardwareResource | None:
-    assert look.group.hardware is not None
-    kind, name = look.question.type, look.state.report.hostname
+def _resource(query: _Query, answer: HardwareAnswer) -> HardwareResource | None:
+    assert query.group.hardware is not None
+    kind, name = query.question.type, query.state.report.hostname
     if answer.kind == "config":
         error = ConfigError(answer.text, path=answer.path)
-        raise section_error(error, look.group.hardware, look.question.node_rank, look.path, f" (on node {name})")
+        raise section_error(error, query.group.hardware, query.question.node_rank, query.path, f" (on node {name})")
     if answer.kind == "unregistered":
         why = f" Not loaded there: {answer.text}." if answer.text else ""
-        python = look.question.interpreter or look.state.report.interpreter
+        python = query.question.interpreter or query.state.report.interpreter
         raise ConfigError(
             f"node {name} does not know hardware type {kind!r}.{why} Install the package that registers it for "
             f"{python} there, or set {EXT_MODULE} to its module for that node's agentd, or in the group's env_configs",
-            path=f"{look.path}.type",
+            path=f"{query.path}.type",
         )
     if answer.kind:
-        raise ConfigError(f"node {name} cannot say which {kind} it has: {answer.text}", path=look.path)
-    infos = [info_of(piece, look.path) for piece in answer.pieces]
+        raise ConfigError(f"node {name} cannot say which {kind} it has: {answer.text}", path=query.path)
+    infos = [info_of(piece, query.path) for piece in answer.pieces]
     return HardwareResource(kind, infos) if infos else None

@@ -1,16 +1,8 @@
-"""One start of a Cluster at a time in a process, whichever threads and event loops ask for one.
+"""How a Cluster starts: one start at a time in a process, its arguments, its nodes, and a worker's own cluster.
 
-House rules: who holds the turn gives it back, however its start ends; a blocking start runs in the
-thread that asked for it, one for asyncio in a thread of its own, so that it also comes to its end
-while the event loop that asked is blocked by somebody who waits for the same turn.
-
-Arguments of Cluster, and whether they ask for the Cluster that is running already.
-
-What a starting Cluster learns: its nodes, the hardware that its configuration gives them, and their groups.
-
-One updating line on a terminal while the nodes of a cluster are awaited.
-
-The cluster of a worker process: its agent started it, so there is nothing to choose.
+A blocking start runs on the thread that asked for it. A start for asyncio runs on a thread of its own, so that it ends
+also while the event loop that asked is blocked by a caller that waits for the same start. Whoever holds the StartLock
+releases it, however the start ends.
 """
 
 from __future__ import annotations
@@ -56,11 +48,11 @@ from rlinf_actors.wire.values import NodeState
 T = TypeVar("T")
 
 Watch = Callable[["concurrent.futures.Future[Any]"], None]
-"""Told of the future that a start waits for, which may then be cancelled."""
+"""Gets the future that a start waits for, which may be cancelled."""
 
 
-class Turns:
-    """Who may start a Cluster now. Any thread."""
+class StartLock:
+    """Lets one thread at a time start a Cluster. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,16 +61,16 @@ class Turns:
         self._pid = 0
 
     def take(self, thread: int = 0) -> Promise[None] | None:
-        """Take the turn, if it is free.
+        """Take the lock if it is free.
 
         Args:
             thread: of the start; 0 if it has none yet.
 
         Returns:
-            None: it is the caller's. Else what ends with the start ahead; try again then.
+            None if the caller has the lock; else a promise that ends with the current start: try again then.
 
         Raises:
-            UsageError: the start ahead is one of this very thread, which would wait for itself.
+            UsageError: this very thread runs the current start, and would wait for itself.
         """
         with self._lock:
             if self._ended is not None and self._pid == os.getpid():  # a fork's copy of a start never ends
@@ -89,54 +81,53 @@ class Turns:
             return None
 
     def belongs_to(self, thread: int) -> None:
-        """The turn's holder starts in that thread."""
+        """Note the thread in which the holder of the lock starts."""
         self._thread = thread
 
-    def give_back(self) -> None:
-        """The start ended; whoever waits tries again."""
+    def release(self) -> None:
         with self._lock:
             ended, self._ended, self._thread = self._ended, None, 0
         if ended is not None:
             ended.resolve(None)
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Hold the turn; blocks until it is free."""
-        while (ahead := self.take(threading.get_ident())) is not None:
-            ahead.wait()
+    def held(self) -> Iterator[None]:
+        """Hold the lock; blocks until it is free."""
+        while (current := self.take(threading.get_ident())) is not None:
+            current.wait()
         try:
             yield
         finally:
-            self.give_back()
+            self.release()
 
 
-class Opening(Generic[T]):
-    """A start in a thread of its own. Its maker has taken the turn; the thread gives it back.
+class _StartThread(Generic[T]):
+    """A start on a thread of its own. Its maker has taken the lock; the thread releases it.
 
     Attributes:
-        ended: resolved when the thread has done its work, however it went.
-        result: what *start* returned.
-        error: what it raised.
+        ended: resolved when the thread has finished, however it went.
+        result: the value that *start* returned.
+        error: the error that *start* raised.
     """
 
-    def __init__(self, turns: Turns, start: Callable[[Watch], T]) -> None:
+    def __init__(self, lock: StartLock, start: Callable[[Watch], T]) -> None:
         self.ended: Promise[None] = Promise("the start of a Cluster")
         self.result: T | None = None
         self.error: BaseException | None = None
-        self._turns = turns
+        self._start_lock = lock
         self._start = start
         self._lock = threading.Lock()
         self._cancelled = False
         self._future: concurrent.futures.Future[Any] | None = None
         try:
-            # a daemon: a start that nobody waits for any more must not hold up the interpreter's end
+            # a daemon: a start that no task waits for any more must not delay the end of the interpreter
             exhaustion.start(threading.Thread(target=self._run, name="rlinf-actors-start", daemon=True))
         except BaseException:
-            turns.give_back()
+            lock.release()
             raise
 
     def cancel(self) -> None:
-        """End the start early. Any thread; the thread still undoes what it has done."""
+        """End the start early; the thread still undoes what it has done. Any thread."""
         with self._lock:
             self._cancelled = True
         if self._future is not None:
@@ -150,58 +141,58 @@ class Opening(Generic[T]):
 
     def _run(self) -> None:
         try:
-            self._turns.belongs_to(threading.get_ident())
+            self._start_lock.belongs_to(threading.get_ident())
             self.result = self._start(self._watch)
         except BaseException as error:  # noqa: BLE001  # it is raised where the start is awaited
             self.error = error
         finally:
-            self._turns.give_back()
+            self._start_lock.release()
             self.ended.resolve(None)
 
 
 class Connecting(Generic[T]):
-    """What ``Cluster.connect()`` returns: ``await`` it, or ``async with``.
+    """The start of a Cluster, as ``Cluster.connect()`` returns it: ``await`` it, or use ``async with``.
 
     Args:
-        turns: of this process.
-        start: makes the cluster or finds the running one; blocks, and is run in a thread.
-        undo: ends a cluster that was started for an awaiter that is gone; blocks.
+        lock: of this process.
+        start: makes the cluster or finds the running one; blocks, and runs on a thread.
+        undo: ends a cluster whose awaiter was cancelled; blocks.
         close: ends the cluster at the end of the block.
     """
 
     def __init__(
         self,
-        turns: Turns,
+        lock: StartLock,
         start: Callable[[Watch], T],
         undo: Callable[[T], None],
         close: Callable[[T], Awaitable[None]],
     ) -> None:
-        self._turns = turns
+        self._lock = lock
         self._start = start
         self._undo = undo
         self._close = close
         self._made: T | None = None
 
     async def _connect(self) -> T:
-        while (ahead := self._turns.take()) is not None:
-            await ahead
-        opening = Opening(self._turns, self._start)
+        while (current := self._lock.take()) is not None:
+            await current
+        thread = _StartThread(self._lock, self._start)
         try:
-            await opening.ended
+            await thread.ended
         except BaseException as error:
-            opening.cancel()
+            thread.cancel()
             if isinstance(error, asyncio.CancelledError):  # anything else: the loop itself ends, nothing can be awaited
-                await _to_the_end(self._undone(opening))
+                await _to_the_end(self._undone(thread))
             raise
-        if opening.error is not None:
-            raise opening.error
-        self._made = opening.result
-        return opening.result  # type: ignore[return-value]
+        if thread.error is not None:
+            raise thread.error
+        self._made = thread.result
+        return thread.result  # type: ignore[return-value]
 
-    async def _undone(self, opening: Opening[T]) -> None:
-        await opening.ended
-        if opening.result is not None:  # the start was over before it could be cancelled
-            await asyncio.to_thread(self._undo, opening.result)
+    async def _undone(self, thread: _StartThread[T]) -> None:
+        await thread.ended
+        if thread.result is not None:  # the start had ended before it could be cancelled
+            await asyncio.to_thread(self._undo, thread.result)
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._connect().__await__()
@@ -215,7 +206,7 @@ class Connecting(Generic[T]):
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await *work* however often that is cancelled: the caller is ending already and raises it."""
+    """Await *work* however often that is cancelled: the caller is being cancelled already and raises that."""
     task = Tasks().start(work, "undoing a start", expected=Exception)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
@@ -224,8 +215,8 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Arguments as they were given; None: not given."""
+class ClusterArguments:
+    """Arguments of Cluster as they were given; None if not given."""
 
     num_nodes: int | None = None
     cluster_cfg: Any = None
@@ -235,22 +226,19 @@ class Asked:
     keys: str | None = None
 
     def config(self) -> ClusterConfig | None:
-        """The configuration, checked. Raises ConfigError."""
-        if self.cluster_cfg is None:
-            return None
-        return read_config(self.cluster_cfg)
+        """Return the checked configuration. Raises ConfigError."""
+        return None if self.cluster_cfg is None else read_config(self.cluster_cfg)
 
     def settings(self) -> Settings:
-        """Those of the environment and the client file, with the keys that are given."""
+        """Return the settings of the environment and the client file, with the keys that were given."""
         settings = client_settings()
         return settings if self.keys is None else replace(settings, key_dir=self.keys, key_file=None)
 
     def directory(self) -> str | None:
-        """The log directory as an absolute path."""
         return None if self.log_dir is None else os.path.abspath(os.fspath(self.log_dir))
 
     def wanted(self, config: ClusterConfig | None, otherwise: int) -> int:
-        """How many nodes to wait for. Raises ConfigError."""
+        """Return the number of nodes to wait for. Raises ConfigError."""
         given = self.num_nodes
         if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
             raise ConfigError(f"is {given!r}; it must be a whole number above 0", path="num_nodes")
@@ -262,10 +250,10 @@ class Asked:
         return given or (config.num_nodes if config is not None else otherwise)
 
     def endpoint(self, settings: Settings, wanted: int) -> str:
-        """The head's, "" for a private one. Blocks where it has a name to resolve.
+        """Return the head's endpoint, "" for a private head. Blocks if a host name has to be resolved.
 
         Raises:
-            ConfigError: its name has no address, or none is named and *wanted* nodes are too many for a private one.
+            ConfigError: the name has no address; or no head is known, and a private one has one node only.
         """
         head = self.head or settings.head
         if head and head != PRIVATE:
@@ -284,11 +272,11 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class InUse:
-    """What the arguments of the running Cluster, and the defaults of the others, came to.
+class EffectiveArguments:
+    """Arguments and defaults of the running Cluster.
 
     Attributes:
-        num_nodes: nodes that it has; in a worker, also how many its owner's cluster has.
+        num_nodes: nodes that it has; in a worker, also the number that its owner's cluster has.
         config: the configuration.
         log_dir: an absolute path.
         head: the head's endpoint.
@@ -301,12 +289,8 @@ class InUse:
     head: str
     namespace: str
 
-    def check(self, asked: Asked) -> None:
-        """See that whoever asked so means this Cluster: what is given has the same effect.
-
-        Raises:
-            ConfigError: it asks for another; `path` is the argument's name.
-        """
+    def check(self, asked: ClusterArguments) -> None:
+        """Raise ConfigError if *asked* has another effect; `path` is the argument's name."""
         if asked.num_nodes is not None and asked.num_nodes not in self.num_nodes:
             raise _differs("num_nodes", self.num_nodes[0], asked.num_nodes)
         config = asked.config()
@@ -331,18 +315,18 @@ def _differs(name: str, old: object, new: object) -> ConfigError:
     )
 
 
-FIRST_S = 2.0
+FIRST_S = 2.0  # before the first line that shows which nodes are there
 EVERY_S = 1.0
 
 
 @contextlib.asynccontextmanager
 async def waiting_line(runtime: Runtime, wanted: int) -> AsyncIterator[None]:
-    """Show how many nodes are there, from FIRST_S on; nothing where stderr is no terminal."""
+    """Show how many nodes are there in one updating line on the terminal; nothing if stderr is no terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     tasks = Tasks()
-    tasks.start(_show(runtime, wanted), "showing which nodes are there", expected=RlinfActorsError)  # the wait tells it
+    tasks.start(_show(runtime, wanted), "showing which nodes are there", expected=RlinfActorsError)
     try:
         yield
     finally:
@@ -373,13 +357,13 @@ TIMEOUT_S = 30.0
 
 @dataclass
 class WorkerJob:
-    """What a worker process knows of its cluster; set by the worker's main before the user's code runs.
+    """The cluster of a worker process. The worker's main sets it before user code runs.
 
     Attributes:
-        runtime: the worker's.
-        head: the coordinator's endpoint.
-        extras: what the owner sent along with the class.
-        node_rank: where this worker runs.
+        runtime: of the worker.
+        head: the head's endpoint.
+        extras: returns what the owner sent along with the class.
+        node_rank: of the worker's node.
         name: of the worker, ``group:rank``.
     """
 
@@ -392,7 +376,7 @@ class WorkerJob:
     _session: concurrent.futures.Future[Any] | None = None
 
     def connect(self) -> Runtime:
-        """The worker's runtime, in session with the head; the first caller waits for that.
+        """Return the runtime in session with the head; the first caller waits for that.
 
         Most workers never need the head, so none connects before it does.
 
@@ -404,7 +388,7 @@ class WorkerJob:
         return self.runtime
 
     async def connected(self) -> Runtime:
-        """The same from the loop of the I/O thread."""
+        """As `connect`, on the loop of the I/O thread."""
         await asyncio.shield(asyncio.wrap_future(self._begin()))
         return self.runtime
 
@@ -420,13 +404,12 @@ _job: WorkerJob | None = None
 
 
 def set_worker_job(job: WorkerJob) -> None:
-    """Make this process's cluster that of the worker it is."""
     global _job
     _job = job
 
 
 def worker_job() -> WorkerJob | None:
-    """The job of this worker process, None in a driver."""
+    """Return the job of this worker process, None in a driver."""
     return _job
 
 
@@ -434,13 +417,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Learned:
+class ClusterNodes:
     """The nodes of a cluster.
 
     Attributes:
-        states: as the head knows them.
-        pieces: what nodes have of the hardware that was configured, by node rank.
-        groups: of nodes, by label.
+        states: as the head reports them.
+        pieces: configured hardware that the nodes have, by node rank.
+        groups: node groups by label.
     """
 
     states: list[NodeState]
@@ -450,19 +433,19 @@ class Learned:
 
 async def learn_nodes(
     runtime: Runtime, job: WorkerJob | None, config: ClusterConfig | None, wanted: int, timeout: float | None
-) -> Learned:
-    """Wait for *wanted* nodes and ask them for their hardware. On the runtime's loop.
+) -> ClusterNodes:
+    """Wait for *wanted* nodes and ask them for their hardware. Loop thread.
 
     Args:
         runtime: connected.
-        job: in a worker: it has heard from its owner what that learned.
+        job: of a worker process: its owner has sent along what the nodes answered.
         config: the ``cluster:`` section, None without one.
-        wanted: how many nodes.
-        timeout: seconds to wait for them, None for ever.
+        wanted: number of nodes.
+        timeout: seconds to wait for them, None without limit.
 
     Raises:
-        ClusterTimeoutError: nodes are missing (says which).
-        ConfigError: a node cannot have what is configured.
+        ClusterTimeoutError: nodes are missing; names them.
+        ConfigError: a node cannot have the configured hardware.
     """
     async with waiting_line(runtime, wanted):
         nodes = await runtime.nodes(wanted, timeout)
@@ -470,20 +453,19 @@ async def learn_nodes(
         log.warning("%s", warning)
     states = [state for state in nodes.nodes if 0 <= state.rank < wanted or job is not None]
     infos, pieces = await _with_hardware(runtime, job, config, states)
-    return Learned(states, pieces, build_node_groups(config, infos))
+    return ClusterNodes(states, pieces, build_node_groups(config, infos))
 
 
 async def _with_hardware(
     runtime: Runtime, job: WorkerJob | None, config: ClusterConfig | None, states: Sequence[NodeState]
 ) -> tuple[list[NodeInfo], Pieces]:
-    """The nodes, with the hardware that the configuration gives them."""
     kinds = [one.type for state in states for one in state.report.resources if one.registered_by]
     if kinds:
-        await asyncio.to_thread(extensions.load_accelerators, kinds)  # others' code: not on this thread
+        await asyncio.to_thread(extensions.load_accelerators, kinds)  # foreign code: not on this thread
     if job is not None:
-        told: Pieces = job.extras().get("hardware_pieces", {})
-        return with_pieces(node_infos(states), told), told
+        sent: Pieces = job.extras().get("hardware_pieces", {})
+        return with_pieces(node_infos(states), sent), sent
     if config is None:
         return node_infos(states), {}
-    infos = await ask_nodes(config, states, lambda asked: runtime.ask(asked, Enumerated, ANSWER_S), runtime.host)
+    infos = await ask_nodes(config, states, lambda query: runtime.ask(query, Enumerated, ANSWER_S), runtime.host)
     return infos, pieces_of(config, infos)

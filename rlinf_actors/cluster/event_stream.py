@@ -15,24 +15,24 @@ from rlinf_actors.wire.values import ClusterEvent, EventKind
 
 KINDS: tuple[str, ...] = get_args(EventKind)
 WAIT_S = 3.0
-"""How long the head keeps a question that it has no answer to; one that was restarted meanwhile has lost it."""
+"""How long the head keeps a request that it has no events for."""
 LATE_S = 2.0
-"""What the answer may take beyond that before it is asked again, which does no harm."""
+"""How much later the answer may come before the request is repeated, which does no harm."""
 ANSWER_S = 10.0
-"""What an answer may take that has not to wait."""
+"""How long an answer without waiting may take."""
 
 
 class EventCursor:
-    """A place in the log, and what is read from there on. Pure.
+    """A position in the log, and the choice of events from there on. Pure.
 
     Args:
-        namespace: of the job whose events are wanted beside the cluster's own; None for every job's.
-        since: number of the last event that is known, None for none of the past.
-        kinds: only these, () for all.
-        group: only events of groups of that name.
+        namespace: job whose events are read beside the cluster's own; None for every job's.
+        since: number of the last known event, None for no past events.
+        kinds: kinds of events, () for all.
+        group: only events of groups of this name.
 
     Raises:
-        UsageError: there is no such kind.
+        UsageError: a kind is unknown.
     """
 
     def __init__(
@@ -52,22 +52,24 @@ class EventCursor:
         self._log = ""
         self.more = True
 
-    def question(self, wait: bool) -> GetEvents:
-        """What to ask the head; with *wait* it answers when something happens, WAIT_S later at the latest."""
-        wait_s = WAIT_S if wait and self._since >= 0 else 0.0  # first find out where "now" is
+    def request(self, wait: bool) -> GetEvents:
+        """Return the next request to the head; with *wait* it answers when something happens, after WAIT_S at most."""
+        wait_s = WAIT_S if wait and self._since >= 0 else 0.0  # the first request finds the end of the log
         return GetEvents(self._since, self._log, self._namespace, wait_s=wait_s)
 
-    def take(self, said: Events) -> list[ClusterEvent]:
-        """Go on behind an answer; returns the events in it that are wanted.
+    def take(self, answer: Events) -> list[ClusterEvent]:
+        """Move on behind an answer and return its events that are wanted.
 
-        Those that the head does not keep any more are one `events_missing`.
+        Events that the head does not keep any more are returned as one `events_missing`.
         """
-        found = list(said.events)
-        if said.missing:
-            oldest = said.events[0] if said.events else None
-            text = f"{said.missing} older events are not kept any more"
-            found.insert(0, ClusterEvent((oldest.seq if oldest else said.next) - 1, said.at, "events_missing", text))
-        self._log, self._since, self.more = said.log, said.next, said.more
+        found = list(answer.events)
+        if answer.missing:
+            oldest = answer.events[0] if answer.events else None
+            text = f"{answer.missing} older events are not kept any more"
+            found.insert(
+                0, ClusterEvent((oldest.seq if oldest else answer.next) - 1, answer.at, "events_missing", text)
+            )
+        self._log, self._since, self.more = answer.log, answer.next, answer.more
         return [event for event in found if self._wants(event)]
 
     def _wants(self, event: ClusterEvent) -> bool:
@@ -76,26 +78,26 @@ class EventCursor:
         return self._group is None or event.group == self._group
 
 
-def patience(asked: GetEvents) -> float:
-    """How long to wait for an answer to this question, in seconds."""
-    return asked.wait_s + LATE_S if asked.wait_s else ANSWER_S
+def patience(request: GetEvents) -> float:
+    """Return how long to wait for the answer to a request, in seconds."""
+    return request.wait_s + LATE_S if request.wait_s else ANSWER_S
 
 
 class EventStream(AsyncIterator[ClusterEvent], Iterator[ClusterEvent]):
-    """Events, one after the other: ``async for`` in an event loop, ``for`` in a plain script (it blocks).
+    """Events in order: ``async for`` in an event loop, ``for`` in a plain script (it blocks).
 
-    What is read is asked for when it is needed: a slow reader costs the head nothing and may find an
-    ``events_missing`` in place of what the head has dropped meanwhile. Numbers start again with a head that was
-    restarted; its first event is ``head_started``. Cancelling leaves the stream where it is.
+    Events are fetched when they are needed: a slow reader costs the head nothing, and may find an ``events_missing`` in
+    place of events that the head has dropped. A restarted head counts from the beginning; its first event is
+    ``head_started``. Cancelling a step leaves the stream where it is.
 
     Args:
         runtime: of this process.
-        closed: whether the Cluster was shut down, which ends the stream.
-        cursor: what to read.
-        follow: whether to wait for what is still to happen.
+        closed: returns True if the Cluster was shut down, which ends the stream.
+        cursor: the position and the choice of events.
+        follow: wait for new events.
 
     Raises:
-        RlinfActorsError: while it is read: the head is gone for good.
+        RlinfActorsError: the head is gone for good; while the stream is read.
     """
 
     def __init__(self, runtime: Runtime, closed: Callable[[], bool], cursor: EventCursor, follow: bool) -> None:
@@ -132,16 +134,16 @@ class EventStream(AsyncIterator[ClusterEvent], Iterator[ClusterEvent]):
         return self._ready.popleft()
 
     def _ask(self) -> concurrent.futures.Future[Events | None] | None:
-        """The next answer; None at the end of the stream."""
+        """Request more events; None at the end of the stream."""
         if self._closed() or not (self._follow or self._cursor.more):
             return None
         return self._runtime.io.submit(self._fetch())
 
     async def _fetch(self) -> Events | None:
-        """Runs on the loop of the I/O thread. None if the head is away: it may come back, or end the session."""
-        asked = self._cursor.question(self._follow)
+        """Return the head's answer, None if the head is away: it may come back. Loop thread."""
+        request = self._cursor.request(self._follow)
         try:
-            return await self._runtime.ask(asked, Events, patience(asked))
+            return await self._runtime.ask(request, Events, patience(request))
         except ClusterTimeoutError:
             if self._follow:
                 return None
@@ -151,6 +153,6 @@ class EventStream(AsyncIterator[ClusterEvent], Iterator[ClusterEvent]):
                 return None
             raise
 
-    def _take(self, said: Events | None) -> None:
-        if said is not None:
-            self._ready.extend(self._cursor.take(said))
+    def _take(self, answer: Events | None) -> None:
+        if answer is not None:
+            self._ready.extend(self._cursor.take(answer))

@@ -1,9 +1,7 @@
-"""The embedded cluster: one private agentd with the head inside, for a driver with nothing running.
+"""The embedded cluster: one private agentd with the head inside, for a driver without a head.
 
-It listens on unix sockets in a directory of mode 0700, watches the driver's pidfd, and ends when
-the driver ends, however it does.
-
-What is left of a private cluster whose agentd was killed: its driver ends it, since nobody else may be there.
+It listens on unix sockets in a directory of mode 0700, watches the driver's pidfd, and ends when the driver ends,
+however that happens. If the agentd itself is killed, the driver kills what is left of its cluster.
 """
 
 from __future__ import annotations
@@ -35,11 +33,11 @@ from rlinf_actors.settings import CLUSTER_MARK, Settings
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
 PATIENCE_S = 3.0
-"""One that is in an uninterruptible call is not waited for longer."""
+"""How long a killed process may take to end: it may be in an uninterruptible system call."""
 
 
 def processes_of(run_dir: str) -> list[int]:
-    """Living processes that come from the agentd of this run directory, by what they inherited of its environment."""
+    """Return the living processes that come from the agentd of this run directory, by their environment."""
     wanted, found = f"{CLUSTER_MARK}={run_dir}".encode(), []
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
@@ -51,9 +49,9 @@ def processes_of(run_dir: str) -> list[int]:
 
 
 def end_all(run_dir: str) -> None:
-    """Kill them, and what they start meanwhile; returns when all are gone. Blocks, PATIENCE_S at most.
+    """Kill the processes of a run directory and all that they start. Blocks until they are gone, PATIENCE_S at most.
 
-    The cluster's keeper ends what hides, and then itself: its end is waited for.
+    The cluster's keeper kills processes without the mark in their environment, and then ends: its end is waited for.
     """
     deadline = time.monotonic() + PATIENCE_S
     while (left := processes_of(run_dir)) and time.monotonic() < deadline:
@@ -77,14 +75,14 @@ def _wait_for_keeper(run_dir: str, deadline: float) -> None:
             return
         keeper.settimeout(max(0.01, deadline - time.monotonic()))
         with contextlib.suppress(OSError):
-            keeper.recv(1)  # says nothing; it closes the socket when it ends
+            keeper.recv(1)  # the keeper sends nothing; the socket closes when it ends
 
 
 log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 _MAX_RUN_DIR = 60
-"""A unix socket's path has 107 bytes; ours add up to 40."""
+"""The path of a unix socket has 107 bytes; file names here take up to 40."""
 _BOOT = "import sys; sys.path.append({root!r}); from agentd.command_line import main; sys.exit(main())"
 
 
@@ -103,7 +101,7 @@ class EmbeddedDaemon:
         self._clearing: asyncio.Task[None] | None = None
 
     async def start(self, arguments: list[str], timeout: float | None) -> str:
-        """Start it and wait until its node is registered.
+        """Start the agentd and wait until its node is registered. Loop thread.
 
         Args:
             arguments: added to agentd's command line.
@@ -119,30 +117,32 @@ class EmbeddedDaemon:
         self.run_dir = _make_run_dir(Settings.load().run_dir)
         ready, tell = os.pipe()
         try:
-            self._process = _spawn(self.run_dir, tell, arguments)
+            self._process = start_agentd(
+                ["--head", "--embedded", *arguments], self.run_dir, tell, {**os.environ, CLUSTER_MARK: self.run_dir}
+            )
             os.close(tell)
             tell = -1
             self._pidfd = os.pidfd_open(self._process.pid)
             asyncio.get_running_loop().add_reader(self._pidfd, self._died)
             line = await asyncio.wait_for(_read_line(ready), timeout or START_TIMEOUT_S)
         except asyncio.TimeoutError:
-            await self.stop(_nobody_to_ask)
+            await self.stop(_cannot_ask)
             raise ClusterTimeoutError(
                 f"the private agentd did not come up in {timeout or START_TIMEOUT_S:g} s{self._log_tail()}"
             ) from None
         except BaseException:
-            await self.stop(_nobody_to_ask)
+            await self.stop(_cannot_ask)
             raise
         finally:
             os.close(ready)
             if tell >= 0:
                 os.close(tell)
-        said = json.loads(line) if line else {"error": "it ended before it was ready"}
-        if "error" in said:
+        answer = json.loads(line) if line else {"error": "it ended before it was ready"}
+        if "error" in answer:
             tail = self._log_tail()
-            await self.stop(_nobody_to_ask)
-            raise RlinfActorsError(f"the private agentd did not start: {said['error']}{tail}")
-        self.endpoint = str(said["head"])
+            await self.stop(_cannot_ask)
+            raise RlinfActorsError(f"the private agentd did not start: {answer['error']}{tail}")
+        self.endpoint = str(answer["head"])
         return self.endpoint
 
     async def stop(
@@ -151,12 +151,12 @@ class EmbeddedDaemon:
         timeout: float = 10.0,
         failed: Callable[[], bool] = lambda: True,
     ) -> str:
-        """End it: *ask* it, else SIGTERM, and SIGKILL if it is still there after *timeout* seconds. Twice is fine.
+        """End the agentd: *ask* it, or send SIGTERM; SIGKILL after *timeout* seconds. Loop thread; twice is fine.
 
         Args:
-            ask: tells it to end; False if it could not be asked. An RlinfActorsError is the same.
+            ask: asks it to end; returns False, or raises an RlinfActorsError, if it cannot be asked.
             timeout: seconds.
-            failed: whether something failed, so that the logs are kept. Called when it has ended.
+            failed: returns True if something failed, so that the logs are kept. Called when the agentd has ended.
 
         Returns:
             The directory where the logs are kept, "" if they are not.
@@ -179,7 +179,7 @@ class EmbeddedDaemon:
             os.close(self._pidfd)
             self._pidfd = -1
         if self._clearing is not None:
-            await asyncio.wait([self._clearing])  # a failure of it is in the log
+            await asyncio.wait([self._clearing])  # its failure is in the log
         if process is not None:
             process.wait()
             self._process = None
@@ -211,9 +211,9 @@ class EmbeddedDaemon:
             )
 
     async def _clear(self) -> None:
-        """Its templates end what they have, in that time; a template may have been killed with it."""
-        await asyncio.sleep(ROBOT_END_S)  # robot workers make their robots safe
-        end_all(self.run_dir)  # blocks: the cluster is gone, and a pool of threads is, at the exit of the interpreter
+        """Kill what is left. Templates end their workers first, but a template may have been killed too."""
+        await asyncio.sleep(ROBOT_END_S)  # the time in which robot workers make their robots safe
+        end_all(self.run_dir)  # blocks the loop: at the interpreter's exit there may be no thread pool
 
     def _log_tail(self) -> str:
         try:
@@ -223,21 +223,17 @@ class EmbeddedDaemon:
         return "\nlast lines of its log:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
 
 
-async def _nobody_to_ask() -> bool:
+async def _cannot_ask() -> bool:
     return False
 
 
-def _spawn(run_dir: str, tell: int, arguments: list[str]) -> subprocess.Popen[bytes]:
-    return start_agentd(["--head", "--embedded", *arguments], run_dir, tell, {**os.environ, CLUSTER_MARK: run_dir})
-
-
 def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """An agentd that ends with this process, from the same package; its output goes to agentd.log in *run_dir*.
+    """Start an agentd of this package that ends with this process; its output goes to agentd.log in *run_dir*.
 
     Args:
         arguments: added to its command line.
-        run_dir: its own; exists.
-        tell: the pipe's end where it says that its node is registered.
+        run_dir: its run directory, which exists.
+        tell: end of the pipe to which it writes when its node is registered.
         env: its environment.
 
     Raises:
@@ -272,7 +268,7 @@ def _make_run_dir(parent: str | None) -> str:
 
 
 async def _read_line(fd: int) -> bytes:
-    """What is written to *fd* until it is closed or a line ends."""
+    """Return what is written to *fd* until it is closed or a line ends."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bytes] = loop.create_future()
     os.set_blocking(fd, False)

@@ -1,7 +1,4 @@
-"""Launching processes of the library's own (channel hosts) on a cluster.
-
-Where this process imports its own modules from: others look there too, if they have it.
-"""
+"""Launch processes of the library itself (channel hosts), and tell workers where this process imports from."""
 
 from __future__ import annotations
 
@@ -36,19 +33,19 @@ async def launch_service(
     show_logs: bool = False,
     detached: bool = False,
 ) -> RemoteGroup:
-    """Start one process of a worker class of ours on each of some nodes. I/O thread.
+    """Start one process of a library class on each of some nodes. Loop thread.
 
-    Waits for the head's answer; where the group is detached also until it is up: its maker may end then.
+    Waits for the head's answer; if the group is detached, also until it is up, because its maker may end then.
 
     Args:
-        cluster: where.
-        name: of the group; it ends with this process.
+        cluster: the cluster.
+        name: of the group, which ends with this process.
         reference: ``module:class``.
         args: of its constructor.
         node_ranks: the node of each rank.
-        detail: JSON for those who find the group.
-        show_logs: whether its output goes to the driver's terminal.
-        detached: it ends with the job's first driver instead.
+        detail: JSON for processes that find the group.
+        show_logs: show its output in the driver's terminal.
+        detached: the group ends with the job's first driver instead.
 
     Raises:
         NameInUseError: a group of that name is running.
@@ -83,14 +80,14 @@ async def launch_service(
 
 
 _real: dict[str, str] = {}
-"""Absolute paths with their symbolic links resolved. Resolving reads directories, which may be on NFS."""
+"""By absolute path the path without symbolic links. Resolving reads directories, which may be on NFS."""
 
 
 def import_paths() -> list[str]:
-    """Return this process's import paths, less those that belong to its interpreter.
+    """Return this process's import paths without those of its interpreter. Workers skip paths that they do not have.
 
-    In a running event loop no file system is asked: a path that was not resolved before is taken as it is written.
-    The start of a Cluster resolves those of its time. Receivers leave out what they do not have.
+    In a running event loop no file system is read: a path that was not resolved before is returned as it is. The start
+    of a Cluster resolves the paths of that time.
     """
     own = {_resolved(path) for path in sysconfig.get_paths().values()}
     entries = [_resolved(entry) for entry in sys.path]

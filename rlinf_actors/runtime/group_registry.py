@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.errors import ClusterTimeoutError, GroupNotFoundError, NameInUseError, RlinfActorsError
 from rlinf_actors.model.restart import launch_of
@@ -412,6 +412,35 @@ class GroupRegistry:
             "this process ends, the workers on this machine end too",
             group.name, SILENT_HEAD_S,
         )  # fmt: skip
+
+    async def stop_owned(self, grace_s: float) -> bool:
+        """Stop all groups that this process owns; return False if the head is silent, which must not hold it up."""
+        groups = [group for group in self.all() if group.owned and not group.gone.done()]
+        stops = [self.stop(group, grace_s) for group in groups]
+        stopped: asyncio.Future[list[BaseException | None]] = asyncio.gather(*stops, return_exceptions=True)
+        head = self._runtime.head
+        silence = head.silent(SILENT_HEAD_S) if head is not None else _for_ever()
+        silent = self._tasks.start(silence, "waiting for the head's silence")
+        either: list[asyncio.Future[Any]] = [stopped, silent]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        silent.cancel()
+        if stopped.done():
+            for outcome in stopped.result():
+                if isinstance(outcome, Exception):
+                    log.warning("a group was not stopped by this process; the head does it: %s", outcome)
+            return True
+        left = [group.name for group in groups if not group.gone.done()]
+        stopped.cancel()
+        await asyncio.wait([stopped])
+        if not stopped.cancelled():
+            stopped.exception()  # else asyncio reports that the exception of the cancelled gather() was not retrieved
+        log.warning(
+            "the head at %s has not answered for %g s and was not told to end %s. Their workers may run as long as "
+            "this process does. When it ends, its agentd ends those on this machine; those on others end when a "
+            "head is there again. Without a head they end after its grace (120 s by default)",
+            head.endpoint if head is not None else "", SILENT_HEAD_S, ", ".join(f"group {name!r}" for name in left),
+        )  # fmt: skip
+        return False
 
     def _left_stop_ended(self, stop: asyncio.Task[None]) -> None:
         error = None if stop.cancelled() else stop.exception()

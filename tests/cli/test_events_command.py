@@ -113,18 +113,18 @@ def event(seq: int, **fields: object) -> ClusterEvent:
 
 def test_a_cursor_goes_on_behind_what_it_was_given():
     cursor = EventCursor("ns", 3)
-    asked = cursor.question(wait=True)
+    asked = cursor.request(wait=True)
     assert (asked.since, asked.log, asked.namespace, asked.wait_s > 0) == (3, "", "ns", True)
     assert [one.seq for one in cursor.take(Events("log", 1.0, [event(4), event(6)], 7))] == [4, 6]
-    asked = cursor.question(wait=False)
+    asked = cursor.request(wait=False)
     assert (asked.since, asked.log, asked.wait_s) == (7, "log", 0.0)
 
 
 def test_a_cursor_that_begins_now_first_asks_where_that_is():
     cursor = EventCursor("ns", None)
-    assert (cursor.question(wait=True).since, cursor.question(wait=True).wait_s) == (-1, 0.0)
+    assert (cursor.request(wait=True).since, cursor.request(wait=True).wait_s) == (-1, 0.0)
     assert cursor.take(Events("log", 1.0, [], 9)) == []
-    assert (cursor.question(wait=True).since, cursor.question(wait=True).wait_s > 0) == (9, True)
+    assert (cursor.request(wait=True).since, cursor.request(wait=True).wait_s > 0) == (9, True)
 
 
 def test_what_the_head_dropped_is_one_event():

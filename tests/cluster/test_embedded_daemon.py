@@ -21,11 +21,11 @@ def daemon(monkeypatch, rlinf_leak_check):
     """`daemon(source)` is one whose process runs *source*."""
 
     def make(source):
-        def spawn(run_dir, tell, arguments):
+        def spawn(arguments, run_dir, tell, env):
             made.process = subprocess.Popen([sys.executable, "-c", source, str(tell)], pass_fds=(tell,))
             return made.process
 
-        monkeypatch.setattr(local_daemon, "_spawn", spawn)
+        monkeypatch.setattr(local_daemon, "start_agentd", spawn)
         made = local_daemon.EmbeddedDaemon(lambda reason: made.deaths.append(reason))
         made.deaths = []
         return made

@@ -21,6 +21,7 @@ class SilentHead:
     """A session with a head that never answers, as far as the handles of groups need one."""
 
     welcome = None
+    endpoint = "tcp://10.0.0.1:6380"
 
     async def silent(self, seconds):
         await asyncio.sleep(seconds)
@@ -67,10 +68,8 @@ async def test_a_driver_that_leaves_its_groups_says_so_in_one_line(caplog):
     groups = handles(lambda *args: asked)
     reported: list = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
-    ends = types.SimpleNamespace(
-        runtime=types.SimpleNamespace(groups=groups, head_silent=SilentHead().silent), _endpoint="tcp://10.0.0.1:6380"
-    )
-    assert not await Cluster._end_groups(ends, [group("a"), group("b")])
+    groups._groups = {("ns", name): group(name) for name in ("a", "b")}
+    assert not await groups.stop_owned(2.0)
     gc.collect()
     assert reported == []
     (record,) = caplog.records

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rlinf_actors.cluster.connect import Connecting, Turns
+from rlinf_actors.cluster.connect import Connecting, StartLock
 from rlinf_actors.errors import UsageError
 
 
@@ -16,7 +16,7 @@ class Starts:
     """What a Cluster's start does: it hands out one object, and can be held up and cancelled."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.lock = StartLock()
         self.begun = threading.Event()
         self.finished = threading.Event()
         self.held: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -46,10 +46,10 @@ class Starts:
         self.undo(made)
 
     def connect(self):
-        return Connecting(self.turns, self.start, self.undo, self.close)
+        return Connecting(self.lock, self.start, self.undo, self.close)
 
     def blocking(self):
-        with self.turns.turn():
+        with self.lock.held():
             return self.start(lambda future: None)
 
 
@@ -114,7 +114,7 @@ async def test_cancelling_ends_the_start(starts):
     assert connecting.cancelled()
     assert starts.held.cancelled()
     assert starts.made == []
-    assert starts.turns.take() is None
+    assert starts.lock.take() is None
 
 
 async def test_cancelling_while_another_starts_leaves_that_alone(starts):
@@ -149,13 +149,13 @@ async def test_the_block_closes(starts):
 
 
 def test_a_start_inside_a_start_is_an_error(starts):
-    with starts.turns.turn(), pytest.raises(UsageError, match="being started by this thread"):
+    with starts.lock.held(), pytest.raises(UsageError, match="being started by this thread"):
         starts.blocking()
     starts.held.set_result(None)
     assert starts.blocking() is starts.current
 
 
 def test_a_forked_child_does_not_wait_for_its_parents_start(starts, monkeypatch):
-    assert starts.turns.take() is None
+    assert starts.lock.take() is None
     monkeypatch.setattr("os.getpid", lambda: -1)
-    assert starts.turns.take() is None
+    assert starts.lock.take() is None

@@ -150,7 +150,7 @@ def test_a_type_that_one_node_does_not_know(two_nodes, monkeypatch, tmp_path):
 def test_the_module_of_the_nodes_own_environment(two_nodes, monkeypatch):
     """RLINF_EXT_MODULE of the group's environment, where the driver's own paths lead nowhere."""
     monkeypatch.setattr(cluster_hardware, "import_paths", list)
-    monkeypatch.setattr(cluster_hardware, "_told", lambda kind: [])
+    monkeypatch.setattr(cluster_hardware, "_extensions", lambda kind: [])
     known = with_variables(PYTHONPATH=HERE, RLINF_EXT_MODULE="looking_hardware")
     with two_nodes.cluster(cluster_cfg=section(ARM, **known)) as cluster:
         assert [info.identity for info in infos(cluster)[1]] == ["p"]

@@ -16,7 +16,7 @@ import msgspec
 import pace
 import pytest
 
-from rlinf_actors.cluster.connect import Asked
+from rlinf_actors.cluster.connect import ClusterArguments
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net import head_records
 from rlinf_actors.net.discovery import endpoint_at, find_head, is_here, with_client_file
@@ -266,7 +266,7 @@ def test_a_record_of_another_user_that_is_none_is_told_of(shared, leaves, data):
 
 
 @root_only
-def test_who_leaves_many_records_comes_after_us_and_by_turns_with_others(shared, leaves):
+def test_who_leaves_many_records_comes_after_us_and_by_start_lock_with_others(shared, leaves):
     for n in range(3):
         leaves(str(n), msgspec.json.encode(HeadRecord("head", 1, 0.0, [f"tcp://127.0.0.1:{n + 1}"])))
     leaves("third", msgspec.json.encode(HeadRecord("head", 1, 5.0, ["tcp://127.0.0.1:9"])), THIRD)
@@ -410,14 +410,14 @@ def test_the_client_file_names_the_head_where_the_environment_does_not(tmp_path)
     found = with_client_file(settings)
     assert (found.head, found.key_file) == ("127.0.0.1:7", "/etc/x.key")
     assert find_head(None, found)[0] == "tcp://127.0.0.1:7"
-    assert Asked().endpoint(found, 3) == "tcp://127.0.0.1:7"
+    assert ClusterArguments().endpoint(found, 3) == "tcp://127.0.0.1:7"
     named = Settings(config_home=settings.config_home, head="127.0.0.1:8", key_dir="/keys")
     assert with_client_file(named) == named
 
 
 def test_an_error_of_the_client_files_head_names_the_file(tmp_path):
     found = with_client_file(write(tmp_path, 'head = "gpu:"\n'))
-    for attempt in (lambda: find_head(None, found), lambda: Asked().endpoint(found, 1)):
+    for attempt in (lambda: find_head(None, found), lambda: ClusterArguments().endpoint(found, 1)):
         with pytest.raises(ConfigError) as caught:
             attempt()
         assert caught.value.path == f"{tmp_path}/config/rlinf-actors/client.toml: head"
@@ -452,19 +452,19 @@ def test_a_named_client_file_must_be_there(tmp_path):
 
 def test_a_cluster_joins_no_head_that_nobody_named(settings, run):
     run("head", "tcp://10.0.0.1:6380")
-    assert Asked().endpoint(settings, 1) == "", "a private one"
+    assert ClusterArguments().endpoint(settings, 1) == "", "a private one"
     with pytest.raises(ConfigError, match=r"is 2, and no head is known: .* or write head = .* into .*client\.toml"):
-        Asked().endpoint(settings, 2)
+        ClusterArguments().endpoint(settings, 2)
 
 
 def test_a_cluster_says_that_its_heads_name_has_no_address():
     with pytest.raises(ConfigError, match=r"^RLINF_HEAD: the head's name 'nosuch\.invalid' cannot be resolved"):
-        Asked().endpoint(Settings(head="nosuch.invalid:6380"), 1)
+        ClusterArguments().endpoint(Settings(head="nosuch.invalid:6380"), 1)
 
 
 def test_private_is_a_choice_too(settings):
     named = Settings(head="10.0.0.1:6380")
-    assert Asked(head="private").endpoint(named, 1) == ""
-    assert Asked().endpoint(Settings(head="private"), 1) == ""
+    assert ClusterArguments(head="private").endpoint(named, 1) == ""
+    assert ClusterArguments().endpoint(Settings(head="private"), 1) == ""
     with pytest.raises(ConfigError, match="none of yours runs on this machine"):
         find_head(None, Settings(head="private", heads_dir=settings.heads_dir))
