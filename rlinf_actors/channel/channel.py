@@ -390,7 +390,7 @@ class Channel(ChannelViews[T]):
     @overload
     def close(self, async_op: Literal[True]) -> AsyncWork[None]: ...
     def close(self, async_op: bool = False) -> AsyncWork[None] | None:
-        """Close the channel for all processes. Closing twice is fine. Takes a round trip to the host.
+        """Close the channel for all processes; twice is fine. Takes a round trip to the host.
 
         From now on puts raise ChannelClosedError at once, and gets raise it when their key is empty. The host ends, and
         the name is free, when every item was taken and released and no undeliverable item is left. If that is so
@@ -417,8 +417,6 @@ class Channel(ChannelViews[T]):
             raise SerializationError(f"channel {self._name!r} was made with local=True and cannot leave its process")
         state = {"_maxsize": self._maxsize}  # not an argument: _arrived() of protocol 6 does not take it
         return _arrived, (self._name, self._namespace), state
-
-    # --- inside ---
 
     @property
     def _backend(self) -> Backend:
@@ -491,7 +489,7 @@ def create_channel(
     return AsyncWork.of(here.runtime.io, created(), what)
 
 
-def _arrived(name: str, namespace: str) -> Channel[Any]:
+def _arrived(name: str, namespace: str) -> Channel[Any]:  # its name is in pickles
     return Channel(name, namespace, None)
 
 

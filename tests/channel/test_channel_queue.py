@@ -110,7 +110,7 @@ def test_bytes_are_limited_over_all_keys_but_an_empty_key_takes_one_item():
     assert kit.queue.nbytes == 8
 
 
-def test_room_that_one_key_makes_goes_to_who_waits_longest():
+def test_freed_bytes_go_to_the_key_that_waits_longest():
     kit = Kit(max_bytes=15)
     for key in (b"a", b"a", b"c", b"b"):
         kit.put("x", nbytes=5, key=key)
@@ -120,7 +120,7 @@ def test_room_that_one_key_makes_goes_to_who_waits_longest():
     assert said(kit.queue.ack(kit.get(key=b"c")[0])) == [(second.id, "in")]
 
 
-def test_it_is_drained_when_closed_and_everything_is_acknowledged():
+def test_a_queue_is_drained_when_closed_and_everything_is_acknowledged():
     kit = Kit()
     kit.put("x")
     kit.queue.close()
@@ -145,20 +145,20 @@ def test_a_key_is_dropped_when_empty_and_unused():
 
 
 class TestBatch:
-    def test_takes_from_the_head_until_the_next_would_exceed(self):
+    def test_a_batch_takes_from_the_head_until_the_next_item_would_exceed(self):
         kit = Kit()
         for weight in (2, 2, 3):
             kit.put(f"w{weight}", weight)
         assert kit.batch(5)[1][0][1] == ["w2", "w2"]
         assert kit.get()[1][0][1] == ["w3"]
 
-    def test_is_complete_when_the_target_is_reached(self):
+    def test_a_batch_is_complete_when_the_target_is_reached(self):
         kit = Kit()
         kit.put("x", 3)
         kit.put("y", 2)
         assert kit.batch(5)[1][0][1] == ["x", "y"]
 
-    def test_waits_while_there_is_less_and_makes_room_meanwhile(self):
+    def test_a_batch_waits_while_there_is_less_and_makes_room_meanwhile(self):
         kit = Kit(maxsize=1)
         kit.put("x", 1)
         batch, told = kit.batch(3)
@@ -176,7 +176,7 @@ class TestBatch:
     def test_a_target_of_nothing_does_not_wait(self):
         assert Kit().batch(0)[1][0][1] == []
 
-    def test_one_that_is_cancelled_loses_nothing(self):
+    def test_a_cancelled_batch_returns_its_items(self):
         kit = Kit()
         for name in "xyz":
             kit.put(name, 1)
@@ -185,7 +185,7 @@ class TestBatch:
         assert said(kit.queue.cancel(batch)) == [(batch.id, "cancelled"), (behind.id, ["x"])]
         assert [item.value for item in kit.queue.waiting(KEY)] == ["y", "z"]
 
-    def test_it_stays_in_order_when_an_earlier_item_comes_back(self):
+    def test_a_batch_stays_in_order_when_an_earlier_item_comes_back(self):
         kit = Kit()
         kit.put("x", 1)
         earlier = kit.get("b")[0]
@@ -193,7 +193,7 @@ class TestBatch:
         kit.put("y", 1)
         assert said(kit.queue.cancel(earlier, back=True)) == [(batch.id, ["x", "y"])]
 
-    def test_others_wait_behind_it(self):
+    def test_getters_wait_behind_a_batch(self):
         kit = Kit()
         kit.put("x", 1)
         kit.batch(2)
@@ -201,7 +201,7 @@ class TestBatch:
         kit.put("y", 1)
         assert kit.put("z", 1)[1][1:] == [(behind.id, ["z"])]
 
-    def test_several_served_by_one_item(self):
+    def test_one_item_completes_several_batches(self):
         kit = Kit()
         first, second = kit.batch(1)[0], kit.batch(0.5)[0]
         assert kit.put("x", 1)[1][1:] == [(first.id, ["x"])]
@@ -218,14 +218,14 @@ class TestGivingBack:
         assert kit.queue.cancel(got, back=True) == []
         assert kit.get()[1][0][1] == ["x"]
 
-    def test_without_back_who_asked_takes_it(self):
+    def test_a_cancelled_get_keeps_items_on_their_way_unless_they_are_wanted_back(self):
         kit = Kit()
         kit.put("x")
         got = kit.get()[0]
         assert kit.queue.cancel(got) == []
         assert kit.queue.unacknowledged() == 1
 
-    def test_what_is_acknowledged_does_not_come_back(self):
+    def test_acknowledged_items_do_not_come_back(self):
         kit = Kit()
         kit.put("x")
         got = kit.get()[0]
@@ -246,14 +246,14 @@ class TestGivingBack:
         kit.queue.owner_gone("a")
         assert [kit.get("c")[1][0][1] for _ in range(4)] == [["1!"], ["2!"], ["3!"], ["4"]]
 
-    def test_a_dead_consumers_items_go_to_who_waits(self):
+    def test_a_dead_consumers_items_go_to_waiting_getters(self):
         kit = Kit()
         kit.put("x")
         kit.get("a")
         waiting = kit.get("b")[0]
         assert said(kit.queue.owner_gone("a")) == [(waiting.id, ["x!"])]
 
-    def test_a_dead_process_does_not_wait_any_more(self):
+    def test_requests_of_a_dead_process_stop_waiting(self):
         kit = Kit()
         kit.get("a")
         kit.batch(3, "a")
@@ -261,7 +261,7 @@ class TestGivingBack:
         kit.put("x", owner="p")
         assert kit.get("b")[1][0][1] == ["x"]
 
-    def test_what_a_dead_producer_has_put_stays_parked_or_not(self):
+    def test_items_of_a_dead_producer_stay_whether_parked_or_not(self):
         kit = Kit(maxsize=1)
         kit.put("x", owner="p")
         kit.put("y", owner="p")
@@ -278,7 +278,7 @@ class TestGivingBack:
 
 
 class TestClose:
-    def test_ends_puts_at_once_and_gets_when_empty(self):
+    def test_close_ends_puts_at_once_and_gets_when_empty(self):
         kit = Kit(maxsize=1)
         kit.put("x")
         parked = kit.put("y")[0]
@@ -291,19 +291,19 @@ class TestClose:
         assert kit.batch(1)[1][0][1] == "closed"
         assert kit.queue.close() == []
 
-    def test_a_batch_gets_what_it_has(self):
+    def test_close_gives_a_waiting_batch_what_it_has(self):
         kit = Kit()
         kit.put("x", 1)
         batch = kit.batch(3)[0]
         assert said(kit.queue.close()) == [(batch.id, ["x"])]
 
-    def test_a_batch_after_the_close_gets_the_rest(self):
+    def test_a_batch_of_a_closed_channel_gets_the_rest(self):
         kit = Kit()
         kit.put("x", 1)
         kit.queue.close()
         assert kit.batch(3)[1][0][1] == ["x"]
 
-    def test_what_a_consumer_dies_with_is_there_for_the_next(self):
+    def test_killed_consumer_returns_its_items(self):
         kit = Kit()
         kit.put("x")
         kit.get("a")

@@ -66,7 +66,7 @@ async def test_requests_are_kept_in_order_until_the_channel_is_found(here):
     assert type(here.channel._backend) is RemoteChannel
 
 
-async def test_what_comes_later_does_not_overtake(here):
+async def test_later_requests_do_not_overtake_kept_ones(here):
     kept = here.channel.put(0, async_op=True)
     here.find_it()
     later = [here.channel.put(n, async_op=True) for n in range(1, 50)]
@@ -97,7 +97,7 @@ async def test_a_put_that_is_dropped_meanwhile_is_put(here):
     assert await here.channel.get(async_op=True) == "x"
 
 
-async def test_time_that_is_up_meanwhile_puts_and_takes_nothing(here):
+async def test_a_timeout_before_the_channel_is_found_puts_and_takes_nothing(here):
     late = [here.channel.put("late", async_op=True, timeout=0.01), here.channel.get(async_op=True, timeout=0.01)]
     for work in late:
         with pytest.raises(CallTimeoutError, match="the channel was not found yet"):
@@ -106,7 +106,7 @@ async def test_time_that_is_up_meanwhile_puts_and_takes_nothing(here):
     assert await here.channel.empty(async_op=True)
 
 
-async def test_a_search_that_fails_fails_what_was_asked_and_is_made_anew(here):
+async def test_a_failed_search_fails_kept_requests_and_the_next_request_searches_again(here):
     works = [here.channel.put(1, async_op=True), here.channel.get(async_op=True), here.channel.qsize(async_op=True)]
     works += [here.channel.describe(async_op=True), here.channel.close(async_op=True)]
     await settle()
@@ -121,7 +121,7 @@ async def test_a_search_that_fails_fails_what_was_asked_and_is_made_anew(here):
     assert here.searches == 2
 
 
-async def test_a_channel_that_ended_before_is_told_to_all(here):
+async def test_all_kept_requests_learn_that_the_channel_had_ended(here):
     here.found = GroupNotFoundError("none")
     put, loop = here.channel.put(1, async_op=True), aiter(here.channel)
     with pytest.raises(Exception, match="ended before this process first used it, and the head does not know how"):
@@ -130,7 +130,7 @@ async def test_a_channel_that_ended_before_is_told_to_all(here):
         await anext(loop)
 
 
-async def test_what_is_kept_ends_with_the_cluster(here):
+async def test_kept_requests_end_with_the_cluster(here):
     works = [here.channel.put(1, async_op=True), here.channel.describe(async_op=True)]
     await settle()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -187,7 +187,7 @@ class TestReplicas:
         await user.put(3)
         assert [await user.get() for _ in range(3)] == [1, 2, 3]
 
-    async def test_they_end_with_the_replica_that_knows(self, world):
+    async def test_requests_of_a_new_key_end_with_the_replica_that_places_keys(self, world):
         user = world.one
         works = [user.put(1), user.get(), user.channel.look("k")]
         world.link(user)

@@ -70,7 +70,7 @@ def test_threads_that_block_lose_and_double_nothing():
     assert sorted(got) == list(range(600))
 
 
-async def test_tasks_and_cancellation():
+async def test_a_cancelled_task_takes_no_item():
     channel = local()
     waiting = asyncio.ensure_future(channel.get(async_op=True).async_wait())
     await asyncio.sleep(0)
@@ -85,7 +85,7 @@ async def test_tasks_and_cancellation():
     assert [item async for item in channel] == ["x", "y"]
 
 
-def test_batches():
+def test_a_local_channel_batches_by_weight():
     channel = local()
     for n in range(3):
         channel.put(n, weight=1)
@@ -109,12 +109,12 @@ def test_then_follows_and_passes_errors_on():
         failed.wait()
 
 
-def test_it_stays_in_its_process():
+def test_a_local_channel_cannot_leave_its_process():
     with pytest.raises(SerializationError, match="local=True"):
         pickle.dumps(local())
 
 
-def test_mistakes():
+def test_invalid_arguments_are_refused():
     for maxsize in ("group", 1.5, True, None):
         with pytest.raises(UsageError, match="must be an int"):
             Channel.create("x", maxsize, local=True)
@@ -130,7 +130,7 @@ def test_mistakes():
 
 
 @pytest.mark.parametrize("key", ["a", 1, -1, 2.5, None, b"x", ("a", 1, (None, b"y")), ()])
-def test_keys_come_back(key):
+def test_keys_survive_encoding(key):
     assert key_of(key_bytes(key)) == key
 
 

@@ -50,7 +50,7 @@ def test_a_process_is_watched_once_and_again_when_it_comes_back():
     assert list(kit.watched) == ["a"]
 
 
-def test_both_links_of_a_dead_process_give_back():
+def test_items_of_both_links_of_a_dead_process_come_back():
     kit = Kit()
     for n in range(2):
         kit.host.handle(B, frames.ChannelPut(n, b"k", 0, False), [b"M"])
@@ -61,7 +61,7 @@ def test_both_links_of_a_dead_process_give_back():
     assert kit.sent[-1][2] == [b"\x92\x02\xc2"]
 
 
-def test_what_consumers_say_is_bounded_and_one_line():
+def test_names_and_reasons_of_consumers_are_bounded_and_one_line():
     kit = Kit(max_deliveries=1)
     kit.host.handle(A, frames.ChannelPut(1, b"k", 0, False), [b"P"])
     kit.host.handle(A, frames.ChannelGet(2, b"k", False, "a\n" * 1000), [])

@@ -49,7 +49,7 @@ def test_an_item_that_failed_is_the_head_again_and_counts_its_deliveries():
     assert [(item.value, item.failed) for item in kit.queue.waiting(KEY)] == [("x", 1), ("y", 1)]
 
 
-def test_failing_goes_at_once_to_who_waits():
+def test_a_failed_item_goes_at_once_to_a_waiting_take():
     kit = TakeKit()
     kit.put("x")
     out, waiting = kit.take()[0], kit.take("b")[0]
@@ -57,7 +57,7 @@ def test_failing_goes_at_once_to_who_waits():
     assert kit.queue.fail(out, "no") == kit.queue.ack(out) == [], "it went back before"
 
 
-def test_an_item_that_fails_too_often_is_given_up_and_said_once():
+def test_an_item_that_fails_too_often_becomes_undeliverable_and_one_take_is_refused():
     kit = TakeKit(max_deliveries=2)
     kit.put("bad")
     kit.put("good")
@@ -73,7 +73,7 @@ def test_an_item_that_fails_too_often_is_given_up_and_said_once():
     assert dead(kit) == [("bad", 2, "b:0", "died")]
 
 
-def test_takers_that_wait_behind_one_that_is_told_of_a_bad_item_go_on():
+def test_takes_behind_a_refused_one_go_on():
     kit = TakeKit(max_deliveries=1)
     kit.put("bad")
     out, told, next = kit.take()[0], kit.take("b")[0], kit.take("c")[0]
@@ -100,14 +100,14 @@ def test_deaths_of_gets_count_and_cancelled_ones_do_not():
     assert dead(kit) == [("x", 1, "", "it died")]
 
 
-def test_a_get_is_given_an_item_beyond_the_limit():
+def test_a_get_gets_an_item_beyond_the_limit():
     kit = TakeKit(max_deliveries=1)
     kit.put("x")
     kit.queue.fail(kit.take()[0], "no")
     assert kit.get()[1][0][1] == ["x!"]
 
 
-def test_what_is_given_up_counts_its_bytes_and_lets_one_item_of_its_key_in_all_the_same():
+def test_undeliverable_items_count_bytes_but_their_key_accepts_one_item():
     kit = TakeKit(max_bytes=10, max_deliveries=1)
     kit.put("bad", nbytes=10)
     kit.queue.fail(kit.take()[0], "no")
@@ -122,7 +122,7 @@ def test_what_is_given_up_counts_its_bytes_and_lets_one_item_of_its_key_in_all_t
 
 
 @pytest.mark.parametrize("end", ["death", "cancelled"])
-def test_a_drain_that_did_not_arrive_leaves_the_list_as_it_was(end):
+def test_an_unacknowledged_drain_leaves_the_list_as_it_was(end):
     kit = TakeKit(max_deliveries=1)
     for name in "xy":
         kit.put(name)
@@ -141,7 +141,7 @@ def test_a_drain_that_did_not_arrive_leaves_the_list_as_it_was(end):
 
 
 class TestClose:
-    def test_it_is_not_drained_while_an_item_is_out(self):
+    def test_a_queue_is_not_drained_while_an_item_is_out(self):
         kit = TakeKit()
         kit.put("x")
         out = kit.take()[0]
@@ -150,7 +150,7 @@ class TestClose:
         kit.queue.ack(out)
         assert kit.queue.drained
 
-    def test_nor_while_there_are_undeliverable_items(self):
+    def test_a_queue_is_not_drained_while_it_has_undeliverable_items(self):
         kit = TakeKit(max_deliveries=1)
         kit.put("x")
         kit.queue.fail(kit.take()[0], "no")
@@ -163,7 +163,7 @@ class TestClose:
         kit.queue.ack(drained)
         assert kit.queue.drained
 
-    def test_takes_wait_for_what_is_out_and_gets_do_not(self):
+    def test_takes_of_a_closed_queue_wait_for_items_that_are_out_and_gets_do_not(self):
         kit = TakeKit()
         kit.put("x")
         out = kit.take()[0]
@@ -177,7 +177,7 @@ class TestClose:
         assert kit.take()[1][0][1] == "closed"
         assert kit.queue.drained
 
-    def test_the_last_take_hears_of_the_close_when_the_item_is_given_up(self):
+    def test_the_last_take_ends_as_closed_when_the_item_becomes_undeliverable(self):
         kit = TakeKit(max_deliveries=1)
         kit.put("x")
         out, told, last = kit.take()[0], kit.take("b")[0], kit.take("c")[0]
@@ -191,7 +191,7 @@ class TestClose:
     ),
     st.integers(0, 3),
 )
-def test_every_item_is_waiting_out_given_up_or_released_and_none_is_taken_too_often(steps, limit):
+def test_every_item_is_in_one_place_and_none_is_taken_too_often(steps, limit):
     queue = ChannelQueue(max_deliveries=limit)
     released, drains, out, number = set(), set(), {}, iter(range(1000))
     items = [QueuedItem(value, nbytes=1) for value in range(3)]

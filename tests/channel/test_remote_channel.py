@@ -42,7 +42,7 @@ async def test_gets_that_are_cancelled_before_the_host_is_there_lose_nothing():
     assert await user.get() == 5
 
 
-async def test_a_get_whose_item_is_there_before_its_task_runs_takes_it_although_the_task_is_cancelled_then():
+async def test_a_get_whose_item_is_here_takes_it_though_its_task_is_cancelled_later():
     world = World()
     user = world.user("a")
     await user.put("x")
@@ -58,7 +58,7 @@ async def test_a_get_whose_item_is_there_before_its_task_runs_takes_it_although_
 
 
 @pytest.mark.parametrize("arrived", [False, True])
-async def test_an_item_of_a_get_that_is_dropped_is_the_head_again(arrived):
+async def test_a_dropped_gets_item_is_the_head_again(arrived):
     world = World()
     user = world.user("a")
     for n in range(2):
@@ -87,7 +87,7 @@ async def test_a_dead_consumers_item_goes_to_the_next():
     assert waiting.redelivered
 
 
-async def test_a_lost_connection_loses_no_item_and_ends_what_waits():
+async def test_a_lost_connection_loses_no_item_and_ends_waiting_requests():
     world = World()
     user, other = world.user("a"), world.user("b")
     await other.put("x")
@@ -120,7 +120,7 @@ async def test_acknowledgements_of_a_busy_consumer_go_in_lumps():
     assert not works[49].done()
 
 
-async def test_what_was_taken_is_told_before_the_next_question():
+async def test_acknowledgements_are_sent_before_the_next_query():
     world = World(max_bytes=1)
     user = world.user("a")
     await user.put("x")
@@ -213,7 +213,7 @@ class TestOutgoing:
     def small_window(self, monkeypatch):
         monkeypatch.setattr(requests, "WINDOW_BYTES", 1000)
 
-    async def test_what_is_too_much_waits_here_in_order_and_does_not_block_another_key(self):
+    async def test_puts_beyond_the_window_wait_in_order_and_do_not_block_another_key(self):
         world = World(maxsize=1)
         user = world.user("a")
         works = [user.put(bytes([n]) * 400) for n in range(10)]
@@ -225,7 +225,7 @@ class TestOutgoing:
         assert all(work.done() for work in works)
         assert user.channel.put_window.nbytes == 0
 
-    async def test_a_put_that_may_not_wait_does_not_overtake_those_that_do(self):
+    async def test_put_nowait_does_not_overtake_waiting_puts(self):
         world = World(maxsize=1)
         user = world.user("a")
         works = [user.put(b"x" * 400) for _ in range(4)]
@@ -236,14 +236,14 @@ class TestOutgoing:
         await user.put("small", nowait=True)
         await asyncio.gather(*works)
 
-    async def test_it_goes_when_only_bytes_are_under_way(self):
+    async def test_put_nowait_is_sent_when_only_bytes_of_other_keys_are_under_way(self):
         world = World()
         user = world.user("a")
         works = [user.put(b"x" * 400) for _ in range(2)]
         await user.put(b"x" * 400, nowait=True)
         assert all(work.done() for work in works)
 
-    async def test_a_timeout_takes_a_put_out_of_the_line(self):
+    async def test_a_timeout_removes_a_waiting_put(self):
         world = World(maxsize=1)
         user = world.user("a")
         works = [user.put(b"x" * 800) for _ in range(2)]
@@ -255,7 +255,7 @@ class TestOutgoing:
         with pytest.raises(asyncio.QueueEmpty):
             await user.get(nowait=True)
 
-    async def test_all_that_wait_hear_of_a_dead_host(self):
+    async def test_all_waiting_puts_fail_when_the_host_dies(self):
         world = World(maxsize=1)
         user = world.user("a")
         works = [user.put(b"x" * 400) for _ in range(3000)]
@@ -266,7 +266,7 @@ class TestOutgoing:
                 await work
         assert user.channel.put_window.nbytes == 0
 
-    async def test_handles_of_one_process_share_it(self):
+    async def test_handles_of_one_process_share_the_put_window(self):
         world = World()
         user = world.user("a")
         assert remote_channel(user, user.group, "q", 0) is user.channel

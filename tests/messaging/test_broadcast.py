@@ -59,7 +59,7 @@ async def test_links_go_down_the_tree_only(world):
     assert linked == [[1, 2, 4], [], [3], [], [5], []]
 
 
-async def test_what_a_member_gets_is_its_own_to_change(world):
+async def test_a_members_object_is_its_own_to_change(world):
     members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
     works = all_but_first(members)
     await members[0].broadcast(bytearray(300_000), ALL)
@@ -69,7 +69,7 @@ async def test_what_a_member_gets_is_its_own_to_change(world):
         got[:] = b"x" * len(got)
 
 
-async def test_what_a_member_got_goes_with_its_last_reference(world):
+async def test_a_members_object_is_freed_with_its_last_reference(world):
     members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
     gc.disable()  # or it would be lent, and its sender's memory taken, until the collector runs
     try:
@@ -111,7 +111,7 @@ async def test_an_object_that_cannot_be_pickled_is_everybodys_error_and_the_next
     await everybody_meets(members)
 
 
-async def test_a_problem_of_the_source_is_told_in_its_turn(world):
+async def test_a_problem_of_the_source_reaches_all_members_in_order(world):
     members = world.launch("a", 3)
     groups = [("a", range(3))]
     first = members[0].broadcast(1, groups)
@@ -127,7 +127,7 @@ async def test_a_problem_of_the_source_is_told_in_its_turn(world):
     assert [await first, await last] == [1, 3]
 
 
-async def test_a_problem_of_a_relay_is_its_own(world):
+async def test_a_problem_of_a_relay_is_raised_there_alone(world):
     members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
     with pytest.raises(TypeError, match="options"):
         members[2].broadcast(None, ALL, problem=TypeError("options is a dict"))
@@ -144,7 +144,7 @@ async def test_an_exception_that_is_broadcast_is_an_object(world):
     assert repr(await got) == "ValueError('an object')"
 
 
-async def test_a_group_that_is_not_there_yet_is_no_part_taken(world):
+async def test_a_broadcast_to_a_group_that_is_not_running_fails(world):
     (a,) = world.launch("a")
     groups = [("a", 0), ("b", 0)]
     with pytest.raises(GroupNotFoundError, match=r"^broadcast\(\): no group 'b'"):
@@ -159,7 +159,7 @@ async def test_a_group_that_is_not_there_yet_is_no_part_taken(world):
 
 
 @pytest.mark.parametrize("victim", range(6))
-async def test_a_member_that_dies_while_all_others_wait(world, victim):
+async def test_a_members_death_fails_all_that_wait(world, victim):
     members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
     await everybody_meets(members)
     works = {member.rank: member.broadcast(None, ALL) for member in members[1:] if member.rank != victim}
@@ -174,7 +174,7 @@ async def test_a_member_that_dies_while_all_others_wait(world, victim):
 
 
 @pytest.mark.parametrize("victim", range(6))
-async def test_a_member_that_was_dead_before_anybody_looked(world, victim):
+async def test_a_member_that_died_before_the_look_up_fails_the_broadcast(world, victim):
     members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
     world.die(members[victim])
     for member in members:
@@ -182,7 +182,7 @@ async def test_a_member_that_was_dead_before_anybody_looked(world, victim):
             await died(member.broadcast("x", ALL), f"a:{victim}")
 
 
-async def test_a_relay_that_dies_with_the_object_in_its_hands(world):
+async def test_a_relays_death_fails_only_members_that_it_has_not_served(world):
     members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
     await everybody_meets(members)
     works = {rank: members[rank].broadcast(None, ALL) for rank in (1, 3, 4, 5)}
@@ -194,7 +194,7 @@ async def test_a_relay_that_dies_with_the_object_in_its_hands(world):
     await died(works[3], "a:2")
 
 
-async def test_what_comes_for_a_broadcast_that_ended_is_dropped_and_its_window_given_back(world):
+async def test_messages_of_an_ended_broadcast_are_dropped_and_credited(world):
     """A member hears of a death before what its parent, which has not heard, sends."""
     members = world.launch("a", 4, nodes=[0, 0, 0, 0])
     groups = [("a", range(4))]
@@ -211,7 +211,7 @@ async def test_what_comes_for_a_broadcast_that_ended_is_dropped_and_its_window_g
     assert members[1].messenger.held_bytes == 0
 
 
-async def test_of_a_source_that_died_nothing_is_kept(world):
+async def test_messages_of_a_dead_source_are_dropped(world):
     members = world.launch("a", 2)
     groups = [("a", [0, 1])]
     await everybody_meets(members, groups)
@@ -223,7 +223,7 @@ async def test_of_a_source_that_died_nothing_is_kept(world):
     await died(members[1].broadcast(None, groups), "a:0")
 
 
-async def test_the_stream_of_a_successor_is_another(world):
+async def test_a_relaunched_group_has_another_stream(world):
     (a,), (b,) = world.launch("a"), world.launch("b")
     groups = [("a", 0), ("b", 0)]
     got = b.broadcast(None, groups)

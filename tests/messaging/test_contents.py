@@ -35,7 +35,7 @@ def there_and_back(value, piggyback=None):
     ],
     ids=repr,
 )
-def test_comes_back_as_sent(value):
+def test_an_object_comes_back_as_sent(value):
     back = there_and_back(value)
     assert back == value
     assert type(back) is type(value)
@@ -50,7 +50,7 @@ def test_a_dataclass_is_not_constructed_again():
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), zoo.TwoArguments(4, "four"), KeyboardInterrupt()], ids=repr)
-def test_exceptions(error):
+def test_exceptions_are_sent_as_objects(error):
     back = there_and_back(error)
     assert type(back) is type(error)
     assert str(back) == str(error)
@@ -71,7 +71,7 @@ def test_exceptions(error):
     ],
     ids=lambda array: f"{array.dtype}{array.shape}",
 )
-def test_arrays(array):
+def test_arrays_come_back_writable(array):
     contents.check_contiguous([array])
     back = there_and_back(array)
     assert (back.dtype, back.shape, back.flags.writeable) == (array.dtype, array.shape, True)
@@ -109,6 +109,6 @@ def test_without_torch_nothing_is_loaded():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_no_tensor():
+def test_check_tensor_refuses_other_objects():
     with pytest.raises(TypeError, match=r"send_tensor\(\) takes a torch.Tensor, not list"):
         contents.check_tensor([1], "send_tensor()")

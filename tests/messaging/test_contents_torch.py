@@ -66,7 +66,7 @@ def test_contiguous_views_and_sparse_tensors_pass():
     contents.check_contiguous([torch.arange(12)[3:6], torch.zeros(()), torch.zeros(0), torch.eye(3).to_sparse()])
 
 
-def test_into_a_tensor():
+def test_copy_into_copies_into_any_layout():
     target = torch.zeros(3, 4).t()
     contents.copy_into(target, torch.ones(4, 3), "a:0")
     assert target.sum() == 12
@@ -76,13 +76,13 @@ def test_into_a_tensor():
 
 
 @pytest.mark.parametrize("sent", [torch.ones(4, 3), torch.ones(3, 4, dtype=torch.float64), torch.ones(12)], ids=repr)
-def test_another_shape_or_dtype_is_named(sent):
+def test_copy_into_names_another_shape_or_dtype(sent):
     target = torch.zeros(3, 4)
     with pytest.raises(ValueError, match=r"a:0 sent a tensor of shape .* was given one of shape \(3, 4\)"):
         contents.copy_into(target, sent, "a:0")
     assert target.sum() == 0
 
 
-def test_no_tensor_came():
+def test_copy_into_refuses_other_objects():
     with pytest.raises(TypeError, match="got a list from a:0"):
         contents.copy_into(torch.zeros(1), [1], "a:0")

@@ -136,7 +136,7 @@ def post(lane, job):
     return job
 
 
-def test_in_the_order_posted_whoever_comes_first(pair):
+def test_jobs_run_in_the_order_posted_whichever_end_opens_first(pair):
     made = pair()
     sender = made.open(0)
     sends = [post(sender, sent(1 + n % 3, n)) for n in range(10)]  # nobody has joined
@@ -174,7 +174,7 @@ def test_many_lanes_both_ways_at_once(pair):
         assert receive.result() == [k, k + 1]
 
 
-def test_the_default_group_of_the_user_is_another(pair, tmp_path):
+def test_the_users_default_group_is_independent(pair, tmp_path):
     made = pair()
     sender, receiver = made.open(0), made.open(1)
     first = post(sender, sent(1, 7)), post(receiver, received(1))
@@ -207,7 +207,7 @@ def test_a_lane_that_nobody_joins_is_ended_by_its_owner(pair):
     assert (job.ends, later.ends) == (1, 1)
 
 
-def test_the_end_of_the_other_side_breaks_it(pair):
+def test_the_end_of_one_side_breaks_the_other(pair):
     made = pair()
     sender, receiver = made.open(0), made.open(1)
     first = post(receiver, received(1))
@@ -242,7 +242,7 @@ def test_a_job_that_raises_breaks_the_lane_once(pair):
     assert receiver.error is None
 
 
-def test_nothing_moves_for_too_long(pair):
+def test_a_transfer_that_times_out_breaks_the_lane(pair):
     made = pair(timeout_s=1.0, together=True)
     sender, receiver = made.open(0), made.open(1)
     post(receiver, Job()).result()
@@ -254,7 +254,7 @@ def test_nothing_moves_for_too_long(pair):
     assert "RLINF_TIMEOUT" in str(error)
 
 
-def test_a_clock_for_back_ends_without_one(pair):
+def test_the_clock_breaks_the_lane_when_a_job_is_late(pair):
     clocks, stopped = [], threading.Semaphore(0)
 
     def clock(late):
@@ -285,7 +285,7 @@ def test_a_clock_for_back_ends_without_one(pair):
 # --- stores ---
 
 
-def test_a_store_listens_where_it_says_and_nowhere_else():
+def test_a_store_listens_on_its_address_alone():
     store = process_groups.GroupStore(process_groups.LOOPBACK, 5.0)
     ip, _, port = store.endpoint.rpartition(":")
     assert ip == "127.0.0.1"
@@ -306,7 +306,7 @@ def _is_socket(fd):
         return False
 
 
-def test_a_store_on_an_address_that_is_not_ours():
+def test_a_store_on_another_machines_address_is_an_error():
     with pytest.raises(OSError, match="assign"):
         process_groups.GroupStore("192.0.2.1", 5.0)
 
@@ -344,5 +344,5 @@ def test_gloo_takes_the_interface_that_its_variable_names(monkeypatch):
     store.close()
 
 
-def test_back_ends_that_are_here():
+def test_gloo_is_a_back_end():
     assert "gloo" in process_groups.backends()

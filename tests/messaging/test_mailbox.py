@@ -79,7 +79,7 @@ def test_an_abandoned_receive_is_passed_over():
     assert box.arrived(A, message("x")) is waiting
 
 
-def test_what_is_put_back_has_its_place_again():
+def test_a_message_that_is_put_back_has_its_place_again():
     box = Mailbox()
     for n in range(4):
         box.arrived(A, message(n))
@@ -104,7 +104,7 @@ def test_a_successor_of_the_same_name_is_another_sender():
     assert (got.parts, [m.parts for m in stale], box.held) == ("fresh", ["left over"], 0)
 
 
-def test_what_a_successor_sent_is_not_dropped_for_a_receive_that_wants_the_earlier():
+def test_messages_of_a_successor_stay_when_a_receive_wants_the_earlier_worker():
     """The news of the end of one worker may come after the first message of the next one of its name."""
     box, late = Mailbox(), Receive("1")
     box.arrived(A, message("from the new", "2"))
@@ -114,7 +114,7 @@ def test_what_a_successor_sent_is_not_dropped_for_a_receive_that_wants_the_earli
     assert (got.parts, stale) == ("from the new", [])
 
 
-def test_whoever_has_the_name():
+def test_a_receive_without_an_incarnation_takes_any():
     box = Mailbox()
     box.arrived(A, message("x", "7"))
     assert box.posted(A, Receive(""))[0].parts == "x"
@@ -123,7 +123,7 @@ def test_whoever_has_the_name():
     assert box.arrived(A, message("y", "8")) is anyone
 
 
-def test_a_sender_that_is_gone_ends_what_waits_for_it_alone():
+def test_a_dead_sender_ends_only_receives_that_wait_for_it():
     box, lost, other, successor = Mailbox(), Receive("1"), Receive("1"), Receive("2")
     box.posted(A, lost)
     box.posted(A, successor)
@@ -134,14 +134,14 @@ def test_a_sender_that_is_gone_ends_what_waits_for_it_alone():
     assert box.arrived(B, message("y")) is other
 
 
-def test_what_arrived_before_the_end_can_be_received_after_it():
+def test_messages_of_a_dead_sender_can_be_received():
     box = Mailbox()
     box.arrived(A, message("x"))
     assert box.sender_gone("a:0", "1") == []
     assert box.posted(A, Receive())[0].parts == "x"
 
 
-def test_forget():
+def test_a_forgotten_queue_drops_its_messages():
     box = Mailbox()
     box.arrived(A, message("x"))
     box.arrived(B, message("y"))
@@ -151,7 +151,7 @@ def test_forget():
     assert [box.wants(key, "1") for key in (A, B)] == [False, True]
 
 
-def test_of_a_sender_that_is_gone_only_what_it_sent_by_send_is_kept():
+def test_broadcast_messages_of_a_dead_sender_are_dropped():
     box, ring = Mailbox(), ("a:0", "a broadcast's")
     for key in (A, ring, ("b:0", "a broadcast's")):
         box.arrived(key, message("x"))
@@ -163,7 +163,7 @@ def test_of_a_sender_that_is_gone_only_what_it_sent_by_send_is_kept():
     assert box.posted(ring, Receive("2"))[0].parts == "of a successor"
 
 
-def test_nothing_is_kept_of_queues_that_are_empty():
+def test_empty_queues_are_dropped():
     box = Mailbox()
     for n in range(100):
         box.arrived((f"s:{n}", ""), message(n))
@@ -174,7 +174,7 @@ def test_nothing_is_kept_of_queues_that_are_empty():
     assert box._queues == {}
 
 
-def test_what_is_known_of_ended_senders_and_broadcasts_is_bounded():
+def test_memory_of_ended_senders_and_broadcasts_is_bounded():
     box = Mailbox()
     for n in range(3 * REMEMBERED):
         box.sender_gone(f"a:{n}", f"id-{n}")

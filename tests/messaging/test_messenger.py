@@ -18,7 +18,7 @@ async def world():
     return World()
 
 
-async def test_there_and_back(world):
+async def test_messages_travel_both_ways(world):
     (a,), (b,) = world.launch("a"), world.launch("b")
     await a.send("b:0", {"x": 1})
     assert await b.recv("a:0") == {"x": 1}
@@ -90,7 +90,7 @@ async def test_a_send_of_a_small_object_asks_for_no_acknowledgement(world):
 
 
 @pytest.mark.parametrize("what", ["send() to b:0", "recv() from b:0"])
-async def test_a_peer_that_is_gone_before_it_was_ever_looked_up(world, what):
+async def test_a_peer_that_died_before_its_look_up_is_a_peer_died_error(world, what):
     (a,), (b,) = world.launch("a"), world.launch("b")
     world.die(b)
     work = a.send("b:0", 1) if what.startswith("send") else a.recv("b:0")
@@ -101,7 +101,7 @@ async def test_a_peer_that_is_gone_before_it_was_ever_looked_up(world, what):
     assert isinstance(caught.value.__cause__, WorkerDiedError)
 
 
-async def test_one_that_dies_during_the_look_up(world):
+async def test_a_peer_that_dies_during_its_look_up_is_a_peer_died_error(world):
     (a,), (b,) = world.launch("a"), world.launch("b")
     sending, receiving = a.send("b:0", 1), a.recv("b:0")
     world.die(b)
@@ -110,7 +110,7 @@ async def test_one_that_dies_during_the_look_up(world):
             await work
 
 
-async def test_a_group_that_the_head_has_forgotten_but_we_have_not(world):
+async def test_a_worker_remembers_a_group_that_the_head_has_forgotten(world):
     (a,), (b,) = world.launch("a"), world.launch("b")
     await a.send("b:0", 1)
     world.die(b)
@@ -119,7 +119,7 @@ async def test_a_group_that_the_head_has_forgotten_but_we_have_not(world):
         await a.send("b:0", 2)
 
 
-async def test_of_groups_that_have_ended_the_last_ones_are_remembered(world):
+async def test_a_bounded_number_of_ended_groups_is_remembered(world):
     (a,) = world.launch("a")
     for number in range(REMEMBERED + 10):
         (b,) = world.launch(f"b{number}")
@@ -131,7 +131,7 @@ async def test_of_groups_that_have_ended_the_last_ones_are_remembered(world):
         await a.send(f"b{number}:0", 2)
 
 
-async def test_a_group_whose_end_nobody_told(world):
+async def test_a_group_that_ended_unannounced_is_a_peer_died_error(world):
     """The head was restarted and knows nothing of it, nor do we of its end."""
     (a,), (b,) = world.launch("a"), world.launch("b")
     await a.send("b:0", 1)
@@ -146,7 +146,7 @@ async def test_a_group_whose_end_nobody_told(world):
         await waiting
 
 
-async def test_a_name_that_nobody_knows(world):
+async def test_an_unknown_name_is_a_group_not_found_error(world):
     (a,) = world.launch("a")
     for work, what in ((a.send("b:0", 1), r"send\(\) to"), (a.recv("b:0"), r"recv\(\) from")):
         with pytest.raises(GroupNotFoundError, match=f"^{what} b:0: no group 'b' is running"):
@@ -158,7 +158,7 @@ async def test_a_name_that_nobody_knows(world):
     assert await b.recv("a:0") == 2
 
 
-async def test_the_end_of_one_rank_leaves_the_others_alone(world):
+async def test_the_end_of_one_rank_fails_no_receive_from_another(world):
     (a,), bs = world.launch("a"), world.launch("b", 2)
     first, second = a.recv("b:0"), a.recv("b:1")
     await settle()
@@ -183,7 +183,7 @@ async def test_nothing_is_kept_of_a_peer_that_is_gone(world):
     assert a.messenger._watched == set()
 
 
-async def test_a_successor_of_the_name(world):
+async def test_a_relaunched_group_gets_new_messages(world):
     (a,), (b,) = world.launch("a"), world.launch("b")
     await a.send("b:0", "old")
     world.die(b)
@@ -197,7 +197,7 @@ async def test_a_successor_of_the_name(world):
 # --- links ---
 
 
-async def test_a_link_is_made_to_whom_one_sends(world):
+async def test_links_are_made_to_receivers_only(world):
     (a,), bs = world.launch("a"), world.launch("b", 8)
     waiting = [a.recv(f"b:{rank}") for rank in range(8)]
     await a.send("b:3", 1)
@@ -278,7 +278,7 @@ async def test_a_cancelled_recv_may_be_awaited_again(pair):
     assert await other == 2
 
 
-async def test_cancelled_and_awaited_again_while_the_group_is_looked_up(world):
+async def test_a_recv_cancelled_and_awaited_again_during_the_look_up_takes_one_message(world):
     (a,), (b,) = world.launch("a"), world.launch("b")
     work = b.recv("a:0")
     await cancelled(work)
@@ -299,7 +299,7 @@ async def test_cancelling_one_of_two_that_wait_changes_nothing(pair):
     assert await other == 1
 
 
-async def test_works_that_are_dropped_give_back_what_they_got_in_its_order(pair):
+async def test_dropped_receives_give_messages_back_in_order(pair):
     a, b = pair
     works = [b.recv("a:0") for _ in range(3)]
     await settle()
@@ -312,7 +312,7 @@ async def test_works_that_are_dropped_give_back_what_they_got_in_its_order(pair)
     assert [await b.recv("a:0") for _ in range(5)] == [0, 1, 2, 3, 4]
 
 
-async def test_what_was_given_back_reaches_a_recv_that_waits_already(pair):
+async def test_a_message_given_back_reaches_a_waiting_recv(pair):
     a, b = pair
     first, second = b.recv("a:0"), b.recv("a:0")
     await settle()
@@ -322,7 +322,7 @@ async def test_what_was_given_back_reaches_a_recv_that_waits_already(pair):
     assert await second == 1
 
 
-async def test_a_time_limit_ends_a_recv_that_sleeps_too(pair):
+async def test_a_time_limit_ends_a_cancelled_recv_too(pair):
     a, b = pair
     work = b.recv("a:0", timeout=0.02)
     await cancelled(work)
@@ -338,7 +338,7 @@ async def test_a_time_limit_ends_a_recv_that_sleeps_too(pair):
 # --- a connection that was lost between two who live ---
 
 
-async def test_who_waits_for_a_message_that_may_be_lost_is_told_and_so_is_who_sends_more(world):
+async def test_a_lost_connection_fails_later_sends_and_receives(world):
     (a,), (b,) = world.launch("a"), world.launch("b")
     await a.send("b:0", "before")
     assert await b.recv("a:0") == "before"
@@ -355,7 +355,7 @@ async def test_who_waits_for_a_message_that_may_be_lost_is_told_and_so_is_who_se
         await b.send("a:0", "back")
 
 
-async def test_what_came_before_the_loss_is_received(world):
+async def test_messages_from_before_a_lost_connection_are_received(world):
     (a,), (b,) = world.launch("a"), world.launch("b")
     await a.send("b:0", "before")
     await settle()
@@ -366,7 +366,7 @@ async def test_what_came_before_the_loss_is_received(world):
         await b.recv("a:0")
 
 
-async def test_a_broadcast_over_a_lost_connection_ends_in_all_that_wait(world):
+async def test_a_lost_connection_fails_broadcasts(world):
     world.launch("g", 2)
     a, b = world.groups["g"]
     groups = [("g", [0, 1])]
@@ -380,7 +380,7 @@ async def test_a_broadcast_over_a_lost_connection_ends_in_all_that_wait(world):
         await a.broadcast("y", groups)
 
 
-async def test_others_go_on(world):
+async def test_a_lost_connection_does_not_affect_other_workers(world):
     (a,), (b,), (c,) = world.launch("a"), world.launch("b"), world.launch("c")
     await a.send("b:0", 1)
     await a.send("c:0", 2)
@@ -391,7 +391,7 @@ async def test_others_go_on(world):
     assert [await c.recv("a:0"), await c.recv("a:0")] == [2, 3]
 
 
-async def test_what_is_known_of_lost_connections_ends_with_the_worker(world):
+async def test_a_lost_connection_is_forgotten_when_the_worker_ends(world):
     (a,), (b,) = world.launch("a"), world.launch("b")
     await a.send("b:0", "before")
     assert await b.recv("a:0") == "before"

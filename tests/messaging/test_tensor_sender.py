@@ -133,7 +133,7 @@ def large(fill=1.0):
     return torch.full((50_000,), fill)
 
 
-def test_nothing_overtakes_what_waits_for_the_facts(sender, peer):
+def test_messages_wait_in_order_for_the_receivers_facts(sender, peer):
     sent = [message(large()), message(), message(large()), message()]
     for one in sent:
         sender.post(one)
@@ -147,7 +147,7 @@ def test_nothing_overtakes_what_waits_for_the_facts(sender, peer):
 
 
 @pytest.mark.parametrize("error", [OSError("libcuda is no ELF file"), AssertionError("not compiled with CUDA")])
-def test_whatever_keeps_the_devices_from_starting_hangs_no_send(peer, error, caplog):
+def test_devices_that_do_not_start_block_no_send(peer, error, caplog):
     class Broken(Devices):
         def get(self):
             raise error
@@ -159,7 +159,7 @@ def test_whatever_keeps_the_devices_from_starting_hangs_no_send(peer, error, cap
     assert str(error) in caplog.text
 
 
-def test_no_thread_for_the_question_hangs_no_send(peer, monkeypatch):
+def test_a_missing_thread_for_the_question_blocks_no_send(peer, monkeypatch):
     def no_thread(thread):
         raise RuntimeError("can't start new thread: pids.max is met")
 
@@ -168,7 +168,7 @@ def test_no_thread_for_the_question_hangs_no_send(peer, monkeypatch):
     assert peer.sent == [frames.Ask(7)]
 
 
-def test_no_thread_to_ship_with_fails_what_waits_and_the_next_goes(sender, peer, monkeypatch):
+def test_a_missing_thread_fails_waiting_messages_and_the_next_is_sent(sender, peer, monkeypatch):
     """Both where the receiver's facts arrive and where a send begins on the loop's thread."""
 
     def no_thread(thread):
@@ -189,7 +189,7 @@ def test_no_thread_to_ship_with_fails_what_waits_and_the_next_goes(sender, peer,
     assert len(sender.box.messages) == 1
 
 
-def test_what_waits_when_the_receiver_dies(sender, peer):
+def test_waiting_messages_fail_when_the_receiver_dies(sender, peer):
     waiting = [message(large(), f"send() {n}") for n in range(2)]
     for one in waiting:
         sender.post(one)
@@ -202,7 +202,7 @@ def test_what_waits_when_the_receiver_dies(sender, peer):
     assert sender.box.messages == []
 
 
-def test_staged_bytes_ride_behind_the_skeleton_and_come_back(sender, peer):
+def test_staged_bytes_travel_behind_the_message_and_come_back(sender, peer):
     peer.say(facts(backends=[]))
     value = torch.arange(50_000, dtype=torch.int32).view(5, 10_000).t()
     sender.post(message(value))
@@ -221,7 +221,7 @@ def test_staged_bytes_ride_behind_the_skeleton_and_come_back(sender, peer):
     assert released == []  # nothing of the sender's was lent
 
 
-def test_an_error_while_it_is_made_ready_reaches_the_sender_and_the_next_goes(sender, peer):
+def test_an_error_of_a_tensor_fails_its_message_and_the_next_is_sent(sender, peer):
     peer.say(facts(backends=[]))
     first, second = message(large()), message(large())
     first.tensors.tensors[0] = object()
@@ -246,7 +246,7 @@ def test_an_error_while_it_is_made_ready_reaches_the_sender_and_the_next_goes(se
         ({"devices": ["uuid-0"], "ipc": False}, True, "local"),
     ],
 )
-def test_the_way_of_a_tensor_on_an_accelerator(sender, known, to_myself, path, monkeypatch):
+def test_the_path_of_a_tensor_on_an_accelerator(sender, known, to_myself, path, monkeypatch):
     if to_myself:
         monkeypatch.setattr(sender.peer, "worker_id", "id-a")
     assert sender._path(OnGpu(), facts(**known), _Plan()) == path
@@ -257,7 +257,7 @@ def test_ipc_and_lanes_take_the_tensors_of_one_device(sender):
     assert [sender._path(OnGpu(index), known, plan) for index in (0, 1, 0)] == ["ipc", "staged", "ipc"]
 
 
-def test_what_was_lent_is_kept_until_it_is_released_or_the_receiver_is_gone(sender, peer, monkeypatch):
+def test_lent_tensors_are_kept_until_released_or_the_receiver_is_gone(sender, peer, monkeypatch):
     monkeypatch.setattr(peer, "worker_id", "id-a")
     monkeypatch.setattr(sender, "_path", lambda tensor, known, plan: routes.LOCAL)
     peer.say(facts())

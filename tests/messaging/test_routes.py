@@ -37,7 +37,7 @@ EVERY_PAIR = [
         (ACCELERATOR, Pair(same_node=True, same_device=True, shared=True, ccl=True), {"accelerator": "lane"}, "ipc"),
     ],
 )
-def test_choice(kind, pair, overrides, path):
+def test_the_first_row_that_fits_is_chosen(kind, pair, overrides, path):
     assert choose(kind, pair, overrides) == path
 
 
@@ -53,7 +53,7 @@ def test_every_pair_has_a_path_that_it_can_take(overrides):
                 assert pair.same_node
 
 
-def test_the_table_as_text():
+def test_the_table_is_shown_with_overrides():
     assert all(row.path in MEANING for row in TABLE)
     plain = lines({})
     assert len(plain) == len(TABLE)
@@ -71,7 +71,7 @@ def test_the_table_as_text():
         (" accelerator = staged , cpu=lane,", {"accelerator": "staged", "cpu": "lane"}),
     ],
 )
-def test_the_setting(text, paths):
+def test_the_paths_setting_is_parsed(text, paths):
     assert Settings.load({} if text is None else {PATHS: text}).paths == paths
 
 
@@ -81,6 +81,6 @@ def test_a_wrong_setting_names_itself_and_what_is_right(text):
         Settings.load({PATHS: text})
 
 
-def test_a_setting_that_contradicts_itself():
+def test_a_setting_that_contradicts_itself_is_refused():
     with pytest.raises(ConfigError, match=r"accelerator=lane and for accelerator=staged"):
         Settings.load({PATHS: "accelerator=lane,accelerator=staged"})

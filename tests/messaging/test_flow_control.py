@@ -17,7 +17,7 @@ KIB = 1024
 LIMIT = 1024 * KIB
 
 
-def test_what_fits_goes_and_the_rest_waits_in_order():
+def test_items_within_the_window_are_sent_and_the_rest_waits_in_order():
     window = Window(LIMIT)
     assert window.offer(600 * KIB, "a")
     assert not window.offer(600 * KIB, "b")
@@ -34,14 +34,14 @@ def test_a_message_larger_than_the_window_goes_alone():
     assert not window.offer(LIMIT, "x") or window.outstanding <= LIMIT + SLACK
 
 
-def test_what_the_receiver_has_not_returned_yet_holds_nobody_up():
+def test_unreturned_slack_blocks_no_item():
     window, returns = Window(LIMIT), CreditAccumulator()
     window.offer(SLACK - 1, "taken, not returned")
     assert returns.taken("s", 1, SLACK - 1) == 0
     assert window.offer(10 * LIMIT, "large")
 
 
-def test_returns_come_in_lumps_and_are_per_sender():
+def test_credit_returns_in_lumps_for_each_sender():
     returns = CreditAccumulator()
     assert returns.taken("a", 1, SLACK // 2) == 0
     assert returns.taken("b", 1, SLACK // 2) == 0
@@ -49,7 +49,7 @@ def test_returns_come_in_lumps_and_are_per_sender():
     assert returns.taken("a", 1, 5 * SLACK) == 5 * SLACK
 
 
-def test_what_waits_is_removed_once():
+def test_waiting_items_are_removed_once():
     window = Window(LIMIT)
     window.offer(LIMIT, "sent")
     window.offer(1, "a")
@@ -59,7 +59,7 @@ def test_what_waits_is_removed_once():
 
 
 @given(st.lists(st.integers(1, 3 * LIMIT), max_size=40), st.randoms(use_true_random=False))
-def test_everything_goes_in_order_and_within_the_bound(sizes, random):
+def test_every_item_is_sent_in_order_and_within_the_bound(sizes, random):
     """A sender and a receiver that takes at random: no deadlock, no overtaking, bounded memory."""
     window, returns = Window(LIMIT), CreditAccumulator()
     arrived, taken = deque(), []
@@ -86,6 +86,6 @@ def test_the_window_of_the_environment(text, size):
 
 
 @pytest.mark.parametrize("text", ["64M", "0", "-1", "1048575"])
-def test_a_window_that_cannot_be(text):
+def test_an_invalid_window_is_refused(text):
     with pytest.raises(ConfigError, match=r"RLINF_ACTORS_SEND_WINDOW: is .* a number of bytes from 1048576 up"):
         Settings.load({SEND_WINDOW: text})

@@ -49,12 +49,12 @@ def vendor(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     return module
 
 
-def test_the_row_says_what_becomes_what(vendor: types.ModuleType) -> None:
+def test_options_become_the_ccls_options(vendor: types.ModuleType) -> None:
     made = process_groups.group_options("vccl", OPTIONS, datetime.timedelta(seconds=3))
     assert (made.is_high_priority_stream, made.config.max_ctas, made._timeout.seconds) == (True, 8, 3)
 
 
-def test_an_option_that_this_version_lacks(vendor: types.ModuleType) -> None:
+def test_an_option_that_this_version_lacks_is_an_error(vendor: types.ModuleType) -> None:
     del vendor.Group.Options().config.__class__.max_ctas
     with pytest.raises(ValueError, match="asks for accel_max_ctas=8, which this torch's vccl has not"):
         process_groups.group_options("vccl", OPTIONS)
@@ -127,3 +127,9 @@ def test_torchs_own_class_is_made_with_its_environment(
     assert group.told[:2] == (0, 2)
     assert seen == ["1"]
     assert "VENDOR_QUIET" not in os.environ
+
+
+def test_options_are_kept():
+    options = CollectiveGroupOptions(accel_max_ctas=4, use_ring_broadcast=True)
+    assert options == CollectiveGroupOptions(None, 4, None, False, True)
+    assert CollectiveGroupOptions() != options

@@ -27,7 +27,7 @@ def test_integers_of_numpy():
 @pytest.mark.parametrize(
     ("group", "rank"), [("g", "0"), ("g", 1.0), ("g", True), ("g", None), ("g", []), (3, 0), ("", 0)]
 )
-def test_what_is_no_rank(group, rank):
+def test_other_objects_are_refused_as_ranks(group, rank):
     with pytest.raises(TypeError):
         addressing.address(group, rank)
 
@@ -48,7 +48,7 @@ def test_a_child_is_in_a_group_that_has_its_worker():
         addressing.check_rank(WorkerAddress("g", (2, 0)), 2)
 
 
-def test_groups():
+def test_groups_name_members_in_order():
     assert names(addressing.addresses([("a", 1), ("b", [0, [2]]), ("a", range(2))])) == ["a:1", "b:0", "b:2", "a:0"]
     with pytest.raises(ValueError, match="names no worker"):
         addressing.addresses([("a", [])])
@@ -56,7 +56,7 @@ def test_groups():
         addressing.addresses(["a"])
 
 
-def test_source():
+def test_the_source_is_a_member():
     everyone = addressing.addresses([("a", [1, 0]), ("b", 0)])
     assert addressing.source(None, everyone).get_name() == "a:1"
     for src in (("b", 0), "b:0", WorkerAddress("b", 0), ["b", [0]]):
@@ -76,7 +76,7 @@ def test_the_order_in_which_members_are_named_does_not_matter():
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=100))
-def test_the_tree_reaches_everybody_once_and_no_node_twice(nodes):
+def test_the_tree_reaches_each_member_once_and_each_node_once(nodes):
     parents = addressing.tree(nodes)
     everyone = range(len(nodes))
     assert [index for index in everyone if parents[index] == -1] == [0]
@@ -113,7 +113,7 @@ def test_streams_tell_sources_members_and_incarnations_apart():
     assert "" not in streams
 
 
-def test_rank_in_group():
+def test_a_rank_outside_the_group_is_refused():
     addressing.check_rank(WorkerAddress("a", 1), 2)
     with pytest.raises(PlacementError, match="rank 2 is not in group 'a', which has ranks 0-1"):
         addressing.check_rank(WorkerAddress("a", 2), 2)

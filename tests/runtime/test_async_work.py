@@ -1,4 +1,4 @@
-"""AsyncWork, and a receive that is cancelled or dropped."""
+"""AsyncWork: waiting, made_of, on_thread, then, and errors without a waiter."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import weakref
 
 import pytest
 
-from rlinf_actors import AsyncWork, CallTimeoutError, CollectiveGroupOptions, UsageError, WorkerAddress
-from rlinf_actors.messaging.mailbox import ArrivedMessage
-from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
-from rlinf_actors.wire import payload
-from rlinf_actors.wire.payload import AuthenticatedParts
+from rlinf_actors import AsyncWork, CallTimeoutError, UsageError
 
 
 def made(value=None, error=None):
@@ -32,7 +28,7 @@ def threads_end():
             thread.join(10)
 
 
-async def test_both_ways_to_wait():
+async def test_wait_and_await_give_the_result():
     work = AsyncWork("work")
     assert not work.done()
     threading.Thread(target=work.resolve, args=(5,)).start()
@@ -53,7 +49,7 @@ def test_a_timeout_leaves_the_work():
 class TestMadeOf:
     """A work whose value is made of another's by who takes it."""
 
-    def test_it_is_made_once_and_by_who_asks(self):
+    def test_the_result_is_made_once_on_the_thread_that_waits(self):
         source, threads = AsyncWork("source"), []
         work = AsyncWork.made_of(
             source, lambda value: (threads.append(threading.current_thread()), value + 1)[1], "work"
@@ -62,7 +58,7 @@ class TestMadeOf:
         assert [work.wait(10), work.wait(10)] == [5, 5]
         assert threads == [threading.current_thread()]
 
-    async def test_an_error_of_either_is_its_error(self):
+    async def test_an_error_of_the_source_or_of_make_is_the_works_error(self):
         work = AsyncWork.made_of(made(error=ValueError("source")), repr, "work")
         with pytest.raises(ValueError, match="source"):
             await work
@@ -71,7 +67,7 @@ class TestMadeOf:
             with pytest.raises(ZeroDivisionError):
                 await work
 
-    def test_it_does_not_keep_what_it_was_made_of(self):
+    def test_the_work_does_not_keep_its_source(self):
         class Large: ...
 
         value = Large()
@@ -83,14 +79,14 @@ class TestMadeOf:
         assert gone() is None
 
 
-async def test_what_blocks_runs_on_a_thread_of_its_own():
+async def test_on_thread_runs_the_function_on_its_own_thread():
     assert await AsyncWork.on_thread(threading.current_thread, "a look") is not threading.current_thread()
     with pytest.raises(ZeroDivisionError):
         await AsyncWork.on_thread(lambda: 1 / 0, "a look")
 
 
 class TestThen:
-    def test_runs_after_with_its_arguments(self):
+    def test_then_runs_the_function_with_its_arguments(self):
         first = AsyncWork("first")
         order = []
         second = first.then(lambda a, b: order.append((a, b)) or threading.current_thread().name, 1, b=2)
@@ -99,7 +95,7 @@ class TestThen:
         assert second.wait(10).startswith("rlinf-actors-then")
         assert order == [(1, 2)]
 
-    def test_a_work_that_it_returns_is_waited_for(self):
+    def test_then_waits_for_a_work_that_the_function_returns(self):
         inner = AsyncWork("inner")
         chained = made().then(lambda: inner).then(lambda: "end")
         inner.resolve(None)
@@ -112,14 +108,14 @@ class TestThen:
             chained.wait(10)
         assert called == []
 
-    def test_its_own_error_reaches_the_waiter(self):
+    def test_an_error_of_the_function_reaches_the_waiter(self):
         def fail():
             raise KeyError("mine")
 
         with pytest.raises(KeyError, match="mine"):
             made().then(fail).wait(10)
 
-    def test_an_error_of_a_work_that_it_returns_is_its_own(self):
+    def test_an_error_of_a_returned_work_reaches_the_waiter(self):
         with pytest.raises(ValueError, match="inner"):
             made().then(made, None, error=ValueError("inner")).wait(10)
 
@@ -137,14 +133,14 @@ class TestThen:
             work.resolve(None)
         assert [work.wait(10) for work in chained] == list(range(50))
 
-    def test_one_that_returns_itself_is_an_error(self):
+    def test_a_function_that_returns_its_own_work_is_an_error(self):
         found, may_run = [], threading.Event()
         found.append(made().then(lambda: (may_run.wait(10), found[0])[1]))
         may_run.set()
         with pytest.raises(UsageError, match="returned the very work that waits for it"):
             found[0].wait(10)
 
-    def test_what_it_needed_is_let_go(self):
+    def test_then_keeps_neither_arguments_nor_source(self):
         class Large:
             pass
 
@@ -157,7 +153,7 @@ class TestThen:
         gc.collect()
         assert [ref() for ref in gone] == [None, None]
 
-    async def test_cancelling_who_awaits_it_leaves_it(self):
+    async def test_cancelling_a_waiter_leaves_the_work(self):
         first = AsyncWork("first")
         second = first.then(lambda: "end")
         waiting = asyncio.ensure_future(second.async_wait())
@@ -166,13 +162,13 @@ class TestThen:
         first.resolve(None)
         assert await second == "end"
 
-    def test_only_the_end_of_a_chain_is_an_error_that_nobody_waited_for(self, caplog):
+    def test_only_the_end_of_a_chain_logs_an_error_without_a_waiter(self, caplog):
         made(error=ValueError("lost")).then(print)
         threads_end()
         gc.collect()
         assert caplog.text.count("nobody waited for it") == 1
 
-    def test_goes_on_where_nobody_holds_it(self):
+    def test_then_runs_although_no_caller_holds_the_work(self):
         first, ran = AsyncWork("first"), threading.Event()
         first.then(ran.set)
         gc.collect()
@@ -180,7 +176,7 @@ class TestThen:
         assert ran.wait(10)
 
 
-def test_a_function_that_no_thread_is_left_for_fails(monkeypatch):
+def test_then_fails_if_no_thread_can_start(monkeypatch):
     def no_thread(thread):
         raise RuntimeError("can't start new thread: pids.max is met")
 
@@ -192,7 +188,7 @@ def test_a_function_that_no_thread_is_left_for_fails(monkeypatch):
         second.wait(20)
 
 
-def test_an_error_that_nobody_waited_for_is_logged(caplog):
+def test_an_error_without_a_waiter_is_logged(caplog):
     made(error=ValueError("lost"))
     gc.collect()
     assert "work failed, and nobody waited for it: ValueError: lost" in caplog.text
@@ -201,98 +197,3 @@ def test_an_error_that_nobody_waited_for_is_logged(caplog):
         made(error=ValueError("seen")).wait()
     gc.collect()
     assert caplog.text == ""
-
-
-class FakePosted:
-    def __init__(self):
-        self.calls = []
-
-    def enter(self):
-        self.calls.append("enter")
-
-    def leave(self):
-        self.calls.append("leave")
-        return True
-
-    def unread(self, message):
-        self.calls.append(message)
-
-
-def message(value):
-    return ArrivedMessage("1", 0, AuthenticatedParts(payload.encode(value)))
-
-
-async def test_a_cancelled_receive_leaves_its_posted_and_takes_another_when_it_is_awaited_again():
-    posted = FakePosted()
-    work = PendingReceive("recv()", posted)
-    waiting = asyncio.ensure_future(work.async_wait())
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    assert posted.calls == ["leave"]
-    waiting = asyncio.ensure_future(work.async_wait())
-    await asyncio.sleep(0)
-    assert posted.calls == ["leave", "enter"]
-    work.take(message("x"))
-    assert await waiting == "x"
-
-
-async def test_a_receive_stays_while_another_task_awaits_it():
-    posted = FakePosted()
-    work = PendingReceive("recv()", posted)
-    first, second = (asyncio.ensure_future(work.async_wait()) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await first
-    assert posted.calls == []
-    work.take(message("x"))
-    assert await second == "x"
-
-
-def test_what_nobody_looked_at_is_given_back():
-    posted = FakePosted()
-    work = PendingReceive("recv()", posted)
-    got = message("x")
-    work.take(got)
-    del work
-    gc.collect()
-    assert posted.calls == [got]
-
-
-def test_what_was_looked_at_is_not():
-    posted = FakePosted()
-    work = PendingReceive("recv()", posted, lambda value: value * 2)
-    work.take(message(4))
-    assert (work.wait(), work.wait()) == (8, 8)
-    del work
-    gc.collect()
-    assert posted.calls == []
-
-
-def test_an_object_that_cannot_be_made_here_is_the_waiters_error():
-    def refuse(value):
-        raise ValueError(f"no {value}")
-
-    work = PendingReceive("recv()", FakePosted(), refuse)
-    work.take(message(4))
-    for _ in range(2):
-        with pytest.raises(ValueError, match="no 4"):
-            work.wait()
-
-
-def test_a_dropped_receive_is_abandoned():
-    posted = PostedReceive(None, WorkerAddress("a", 0))
-    work = PendingReceive("recv()", posted)
-    posted.belongs_to(work)
-    assert not posted.abandoned
-    del work
-    gc.collect()
-    assert posted.abandoned
-
-
-def test_options_are_kept():
-    options = CollectiveGroupOptions(accel_max_ctas=4, use_ring_broadcast=True)
-    assert options == CollectiveGroupOptions(None, 4, None, False, True)
-    assert CollectiveGroupOptions() != options

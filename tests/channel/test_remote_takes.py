@@ -84,7 +84,7 @@ async def test_the_release_is_confirmed_before_the_next_statement():
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit()])
-async def test_whatever_the_block_raises_makes_the_item_the_head_again(kind, error):
+async def test_any_exception_in_the_block_makes_the_item_the_head_again(kind, error):
     one = kind()
     for item in "xy":
         await one.put(item)
@@ -99,7 +99,7 @@ async def test_whatever_the_block_raises_makes_the_item_the_head_again(kind, err
     assert not work.redelivered
 
 
-async def test_an_item_that_was_taken_in_vain_is_marked_for_a_get(kind):
+async def test_an_item_of_a_failed_take_is_marked_redelivered_for_a_get(kind):
     one = kind()
     await one.put("x")
     with pytest.raises(ValueError, match="no"):
@@ -203,7 +203,7 @@ async def test_an_item_that_cannot_be_read_counts_its_deliveries_and_stays_on_th
     assert len(await one.undeliverable()) == 1
 
 
-async def test_a_dead_consumers_item_comes_again_and_three_deaths_are_told():
+async def test_a_dead_consumers_item_comes_again_and_three_deaths_raise():
     world = World()
     user = world.user("a")
     await user.put("x")
@@ -246,7 +246,7 @@ async def test_a_release_that_the_host_does_not_know_is_an_error():
         assert item == "x"
 
 
-async def test_a_broken_channel_is_told_at_the_end_of_the_block():
+async def test_the_end_of_the_block_raises_for_a_broken_channel():
     world = World()
     user = world.user("a")
     await user.put("x")
@@ -267,7 +267,7 @@ async def test_the_end_of_a_drained_channels_host_confirms_the_release():
         asyncio.get_running_loop().call_soon(lambda: world.host_dies(kind="exited", exit_code=0))
 
 
-async def test_a_timed_take_takes_nothing(kind):
+async def test_a_take_that_times_out_takes_nothing(kind):
     one = kind()
     with pytest.raises(CallTimeoutError):
         async with one.take(timeout=0.01):
@@ -276,7 +276,7 @@ async def test_a_timed_take_takes_nothing(kind):
     assert await one.get() == "x"
 
 
-async def test_takes_of_a_closed_channel_wait_for_what_is_out():
+async def test_takes_of_a_closed_channel_wait_for_items_that_are_out():
     world = World()
     user, other = world.user("a"), world.user("b")
     await user.put("x")
@@ -302,7 +302,7 @@ async def test_takes_of_a_closed_channel_wait_for_what_is_out():
     assert world.drained
 
 
-async def test_a_host_of_the_protocol_before_is_told_apart_and_keeps_its_items(monkeypatch):
+async def test_a_host_of_the_previous_protocol_refuses_takes_and_keeps_its_items(monkeypatch):
     world = World()
     user = world.user("a")
     await user.put("x")
@@ -335,7 +335,7 @@ def test_a_blocking_take_of_a_local_channel():
     assert channel.empty()
 
 
-def test_descriptions_count_what_was_given_up():
+def test_descriptions_count_undeliverable_items():
     channel = Channel.create("q", local=True, max_deliveries=1)
     channel.put("bad")
     with pytest.raises(ValueError, match="no"), channel.take():

@@ -44,7 +44,7 @@ def test_taking_acknowledges_once():
     assert kit.said == ["ack x"]
 
 
-def test_what_arrived_and_was_not_taken_goes_back():
+def test_an_item_that_arrived_and_was_not_taken_goes_back():
     kit = Kit()
     kit.work.resolve("x")
     assert kit.work.cancel()
@@ -55,7 +55,7 @@ def test_what_arrived_and_was_not_taken_goes_back():
 
 
 @pytest.mark.parametrize("arrived", [False, True])
-def test_dropping_gives_back(arrived):
+def test_dropping_a_get_gives_its_item_back(arrived):
     kit = Kit()
     if arrived:
         kit.work.resolve("x")
@@ -63,7 +63,7 @@ def test_dropping_gives_back(arrived):
     assert kit.said == ["later"]
 
 
-def test_a_failed_one_has_nothing_to_give_back(caplog):
+def test_a_failed_get_has_nothing_to_give_back(caplog):
     kit = Kit()
     kit.work.reject(ValueError("no"))
     assert not kit.work.cancel()
@@ -74,7 +74,7 @@ def test_a_failed_one_has_nothing_to_give_back(caplog):
     assert not caplog.records
 
 
-def test_what_cannot_be_decoded_goes_back():
+def test_an_item_that_cannot_be_decoded_goes_back():
     def decode(_value):
         raise ImportError("not here")
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_decoded_goes_back():
     assert kit.said == ["back"]
 
 
-async def test_cancelling_who_awaits_cancels_the_get():
+async def test_cancelling_a_task_that_awaits_a_get_cancels_the_get():
     kit = Kit()
     task = asyncio.ensure_future(kit.work.async_wait())
     await asyncio.sleep(0)

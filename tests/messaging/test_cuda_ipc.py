@@ -91,18 +91,18 @@ def test_every_call_has_the_primary_context_and_leaves_none(driver, cuda):
     assert [name for name, _ in cuda.calls].count("cuDevicePrimaryCtxRetain") == 1
 
 
-def test_a_refusal_says_what_was_asked_and_leaves_no_context(driver, cuda):
+def test_a_failed_call_is_named_and_leaves_no_context(driver, cuda):
     cuda.fails["cuIpcGetMemHandle"] = 1
     with pytest.raises(CudaError, match="cuIpcGetMemHandle failed with 1: invalid argument"):
         driver.export(0, 4096)
     assert cuda.current == []
 
 
-def test_a_device_is_named_for_good(driver):
+def test_a_device_has_a_stable_uuid(driver):
     assert driver.uuid(0) == bytes(range(16)).hex()
 
 
-def test_the_end_of_memory_is_told_once():
+def test_the_end_of_memory_is_reported_once():
     ended = []
     memory = DeviceMemory(4096, 100, lambda: ended.append(1))
     assert memory.__cuda_array_interface__["data"] == (4096, False)
