@@ -429,7 +429,7 @@ def check_addresses(config: Config, security: Security) -> None:
     """
     endpoint = _endpoint(config)
     if endpoint:
-        security.check(endpoint, "listen on" if config.head else "connect to")
+        security.mechanism(endpoint, "listen on" if config.head else "connect to")
 
 
 def _endpoint(config: Config) -> str:

@@ -29,8 +29,17 @@ from typing import Union
 import zmq
 
 from rlinf_actors.errors import ConfigError, RemoteWireError, RlinfActorsError
-from rlinf_actors.net import zmq_network
-from rlinf_actors.net.authentication import FAILED, NO_ZEROMQ, SUCCEEDED, at_client, read_event, unanswered
+from rlinf_actors.net.curve import (
+    CONNECTED,
+    DISCONNECTED,
+    FAILED,
+    NO_ZEROMQ,
+    SUCCEEDED,
+    before_connect,
+    read_event,
+    unanswered,
+    why_refused,
+)
 from rlinf_actors.net.framing import pack, unpack
 from rlinf_actors.net.host import split_address
 from rlinf_actors.net.socket_security import Security, is_tcp
@@ -47,10 +56,8 @@ READ_S = 0.02
 """After so long what heads say gives way to connections that have just been made."""
 HANDSHAKE_MS = 30_000
 """A head that stands still is waited for by who asks, not given up by libzmq."""
-_DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 _RETRIED = int(zmq.EVENT_CONNECT_RETRIED)
-_CONNECTED = int(zmq.EVENT_CONNECTED)
-_EVENTS = FAILED | SUCCEEDED | _DISCONNECTED | _RETRIED | _CONNECTED
+_EVENTS = FAILED | SUCCEEDED | DISCONNECTED | _RETRIED | CONNECTED
 
 
 @dataclass(frozen=True)
@@ -288,7 +295,7 @@ class BlockingClient:
             made.setsockopt(zmq.CONNECT_TIMEOUT, int(CONNECT_S * 1000))
             made.setsockopt(zmq.IPV6, int("[" in endpoint))
             if proof is not None:
-                zmq_network.before_connect(made, proof)
+                before_connect(made, proof)
             made.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
             name = f"inproc://estop-{os.urandom(8).hex()}"
             made.monitor(name, _EVENTS)
@@ -329,7 +336,7 @@ class BlockingClient:
                 event, value = read_event(line.monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            if event == _CONNECTED:
+            if event == CONNECTED:
                 line.shaken = False
             elif event == SUCCEEDED:
                 line.shaken, line.why = True, ""
@@ -337,8 +344,8 @@ class BlockingClient:
             elif event & FAILED:
                 if not unanswered(event, value):
                     line.shaken = True
-                    self._is_down(head, line, at_client(event, value, line.key)[0])
-            elif event == _DISCONNECTED:
+                    self._is_down(head, line, why_refused(event, value, line.key)[0])
+            elif event == DISCONNECTED:
                 self._is_down(head, line, "the connection was lost" if line.shaken else line.why or NO_ZEROMQ)
             else:
                 self._is_down(head, line, line.why or _why_not(line))

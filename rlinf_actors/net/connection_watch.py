@@ -1,67 +1,146 @@
-"""Connections to one listener over TCP, from when they are accepted until they have proved themselves.
+"""Watches the TCP connections of ZeroMQ sockets from outside libzmq: handshakes, limits and forced disconnects.
 
-`net.admission` decides who must go; here they are watched, and shut down below libzmq. Nothing is asked of
-those who have proved themselves, and nothing of frames.
+libzmq reports events by a socket's monitor, and has no call that closes one connection. So connections are inspected
+and shut down below it, through copies of its descriptors. libzmq names descriptors by number and closes them on a
+thread of its own: a number may mean another connection by now. So every copy is checked to be a connection to one of
+our ports, and its peer's address is compared with the one that it had.
 
-Connections that libzmq has, borrowed for a moment: looked at or shut down below it.
-
-It tells of descriptors by their numbers, and closes them on a thread of its own: a number may be another's by now. So
-what is looked at is a copy, which was seen to be a connection to a port of ours; who compares the other end's address
-with the one that it had knows that it is the same one.
-
-Ending the connection of one peer, which libzmq has no call for: its socket is shut down below it.
-
-A frame names the descriptor that it was read from; see net.borrowed.
+Loop thread only. It never touches connections that have authenticated, except one that `Disconnector` is told to end,
+and never frames.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
+import itertools
 import os
 import resource
 import select
 import socket
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import zmq
 
-from rlinf_actors.net.admission import BACKLOG, NEWCOMERS, Arrival, Crowd, Limits, Look
-from rlinf_actors.net.authentication import ACCEPTED, DISCONNECTED, FAILED_PROTOCOL, GateTally, at_server
+from rlinf_actors.net.admission import BACKLOG, PENDING, Connection, ConnectionTable, Handshake, Limits
+from rlinf_actors.net.curve import ACCEPTED, DISCONNECTED, FAILED_PROTOCOL, read_event, why_rejected
 from rlinf_actors.security.members import Gate
 
-_INFO = struct.Struct("=128x Q 64x QQ")
+AT_SERVER = ACCEPTED | DISCONNECTED | FAILED_PROTOCOL
+"""The events that ConnectionGuard takes."""
+BATCH = 64
+"""Events, and connections, that are handled before other callbacks of the loop run."""
+CANDIDATES = 8
+"""Pending connections that are inspected for one new one, until one of them may be closed."""
+INSPECT_S = 0.25
+"""Seconds between two inspections of all pending connections: epoll does not report bytes that libzmq read before."""
+TOO_MANY = "too many connections have not proved themselves"
+SLACK_S = 1.0
+"""libzmq's handshake timer may be that late."""
+GRACE_S = 1.0
+"""Seconds in which a peer may still read what was sent to it, above all why it is disconnected."""
+_NO_LINGER = struct.pack("ii", 1, 0)  # libzmq's close sends a reset then, and the kernel keeps nothing
+_TCP_INFO = struct.Struct("=128x Q 64x QQ")
 """Of struct tcp_info in linux/tcp.h, in the machine's byte order: tcpi_bytes_received, tcpi_bytes_sent,
-tcpi_bytes_retrans; since Linux 4.19.
-"""
+tcpi_bytes_retrans; since Linux 4.19."""
+_names = itertools.count(1)
 
 
-class Lens:
-    """One descriptor in which connections are looked at, one after the other: it works also where none is left.
+class SocketMonitor:
+    """Calls *on_event* with each monitored event of a ZeroMQ socket and its value."""
+
+    def __init__(
+        self,
+        watched: zmq.Socket[bytes],
+        loop: asyncio.AbstractEventLoop,
+        events: int,
+        on_event: Callable[[int, int], None],
+    ) -> None:
+        self._watched = watched
+        self._loop = loop
+        self._on_event = on_event
+        name = f"inproc://monitor-{next(_names)}"  # a new one: libzmq may still hold that of a socket just closed
+        watched.monitor(name, events)
+        self._socket: zmq.Socket[bytes] = watched.context.socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.RCVHWM, 0)  # else libzmq's I/O thread waits for us in a flood
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(name)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._again: asyncio.Handle | None = None
+        loop.add_reader(self._fd, self._drain)
+        loop.call_soon(self._drain)  # for an edge before the reader was there
+
+    def close(self) -> None:
+        """Stop. Call this before the watched socket is closed. Idempotent."""
+        if self._socket.closed:
+            return
+        self._loop.remove_reader(self._fd)
+        self._watched.monitor(None, 0)
+        self._socket.close()
+
+    def _drain(self) -> None:
+        if self._again is not None:
+            self._again.cancel()  # as in ZapHandler
+        for _ in range(BATCH):
+            if self._socket.closed:
+                return
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_event(*read_event(frames))
+        self._again = self._loop.call_soon(self._drain)  # the FD reports nothing about events that are there already
+
+
+class RejectionBatch:
+    """Reports connections that came to nothing to a gate: each kind once in a turn of the loop, with its number."""
+
+    def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
+        self._gate = gate
+        self._loop = loop
+        self._counts: collections.Counter[tuple[str, str]] = collections.Counter()
+
+    def note(self, address: str, why: str) -> None:
+        """Count one more from this address ("" if unknown)."""
+        if not self._counts:
+            self._loop.call_soon(self._report)
+        self._counts[address, why] += 1
+
+    def _report(self) -> None:
+        counts, self._counts = self._counts, collections.Counter()
+        for (address, why), times in counts.items():
+            self._gate.refused("", address, why, times)
+
+
+# --- copies of descriptors ---
+
+
+class BorrowedSocket:
+    """One descriptor into which connections are copied, one after the other: it works when no descriptor is left.
 
     Attributes:
-        connection: what `on` has found.
+        connection: the copy that `on` has made.
     """
 
     def __init__(self) -> None:
-        self._nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        # any family will do: no call that is made on it depends on it
+        self._null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        # any family will do: no call that is made on it depends on the family
         self.connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
 
     def close(self) -> None:
-        """Twice is fine."""
-        if self._nothing >= 0:
-            os.close(self._nothing)
-            self._nothing = -1
+        """Close the descriptor. Idempotent."""
+        if self._null >= 0:
+            os.close(self._null)
+            self._null = -1
             self.connection.close()
 
     @contextlib.contextmanager
     def on(self, fd: int, ports: Collection[int]) -> Iterator[tuple[str, int] | None]:
-        """Have a copy of a descriptor in `connection`: until the end of the block the connection stays open.
+        """Hold a copy of a descriptor in `connection`, which keeps the connection open until the end of the block.
 
-        Yields the other end's address and port, if it is a connection to one of these ports; None: it has ended, or is
-        something else.
+        Yields the peer's address and port, or None if the descriptor is no connection to one of these ports (now).
         """
         place = self.connection.fileno()
         try:
@@ -70,28 +149,16 @@ class Lens:
             yield None
             return
         try:
-            yield _other_end(self.connection, ports)
+            yield _peer_of(self.connection, ports)
         finally:
-            os.dup2(self._nothing, place, inheritable=False)
-
-
-def borrow(fd: int, ports: Collection[int]) -> tuple[socket.socket, tuple[str, int]] | None:
-    """A copy of a descriptor to keep, and the other end's address and port; as Lens.on. Who gets it closes it."""
-    connection = _copy(fd)
-    if connection is None:
-        return None
-    peer = _other_end(connection, ports)
-    if peer is None:
-        connection.close()
-        return None
-    return connection, peer
+            os.dup2(self._null, place, inheritable=False)
 
 
 def end_loop(fd: int) -> None:
-    """Shut a connection down if TCP has made it of a socket with itself, and leave any other alone.
+    """Shut down a connection that TCP has made of a socket with itself; leave any other alone.
 
-    Where nobody listens at a port that the kernel gives to outgoing connections, one that tries again and again gets
-    this very number at last: it hears what it says, and keeps the port from whoever is to listen there.
+    At a port that the kernel gives to outgoing connections, and where no process listens, a client that retries gets
+    this very port at last. It then receives what it sends, and keeps the port from the listener that is to come.
     """
     connection = _copy(fd)
     if connection is None:
@@ -109,12 +176,12 @@ def _copy(fd: int) -> socket.socket | None:
         return None
     try:
         return socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, copy)
-    except OSError:  # a file's by now
+    except OSError:  # the number is a file's by now
         os.close(copy)
         return None
 
 
-def _other_end(connection: socket.socket, ports: Collection[int]) -> tuple[str, int] | None:
+def _peer_of(connection: socket.socket, ports: Collection[int]) -> tuple[str, int] | None:
     with contextlib.suppress(OSError):  # no socket, or not connected any more
         ours = connection.getsockname()
         if isinstance(ours, tuple) and ours[1] in ports:
@@ -124,155 +191,135 @@ def _other_end(connection: socket.socket, ports: Collection[int]) -> tuple[str, 
 
 
 def moved(connection: socket.socket) -> tuple[int, int]:
-    """Bytes that this end has sent, and that it has received.
-
-    Where the kernel does not say, nothing: (0, 0).
-    """
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-    if len(info) < _INFO.size:
+    """Return the bytes that this end has sent and received; (0, 0) if the kernel does not report them."""
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    if len(info) < _TCP_INFO.size:
         return 0, 0
-    received, sent, again = _INFO.unpack(info)
+    received, sent, again = _TCP_INFO.unpack(info)
     return sent - again, received
 
 
-AT_SERVER = ACCEPTED | DISCONNECTED | FAILED_PROTOCOL
-"""What libzmq shall tell of."""
-BATCH = 64
-"""Newcomers that are looked at before other callbacks of the loop get a turn."""
-CANDIDATES = 8
-"""Newcomers that are looked at, for one that comes, until one is found that goes."""
-LOOK_S = 0.25
-"""How often all newcomers are looked at: epoll tells nothing of bytes that libzmq has read before it was asked."""
-TOO_MANY = "too many connections have not proved themselves"
-SLACK_S = 1.0
-"""libzmq's timer of a handshake may be that late."""
-_NO_LINGER = struct.pack("ii", 1, 0)
-"""What is shut down ends by a reset when libzmq closes it, and nothing of it stays in the kernel."""
+# --- who must go ---
 
 
-class Arrivals:
-    """Watches the newcomers of one listener. Loop thread only.
+class ConnectionGuard:
+    """Inspects the pending connections of one listener and shuts down those that its ConnectionTable evicts.
 
     Args:
-        loop: the loop that looks.
-        ports: that it listens on.
-        handshake_s: seconds after which libzmq closes who has not proved himself.
-        gate: is told who was refused before there was a key.
+        loop: the loop.
+        ports: the listener's ports; its owner adds to them.
+        handshake_s: seconds after which libzmq closes a connection that has not authenticated.
+        gate: is told of rejected connections.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ports: set[int], handshake_s: float, gate: Gate) -> None:
         self._loop = loop
         self._ports = ports
-        self._refused = GateTally(gate, loop)
-        self._crowd = Crowd(limits(handshake_s))
-        self._epoll = select.epoll()  # edge-triggered: bytes that libzmq leaves for later are told once
-        self._unseen: list[int] = []  # who is yet to be looked at in this round
+        self._rejected = RejectionBatch(gate, loop)
+        self._table = ConnectionTable(limits(handshake_s))
+        self._epoll = select.epoll()  # edge-triggered: bytes that libzmq leaves for later are reported once
+        self._uninspected: list[int] = []  # of this round
         self._timer: asyncio.TimerHandle | None = None
-        self._lens = Lens()
+        self._borrowed = BorrowedSocket()
         loop.add_reader(self._epoll.fileno(), self._drain)
 
     def close(self) -> None:
-        """Watch nobody any more; connections are left as they are. Twice is fine."""
+        """Stop watching; connections stay open. Idempotent."""
         if not self._epoll.closed:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
-            self._lens.close()
+            self._borrowed.close()
             if self._timer is not None:
                 self._timer.cancel()
 
-    def happened(self, event: int, value: int) -> None:
-        """One of AT_SERVER: libzmq tells of a connection."""
+    def on_event(self, event: int, value: int) -> None:
+        """Take one of the AT_SERVER events of the listener's monitor."""
         if event == ACCEPTED:
-            self._came(value)
+            self._accepted(value)
         elif event == DISCONNECTED:
-            self._crowd.gone(value)
+            self._table.closed(value)
         else:
-            self._refused.note("", at_server(value))
+            self._rejected.note("", why_rejected(value))
 
-    def _came(self, fd: int) -> None:
+    def _accepted(self, fd: int) -> None:
         now = self._loop.time()
-        with self._lens.on(fd, self._ports) as peer:
-            if peer is None:  # it has ended since, or came by the unix socket; and so has who had that descriptor
-                self._crowd.gone(fd)
+        with self._borrowed.on(fd, self._ports) as peer:
+            if peer is None:  # it has ended since, or came by the unix socket; so the last user of fd has ended too
+                self._table.closed(fd)
                 return
-            why = self._crowd.came(fd, peer, now)
+            why = self._table.accepted(fd, peer, now)
             if why:
-                self._shut(fd, peer, why)
+                self._shut_down(fd, peer, why)
                 return
-            with contextlib.suppress(OSError):  # closed since, or registered already when its number was another's
+            with contextlib.suppress(OSError):  # closed since, or registered already by an earlier user of the number
                 self._epoll.register(fd, select.EPOLLIN | select.EPOLLET)
             if self._timer is None:
-                self._timer = self._loop.call_later(LOOK_S, self._look_at_all)
+                self._timer = self._loop.call_later(INSPECT_S, self._inspect_all)
         for _ in range(CANDIDATES):
-            extra = self._crowd.surplus(now)
+            extra = self._table.to_evict(now)
             if extra is None:
                 break
-            self._look(extra, TOO_MANY)
+            self._inspect(extra, TOO_MANY)
 
     def _drain(self) -> None:
         for fd, _ in self._epoll.poll(0, BATCH):
-            newcomer = self._crowd.newcomer(fd)
-            if newcomer is not None:
-                self._look(newcomer)
+            connection = self._table.pending(fd)
+            if connection is not None:
+                self._inspect(connection)
             else:
-                self._forget(fd)
+                self._unregister(fd)
 
-    def _look_at_all(self) -> None:
-        self._unseen = self._unseen or self._crowd.newcomers()
-        for fd in self._unseen[:BATCH]:
-            newcomer = self._crowd.newcomer(fd)
-            if newcomer is not None:
-                self._look(newcomer)
-        self._unseen = self._unseen[BATCH:]
+    def _inspect_all(self) -> None:
+        self._uninspected = self._uninspected or self._table.all_pending()
+        for fd in self._uninspected[:BATCH]:
+            connection = self._table.pending(fd)
+            if connection is not None:
+                self._inspect(connection)
+        self._uninspected = self._uninspected[BATCH:]
         self._timer = None
-        if self._unseen or self._crowd.newcomers():
-            self._timer = self._loop.call_later(0.0 if self._unseen else LOOK_S, self._look_at_all)
+        if self._uninspected or self._table.all_pending():
+            self._timer = self._loop.call_later(0.0 if self._uninspected else INSPECT_S, self._inspect_all)
 
-    def _look(self, newcomer: Arrival, too_many: str = "") -> None:
-        """See how far a newcomer is, and shut it down if it must go: where there are *too_many*, if we wait for it."""
-        fd = newcomer.fd
-        with self._lens.on(fd, self._ports) as peer:
-            if peer is None or peer != newcomer.peer:  # closed, or the next one that has this number: that is told soon
-                self._crowd.gone(fd)
+    def _inspect(self, connection: Connection, too_many: str = "") -> None:
+        """Update a pending connection's state. With *too_many*, close it for that unless it waits for us."""
+        fd = connection.fd
+        with self._borrowed.on(fd, self._ports) as peer:
+            if peer is None or peer != connection.peer:  # closed, or the number's next user, which libzmq reports soon
+                self._table.closed(fd)
                 return
-            look = self._crowd.looked(fd, *moved(self._lens.connection))
-            if look is Look.PROVED:
-                self._forget(fd)
-            elif look is Look.TOO_MUCH:
-                self._shut(fd, peer, look.value)
-            elif too_many and look is Look.NEW:
-                self._shut(fd, peer, too_many)
+            state = self._table.progress(fd, *moved(self._borrowed.connection))
+            if state is Handshake.DONE:
+                self._unregister(fd)
+            elif state is Handshake.FLOODED:
+                self._shut_down(fd, peer, state.value)
+            elif too_many and state is Handshake.PENDING:
+                self._shut_down(fd, peer, too_many)
             elif too_many:
-                self._crowd.pass_over(fd, self._loop.time())
+                self._table.spare(fd, self._loop.time())
 
-    def _shut(self, fd: int, peer: tuple[str, int], why: str) -> None:
-        self._crowd.gone(fd)
+    def _shut_down(self, fd: int, peer: tuple[str, int], why: str) -> None:
+        self._table.closed(fd)
         with contextlib.suppress(OSError):  # it has ended meanwhile
-            self._lens.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
-            self._lens.connection.shutdown(socket.SHUT_RDWR)
-        self._refused.note(peer[0], why)
+            self._borrowed.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self._borrowed.connection.shutdown(socket.SHUT_RDWR)
+        self._rejected.note(peer[0], why)
 
-    def _forget(self, fd: int) -> None:
-        with contextlib.suppress(OSError):  # closed: the kernel has forgotten it already
+    def _unregister(self, fd: int) -> None:
+        with contextlib.suppress(OSError):  # closed: the kernel has removed it already
             self._epoll.unregister(fd)
 
 
 def limits(handshake_s: float) -> Limits:
-    """What a listener of this process takes: a quarter of its descriptors are for other things."""
+    """Return what a listener of this process accepts: a quarter of the process's descriptors stays for other uses."""
     total = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
-    return Limits(total, min(NEWCOMERS, total // 4), min(BACKLOG, total // 2), settled_s=handshake_s + SLACK_S)
+    return Limits(total, min(PENDING, total // 4), min(BACKLOG, total // 2), settled_s=handshake_s + SLACK_S)
 
 
-GRACE_S = 1.0
-"""How long a peer may still read what was sent to it: why it is thrown out, above all."""
-_SOURCE = int(zmq.SRCFD)
+class Disconnector:
+    """Ends connections of one listener whose frames are not admitted any more.
 
-
-class HangUps:
-    """The connections of one listener that are about to end. Loop thread only.
-
-    Args:
-        loop: the loop that waits.
+    Attributes:
+        ports: the listener's ports; its owner adds to them.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -281,35 +328,26 @@ class HangUps:
         self.ports: set[int] = set()
 
     def soon(self, peer: bytes, frame: zmq.Frame) -> None:
-        """End the connection that this frame came by, GRACE_S seconds from now.
-
-        Args:
-            peer: its identity; one connection of each waits at a time.
-            frame: the frame.
-        """
-        if peer not in self._waiting:
-            connection = self._connection(frame)
-            if connection is not None:
-                self._waiting[peer] = connection, self._loop.call_later(GRACE_S, self._now, peer)
+        """End the connection that this frame of *peer* came by, in GRACE_S seconds. One waits for each identity."""
+        if peer in self._waiting:
+            return
+        connection = _copy(int(frame.get(zmq.SRCFD)))  # every frame of a connection has one
+        if connection is None:
+            return
+        found = _peer_of(connection, self.ports)
+        if found is None or found[0] != str(frame.get("Peer-Address")):
+            connection.close()
+            return
+        self._waiting[peer] = connection, self._loop.call_later(GRACE_S, self._end, peer)
 
     def close(self) -> None:
-        """Leave the rest to the listener's end. Twice is fine."""
+        """End nothing more: the listener closes. Idempotent."""
         while self._waiting:
             connection, timer = self._waiting.popitem()[1]
             timer.cancel()
             connection.close()
 
-    def _connection(self, frame: zmq.Frame) -> socket.socket | None:
-        borrowed = borrow(int(frame.get(_SOURCE)), self.ports)  # every frame of a connection has one
-        if borrowed is None:
-            return None
-        connection, (host, _) = borrowed
-        if host == str(frame.get("Peer-Address")):
-            return connection
-        connection.close()
-        return None
-
-    def _now(self, peer: bytes) -> None:
+    def _end(self, peer: bytes) -> None:
         connection, _ = self._waiting.pop(peer)
         with connection, contextlib.suppress(OSError):  # it has ended meanwhile
             connection.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
 """The seam between the transports (ZeroMQ, memory) and everything above them.
 
-A message is a header (bytes that the layer above encodes) and parts (buffers that it does not
-look into). What goes out in one loop iteration to one peer leaves as one chunk. Order is kept per
-(sender, receiver). Nothing here says that a peer is gone: the head does.
+A message is a header (bytes that the layer above encodes) and parts (buffers that no transport looks into). Messages
+that leave for one peer in one turn of the loop travel as one chunk. Order is kept for each pair of sender and receiver.
+A transport never reports that a peer is gone: the head does.
 """
 
 from __future__ import annotations
@@ -20,23 +20,21 @@ from rlinf_actors.security.members import Gate, Member
 if TYPE_CHECKING:
     from rlinf_actors.net.shared_memory import Arena
 
-OnTurnedAway = Callable[[str, bool], None]
+OnRejected = Callable[[str, bool], None]
 """(why, for good); on the network's loop: a handshake over TCP failed. For good: the link does not try again."""
 OnReset = Callable[[], None]
-"""Runs on the network's loop: the connection over TCP was lost, and is there again. What was under way may be lost."""
+"""On the network's loop: a connection over TCP was lost and is there again. Messages in flight may be lost."""
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
-"""(peer, header, parts); runs on the network's loop. *peer* is b"" on a Link."""
-
-
+"""(peer, header, parts); on the network's loop. *peer* is b"" on a Link."""
 OnFailed = Callable[[bytes, InternalError], object]
-"""(peer, error); runs on the network's loop: OnMessage raised, and this process goes on. Fails what the message that
-came last from the peer belonged to."""
+"""(peer, error); on the network's loop: OnMessage raised, and this process goes on. It fails what the last message from
+the peer belonged to."""
 
 
 def secret_identity(name: str) -> bytes:
-    """What a listener shall know this process by: *name*, and a part that nobody can guess.
+    """Return the identity by which a listener is to know this process: *name* and a part that nobody can guess.
 
-    A ROUTER lets whoever says an identity take over the connection of who has it, and with it what is sent there.
+    A ROUTER lets any peer that states an identity take over its connection, and with it what is sent there.
     """
     return f"{name}#{secrets.token_hex(8)}".encode()
 
@@ -47,7 +45,7 @@ def peer_name(identity: bytes) -> str:
 
 
 class Reachability(enum.Enum):
-    """What a look at an endpoint found."""
+    """The result of a reachability check of an endpoint."""
 
     LISTENS = "listens"
     REFUSED = "refused"
@@ -55,7 +53,7 @@ class Reachability(enum.Enum):
 
 
 class Diagnosis(enum.Enum):
-    """Who listens at an endpoint, as far as its first bytes tell; the values are for people."""
+    """What listens at an endpoint, by the first bytes of a connection; the values are for people."""
 
     NOBODY = "nobody listens there: start the head, or correct the address"
     NAMELESS = "its name cannot be resolved: is it spelt right, and does this machine's name service know it?"
@@ -77,40 +75,41 @@ class Listener(Protocol):
     on_unreachable: Callable[[bytes], None] | None
 
     def bind(self, endpoint: str) -> str:
-        """Listen; returns the endpoint with the actual port. Raises ConfigError or OSError."""
+        """Listen; return the endpoint with the actual port. Raises ConfigError or OSError."""
 
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        """Send to a connected peer; to one that is gone it is dropped. Any thread.
+        """Send to a connected peer; a message to a peer that is gone is dropped. Any thread.
 
-        *now* hands the message to the socket on the calling thread if nothing is queued before it
-        (saves a wake-up of the loop's thread; costs the batching).
+        *now* hands the message to the socket on the calling thread if nothing is queued before it. That saves a
+        wake-up of the loop's thread and costs the batching.
         """
 
     def member_of(self, peer: bytes) -> Member | None:
-        """Who sent what came from this peer, by the key of its connection; LOCAL where none was needed. None: its key
-        is not admitted any more. Loop thread.
+        """Return the member behind this peer, by the key of its connection; LOCAL where no key is needed. Loop thread.
+
+        None: its key is not admitted any more.
         """
 
     def close(self, linger_ms: int = 0) -> None:
-        """Stop listening; what is not sent after *linger_ms* ms is dropped. Loop thread only; twice is fine."""
+        """Stop listening; what is not sent after *linger_ms* milliseconds is dropped. Loop thread only. Idempotent."""
 
 
 class Link(Protocol):
-    """A connection to one listener; reconnects by itself."""
+    """A connection to one listener. It reconnects by itself."""
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        """As Listener.send. Messages to a listener that is not there yet wait."""
+        """Send as Listener.send does. Messages wait for a listener that is not there yet."""
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close; what is not sent after *linger_ms* milliseconds is dropped. Loop thread only; twice is fine."""
+        """Close; what is not sent after *linger_ms* milliseconds is dropped. Loop thread only. Idempotent."""
 
 
 class Network(Protocol):
     """Makes listeners and links on one event loop.
 
     Attributes:
-        forked: whether this process is a fork of the one that made it: nothing can be sent then.
-        memory: what this process lends to others on its machine, None to send everything.
+        forked: True in a fork of the process that made it: nothing can be sent then.
+        memory: the shared memory that this process lends on its machine, None to send everything.
     """
 
     forked: bool
@@ -124,10 +123,13 @@ class Network(Protocol):
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
     ) -> Listener:
-        """A listener that is not bound yet; frames above *max_bytes* end the connection (-1: no limit).
+        """Return a listener that is not bound yet.
 
-        Where its TCP side is a CURVE server, *gate* decides whom it lets in. For *on_failed* see net.loop's
-        `handling_failed`.
+        Args:
+            on_message: takes what arrives.
+            max_bytes: a longer frame ends its connection; -1 for no limit.
+            gate: decides whom the TCP side admits if it is a CURVE server.
+            on_failed: see net.loop's `handling_failed`.
         """
 
     def link(
@@ -137,22 +139,28 @@ class Network(Protocol):
         on_message: OnMessage,
         *,
         token: str = "",
-        on_turned_away: OnTurnedAway | None = None,
+        on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
     ) -> Link:
-        """A link to *endpoint*; the listener knows it as *identity*, unique per process and purpose, and best unknown
-        to others. To a worker it is the job's *token* that proves membership, to the head this process's own key.
+        """Return a link to *endpoint*.
+
+        Args:
+            endpoint: the listener's.
+            identity: how the listener knows this link; unique per process and purpose (`secret_identity`).
+            on_message: takes what arrives.
+            token: the job's, which proves membership to a worker; "" for the head, where this process's key does.
+            on_rejected, on_reset, on_failed: see above.
         """
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
-        """Whether anything listens at *endpoint*; see net.look. Loop thread."""
+        """Check whether anything listens at *endpoint*; see net.reachability. Loop thread."""
 
     async def diagnose(self, endpoint: str) -> Diagnosis:
-        """Who listens at *endpoint*; see net.look. Loop thread."""
+        """Find out what listens at *endpoint*; see net.reachability. Loop thread."""
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Run *function* on the loop soon. Any thread, finalizers too; once the loop is closed it does nothing."""
+        """Run *function* on the loop soon. Any thread, finalizers too; nothing happens once the loop is closed."""
 
     def close(self) -> None:
         """Close every socket made here. Loop thread only."""

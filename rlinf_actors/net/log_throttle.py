@@ -1,19 +1,15 @@
-"""How often something was dropped, and when that is worth a line in the log. Pure."""
+"""Throttles log lines about dropped messages: a peer that sends nonsense all day must not fill the log. Pure."""
 
 from __future__ import annotations
 
 
 class LogThrottle:
-    """Counts. A peer that sends nonsense all day must not fill the log with it.
-
-    Attributes:
-        count: how often by now.
-    """
+    """Counts occurrences in `count`."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def note(self) -> bool:
-        """Count once more; whether to say so: the first time, the second, the fourth, the eighth, ..."""
+        """Count one more. Return True if it is to be logged: the first, the second, the fourth, the eighth, ..."""
         self.count += 1
         return self.count & (self.count - 1) == 0

@@ -1,9 +1,9 @@
-"""The in-process twin of net.transport: one loop, no sockets, and faults on command.
+"""The in-process twin of net.zmq_network for tests: one loop, no sockets, and faults on command.
 
-Everything above the seam runs unchanged on it. `cut` stops all messages of a peer in both
-directions (they are lost, as on a cut cable); `heal` lets later ones through; `delay` holds
-messages back for some seconds of the loop's time; `drop` loses those a function picks. A look at
-an endpoint in `dark` finds it silent, as behind a cut cable. `members` says who a peer is that has a key.
+Everything above the seam (`net.link`) runs unchanged on it. `cut` stops all messages of a peer in both directions (they
+are lost, as on a cut cable); `heal` lets later ones through; `delay` holds messages back for some seconds of the loop's
+time; `drop` loses those that a function picks. A reachability check of an endpoint in `dark` finds it silent. `members`
+says which member a peer with a key is.
 """
 
 from __future__ import annotations
@@ -17,19 +17,15 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
 from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
-from rlinf_actors.net.link import Diagnosis, OnFailed, OnMessage, OnReset, OnTurnedAway, Reachability, peer_name
+from rlinf_actors.net.link import Diagnosis, OnFailed, OnMessage, OnRejected, OnReset, Reachability, peer_name
 from rlinf_actors.net.loop import call_threadsafe, handling_failed
-from rlinf_actors.net.reachability import ANSWERS_S
+from rlinf_actors.net.reachability import CONNECT_S
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.security.members import LOCAL, Gate, Member
 
 
 class MemoryNetwork:
-    """Listeners and links that live in one event loop.
-
-    Args:
-        loop: the loop that delivers.
-    """
+    """Listeners and links that live in one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -61,7 +57,7 @@ class MemoryNetwork:
         on_message: OnMessage,
         *,
         token: str = "",
-        on_turned_away: OnTurnedAway | None = None,
+        on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
     ) -> MemoryLink:
@@ -69,13 +65,13 @@ class MemoryNetwork:
         return link
 
     def reset(self, identity: bytes) -> None:
-        """The connection of the link of this identity is lost, and there again."""
+        """Lose the connection of this identity's link, and make it again."""
         link = self._links.get(identity)
         if link is not None and link.open and link.on_reset is not None:
             self._loop.call_soon(link.on_reset)
 
     def cut(self, identity: bytes) -> None:
-        """Lose everything from and to the link of this identity from now on."""
+        """Lose everything from and to this identity's link from now on."""
         self._cut.add(identity)
 
     def heal(self, identity: bytes) -> None:
@@ -94,7 +90,7 @@ class MemoryNetwork:
             Reachability.LISTENS: Diagnosis.MUTE,
             Reachability.REFUSED: Diagnosis.NOBODY,
         }
-        return found[await self.check_reachability(endpoint, ANSWERS_S)]
+        return found[await self.check_reachability(endpoint, CONNECT_S)]
 
     def soon(self, function: Callable[[], object]) -> None:
         call_threadsafe(self._loop, function)
@@ -106,12 +102,12 @@ class MemoryNetwork:
     def _leave(
         self, end: object, peer: bytes, name: str, header: bytes, identity: bytes, arrive: Callable[[], None]
     ) -> None:
-        """A message leaves *end*; *identity* is its link's."""
+        """Let a message leave *end*; *identity* is its link's."""
         if fault_injection.active is None:
             self._deliver(identity, header, arrive)
         else:
-            one = functools.partial(self._deliver, identity, header, arrive)
-            fault_injection.active.carry("transport.send", end, peer, name, one, self._loop)
+            deliver = functools.partial(self._deliver, identity, header, arrive)
+            fault_injection.active.carry("transport.send", end, peer, name, deliver, self._loop)
 
     def _arrive(
         self, end: MemoryListener | MemoryLink, peer: bytes, name: str, header: bytes, parts: list[Buffer]
@@ -180,7 +176,7 @@ class MemoryListener:
 
 
 class MemoryLink:
-    """The twin of ZmqLink; messages to a listener that is not there are lost (a restart, seen from a peer)."""
+    """The twin of ZmqLink. Messages to a listener that is not there are lost (a restart, seen from a peer)."""
 
     def __init__(
         self,

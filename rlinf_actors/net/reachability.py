@@ -1,6 +1,7 @@
-"""Whether anything listens at an endpoint, which tells a process that is gone from a network that is cut, and what.
+"""Reachability checks: does anything listen at an endpoint, and is it the head? Loop thread only.
 
-Whether what listens at the head's address is the head, where nothing is heard of it. Loop thread only.
+`check` tells a process that is gone from a network that is cut: agents, drivers and workers ask it when the head, or a
+worker's node, is silent. `diagnose` and `HeadVerifier` find out why a connection to the head does not come about.
 """
 
 from __future__ import annotations
@@ -21,28 +22,24 @@ from rlinf_actors.net.loop import Tasks
 
 log = logging.getLogger(__name__)
 
-ANSWERS_S = 0.5
-"""How long a connection may take."""
-SPEAKS_S = 0.5
-"""How long what listens there may take to begin, and then to end its greeting."""
+CONNECT_S = 0.5
+"""Seconds that `diagnose` gives a connection."""
+GREETING_S = 0.5
+"""Seconds that a server may take to begin its greeting, and then to end it."""
 STAYS_S = 0.2
-"""A connection that is open that long after the greeting is not one too many."""
-_OF_THIS_MACHINE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
-"""What is missing here when a connection fails with these; they say nothing of the network."""
+"""A server that keeps a connection open this long after the greeting has not closed it as one too many."""
+_LOCAL_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+"""Errors of a connection attempt that this machine causes: they say nothing about the network."""
 _MARK = b"\xff" + bytes(8) + b"\x7f"
-"""How ZeroMQ begins (ZMTP 3.1, RFC 37): 10 bytes; then 2 of the version, 20 of the mechanism's name, and 32."""
+"""The first 10 bytes of ZeroMQ (ZMTP 3.1, RFC 37); then 2 of the version, 20 of the mechanism's name, and 32."""
 _GREETING = _MARK + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
 
-async def look_at(endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
-    """Open a connection to *endpoint* and close it again.
+async def check(endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
+    """Open a connection to a tcp or ipc endpoint of ZeroMQ, and close it again.
 
-    The kernel answers for a process that is stopped or busy, and refuses for one that is gone. Cancelling gives up.
-    Where this machine cannot look, since it has no descriptor or port left, nobody is called silent.
-
-    Args:
-        endpoint: of ZeroMQ, tcp or ipc.
-        timeout_s: how long the answer may take, in seconds.
+    The kernel answers for a process that is stopped or busy, and refuses for one that is gone. If this machine has no
+    descriptor or port left to check with, the endpoint counts as reachable: a cut would end all that waits for it.
     """
     opening: Coroutine[Any, Any, Any]
     if endpoint.startswith("ipc://"):
@@ -55,10 +52,10 @@ async def look_at(endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> R
         return Reachability.REFUSED
     except (OSError, asyncio.TimeoutError) as error:
         if endpoint.startswith("ipc://"):
-            return Reachability.LISTENS  # its queue is full, perhaps; no network lies between us
-        if isinstance(error, OSError) and error.errno in _OF_THIS_MACHINE:
+            return Reachability.LISTENS  # perhaps its queue is full; there is no network between us
+        if isinstance(error, OSError) and error.errno in _LOCAL_LIMITS:
             log.warning("cannot look whether %s is there: %s; it is taken for there", endpoint, explain(error))
-            return Reachability.LISTENS  # a cut would end all that waits for it
+            return Reachability.LISTENS
         log.debug("%s is out of reach: %s", endpoint, error or type(error).__name__)
         return Reachability.SILENT
     writer.close()
@@ -66,16 +63,13 @@ async def look_at(endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> R
 
 
 async def diagnose(endpoint: str) -> Diagnosis:
-    """Find out who listens at *endpoint*, by the first bytes of a connection. Cancelling gives up.
-
-    Args:
-        endpoint: of ZeroMQ, tcp or ipc; of the latter only whether anybody does.
-    """
+    """Find out what listens at an endpoint by the first bytes of a connection; of ipc only if anything does."""
     if endpoint.startswith("ipc://"):
-        return Diagnosis.NOBODY if await look_at(endpoint, ANSWERS_S) is Reachability.REFUSED else Diagnosis.MUTE
+        refused = await check(endpoint, CONNECT_S) is Reachability.REFUSED
+        return Diagnosis.NOBODY if refused else Diagnosis.MUTE
     try:
         opening = asyncio.open_connection(*split_address(endpoint, "endpoint"))
-        reader, writer = await asyncio.wait_for(opening, ANSWERS_S)
+        reader, writer = await asyncio.wait_for(opening, CONNECT_S)
     except ConnectionRefusedError:
         return Diagnosis.NOBODY
     except socket.gaierror:
@@ -84,10 +78,14 @@ async def diagnose(endpoint: str) -> Diagnosis:
         return Diagnosis.SILENT
     try:
         writer.write(_GREETING)
-        if await asyncio.wait_for(reader.readexactly(1), SPEAKS_S) != _MARK[:1]:
+        if await asyncio.wait_for(reader.readexactly(1), GREETING_S) != _MARK[:1]:
             return Diagnosis.OTHER
-        said = await asyncio.wait_for(reader.readexactly(63), SPEAKS_S)
-        return await _stays(reader, Diagnosis.KEYED if said[11:31].rstrip(b"\0") == b"CURVE" else Diagnosis.PLAIN)
+        rest = await asyncio.wait_for(reader.readexactly(63), GREETING_S)
+        try:
+            await asyncio.wait_for(reader.readexactly(1), STAYS_S)
+        except asyncio.TimeoutError:  # a head with too many connections greets too, and then closes this one
+            return Diagnosis.KEYED if rest[11:31].rstrip(b"\0") == b"CURVE" else Diagnosis.PLAIN
+        return Diagnosis.OTHER  # it spoke although it is our turn
     except asyncio.TimeoutError:
         return Diagnosis.MUTE
     except (ConnectionError, asyncio.IncompleteReadError):
@@ -96,78 +94,69 @@ async def diagnose(endpoint: str) -> Diagnosis:
         writer.close()
 
 
-async def _stays(reader: asyncio.StreamReader, found: Diagnosis) -> Diagnosis:
-    """A head that has too many connections greets as well, and then closes this one."""
-    try:
-        await asyncio.wait_for(reader.readexactly(1), STAYS_S)
-    except asyncio.TimeoutError:
-        return found
-    return Diagnosis.OTHER  # it is our turn
-
-
 SURE_S = 1.0
-"""For how long handshakes must fail before whoever listens is looked at: one that ends in a handshake looks the same,
-and so does a head that is started at that moment."""
+"""Seconds for which handshakes must fail before the listener is diagnosed: a head that ends during a handshake, or
+starts at that moment, looks the same."""
 HANDSHAKES = 3
-"""As many must have failed where a head listens; another program is no head at once."""
+"""Failed handshakes after which a server with keys counts as the wrong one; another program does at once."""
 
 
-class Doubt:
-    """What is known of the other end of a connection that does not come about.
+class HeadVerifier:
+    """Verifies that the process listening at the head's address is our head, while nothing was heard from it.
 
     Args:
-        network: to look with.
-        endpoint: of the head.
-        on_other: called with the error when it is certain that another listens there; libzmq tries for ever.
-        explains: whether to look where nothing was ever heard, for `why`; not where many would at one moment: what
-            looks at a head that stands still fills its queue of connections.
+        network: checks the endpoint.
+        endpoint: the head's.
+        on_wrong: called with the error when another process is certain to listen there; libzmq would try for ever.
+        explains: True to diagnose for `why` although no handshake has failed. False for processes of which many would
+            do so at one moment: their checks would fill the queue of a head that stands still.
     """
 
     def __init__(
-        self, network: Network, endpoint: str, on_other: Callable[[WrongServerError], None], explains: bool
+        self, network: Network, endpoint: str, on_wrong: Callable[[WrongServerError], None], explains: bool
     ) -> None:
         self._network = network
         self._endpoint = endpoint
-        self._on_other = on_other
+        self._on_wrong = on_wrong
         self._explains = explains
-        self._why = self._seen = ""
+        self._why = self._diagnosis = ""
         self._failed = 0
         self._tasks = Tasks()
-        self._looking: asyncio.Task[None] | None = None
+        self._verifying: asyncio.Task[None] | None = None
 
     def failed(self, why: str, for_good: bool) -> None:
-        """A handshake has failed; *for_good*: and is not tried again."""
+        """Note a failed handshake; *for_good*: libzmq does not try again."""
         self._why = why
         self._failed += 1
-        if self._looking is None and not for_good:
-            self._looking = self._tasks.start(self._look(), "looking who listens at the head's address")
+        if self._verifying is None and not for_good:
+            self._verifying = self._tasks.start(self._verify(), "looking who listens at the head's address")
 
     def heard(self) -> None:
-        """The head has said something."""
-        self._why, self._seen, self._failed, self._explains = "", "", 0, False
+        """Note a message of the head."""
+        self._why, self._diagnosis, self._failed, self._explains = "", "", 0, False
 
-    def again(self) -> None:
-        """The connection is made anew, or closed for good."""
-        self._why, self._seen, self._failed = "", "", 0
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+    def reset(self) -> None:
+        """Forget what is known: the connection is made anew, or closed for good."""
+        self._why, self._diagnosis, self._failed = "", "", 0
+        if self._verifying is not None:
+            self._verifying.cancel()
+            self._verifying = None
 
     async def why(self) -> str:
-        """Why nothing was heard, as far as can be said, and what to do."""
+        """Return why nothing was heard from the head, as far as that is known, and what to do."""
         if not self._why and self._explains:
             return (await self._network.diagnose(self._endpoint)).value
-        return self._seen or self._why or "is it running, and is the address right?"
+        return self._diagnosis or self._why or "is it running, and is the address right?"
 
-    async def _look(self) -> None:
+    async def _verify(self) -> None:
         try:
             await asyncio.sleep(SURE_S)
             if self._failed:
                 found = await self._network.diagnose(self._endpoint)
-                self._seen = "" if found is Diagnosis.KEYED else found.value
+                self._diagnosis = "" if found is Diagnosis.KEYED else found.value
                 if found is Diagnosis.OTHER or (found is Diagnosis.KEYED and self._failed >= HANDSHAKES):
-                    said = f"this is not the head, at {self._endpoint}: {self._seen or self._why}"
-                    self._on_other(WrongServerError(said))
-        finally:  # also where it fails: the next handshake that does looks again
-            if self._looking is asyncio.current_task():
-                self._looking = None
+                    text = f"this is not the head, at {self._endpoint}: {self._diagnosis or self._why}"
+                    self._on_wrong(WrongServerError(text))
+        finally:  # the next failed handshake starts another verification, also after a failure of this one
+            if self._verifying is asyncio.current_task():
+                self._verifying = None

@@ -1,4 +1,8 @@
-"""Typed control messages over a Listener or a Link: notices, and requests with one answer each."""
+"""Control messages over a Listener or a Link: notices, and requests with exactly one answer each. Loop thread only.
+
+`ControlServer` is the head's end, `ControlClient` that of an agentd, driver or worker. Control messages are checked by
+`wire.control_codec`; a malformed one is dropped, with a throttled warning.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ from rlinf_actors.net import fault_injection
 from rlinf_actors.net.framing import FULL
 from rlinf_actors.net.link import Link, Network, peer_name
 from rlinf_actors.net.log_throttle import LogThrottle
-from rlinf_actors.net.reachability import Doubt
+from rlinf_actors.net.reachability import HeadVerifier
 from rlinf_actors.security.members import Gate
 from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.control_codec import Body, Envelope, Failed, Notice, Reply, Request
@@ -39,10 +43,9 @@ from rlinf_actors.wire.protocol import MAX_ASKED_BYTES, MAX_CONTROL_BYTES
 log = logging.getLogger(__name__)
 
 MAX_FRAME = MAX_CONTROL_BYTES + FULL
-"""Bytes: the last message of a full chunk may be as long as a message can be."""
-
+"""Bytes of a frame: the last message of a full chunk may be as long as a message can be."""
 FAILED_CHARS = 1 << 16
-"""Of the text of a refusal: it quotes what was asked, which may be nearly as long as a message can be."""
+"""Characters of the text of a refusal: it quotes the request, which may be nearly as long as a message can be."""
 
 _REFUSALS: dict[str, type[RlinfActorsError]] = {
     "name_in_use": NameInUseError,
@@ -58,15 +61,15 @@ _REFUSALS: dict[str, type[RlinfActorsError]] = {
 
 
 class _LateError(Exception):
-    """There was no answer in time."""
+    pass
 
 
 class KeyRefusedError(AuthenticationError):
-    """The head's socket does not let this process's key in: nobody there has heard what was asked."""
+    """The head's socket does not admit this process's key: the head has not seen the request."""
 
 
 def refusal(failed: Failed) -> RlinfActorsError:
-    """The exception that a Failed stands for."""
+    """Return the exception that a Failed stands for."""
     if failed.kind in ("timeout", "unreachable"):
         return ClusterTimeoutError(failed.text, missing_ranks=failed.missing_ranks)
     if failed.kind == "config":
@@ -75,13 +78,13 @@ def refusal(failed: Failed) -> RlinfActorsError:
 
 
 class ControlServer:
-    """The head's end: decodes what arrives, encodes what leaves. Loop thread only.
+    """The head's end: decodes what arrives, encodes what leaves.
 
     Args:
         network: where to listen.
-        on_envelope: called with the peer's identity and each well-formed Request or Notice.
+        on_envelope: called with the peer's identity and each well-formed envelope.
         on_unreachable: called with a peer that something was sent to and that is not connected.
-        gate: whom it lets in where there are keys.
+        gate: decides which keys are admitted.
 
     Attributes:
         member_of: see Listener.member_of.
@@ -100,24 +103,19 @@ class ControlServer:
         self._malformed = LogThrottle()
         self.member_of = self._listener.member_of
 
-    @property
-    def malformed(self) -> int:
-        """How many messages were none."""
-        return self._malformed.count
-
     def bind(self, endpoint: str) -> str:
-        """Listen; returns the endpoint with the actual port."""
+        """Listen; return the endpoint with the actual port."""
         return self._listener.bind(endpoint)
 
     def notify(self, peer: bytes, body: Body) -> None:
-        """Send a notice; to a peer that is gone it is dropped, and so is one that no peer would take."""
+        """Send a notice. It is dropped if the peer is gone, or if it is too long for any peer."""
         try:
             self._send("rpc.notice", peer, body, Notice(body))
         except control_codec.TooLongError as error:
             log.error("%s is not told: %s", peer_name(peer), error)
 
     def reply(self, peer: bytes, request_id: int, body: Body) -> None:
-        """Answer a request; where the answer is too long, with that."""
+        """Answer a request; an answer that is too long becomes a refusal."""
         try:
             self._send("rpc.reply", peer, body, Reply(request_id, body))
         except control_codec.TooLongError as error:
@@ -132,8 +130,8 @@ class ControlServer:
         missing_ranks: Sequence[int] = (),
         path: str = "",
     ) -> None:
-        """Refuse a request; *kind* chooses the error class at the asker."""
-        text, path = (one if len(one) <= FAILED_CHARS else f"{one[: FAILED_CHARS - 1]}…" for one in (text, path))
+        """Refuse a request; *kind* chooses the error class at the client (`Failed`)."""
+        text, path = (part if len(part) <= FAILED_CHARS else f"{part[: FAILED_CHARS - 1]}…" for part in (text, path))
         failed = Failed(request_id, kind, text, list(missing_ranks), path)
         self._send("rpc.reply", peer, failed, failed)
 
@@ -146,9 +144,8 @@ class ControlServer:
         if faults is None:
             self._listener.send(peer, control_codec.encode(envelope))
         else:
-            one = functools.partial(self._listener.send, peer, control_codec.encode(envelope))
-            loop = asyncio.get_running_loop()
-            faults.carry(point, self, peer, type(body).__name__, one, loop)
+            send = functools.partial(self._listener.send, peer, control_codec.encode(envelope))
+            faults.carry(point, self, peer, type(body).__name__, send, asyncio.get_running_loop())
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         try:
@@ -163,27 +160,25 @@ class ControlServer:
 
 
 @dataclass
-class _Asked:
-    """A request without an answer. `first`: a hello, which waits for none."""
-
+class _PendingRequest:
     body: Body
     future: asyncio.Future[Body]
     on_reply: Callable[[Body], None] | None
-    first: bool
+    first: bool  # a hello, which opens the session
 
 
 class ControlClient:
-    """The end of an agent, driver or worker. Loop thread only.
+    """The end of an agentd, driver or worker.
 
     Args:
         network: what to connect with.
         endpoint: the head's.
-        identity: unique per process, e.g. ``b"driver:3f2a..."``.
+        identity: unique per process (`secret_identity`).
         on_notice: called with each notice of the head.
-        on_reset: called when the connection was lost and is there again: what was under way may be lost. A head that
+        on_reset: called when the connection was lost and is there again: messages in flight may be lost. A head that
             was restarted at its address begins like that too.
-        explains: whether an error says who listens there, where nothing was heard; see net.doubt.
-        on_failed: called with a notice whose handler raised, where this process goes on; see net.loop.
+        explains: see HeadVerifier.
+        on_failed: called with a notice whose handler raised, if this process goes on; see net.loop.
     """
 
     def __init__(
@@ -200,17 +195,17 @@ class ControlClient:
         self._on_failed = on_failed
         self._handling: Envelope | None = None
         self._on_notice = on_notice
-        self._pending: dict[int, _Asked] = {}
+        self._pending: dict[int, _PendingRequest] = {}
         self._next = 0
         self._closed = self._holding = False
         self._heard = False
         self._refused: AuthenticationError | None = None
-        self._doubt = Doubt(network, endpoint, self._give_up, explains)
+        self._verifier = HeadVerifier(network, endpoint, self._abandon_hello, explains)
         self._open: Callable[[], Link] = lambda: network.link(
             endpoint,
             identity,
             self._received,
-            on_turned_away=self._turned_away,
+            on_rejected=self._rejected,
             on_reset=on_reset,
             on_failed=self._failed,
         )
@@ -224,41 +219,39 @@ class ControlClient:
         *,
         first: bool = False,
     ) -> Body:
-        """Ask and wait for the answer. Cancelling forgets the request; the head may still carry it out.
+        """Send a request and wait for the answer. Cancelling forgets it; the head may still carry it out.
 
         Args:
-            body: what to ask.
+            body: the request.
             timeout: seconds, None for no limit.
             on_reply: called with the answer as it arrives, before any notice that the head sent after it.
-            first: whether it opens the session, and so does not wait for `resume`.
+            first: True for a hello, which opens the session and so does not wait for `resume`.
 
         Raises:
-            ClusterTimeoutError: no answer within *timeout* seconds.
-            UsageError: the head would not take a message of that length.
+            ClusterTimeoutError: there was no answer within *timeout* seconds.
+            UsageError: the request is longer than the head accepts.
             RlinfActorsError: the head refused (the class says why), or this end was closed.
         """
         if self._closed:
             raise RlinfActorsError(f"the connection to the head at {self.endpoint} is closed")
-        if self._refused is not None and (first or not self._heard):  # before there was anything to ask
+        if self._refused is not None and (first or not self._heard):
             raise self._refused.with_traceback(None)
         self._next += 1
         request_id = self._next
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Body] = loop.create_future()
-        self._pending[request_id] = _Asked(body, future, on_reply, first)
+        self._pending[request_id] = _PendingRequest(body, future, on_reply, first)
         timer = None if timeout is None else loop.call_later(timeout, self._late, future)
         try:
             if first or not self._holding:
                 self._send("rpc.request", body, Request(request_id, body), now=True)
             else:
-                control_codec.encode(
-                    Request(request_id, body), MAX_ASKED_BYTES
-                )  # what is too long is said now, not by `resume`
+                control_codec.encode(Request(request_id, body), MAX_ASKED_BYTES)  # raises now, and not in `resume`
             return await future
         except _LateError:
             raise ClusterTimeoutError(
                 f"the head at {self.endpoint} did not answer {type(body).__name__} within {timeout:g} s; "
-                f"{await self._doubt.why()}"
+                f"{await self._verifier.why()}"
             ) from None
         finally:
             del self._pending[request_id]
@@ -270,7 +263,7 @@ class ControlClient:
             future.set_exception(_LateError)
 
     def notify(self, body: Body) -> None:
-        """Send a notice. One that the head would not take is dropped, with an error in the log."""
+        """Send a notice. One that is too long is dropped, with an error in the log."""
         try:
             if not self._closed:
                 self._send("rpc.notice", body, Notice(body))
@@ -278,66 +271,67 @@ class ControlClient:
             log.error("the head at %s is not told: %s", self.endpoint, error)
 
     def repeat_first(self) -> None:
-        """Say again what opens the session, if it has no answer yet: the first may be lost."""
+        """Send the hello again if it has no answer yet: it may be lost."""
         for request_id, asked in list(self._pending.items()):
             if asked.first:
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
     def hold(self) -> None:
-        """The head does not know this process (any more): requests wait for `resume`."""
+        """Make requests wait for `resume`: the head does not know this process (any more)."""
         self._holding = True
 
     def resume(self) -> None:
-        """The head has taken this process back: ask all that has no answer yet.
+        """Send all requests without an answer: the head knows this process again.
 
-        It may have been asked before, and answered where we could not hear it: whoever answers takes it for the same.
+        The head may have answered them before, without reaching us. It recognizes a repeated request.
         """
         self._holding = False
         for request_id, asked in list(self._pending.items()):
-            if not asked.first and not asked.future.done():  # it is while its error looks for the reason
+            if (
+                not asked.first and not asked.future.done()
+            ):  # done while `request` still awaits the diagnosis for its error
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
     def reopen(self) -> None:
         """Drop what could not be sent, and connect anew: a connection to a machine that vanished may hang for long.
 
         Raises:
-            OSError: no connection can be made; what is sent is lost until another `reopen` makes one.
+            OSError: no socket can be opened; messages are lost until another `reopen` opens one.
         """
         if not self._closed:
-            self._doubt.again()
+            self._verifier.reset()
             self._refused = None
-            self._link.close()  # first: it may have the descriptors that the next one needs
+            self._link.close()  # first, because the new one may need its descriptors
             self._link = self._open()
 
     def close(self, linger_ms: int = 0, error: RlinfActorsError | None = None) -> None:
-        """Close; requests that wait end with *error*. Twice is fine."""
+        """Close; waiting requests end with *error*. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._doubt.again()
+        self._verifier.reset()
         self._link.close(linger_ms)
-        said = error or RlinfActorsError(f"the connection to the head at {self.endpoint} was closed")
+        error = error or RlinfActorsError(f"the connection to the head at {self.endpoint} was closed")
         for asked in self._pending.values():
             if not asked.future.done():
-                asked.future.set_exception(copy.copy(said))  # each waiter raises its own
+                asked.future.set_exception(copy.copy(error))  # each waiter raises its own
 
     def _send(self, point: str, body: Body, envelope: Envelope, now: bool = False) -> None:
         faults = fault_injection.active
         if faults is None:
             self._link.send(control_codec.encode(envelope, MAX_ASKED_BYTES), now=now)
         else:
-            one = functools.partial(self._link.send, control_codec.encode(envelope, MAX_ASKED_BYTES))
-            faults.carry(point, self, b"", type(body).__name__, one, asyncio.get_running_loop())
+            send = functools.partial(self._link.send, control_codec.encode(envelope, MAX_ASKED_BYTES))
+            faults.carry(point, self, b"", type(body).__name__, send, asyncio.get_running_loop())
 
-    def _turned_away(self, why: str, for_good: bool) -> None:
-        """Nobody reads what is sent on this link. For good: it is not tried again."""
-        self._doubt.failed(why, for_good)
+    def _rejected(self, why: str, for_good: bool) -> None:
+        self._verifier.failed(why, for_good)
         if for_good:
             self._refused = KeyRefusedError(f"the head at {self.endpoint} refused: {why}")
-            self._give_up(self._refused)
+            self._abandon_hello(self._refused)
 
-    def _give_up(self, error: AuthenticationError) -> None:
-        """Whoever waits for a first word need not wait longer."""
+    def _abandon_hello(self, error: AuthenticationError) -> None:
+        """Fail the hello, and all requests while nothing was ever heard from the head."""
         for asked in self._pending.values():
             if (asked.first or not self._heard) and not asked.future.done():
                 asked.future.set_exception(error)
@@ -345,7 +339,7 @@ class ControlClient:
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         self._heard = True
         self._handling = None
-        self._doubt.heard()
+        self._verifier.heard()
         try:
             envelope = self._handling = control_codec.decode(header)
         except RemoteWireError as error:
@@ -361,17 +355,16 @@ class ControlClient:
             if asked.on_reply is not None:
                 try:
                     asked.on_reply(envelope.body)
-                except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+                except Exception as error:  # noqa: BLE001 - it belongs to the caller of `request`
                     asked.future.set_exception(error)
                     return
             asked.future.set_result(envelope.body)
         elif isinstance(envelope, Failed):
             if envelope.kind == "hello" and self._holding:
-                return  # it was on its way before we knew: `resume` asks again
+                return  # sent before the head knew us again: `resume` repeats the request
             asked.future.set_exception(refusal(envelope))
 
     def _failed(self, _peer: bytes, error: InternalError) -> None:
-        """Fail what a message of the head belonged to whose handler raised."""
         envelope = self._handling
         if isinstance(envelope, Notice):
             if self._on_failed is not None:

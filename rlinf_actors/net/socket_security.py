@@ -1,4 +1,4 @@
-"""Who may listen and connect where: the one place that decides, for every ZeroMQ socket of this project.
+"""Decides how every ZeroMQ socket of this project is protected. `net.curve` sets the options for it.
 
 | endpoint | protected by |
 |---|---|
@@ -7,13 +7,15 @@
 | TCP of a worker | CURVE, with the pair that its job's token gives |
 | TCP on loopback, no keys of a head on this machine | the same, with this user's own (`security.keyfile`) |
 | other TCP, no key | refused; in a closed test network nothing may protect TCP (`Mechanism.PLAIN`) |
+
+`rlinf-actors estop` and every user's Worker import this module: no asyncio, click, logging, rich or zmq here.
 """
 
 from __future__ import annotations
 
 import enum
 import ipaddress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlinf_actors.errors import ConfigError
@@ -34,12 +36,7 @@ class Mechanism(enum.Enum):
 
 @dataclass(frozen=True)
 class Proof:
-    """What a link proves itself with, and whom it expects at the other end.
-
-    Attributes:
-        pair: its own.
-        server: public key of the listener.
-    """
+    """A link's own key pair, and the public key that it requires of its listener."""
 
     pair: KeyPair
     server: str
@@ -47,7 +44,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class Security:
-    """The settings that every socket gets.
+    """The security settings of one process.
 
     Attributes:
         insecure_test_network: allow TCP without keys (network namespaces of tests).
@@ -56,19 +53,17 @@ class Security:
     """
 
     insecure_test_network: bool = False
-    pair: KeyPair | None = field(default=None)
+    pair: KeyPair | None = None
     head: str = ""
 
     @classmethod
     def of(cls, key: KeyFile | None, insecure_test_network: bool = False) -> Security:
-        """What a process with this key file, or without any, may do."""
-        if key is None:
-            return cls(insecure_test_network)
-        return cls(insecure_test_network, key.pair, key.server)
+        """Return the settings of a process with this key file, or without a key."""
+        return cls(insecure_test_network) if key is None else cls(insecure_test_network, key.pair, key.server)
 
     @classmethod
     def toward(cls, head: str, settings: Settings, *roles: str) -> Security:
-        """Of a process that connects to this head: with its key file of one of these roles, if it has any.
+        """Return the settings of a process that connects to this head, with its key file of one of these roles.
 
         Raises:
             ConfigError: there is a key file that cannot be used.
@@ -78,13 +73,13 @@ class Security:
 
     @classmethod
     def of_worker(cls, token: str, head: str, endpoint: str, listen_ip: str) -> Security:
-        """A worker's.
+        """Return a worker's settings.
 
         Args:
-            token: of its job.
+            token: its job's.
             head: the head's public key; "" in a private cluster, which has no TCP, and in a closed test network.
-            endpoint: of the head, where its agent has it connect, who would not be there if it might not.
-            listen_ip: where its agent has it listen; likewise.
+            endpoint: the head's, as its agentd gave it. agentd checked before that this endpoint is allowed.
+            listen_ip: the address that it listens on, likewise.
         """
         if not head:
             return cls(insecure_test_network=is_tcp(endpoint) or bool(listen_ip))
@@ -93,7 +88,7 @@ class Security:
         return cls(False, job_pair(token), head)
 
     def mechanism(self, endpoint: str, verb: str) -> Mechanism:
-        """How a socket at *endpoint* is protected; *verb* is "listen on" or "connect to".
+        """Return how a socket at *endpoint* is protected; *verb* is "listen on" or "connect to", for the error.
 
         Raises:
             ConfigError: the endpoint leaves this machine and there are no keys.
@@ -113,15 +108,11 @@ class Security:
             f"{INSECURE_TEST_NETWORK}=1 for drivers"
         )
 
-    def check(self, endpoint: str, verb: str) -> None:
-        """Refuse an endpoint that these settings do not protect; as `mechanism`."""
-        self.mechanism(endpoint, verb)
-
     def proof(self, endpoint: str, token: str = "") -> Proof | None:
-        """What a link to *endpoint* needs; None for nothing.
+        """Return the keys that a link to *endpoint* needs, None if it needs none.
 
         Args:
-            endpoint: of the head, or of a worker.
+            endpoint: the head's, or a worker's.
             token: of the worker's job; "" for the head.
 
         Raises:
@@ -134,7 +125,7 @@ class Security:
             return None
         from rlinf_actors.security.job import job_pair
 
-        job = job_pair(token)  # a member has it, also one that reached the head by a unix socket and has no key itself
+        job = job_pair(token)  # also for a member without a key of its own, which reached the head by a unix socket
         return Proof(job, job.public)
 
 
@@ -146,16 +137,16 @@ def key_at(
     given: str | None = None,
     head: str | None = None,
 ) -> KeyFile | None:
-    """The key file of a process that listens on, or connects to, this endpoint of a head; None without one.
+    """Return the key file of a process that listens on, or connects to, this endpoint of a head; None without one.
 
     Args:
-        endpoint: where.
+        endpoint: the head's.
         settings: the environment's.
-        roles, given, head: see security.own.find.
-        insecure: whether TCP needs no key.
+        roles, given, head: see security.keyfile.find.
+        insecure: True if TCP needs no key.
 
     Raises:
-        ConfigError: there is one that cannot be used.
+        ConfigError: there is a key file that cannot be used.
     """
     from rlinf_actors.security import keyfile
 
@@ -163,18 +154,16 @@ def key_at(
     found = keyfile.find(settings, *roles, given=given, head=head, loopback=loopback)
     if found is not None or insecure or not loopback:
         return found
-    from rlinf_actors.security import keyfile
-
     return keyfile.key(settings)
 
 
 def is_tcp(endpoint: str) -> bool:
-    """Whether others could reach this endpoint whom no directory keeps away."""
+    """Return True if processes of other users or machines may reach this endpoint."""
     return endpoint.startswith("tcp://")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether *host* (an address or ``localhost``) stays on this machine. Names are not resolved."""
+    """Return True if *host* (an address or ``localhost``) stays on this machine. Names are not resolved."""
     if host == "localhost":
         return True
     try:

@@ -1,14 +1,31 @@
-"""What ZeroMQ listeners and links share: a socket on an event loop.
+"""A ZeroMQ socket on an event loop: what listeners and links share.
 
-House rules:
-* A socket is guarded by one lock, so that any thread may send; only the loop's thread receives.
-  Queueing takes no lock: deque.append is atomic, and the flush clears its flag before it looks.
-* The socket's FD is edge-triggered, and any call on the socket may eat the edge: after every send
-  the events are read again, and every wake-up receives until they, or EAGAIN, say that there is nothing
-  left. `_drain` is the one place.
-* High-water marks are off (a full ROUTER drops without a word); memory is bounded above, by credits.
-* What is queued for a peer leaves as one chunk (`net.framing`).
-* Where a listener's TCP side is a CURVE server (`net.socket_security` decides), each frame is judged by its key.
+Theory of operation. Each process has one ZeroMQ context, one listener (a ROUTER) and links (DEALERs) to the listeners
+of others. libzmq moves the bytes on threads of its own. A socket of ours belongs to one event loop, whose thread alone
+receives; any thread may send. A lock guards the libzmq socket. Queueing a message takes no lock: deque.append is
+atomic, and a flush clears its flag before it empties the queue, so a message that is appended meanwhile is either sent
+by this flush or schedules another.
+
+*Sending.* A message is a header and parts. Messages that are queued for a peer while the loop is busy leave as one
+chunk (`net.framing`): a small message costs a tenth of a ZeroMQ message of its own. `now=True` sends on the calling
+thread if nothing is queued before it, which saves the wake-up of the loop's thread for a caller that waits for the
+answer. High-water marks are off, because a full ROUTER drops messages silently; the layers above bound memory by
+credits. A peer that is not connected is reported (`on_unreachable`), not an error: the head decides who is gone.
+
+*Receiving.* libzmq's file descriptor is edge-triggered: it reports readiness once, and any call on the socket, a send
+too, may consume that edge. So after every send the socket's events are read again, and each wake-up receives until
+the events, or EAGAIN, say that nothing is left. `_drain` is the one place that receives. It receives one chunk, or up
+to DRAIN if there were more the last time, then lets other callbacks of the loop run. It handles messages after it has
+released the lock, so a handler may send at once. What handlers send leaves when they have all returned, in one chunk
+for each peer, and only then the socket is checked for more: a caller waits for that answer, and the check may consume
+the edge that announces more.
+
+*Bad input.* Bytes that are no chunk are dropped, with a throttled warning. If the listener's TCP side is a CURVE
+server (`net.socket_security` decides that), every frame is judged by the key of its connection (`net.admission`). A
+handler that raises is a bug of ours, which `net.loop.handling_failed` turns over to the process's policy; the messages
+behind it in the chunk belong to others and are still handled.
+
+A socket must never be used in a forked child: its threads are the parent's.
 """
 
 from __future__ import annotations
@@ -27,8 +44,7 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
 from rlinf_actors.net.admission import Admission
-from rlinf_actors.net.authentication import Handshakes
-from rlinf_actors.net.connection_watch import HangUps
+from rlinf_actors.net.connection_watch import Disconnector, SocketMonitor
 from rlinf_actors.net.framing import pack, unpack
 from rlinf_actors.net.link import OnFailed, OnMessage, peer_name
 from rlinf_actors.net.log_throttle import LogThrottle
@@ -42,24 +58,22 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DRAIN = 256
-"""Messages taken from a socket before other callbacks of the loop get a turn."""
-
+"""Chunks that are received before other callbacks of the loop run."""
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-"""Bytes of this machine's memory: no frame can be longer. A tensor is one frame, so there is no lower limit."""
+"""Bytes of this machine's memory, the limit of a frame: a tensor is one frame, so there is no lower limit."""
 
-# plain ints: pyzmq's enums cost as much as the calls they are given to
+# plain ints: pyzmq's enums cost as much as the calls they are passed to
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.SNDMORE) | _NOBLOCK
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
 _USER_ID = b"User-Id"
 _PEER_ADDRESS = b"Peer-Address"
-_UNIX = "localhost:"
-"""How libzmq's address of a peer at a unix socket begins, before its uid, gid and pid; of others it is a number."""
+_UNIX = "localhost:"  # libzmq's address of a peer at a unix socket begins so, before uid, gid and pid
 
 
 class Socket:
-    """What a listener and a link share: the lock, the outgoing queues, the drain."""
+    """A ROUTER or DEALER with its lock, its outgoing queue and its drain."""
 
     def __init__(
         self, network: ZmqNetwork, kind: int, on_message: OnMessage, on_failed: OnFailed | None = None
@@ -72,24 +86,24 @@ class Socket:
         self._out: collections.deque[tuple[bytes, bytes, Sequence[Buffer]]] = collections.deque()
         self._flush_due = False
         self._drain_due = False
-        self._many = False
-        self._by_unix = False
+        self._many = False  # more was left after the last drain
+        self._by_unix = False  # the last frame came by a unix socket
         self._delivering = False
         self._closed = False
         self._malformed = LogThrottle()
         self.on_unreachable: Callable[[bytes], None] | None = None
         self._admission: Admission | None = None
-        self._hang_ups: HangUps | None = None
-        self._handshakes: Handshakes | None = None
+        self._disconnector: Disconnector | None = None
+        self._monitor: SocketMonitor | None = None
         self._routed = kind == zmq.ROUTER
         self._thread = 0
         self._socket: zmq.Socket[bytes] = network._context.socket(kind)
-        self._socket.setsockopt(zmq.SNDHWM, 0)  # a full ROUTER drops without a word; we bound above
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a full ROUTER drops silently; memory is bounded by credits above
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MEMORY)  # what says that it is longer ends the connection
-        # A machine that vanished without a word leaves a connection that is open for ever. But no heartbeats of ZeroMQ
-        # and no TCP_USER_TIMEOUT: those end the connection of a process that is stopped, and lose what was under way.
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MEMORY)  # a longer frame ends its connection
+        # A machine that vanishes leaves a connection that stays open for ever. But no heartbeats of ZeroMQ and no
+        # TCP_USER_TIMEOUT: those also end the connection of a stopped process, and lose what is in flight.
         self._socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         self._socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 60)  # seconds
         self._socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 10)
@@ -105,7 +119,7 @@ class Socket:
 
     def _send(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
         if self._network.forked:
-            return  # the sockets are the parent's
+            return
         if now and not self._out and self._lock.acquire(blocking=False):
             try:
                 if self._closed:
@@ -113,7 +127,7 @@ class Socket:
                 self._write(peer, [(header, parts)])
                 if self._drain_due or not self._readable():
                     return
-                self._drain_due = True  # our send may have eaten the edge that announced these
+                self._drain_due = True  # our send may have consumed the edge that announced these
             finally:
                 self._lock.release()
             self._wake(self._drain)
@@ -121,11 +135,11 @@ class Socket:
         self._out.append((peer, header, parts))
         if not self._flush_due:
             self._flush_due = True
-            if not (self._delivering and threading.get_ident() == self._thread):
+            if not (self._delivering and threading.get_ident() == self._thread):  # else `_drain` flushes
                 self._wake(self._flush)
 
     def _readable(self) -> bool:
-        """Whether there is something to receive; if not, the socket's FD will say when there is. With the lock held."""
+        """Return True if there is something to receive; if not, the FD reports the next arrival. Holds the lock."""
         return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
 
     def _wake(self, callback: Callable[[], None]) -> None:
@@ -143,26 +157,26 @@ class Socket:
         self._drain()
 
     def _write_queued(self) -> None:
-        """Send what is queued, one chunk per peer. Called with the lock held."""
+        """Send what is queued, one chunk per peer. Holds the lock."""
         out = self._out
         if self._closed or not out:
             return
         if not self._routed:
-            self._write(b"", [(header, parts) for _, header, parts in _all(out)])
+            self._write(b"", [(header, parts) for _, header, parts in _take_all(out)])
             return
         queues: dict[bytes, list[tuple[bytes, Sequence[Buffer]]]] = {}
-        for peer, header, parts in _all(out):
+        for peer, header, parts in _take_all(out):
             queues.setdefault(peer, []).append((header, parts))
-        for peer, records in queues.items():
-            self._write(peer, records)
+        for peer, messages in queues.items():
+            self._write(peer, messages)
 
-    def _write(self, peer: bytes, records: list[tuple[bytes, Sequence[Buffer]]]) -> None:
-        """Send one chunk, or as many as it takes. Called with the lock held."""
+    def _write(self, peer: bytes, messages: list[tuple[bytes, Sequence[Buffer]]]) -> None:
+        """Send messages to a peer in one chunk, or in as many as their size takes. Holds the lock."""
         socket = self._socket
         sent = 0
         try:
-            while sent < len(records):
-                chunk, big, sent = pack(records, sent)
+            while sent < len(messages):
+                chunk, big, sent = pack(messages, sent)
                 if self._routed:
                     socket.send(peer, _MORE)
                 if not big:
@@ -175,19 +189,13 @@ class Socket:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
-            log.debug("dropped %d messages to %r, which is not connected", len(records), peer_name(peer))
+            log.debug("dropped %d messages to %r, which is not connected", len(messages), peer_name(peer))
             if self.on_unreachable is not None:
                 self._loop.call_soon_threadsafe(self.on_unreachable, peer)
 
     # --- in ---
 
     def _drain(self) -> None:
-        """Receive one chunk, or if there were more the last time, up to DRAIN; then others get a turn.
-
-        Delivers after the last receive: whoever is woken by a message and answers at once finds the lock free.
-        What is sent while that goes on leaves at its end, in one chunk for each peer. Only then is looked what else
-        there is: whoever asked waits for the answer, and the look may eat the edge that announces more.
-        """
         self._thread = threading.get_ident()
         chunks = []
         with self._lock:
@@ -219,7 +227,7 @@ class Socket:
 
     def _receive(self) -> tuple[bytes, zmq.Frame, list[Buffer]]:
         receive = self._socket.recv
-        peer = receive(_NOBLOCK) if self._routed else b""  # a ROUTER puts it before every message
+        peer = receive(_NOBLOCK) if self._routed else b""  # a ROUTER puts the identity before every message
         frame = receive(_NOBLOCK, copy=False)
         first = frame
         big: list[Buffer] = []
@@ -230,8 +238,8 @@ class Socket:
 
     def _deliver(self, peer: bytes, first: zmq.Frame, big: list[Buffer]) -> None:
         if self._admission is not None and not self._admission.admits(peer, self._key_of(first)):
-            if self._hang_ups is not None:
-                self._hang_ups.soon(peer, first)
+            if self._disconnector is not None:
+                self._disconnector.soon(peer, first)
             return
         try:
             messages = unpack(first.bytes, big)
@@ -243,50 +251,16 @@ class Socket:
             return
         for header, parts in messages:
             faults = fault_injection.active
-            if faults is not None:
-                one = functools.partial(self._hand_over, peer, header, parts)
-                faults.carry("transport.receive", self, peer, self._name(peer), one, self._loop)
-                continue
-            try:
-                self._on_message(peer, header, parts)
-            except Exception as error:  # noqa: BLE001 - it goes to the loop's policy
-                self._failed(peer, error)  # where this process goes on, the messages behind this one belong to others
+            if faults is None:
+                try:
+                    self._on_message(peer, header, parts)
+                except Exception as error:  # noqa: BLE001 - it goes to the loop's policy
+                    self._failed(peer, error)
+            else:
+                deliver = functools.partial(self._deliver_late, peer, header, parts)
+                faults.carry("transport.receive", self, peer, self._name(peer), deliver, self._loop)
 
-    def _failed(self, peer: bytes, error: Exception) -> None:
-        fail = None if self._on_failed is None else functools.partial(self._on_failed, peer)
-        handling_failed(self._loop, f"handling a message from {peer_name(peer) or self._name(peer)}", error, fail)
-
-    def _key_of(self, frame: zmq.Frame) -> str:
-        """The public key that the connection of this frame proved to have, "" on a unix socket.
-
-        On a CURVE server's connections it is always there: our ZAP handler gives it back with each that it lets in.
-        To ask for it where it is not is an exception, as slow as the rest: so after one the address is asked first.
-        """
-        if self._by_unix:
-            try:
-                if frame.get(_PEER_ADDRESS).startswith(_UNIX):
-                    return ""
-            except zmq.ZMQError:
-                pass  # whoever sent it had closed its end when libzmq asked for its address: it has none
-        try:
-            key = frame.get(_USER_ID)
-        except zmq.ZMQError:
-            key = ""
-        self._by_unix = not key
-        return key
-
-    # --- with faults ---
-
-    def _send_with_faults(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
-        one = functools.partial(self._send, peer, header, parts, now)
-        faults = fault_injection.active
-        if faults is None:
-            one()  # another thread has just ended the last of them
-        else:
-            faults.carry("transport.send", self, peer, self._name(peer), one, self._loop)
-
-    def _hand_over(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
-        """What may come late is no part of a loop over messages."""
+    def _deliver_late(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         if self._closed:
             return
         try:
@@ -294,27 +268,57 @@ class Socket:
         except Exception as error:  # noqa: BLE001 - it goes to the loop's policy
             self._failed(peer, error)
 
+    def _failed(self, peer: bytes, error: Exception) -> None:
+        fail = None if self._on_failed is None else functools.partial(self._on_failed, peer)
+        handling_failed(self._loop, f"handling a message from {peer_name(peer) or self._name(peer)}", error, fail)
+
+    def _key_of(self, frame: zmq.Frame) -> str:
+        """Return the public key that the frame's connection proved, "" on a unix socket.
+
+        Every connection to a CURVE server has one: our ZAP handler returns it when it admits the connection. Asking a
+        frame without one raises, which is as slow as the rest together: so after one, the address is asked first.
+        """
+        if self._by_unix:
+            try:
+                if frame.get(_PEER_ADDRESS).startswith(_UNIX):
+                    return ""
+            except zmq.ZMQError:
+                pass  # no address: the sender had closed its end when libzmq asked for it
+        try:
+            key = frame.get(_USER_ID)
+        except zmq.ZMQError:
+            key = ""
+        self._by_unix = not key
+        return key
+
+    def _send_with_faults(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
+        send = functools.partial(self._send, peer, header, parts, now)
+        faults = fault_injection.active
+        if faults is None:
+            send()  # another thread has just ended the last rule
+        else:
+            faults.carry("transport.send", self, peer, self._name(peer), send, self._loop)
+
     def _name(self, peer: bytes) -> str:
-        """What rules of fault points call the other end."""
+        """Return the name of the other end for rules of fault injection."""
         return peer.decode(errors="replace")
 
     def close(self, linger_ms: int = 0) -> None:
-        """See net.link."""
         with self._lock:
             if self._closed:
                 return
             self._write_queued()
             self._closed = True
             self._loop.remove_reader(self._fd)
-            if self._handshakes is not None:
-                self._handshakes.close()
-            if self._hang_ups is not None:
-                self._hang_ups.close()
+            if self._monitor is not None:
+                self._monitor.close()
+            if self._disconnector is not None:
+                self._disconnector.close()
             self._socket.close(linger=linger_ms)
         self._network._sockets.discard(self)
 
 
-def _all(queue: collections.deque[T]) -> Iterator[T]:
-    """Take everything that is in *queue* now; others may append meanwhile."""
+def _take_all(queue: collections.deque[T]) -> Iterator[T]:
+    # as many as there are now: other threads may append meanwhile
     for _ in range(len(queue)):
         yield queue.popleft()

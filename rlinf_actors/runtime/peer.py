@@ -171,7 +171,7 @@ class Peer:
             identity,
             self._received,
             token=token,
-            on_turned_away=self._rejected,
+            on_rejected=self._rejected,
             on_reset=lambda: self._lost(self),
             on_failed=self._handler_failed,
         )

@@ -487,7 +487,7 @@ async def test_malformed_bytes_are_counted_and_harm_nobody(lab):
     link = lab.network.link(ENDPOINT, b"stranger", lambda *message: None)
     link.send(b"\x00rubbish")
     link.send(msgspec.msgpack.encode({"type": "not", "body": {"type": "Spawn"}}))
-    await lab.until(lambda: lab.head._server.malformed == 2)
+    await lab.until(lambda: lab.head._server._malformed.count == 2)
     assert agent.registered == 1
 
 

@@ -66,7 +66,7 @@ def test_a_head_somewhere_is_no_address(capsys):
 
 def test_no_head_there(monkeypatch, capsys):
     monkeypatch.setattr("rlinf_actors.cli.queries.TIMEOUT_S", 0.05)
-    monkeypatch.setattr("rlinf_actors.net.reachability.ANSWERS_S", 10.0)  # who is refused late has been refused
+    monkeypatch.setattr("rlinf_actors.net.reachability.CONNECT_S", 10.0)  # who is refused late has been refused
     assert app.run(["nodes", "--head", "127.0.0.1:1"]) == 69
     assert "did not answer GetStatus within 0.05 s; nobody listens there" in capsys.readouterr().err
 

@@ -11,6 +11,6 @@ from rlinf_actors.settings import Settings
 
 def test_the_advice_is_for_drivers_too_and_works():
     with pytest.raises(ConfigError, match="RLINF_ACTORS_INSECURE_TEST_NETWORK=1 for drivers"):
-        Security().check("tcp://10.0.0.1:6380", "connect to")
+        Security().mechanism("tcp://10.0.0.1:6380", "connect to")
     followed = Settings.load({"RLINF_ACTORS_INSECURE_TEST_NETWORK": "1"})
-    Security(insecure_test_network=followed.insecure_test_network).check("tcp://10.0.0.1:6380", "connect to")
+    Security(insecure_test_network=followed.insecure_test_network).mechanism("tcp://10.0.0.1:6380", "connect to")

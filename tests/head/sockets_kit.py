@@ -170,7 +170,7 @@ class KeyedWorker:
             secret_identity("driver:x#1"),
             received,
             token=link_token,
-            on_turned_away=lambda why, for_good: told.put_nowait(why),
+            on_rejected=lambda why, for_good: told.put_nowait(why),
         )
         link.send(frames.encode(frames.Join(PROTOCOL, "1", "3.11", "driver:x", token or self._token, "g-0")))
         link.send(frames.encode(frames.Call(1, "anything")))

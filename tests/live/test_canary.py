@@ -283,7 +283,7 @@ async def test_to_a_worker_with_keys_from_who_has_not_its_jobs(tcp, canary, who)
         tcp.endpoint,
         secret_identity("driver:x#1"),
         lambda *message: None,
-        on_turned_away=lambda why, for_good: tcp.refused.put_nowait(why),  # either end may see it first, and close
+        on_rejected=lambda why, for_good: tcp.refused.put_nowait(why),  # either end may see it first, and close
     )
     link.send(join("ours", "id-0"))
     for header, parts in everything(canary):

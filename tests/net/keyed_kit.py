@@ -74,7 +74,7 @@ class Guarded:
         security = Security(True) if pair is None else Security(pair=pair, head=server or self.pair.public)
         inbox, turned_away = Inbox(), Facts()
         network = self.net(security)
-        return network.link(self.endpoint, identity, inbox, on_turned_away=turned_away), inbox, turned_away
+        return network.link(self.endpoint, identity, inbox, on_rejected=turned_away), inbox, turned_away
 
 
 @contextlib.contextmanager

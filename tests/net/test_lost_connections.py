@@ -14,8 +14,8 @@ import zmq
 from scarce_kit import descriptors_left
 from tcp_kit import HOST, tcp_server
 
-from rlinf_actors.net import authentication
-from rlinf_actors.net.authentication import Handshakes
+from rlinf_actors.net.connection_watch import SocketMonitor
+from rlinf_actors.net.curve import SUCCEEDED
 from rlinf_actors.net.host import HeldPorts
 
 NO_LINGER = struct.pack("ii", 1, 0)
@@ -111,7 +111,7 @@ async def test_a_monitors_name_is_not_given_again(monkeypatch):
     with zmq.Context() as context:
         for _ in range(50):
             socket = context.socket(zmq.DEALER, socket_class=Monitored)
-            watching = Handshakes(socket, loop, authentication.SUCCEEDED, lambda event, value: None)
+            watching = SocketMonitor(socket, loop, SUCCEEDED, lambda event, value: None)
             await asyncio.sleep(0)  # the loop holds no more of it
             watching.close()
             socket.close()

@@ -151,7 +151,7 @@ async def test_malformed_messages_are_counted_and_dropped(ends, wire, caplog):
         stranger.send(bad)
     stranger.send(control_codec.encode(Notice(Beat("well formed"))))
     assert await head.next() == (b"stranger#secret", Notice(Beat("well formed")))
-    assert head.server.malformed == 3
+    assert head.server._malformed.count == 3
     client.notify(Beat("x"))
     assert await head.next() == (b"driver:1", Notice(Beat("x")))
     with caplog.at_level(logging.WARNING):
@@ -207,7 +207,7 @@ async def test_a_request_whose_time_is_over_is_not_asked_again(ends, monkeypatch
         await done.wait()
         return "it stands still"
 
-    monkeypatch.setattr(client._doubt, "why", why)
+    monkeypatch.setattr(client._verifier, "why", why)
     client.hold()
     task = asyncio.create_task(client.request(GetStatus(), 0.01))
     await looking.wait()

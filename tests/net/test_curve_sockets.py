@@ -208,7 +208,7 @@ async def test_a_worker_takes_no_link_without_a_token(world: Guarded) -> None:
 
 
 async def test_a_server_that_stands_still_refuses_nobody(world: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_actors.net.zmq_network.HANDSHAKE_S", 0.2)
+    monkeypatch.setattr("rlinf_actors.net.curve.HANDSHAKE_S", 0.2)
     tries: asyncio.Queue[None] = asyncio.Queue()
 
     async def silent(connection: socket.socket) -> None:

@@ -13,7 +13,7 @@ from tcp_kit import HOST, receive, tcp_server
 
 from rlinf_actors.errors import ClusterTimeoutError, WrongServerError
 from rlinf_actors.net.link import Diagnosis, secret_identity
-from rlinf_actors.net.reachability import Doubt
+from rlinf_actors.net.reachability import HeadVerifier
 from rlinf_actors.net.rpc import ControlClient, KeyRefusedError
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
@@ -24,7 +24,7 @@ from rlinf_actors.wire.client_messages import GetStatus
 @pytest.fixture
 async def world(rlinf_leak_check, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Guarded]:
     monkeypatch.setattr("rlinf_actors.net.reachability.SURE_S", 0.1)
-    for name in ("ANSWERS_S", "SPEAKS_S"):  # a moment in which this process stands still is not taken for silence
+    for name in ("CONNECT_S", "GREETING_S"):  # a moment in which this process stands still is not taken for silence
         monkeypatch.setattr(f"rlinf_actors.net.reachability.{name}", 10.0)
     with guarded() as made:
         yield made
@@ -105,7 +105,7 @@ async def test_nobody(world: Guarded) -> None:
 
 
 async def test_a_web_server_or_a_head_that_stands_still(world: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_actors.net.reachability.SPEAKS_S", 0.1)
+    monkeypatch.setattr("rlinf_actors.net.reachability.GREETING_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = "tcp://{}:{}".format(*silent.getsockname())
         text = await Asking(world, endpoint).told(ClusterTimeoutError, 0.05)
@@ -125,8 +125,8 @@ async def test_a_look_that_fails_is_told_and_the_next_handshake_looks_again(monk
                 raise look
             return look
 
-    doubt = Doubt(Eyes(), "tcp://127.0.0.1:1", lambda error: other.set(), explains=True)  # type: ignore[arg-type]
-    doubt.failed("no answer", for_good=False)
+    verifier = HeadVerifier(Eyes(), "tcp://127.0.0.1:1", lambda error: other.set(), explains=True)  # type: ignore[arg-type]
+    verifier.failed("no answer", for_good=False)
     await told.wait()
-    doubt.failed("no answer", for_good=False)
+    verifier.failed("no answer", for_good=False)
     await other.wait()

@@ -11,7 +11,9 @@ import zmq
 from keyed_kit import ListGate
 from zmq.utils import z85
 
-from rlinf_actors.net.authentication import BATCH, ENDPOINT, GateTally, ZapHandler, at_server, judge
+from rlinf_actors.net.authentication import BATCH, ENDPOINT, ZapHandler, judge
+from rlinf_actors.net.connection_watch import RejectionBatch
+from rlinf_actors.net.curve import why_rejected
 from rlinf_actors.security.keypair import KeyPair
 
 DOMAIN = "rlinf-actors.1"
@@ -94,8 +96,7 @@ async def test_a_bug_lets_nobody_in_and_the_next_is_answered(
             asking.send_multipart(frames)
             assert await loop.run_in_executor(None, asking.poll, 10_000)
             replies.append(asking.recv_multipart()[2])
-        handler.leave("good")
-        asking.send_multipart(request(key, domain=b"good"))
+        asking.send_multipart(request(key, domain=b"unknown"))
         assert await loop.run_in_executor(None, asking.poll, 10_000)
         replies.append(asking.recv_multipart()[2])
     finally:
@@ -156,10 +157,10 @@ def answers(asking: zmq.Socket[bytes]) -> int:
 
 
 async def test_failed_handshakes_are_counted_and_told_once_a_turn() -> None:
-    tally = GateTally(gate := ListGate(), asyncio.get_running_loop())
+    tally = RejectionBatch(gate := ListGate(), asyncio.get_running_loop())
     for _ in range(1000):
-        tally.note("", at_server(int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)))
-    tally.note("", at_server(12345))
+        tally.note("", why_rejected(int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)))
+    tally.note("", why_rejected(12345))
     assert gate.refused.all == []
     await gate.refused.until(2)
     assert gate.refused.all == [("", "", "it came without a key", 1000), ("", "", "its handshake was malformed", 1)]

@@ -1,4 +1,4 @@
-"""Looking at connections that another thread has, and may close."""
+"""Inspecting connections that another thread owns and may close."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import os
 import resource
 import socket
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
+import zmq
 
-from rlinf_actors.net.connection_watch import Lens, borrow, end_loop, moved
+from rlinf_actors.net.connection_watch import BorrowedSocket, Disconnector, end_loop, moved
 
 
 @pytest.fixture
-def lens() -> Iterator[Lens]:
-    with contextlib.closing(Lens()) as made:
+def borrowed() -> Iterator[BorrowedSocket]:
+    with contextlib.closing(BorrowedSocket()) as made:
         yield made
 
 
@@ -29,47 +31,62 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket, int]]:
             yield ours, theirs, listener.getsockname()[1]
 
 
-def test_a_connection_is_known_by_its_other_end(lens: Lens, pair) -> None:
+def _ends(fd: int, port: int) -> bool:
+    """True if a Disconnector would end the connection with this descriptor."""
+
+    class Frame:
+        def get(self, what: object) -> object:
+            return fd if what == zmq.SRCFD else "127.0.0.1"
+
+    disconnector = Disconnector(Mock())
+    disconnector.ports.add(port)
+    disconnector.soon(b"peer", Frame())  # type: ignore[arg-type]
+    found = bool(disconnector._waiting)
+    disconnector.close()
+    return found
+
+
+def test_a_connection_is_known_by_its_other_end(borrowed: BorrowedSocket, pair) -> None:
     ours, theirs, port = pair
-    with lens.on(ours.fileno(), {port}) as peer:
+    with borrowed.on(ours.fileno(), {port}) as peer:
         assert peer == theirs.getsockname()
-        assert moved(lens.connection) == (0, 0)
+        assert moved(borrowed.connection) == (0, 0)
         theirs.sendall(b"12345")
         assert ours.recv(5) == b"12345"
-        assert moved(lens.connection) == (0, 5)
+        assert moved(borrowed.connection) == (0, 5)
 
 
-def test_it_is_let_go_after_the_look(lens: Lens, pair) -> None:
+def test_it_is_let_go_after_the_look(borrowed: BorrowedSocket, pair) -> None:
     ours, theirs, port = pair
-    with lens.on(ours.fileno(), {port}):
+    with borrowed.on(ours.fileno(), {port}):
         pass
     ours.close()
     assert theirs.recv(1) == b""
 
 
-def test_what_is_no_connection_of_ours_is_not_looked_at(lens: Lens, pair) -> None:
+def test_what_is_no_connection_of_ours_is_not_looked_at(borrowed: BorrowedSocket, pair) -> None:
     _, theirs, port = pair
     unix, other = socket.socketpair()
     closed = os.dup(0)
     os.close(closed)
     with unix, other, open(os.devnull) as file:
         for fd in (theirs.fileno(), unix.fileno(), file.fileno(), closed):
-            with lens.on(fd, {port}) as peer:
+            with borrowed.on(fd, {port}) as peer:
                 assert peer is None
-            assert borrow(fd, {port}) is None
+            assert not _ends(fd, port)
 
 
-def test_it_works_where_no_descriptor_is_left(lens: Lens, pair) -> None:
+def test_it_works_where_no_descriptor_is_left(borrowed: BorrowedSocket, pair) -> None:
     ours, theirs, port = pair
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lens.connection.fileno() + 100, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (borrowed.connection.fileno() + 100, hard))
         stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         with contextlib.suppress(OSError):
             while True:
                 stack.callback(os.close, os.dup(0))
-        assert borrow(ours.fileno(), {port}) is None
-        with lens.on(ours.fileno(), {port}) as peer:
+        assert not _ends(ours.fileno(), port)
+        with borrowed.on(ours.fileno(), {port}) as peer:
             assert peer == theirs.getsockname()
 
 

@@ -12,7 +12,7 @@ from tcp_kit import HOST, receive, tcp_server
 from rlinf_actors.net import reachability
 from rlinf_actors.net.link import Diagnosis, Reachability
 from rlinf_actors.net.memory_network import MemoryNetwork
-from rlinf_actors.net.reachability import diagnose, look_at
+from rlinf_actors.net.reachability import check, diagnose
 
 
 @pytest.fixture
@@ -28,37 +28,37 @@ def endpoint(listener):
 
 async def test_a_process_that_listens_and_takes_no_connection_is_there(listener):
     listener.listen(1)  # nobody accepts: the kernel answers, as for a stopped process
-    assert await look_at(endpoint(listener)) is Reachability.LISTENS
+    assert await check(endpoint(listener)) is Reachability.LISTENS
 
 
 async def test_a_port_that_nobody_listens_on_is_refused(listener):
-    assert await look_at(endpoint(listener)) is Reachability.REFUSED
+    assert await check(endpoint(listener)) is Reachability.REFUSED
 
 
 async def test_a_machine_that_does_not_answer_is_silent(listener):
     listener.listen(0)
     with socket.create_connection(listener.getsockname()):  # the queue is full: the kernel drops what comes now
-        assert await look_at(endpoint(listener), 0.05) is Reachability.SILENT
+        assert await check(endpoint(listener), 0.05) is Reachability.SILENT
 
 
 async def test_who_cannot_look_calls_nobody_silent(listener, caplog):
     with descriptors_left(0):
-        assert await look_at(endpoint(listener)) is Reachability.LISTENS
+        assert await check(endpoint(listener)) is Reachability.LISTENS
     assert "raise both with 'ulimit -n 65536'" in caplog.text
 
 
 async def test_unix_sockets_are_never_silent(tmp_path):
     path = str(tmp_path / "s")
-    assert await look_at(f"ipc://{path}") is Reachability.REFUSED
+    assert await check(f"ipc://{path}") is Reachability.REFUSED
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
-        assert await look_at(f"ipc://{path}") is Reachability.REFUSED
+        assert await check(f"ipc://{path}") is Reachability.REFUSED
         listener.listen(0)
-        assert await look_at(f"ipc://{path}") is Reachability.LISTENS
+        assert await check(f"ipc://{path}") is Reachability.LISTENS
         with socket.socket(socket.AF_UNIX) as first:
             first.setblocking(False)
             first.connect_ex(path)
-            assert await look_at(f"ipc://{path}", 0.05) is Reachability.LISTENS
+            assert await check(f"ipc://{path}", 0.05) is Reachability.LISTENS
 
 
 async def test_the_memory_transport_has_dark_endpoints_too(network_here):
@@ -79,7 +79,7 @@ async def network_here():
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """A moment in which this process stands still is not taken for silence; tests that are about silence wait less."""
-    for name in ("ANSWERS_S", "SPEAKS_S", "STAYS_S"):
+    for name in ("CONNECT_S", "GREETING_S", "STAYS_S"):
         monkeypatch.setattr(reachability, name, 10.0)
 
 
@@ -119,7 +119,7 @@ MARK = b"\xff" + bytes(8) + b"\x7f\x03\x01"
 )
 async def test_who_listens_is_seen_by_its_first_bytes(said, stays, found, monkeypatch):
     if stays:  # nothing comes that ends the wait
-        monkeypatch.setattr(reachability, "SPEAKS_S" if found is Diagnosis.MUTE else "STAYS_S", 0.1)
+        monkeypatch.setattr(reachability, "GREETING_S" if found is Diagnosis.MUTE else "STAYS_S", 0.1)
     assert await speaks(said, stays) is found
 
 
@@ -128,7 +128,7 @@ async def test_nobody_and_silence_are_told_apart(listener, monkeypatch):
     assert await diagnose("tcp://nosuch.invalid:1") is Diagnosis.NAMELESS
     listener.listen(0)
     with socket.create_connection(listener.getsockname()):
-        monkeypatch.setattr(reachability, "ANSWERS_S", 0.05)
+        monkeypatch.setattr(reachability, "CONNECT_S", 0.05)
         assert await diagnose(endpoint(listener)) is Diagnosis.SILENT
 
 

@@ -12,14 +12,14 @@ import pytest
 from keyed_kit import Guarded, guarded
 from test_hostile import greeting
 
-from rlinf_actors.net.connection_watch import TOO_MANY, Arrivals, Lens
+from rlinf_actors.net.connection_watch import TOO_MANY, BorrowedSocket, ConnectionGuard
 
 FEW = 8
 
 
 @pytest.fixture
 async def world(rlinf_leak_check, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rlinf_actors.net.connection_watch.NEWCOMERS", FEW)
+    monkeypatch.setattr("rlinf_actors.net.connection_watch.PENDING", FEW)
     monkeypatch.setattr("rlinf_actors.net.admission.FAIR_S", 0.0)
     with guarded() as made:
         yield made
@@ -105,7 +105,7 @@ async def test_what_libzmq_has_read_already_counts_too(
     world: Guarded, strangers: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """epoll tells of a connection only as long as there is something to read."""
-    monkeypatch.setattr(Arrivals, "_drain", lambda self: self._epoll.poll(0))
+    monkeypatch.setattr(ConnectionGuard, "_drain", lambda self: self._epoll.poll(0))
     world.bind()
     link = await stranger(world, strangers)
     await asyncio.get_running_loop().sock_sendall(
@@ -138,7 +138,7 @@ def test_what_a_number_is_by_now_is_left_alone(rlinf_leak_check, tmp_path: Path)
     """libzmq closed the connection before we heard of it, and the number went to something else, or to nobody."""
     one, other = socket.socketpair()
     with (
-        contextlib.closing(Lens()) as lens,
+        contextlib.closing(BorrowedSocket()) as borrowed,
         open(tmp_path / "file", "w") as file,
         one as end,
         other,
@@ -147,5 +147,5 @@ def test_what_a_number_is_by_now_is_left_alone(rlinf_leak_check, tmp_path: Path)
         unconnected.bind(("127.0.0.1", 0))
         port = unconnected.getsockname()[1]
         for fd in (file.fileno(), end.fileno(), unconnected.fileno(), 10**6):
-            with lens.on(fd, {port}) as found:
+            with borrowed.on(fd, {port}) as found:
                 assert found is None
