@@ -1,4 +1,4 @@
-"""The process behind a channel: a worker that has no class of a user's."""
+"""The worker class of the processes that host a channel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 import typing
-from collections.abc import Callable
 
 from rlinf_actors.channel.queue import MAX_DELIVERIES, ChannelQueue
 from rlinf_actors.channel.queue_server import QueueServer
@@ -22,20 +21,20 @@ from rlinf_actors.worker.worker_server import WorkerServer
 log = logging.getLogger(__name__)
 
 LAST_WORDS_MS = 1000
-"""How long (milliseconds) the last answers of a channel that was closed may take to be read."""
+"""Milliseconds in which clients may read the last answers of a closed channel."""
 
 
 class ChannelHost(Worker):
-    """Holds a channel's items. Its main thread sleeps; the I/O thread does everything.
+    """Stores the items of a channel. Its main thread sleeps; the I/O thread does all work.
 
-    The process ends by itself, with exit code 0, when the channel was closed, all its items were taken, and no
-    undeliverable item is left; rank 0's, which knows where keys live, after the other replicas.
+    The process ends by itself, with exit code 0, when the channel was closed, all items were taken, and no
+    undeliverable item is left. Rank 0 has the directory of keys and ends after the other replicas.
 
     Args:
         maxsize: items per key, 0 for no limit.
         max_bytes: bytes of all keys together, 0 for no limit.
-        max_deliveries: see ChannelQueue. The creator gives it only if it is another: a host of protocol 6 does not
-            take it.
+        max_deliveries: see ChannelQueue. The creator sends it only if it is not the default: a host of protocol 6 has
+            no such argument.
     """
 
     def __init__(self, maxsize: int, max_bytes: int, max_deliveries: int = MAX_DELIVERIES) -> None:
@@ -43,12 +42,17 @@ class ChannelHost(Worker):
         job, context = worker_job(), self._context
         assert job is not None
         assert context is not None
-        runtime = job.connect()  # the head tells us which clients end
+        runtime = job.connect()  # the head tells which clients end
         server = context.server
         others = self._world_size - 1 if self._rank == 0 else 0
         ending = _Ending(runtime, server, self._group_name, others)
         queue = ChannelQueue(maxsize, max_bytes, max_deliveries)
-        queue_server = QueueServer(queue, server.send, runtime.watched.watch, _keeper(runtime), ending.begin)
+
+        def keep(part: Buffer) -> Buffer:
+            """Copy a view of the producer's memory into ours, which is lent to the consumer as it is."""
+            return runtime.copy(part) if lent(part) else part
+
+        queue_server = QueueServer(queue, server.send, runtime.watched.watch, keep, ending.begin)
 
         async def serve() -> None:
             server.serve(typing.get_args(frames.ChannelFrame), queue_server.handle)
@@ -57,17 +61,8 @@ class ChannelHost(Worker):
         runtime.io.submit(serve()).result()
 
 
-def _keeper(runtime: Runtime) -> Callable[[Buffer], Buffer]:
-    """Large parts may be views of the producer's memory; a copy in ours is lent to the consumer as it is."""
-
-    def keep(part: Buffer) -> Buffer:
-        return runtime.copy(part) if lent(part) else part
-
-    return keep
-
-
 class _Ending:
-    """Ends the process once. I/O thread."""
+    """Ends the process of a closed channel once. I/O thread."""
 
     def __init__(self, runtime: Runtime, server: WorkerServer, group: str, others: int) -> None:
         self._runtime = runtime
@@ -78,7 +73,6 @@ class _Ending:
         self._begun = False
 
     def begin(self) -> None:
-        """Nobody needs this replica any more."""
         if self._begun:
             return
         self._begun = True
@@ -91,10 +85,10 @@ class _Ending:
         try:
             group = await self._runtime.groups.find(self._runtime.namespace, self._group)
         except RlinfActorsError as error:
-            log.warning("this host of a closed channel stays until who created it ends: %s", error)
+            log.warning("this host of a closed channel runs until its creator ends: %s", error)
             return
         for peer in group.peers[1:]:
-            peer.on_gone(self._gone)  # the head tells us
+            peer.on_gone(self._gone)  # the head tells
 
     def _gone(self, _reason: Exception) -> None:
         self._others -= 1

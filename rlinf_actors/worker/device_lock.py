@@ -1,4 +1,7 @@
-"""The lock over a worker's accelerators, shared by all workers of its node."""
+"""DeviceLock: the lock over a worker's accelerators, shared by all workers of its node.
+
+agentd grants it. The I/O thread receives its packets; the methods for users run on any thread.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,22 @@ from rlinf_actors.wire.protocol import deadline
 class DeviceLock:
     """Exclusive use of a worker's accelerators, among all workers of the node that were placed on one of them.
 
-    Groups and jobs do not matter, nor which accelerators a worker sees beside its own; a worker that was placed on
-    its node rather than on accelerators asks for all of them. Use it as ``with`` or ``async with``, or by
-    `acquire` and `release`. Workers get it in the order in which they ask, all their accelerators at once.
+    Workers of all groups and jobs compete. Only the accelerators of the placement count, not others that a worker
+    sees; a worker that was placed on its node asks for all accelerators of the node. Use the lock as ``with`` or
+    ``async with``, or by `acquire` and `release`. Workers get it in the order of their requests, each for all its
+    accelerators at once.
 
-    The process holds it: while it does, further acquisitions, from any thread or task of it, count up and return
-    at once, and it is free after as many releases. It is free too when the process ends, however it does.
-    A worker without accelerators holds nothing and never waits. It keeps nobody from using the device who does
-    not ask, and does not reach beyond one agentd: not to programs outside, nor to another cluster on this machine.
+    The process holds the lock. Further acquisitions by any of its threads or tasks count up and return at once; as many
+    releases free the lock. The end of the process frees it too. A worker without accelerators never waits.
+
+    The lock is advisory: code that does not acquire it can use the device. It does not reach beyond one agentd: not to
+    other programs, nor to another cluster on this machine.
 
     Args:
-        worker_id, name: the worker.
-        has_devices: whether it has accelerators.
-        send: to its agentd.
-        log: for the one line that a wait of 30 s writes.
+        worker_id, name: of the worker.
+        has_devices: True if the worker has accelerators.
+        send: sends a packet to agentd.
+        log: gets a line after a wait of 30 s.
     """
 
     def __init__(
@@ -53,15 +58,16 @@ class DeviceLock:
     # --- for users ---
 
     def acquire(self, timeout: float | None = None) -> bool:
-        """Take the lock. Blocks this thread; messages, heartbeats and other threads go on.
+        """Acquire the lock. Blocks this thread; messages, heartbeats and other threads continue.
 
-        On an event loop use ``async with`` or `acquire_async`: this would block the loop.
+        On an event loop use ``async with`` or `acquire_async`: this method would block the loop. A free lock takes a
+        round trip to agentd, about 0.2 ms.
 
         Args:
-            timeout: seconds to wait at most, None for no limit. Agentd is asked, which takes some 0.2 ms.
+            timeout: seconds to wait at most, None for no limit.
 
         Returns:
-            Whether it was taken; False when the time was over first.
+            True if the lock was acquired, False after *timeout*.
 
         Raises:
             ValueError: *timeout* is not above 0.
@@ -72,15 +78,15 @@ class DeviceLock:
             return True
         try:
             concurrent.futures.wait([waiting], timeout)
-        except BaseException:  # Ctrl-C, or an exception that another thread raises in this one
+        except BaseException:  # Ctrl-C, or an exception that another thread raises here
             self._abandon(waiting)
             raise
         return not self._give_up(waiting)
 
     async def acquire_async(self, timeout: float | None = None) -> bool:
-        """Take the lock without blocking the event loop; see `acquire`.
+        """Acquire the lock without blocking the event loop; see `acquire`.
 
-        Cancelling gives up the wait; what was granted in that moment is given back.
+        A cancelled wait releases a lock that was granted meanwhile.
         """
         timeout = None if timeout is None else deadline(timeout)
         waiting = self._enter()
@@ -94,10 +100,10 @@ class DeviceLock:
         return not self._give_up(waiting)
 
     def release(self) -> None:
-        """Give the lock back, or count down. Any thread; does not wait.
+        """Count down, and release the lock at 0. Any thread; does not wait.
 
         Raises:
-            UsageError: (a RuntimeError) this process does not hold it.
+            UsageError: (a RuntimeError) this process does not hold the lock.
         """
         with self._mutex:
             if not self._count:
@@ -107,7 +113,7 @@ class DeviceLock:
                 self._tell(template_protocol.UnlockDevices(self._worker_id, self._request))
 
     def locked(self) -> bool:
-        """Whether this process holds it."""
+        """True if this process holds the lock."""
         return self._count > 0
 
     def __enter__(self) -> DeviceLock:
@@ -124,20 +130,18 @@ class DeviceLock:
     async def __aexit__(self, *_error: object) -> None:
         self.release()
 
-    # --- what agentd says; I/O thread ---
-
     def granted(self, packet: template_protocol.DevicesLocked) -> None:
-        """The accelerators are ours."""
+        """Hand the lock to all waiting threads. I/O thread."""
         with self._mutex:
             if packet.request != self._request or not self._waiting:
-                return  # everybody gave up meanwhile, and agentd was told
+                return  # all waits were given up meanwhile, and agentd knows
             waiting, self._waiting = self._waiting, set()
             self._count += len(waiting)
         for one in waiting:
             one.set_result(None)
 
     def busy(self, packet: template_protocol.DevicesBusy) -> None:
-        """We have waited for long."""
+        """Log a long wait. I/O thread."""
         if packet.request == self._request and self._waiting:
             self._log.warning(
                 "%s has waited %.0f s for its device_lock: its accelerators are %s",
@@ -146,10 +150,8 @@ class DeviceLock:
                 packet.text,
             )
 
-    # --- inside ---
-
     def _enter(self) -> concurrent.futures.Future[None] | None:
-        """None if the lock is ours already, else what will be done when it is."""
+        """Count up and return None if this process has the lock, else request it and return a future."""
         with self._mutex:
             if self._count or not self._has_devices:
                 self._count += 1
@@ -163,7 +165,7 @@ class DeviceLock:
             return waiting
 
     def _give_up(self, waiting: concurrent.futures.Future[None]) -> bool:
-        """Leave the queue if we are still in it; returns whether we were."""
+        """Stop waiting. Return False if the lock was granted before."""
         with self._mutex:
             if waiting not in self._waiting:
                 return False

@@ -1,4 +1,4 @@
-"""Looking up other workers of the job from inside a worker."""
+"""ManagerProxy: find other workers of the job from inside a worker."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class ManagerProxy:
-    """What the head knows of the workers of this job. Every method is one round trip; any thread but the I/O thread.
+    """Finds workers of this job. Each method asks the head once. Any thread but the I/O thread.
 
-    With ``async_op=True`` they return an AsyncWork at once; else they block. All raise ClusterTimeoutError if the head
-    has not answered for 10 s (30 s where the worker has not used the head before).
+    With ``async_op=True`` a method returns an AsyncWork at once; otherwise it blocks. Every method raises
+    ClusterTimeoutError if the head does not answer within 10 s (30 s if this worker has not used the head before).
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -36,15 +36,15 @@ class ManagerProxy:
     def get_worker_info(
         self, address: WorkerAddress | str, async_op: bool = False
     ) -> WorkerInfo | AsyncWork[WorkerInfo]:
-        """Return where a worker of this job runs.
+        """Return rank, node and port of a worker of this job.
 
         Args:
-            address: of the worker, or its name (``group:rank``).
+            address: address of the worker, or its name (``group:rank``).
             async_op: return an AsyncWork.
 
         Raises:
             GroupNotFoundError: no such group or rank is running.
-            UsageError: it is a child of a worker.
+            UsageError: *address* names a child of a worker.
         """
         address = WorkerAddress.from_name(address) if isinstance(address, str) else address
         work = self._asking(self._info(address), f"get_worker_info({address.get_name()!r})")
@@ -60,11 +60,11 @@ class ManagerProxy:
         """Return True if the worker called *name* (``group:rank``) is running.
 
         Args:
-            name: of the worker.
+            name: name of the worker.
             async_op: return an AsyncWork.
 
         Raises:
-            UsageError: it is a child of a worker.
+            UsageError: *name* is a child of a worker.
         """
         work = self._asking(self._is_alive(WorkerAddress.from_name(name)), f"is_alive({name!r})")
         return work if async_op else work.wait()
@@ -97,7 +97,6 @@ class ManagerProxy:
         job = worker_job()
         assert job is not None, "a worker process has its job before the user's class is constructed"
         runtime = await job.connected()
-        # the request itself ends with a ClusterTimeoutError when the head does not answer
         status = await runtime.status(self._context.spec.namespace)
         for group in status.groups:
             if group.name == address.root_group_name:

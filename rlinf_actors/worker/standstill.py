@@ -1,15 +1,13 @@
-"""Bringing the user's threads to a standstill, so that nothing of theirs follows the stop command.
+"""Stopping the threads of a robot worker, and the processes that it has started, before on_lease_lost.
 
-The main thread is interrupted by a signal, which also ends a blocking system call; its handler does
-not return. One that has masked the signal runs the handler when Python looks for signals, since another thread takes
-the signal for the process. Any other Python thread gets an exception whose constructor does not return: that runs
-before the next of its own instructions. C code is not interrupted: a thread stands still when it
-comes back from there.
+Threads (`ThreadStopper`): a signal interrupts the main thread, and ends a blocking system call; its handler does not
+return. A main thread that has masked the signal runs the handler at the next check of Python for signals, because
+another thread takes the signal for the process. Every other Python thread gets an exception whose constructor does not
+return; Python raises it before the next instruction of that thread. C code is not interrupted: a thread stops when it
+comes back from C.
 
-Stop the processes that a robot worker has started, so that none of them moves the robot after the stop command.
-
-They are stopped (SIGSTOP) before on_lease_lost and killed after it: until then they keep their ends of connections and
-pipes open, and cannot leave the tree in which the next look finds what they had just started.
+Processes (`Descendants`): they get SIGSTOP before on_lease_lost and SIGKILL after it. Meanwhile they keep their ends of
+connections and pipes, and cannot leave the process tree in which the next search finds their new children.
 """
 
 from __future__ import annotations
@@ -26,101 +24,101 @@ from collections.abc import Iterator
 
 from rlinf_actors import procfs
 
-PARK_S = 0.2
-"""How long to wait for the main thread, in seconds: C code may keep it."""
+STOP_MAIN_S = 0.2
+"""Seconds to wait for the main thread, which may be in C code."""
 AGAIN_S = 0.005
-"""After which the signal is sent again, doubled each time: one that comes when Python has looked for signals and its
-system call has not begun interrupts nothing. So it is where the main thread gives us the GIL to begin one.
+"""Seconds until the signal is sent again, doubled each time. A signal that arrives after Python's check for signals and
+before the system call begins interrupts nothing; that is likely when the main thread has just released the GIL.
 """
 SIGNAL = signal.SIGRTMAX - 2
-"""glibc keeps the lowest real-time signals for itself; debuggers and profilers like SIGUSR1 and SIGPROF."""
+"""glibc uses the lowest real-time signals; debuggers and profilers use SIGUSR1 and SIGPROF."""
 OURS = "rlinf-actors-"
-"""How the names of the runtime's own threads begin: they run nothing of the user's."""
+"""Prefix of the names of the runtime's own threads, which run no code of the user."""
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class Unwound(SystemExit):
-    """Ends a thread that stood still while it held a lock that on_lease_lost needs. Passes `except Exception`."""
+    """Ends a stopped thread that holds a lock which on_lease_lost needs. `except Exception` does not catch it."""
 
 
 class ThreadStopper:
-    """Where the user's threads are kept. Made on the main thread, which it may stop from then on."""
+    """Stops the threads of the user. Made on the main thread."""
 
     def __init__(self) -> None:
         self._main = threading.get_ident()
-        self._said = _thread.allocate_lock()  # bare locks: the main thread may be inside anything else
-        self._said.acquire()
+        self._main_stopped = _thread.allocate_lock()  # bare locks: the main thread may be inside anything else
+        self._main_stopped.acquire()
         self._gate = _thread.allocate_lock()
         self._gate.acquire()
-        self._parked: set[int] = set()
+        self._stopped_threads: set[int] = set()
         self._signalled = False
         signal.signal(SIGNAL, self.handler)
 
     def interrupt(self) -> None:
-        """Have the main thread stand still at its next instruction in Python. Any thread; returns at once."""
+        """Stop the main thread at its next instruction in Python. Any thread; returns at once."""
         signal.pthread_kill(self._main, SIGNAL)
-        signal.raise_signal(SIGNAL)  # taken here, handled there: the main thread may have masked it
+        signal.raise_signal(SIGNAL)  # taken by this thread, handled on the main thread, which may have masked it
 
-    def park(self) -> bool:
-        """Stop every Python thread but ours and the caller. Returns whether the main thread stands still.
+    def stop_all(self) -> bool:
+        """Stop every Python thread but the runtime's own and the caller. Return True if the main thread is stopped.
 
-        Waits for the main thread, PARK_S seconds at most; whoever is in C code stops on coming back.
+        Waits for the main thread, STOP_MAIN_S seconds at most. A thread in C code stops when it comes back.
         """
         waited, again = 0.0, AGAIN_S
         still = False
-        while not still and waited < PARK_S:  # not by the clock: while this process stood still nobody was waited for
-            wait = min(again, PARK_S - waited)
+        while not still and waited < STOP_MAIN_S:  # not by the clock: a process that is stopped does not wait
+            wait = min(again, STOP_MAIN_S - waited)
             self.interrupt()
-            still = self._said.acquire(timeout=wait)
+            still = self._main_stopped.acquire(timeout=wait)
             waited += wait
             again *= 2
-        for _ in range(2):  # one that was just being started is there the second time
+        for _ in range(2):  # the second pass finds a thread that was just being started
             for ident in self._users():
                 self._stop(ident)
         if not still:
-            self._stop(self._main)  # also where the user's code has taken the signal's handler from us
+            self._stop(self._main)  # also if user code has replaced the handler of the signal
         return still
 
-    def let_go(self) -> None:
-        """Have those that stand still end instead, so that their ``with`` blocks give back locks."""
+    def unwind(self) -> None:
+        """End the stopped threads, so that their ``with`` blocks release locks."""
         self._gate.release()
 
-    def stay(self) -> None:
-        """Stand still for ever, or until `let_go`; then raises Unwound. Any thread that has nothing to do any more."""
+    def stop_here(self) -> None:
+        """Stop the calling thread for ever, or until `unwind`."""
         self._gate.acquire()
         self._gate.release()
 
     def _users(self) -> list[int]:
-        """Threads, C libraries' included, that may run code of the user's."""
+        """Return the threads, also of C libraries, that may run code of the user."""
         ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OURS)}
-        others = set(sys._current_frames()) - ours - self._parked
+        others = set(sys._current_frames()) - ours - self._stopped_threads
         return sorted(others - {self._main, threading.get_ident()})
 
     def _stop(self, ident: int) -> None:
-        self._parked.add(ident)
-        parking = self
+        self._stopped_threads.add(ident)
+        stopper = self
 
         class Stopped(Unwound):
             def __init__(self) -> None:
                 super().__init__()
-                parking.stay()
+                stopper.stop_here()
 
         _set_async_exc(ctypes.c_ulong(ident), ctypes.py_object(Stopped))
 
     def handler(self, number: int, frame: object) -> None:
-        """Of SIGNAL, on the main thread."""
+        """Handle SIGNAL on the main thread: stop it. Raises Unwound after `unwind`."""
         if self._signalled:
-            return  # it was sent again
+            return  # sent again
         self._signalled = True
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no other handler runs from here on
-        self._said.release()
-        self.stay()
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no other handler runs from now on
+        self._main_stopped.release()
+        self.stop_here()
         raise Unwound
 
 
 def waits_for_lock(native_id: int) -> bool:
-    """Whether a thread of this process waits for a lock, and not for time or a device. True if nobody can tell."""
+    """True if a thread of this process waits for a lock rather than for time or a device, or if that is unknown."""
     try:
         with open(f"/proc/self/task/{native_id}/syscall") as file:
             call = file.read().split()[0]
@@ -130,7 +128,7 @@ def waits_for_lock(native_id: int) -> bool:
 
 
 STOP_S, STOP_AGAIN_S = 0.08, 0.02
-"""How long to wait until all stand still, in seconds, before the worker's threads do and after that.
+"""Seconds to wait until all processes are stopped: before the threads of the worker are stopped, and after that.
 
 0.1 s together, since the robot moves meanwhile. A process in an uninterruptible call stops when the call is over.
 """
@@ -138,20 +136,20 @@ _LOOK_S = 0.0005
 
 
 class Descendants:
-    """The processes below one worker, also those that have become daemons.
+    """The processes that one worker has started, also those that have become daemons.
 
     Args:
-        worker: its id, by which all that it starts is marked.
+        worker: id of the worker; its processes are marked with it.
     """
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
-        self._kept: dict[int, int] = {}  # pids, with when they began
+        self._kept: dict[int, int] = {}  # start time by pid
         self._stopped: dict[int, int] = {}
-        self._others_own: set[int] = set()  # of those, what belongs to another user (sudo): it does not stop
+        self._others_own: set[int] = set()  # those of another user (sudo), which do not stop
 
     def keep(self, pid: int) -> str:
-        """Let this process, and what it starts, run while on_lease_lost does. Return why it may not, "" if so."""
+        """Exempt a process and its descendants from `stop`. Return the reason if that cannot be, else ""."""
         found = procfs.stat(pid)
         if found is None or found.state in "ZX":
             return "there is no such process"
@@ -161,7 +159,7 @@ class Descendants:
         return ""
 
     def stop(self, within_s: float) -> bool:
-        """Stop all that need not run on. Return False if one is another user's, or did not stand still in that time."""
+        """Stop all but exempted processes. Return False if one belongs to another user, or did not stop in time."""
         deadline = time.monotonic() + within_s
         while True:
             found = [one for one in self._others() if self._stopped.get(one.pid) != one.started]
@@ -174,11 +172,11 @@ class Descendants:
                 return not moving
             if time.monotonic() >= deadline:
                 return False
-            if moving:  # on another core, until its next interrupt; the kernel tells only its parent that it stopped
+            if moving:  # on another core until its next interrupt; the kernel tells only its parent that it stopped
                 time.sleep(_LOOK_S)
 
     def kill(self) -> bool:
-        """Kill what was stopped or kept: the end of the worker would continue a process group of its own."""
+        """Kill all stopped and exempted processes: the end of the worker would continue their process groups."""
         for pid, started in {**self._kept, **self._stopped}.items():
             found = procfs.stat(pid)
             if found is not None and found.started == started:
@@ -186,10 +184,10 @@ class Descendants:
         return True
 
     def _others(self) -> Iterator[procfs.Stat]:
-        """Every living process below the worker that is not kept."""
+        """Yield every living descendant that is not exempted."""
         ours, seen = os.getpid(), set[int]()
         waiting = procfs.children(ours)
-        # orphans become children of the template; if that has died, of whoever is the worker's parent now
+        # orphans become children of the template, or of the worker's present parent if the template has died
         waiting += [pid for pid in procfs.children(os.getppid()) if pid != ours and self._is_ours(pid)]
         while waiting:
             pid = waiting.pop()
@@ -223,7 +221,7 @@ def _runs(pid: int, started: int) -> bool:
 
 
 def _stop(pid: int) -> bool:
-    """Send SIGSTOP. Return False if the process is another user's."""
+    """Send SIGSTOP. Return False if the process belongs to another user."""
     try:
         os.kill(pid, signal.SIGSTOP)
     except ProcessLookupError:

@@ -1,4 +1,7 @@
-"""A worker's socket to its template, and through it to its agentd."""
+"""A worker's socket to its template, and through the template to agentd.
+
+The I/O thread receives, or the guard of a robot worker. Any thread sends.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,7 @@ _MAX_PACKET = template_protocol.MAX_PACKET >> 4
 
 
 class TemplateSocket:
-    """The socket.
-
-    Args:
-        sock: SOCK_SEQPACKET, blocking.
-        on_end: called on the I/O thread when the template closes its end, or has ended.
-    """
+    """The socket. *sock* is a blocking SOCK_SEQPACKET. The I/O thread calls *on_end* when the template has ended."""
 
     def __init__(self, sock: socket.socket, on_end: Callable[[], None]) -> None:
         self._socket = sock
@@ -37,26 +35,16 @@ class TemplateSocket:
         self._posted = PacketQueue(sock)
 
     def fileno(self) -> int:
-        """Of the socket."""
         return self._socket.fileno()
 
     def listen(self, loop: asyncio.AbstractEventLoop, *, guarded: bool = False) -> None:
-        """Take what the template says from now on. I/O thread.
-
-        Args:
-            loop: of the I/O thread.
-            guarded: a robot worker's guard receives, and hands over what is not for it.
-        """
+        """Receive from now on. On the I/O thread, or with *guarded* by the guard, which hands over other packets."""
         self._loop = loop
         if not guarded:
             loop.add_reader(self._socket.fileno(), self._readable)
 
     def receive(self) -> template_protocol.ToWorker | None:
-        """Wait for a packet; None when the template has ended. The guard's thread.
-
-        Raises:
-            RemoteWireError: it is none.
-        """
+        """Wait for a packet. Return None if the template has ended. Raise RemoteWireError if it is invalid. Guard."""
         try:
             data = self._socket.recv(_MAX_PACKET)
         except OSError:
@@ -64,12 +52,12 @@ class TemplateSocket:
         return template_protocol.decode_to_worker(data) if data else None
 
     def hand_over(self, packet: template_protocol.ToWorker) -> None:
-        """A packet that is not for the guard. Its thread."""
+        """Pass a packet that is not for the guard to its handler. Thread of the guard."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._dispatch, packet)
 
     def try_send(self, packet: template_protocol.ToAgent) -> bool:
-        """Tell the template, unless it has ended or does not read; False then. Any thread; does not wait."""
+        """Send, or return False if the template has ended or its queue is full. Any thread; does not wait."""
         try:
             self._socket.send(template_protocol.encode(packet), socket.MSG_DONTWAIT)
         except (BlockingIOError, ConnectionError):
@@ -77,24 +65,18 @@ class TemplateSocket:
         return True
 
     def serve(self, kind: type[P], handler: Callable[[P], object]) -> None:
-        """Give packets of this kind to *handler*, on the I/O thread. Any thread."""
+        """Call *handler* on the I/O thread for packets of this kind. Any thread."""
         self._handlers[kind] = handler  # type: ignore[assignment]
 
     def send(self, packet: template_protocol.ToAgent) -> None:
-        """Tell the template. Any thread; waits only while hundreds of packets are unread there.
-
-        To a template that has ended it does nothing: this process is about to end too.
-        """
+        """Send. Any thread; waits while hundreds of packets are unread. No effect if the template has ended."""
         try:
             self._socket.send(template_protocol.encode(packet))
         except ConnectionError:
             log.debug("the template has ended")
 
     def post(self, packet: template_protocol.ToAgent) -> None:
-        """Tell the template, after what was posted before. Any thread, an event loop's too; does not wait.
-
-        What the template does not read now is sent by the I/O thread when it does. After `listen`.
-        """
+        """Send after earlier posts. Any thread, after `listen`; does not wait. The I/O thread sends the rest later."""
         with self._lock:
             idle = not self._posted
             if not self._posted.send(template_protocol.encode(packet)) and idle:
@@ -119,7 +101,7 @@ class TemplateSocket:
         try:
             packet = template_protocol.decode_to_worker(data)
         except RemoteWireError as error:
-            log.warning("dropped what the template said: %s", error)
+            log.warning("dropped a packet of the template: %s", error)
             return
         self._dispatch(packet)
 

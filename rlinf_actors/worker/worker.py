@@ -1,18 +1,16 @@
 """Worker: the class that users subclass.
 
-Execution times by tag: what RLinf's metrics are made of.
+The package imports this module in drivers too, where a subclass is only described (`create_group`). In a worker process
+`worker.main` installs the context and constructs the class on the main thread.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from rlinf_actors.errors import UsageError
@@ -27,6 +25,7 @@ from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.children import become_member
 from rlinf_actors.worker.device_lock import DeviceLock
+from rlinf_actors.worker.execution_times import ExecutionTimes, timed
 from rlinf_actors.worker.lease_guard import LeasePage, LeasePageWriter
 from rlinf_actors.worker.manager_proxy import ManagerProxy
 from rlinf_actors.worker.worker_messaging import Channels, Messaging
@@ -37,94 +36,13 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class ExecutionTimes:
-    """Seconds by tag; the same tag adds up until it is popped. Any thread."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._lock = threading.Lock()
-
-    def add(self, tag: str, seconds: float) -> None:
-        """Add to a tag."""
-        with self._lock:
-            self._seconds[tag] = self._seconds.get(tag, 0.0) + seconds
-
-    def pop(self, tag: str) -> float:
-        """Take a tag's seconds out.
-
-        Raises:
-            ValueError: nothing was recorded under *tag*; the message lists what was.
-        """
-        with self._lock:
-            if tag not in self._seconds:
-                known = ", ".join(sorted(self._seconds)) or "none"
-                raise ValueError(f"no time was recorded under {tag!r}; recorded tags: {known}")
-            return self._seconds.pop(tag)
-
-    def pop_all(self) -> dict[str, float]:
-        """Take everything out."""
-        with self._lock:
-            seconds, self._seconds = self._seconds, {}
-            return seconds
-
-    @contextmanager
-    def measure(self, tag: str) -> Iterator[None]:
-        """Record how long the block takes."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(tag, time.perf_counter() - start)
-
-
-def timed(tag: str | None = None) -> Callable[[F], F]:
-    """Decorator for a worker's method: its time is recorded under *tag*, the method's name by default."""
-
-    def decorate(function: F) -> F:
-        name = tag or function.__name__
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def run_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._timers.measure(name):
-                    return await function(self, *args, **kwargs)
-
-            return run_async  # type: ignore[return-value]
-        if inspect.isasyncgenfunction(function):
-
-            @functools.wraps(function)
-            async def run_stream(self: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._timers.measure(name):
-                    async for item in function(self, *args, **kwargs):
-                        yield item
-
-            return run_stream  # type: ignore[return-value]
-        if inspect.isgeneratorfunction(function):
-
-            @functools.wraps(function)
-            def run_generator(self: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._timers.measure(name):
-                    return (yield from function(self, *args, **kwargs))
-
-            return run_generator  # type: ignore[return-value]
-
-        @functools.wraps(function)
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._timers.measure(name):
-                return function(self, *args, **kwargs)
-
-        return run  # type: ignore[return-value]
-
-    return decorate
-
-
 P = ParamSpec("P")
 T = TypeVar("T")
 W = TypeVar("W")
 
 
 class _ClassValue(Generic[T]):
-    """An attribute of the class that is worked out when it is read, on the class or on an instance."""
+    """An attribute that is computed when it is read, on the class or on an instance."""
 
     def __init__(self, read: Callable[[], T]) -> None:
         self._read = read
@@ -147,18 +65,19 @@ def _torch_platform() -> Any:
 
 
 class Worker(Messaging, Channels):
-    """Base of all worker classes. One instance runs in each process of a group.
+    """Base of all worker classes. Each process of a group has one instance.
 
-    A class without ``async def`` runs its calls one at a time on the process's main thread; with
-    any, everything runs on one event loop of that thread. Methods marked ``@Worker.concurrent()`` have threads of
-    their own beside it. Heartbeats and messages never wait for it. A method that is a generator streams its items.
+    A class without ``async def`` runs its calls one at a time on the main thread of its process. A class with any
+    ``async def`` runs everything on one event loop of that thread. Methods marked ``@Worker.concurrent()`` have threads
+    of their own beside it. Heartbeats and messages never wait for user code. A method that is a generator streams its
+    items.
 
-    The attributes below are set before ``__init__`` runs, whether or not it calls ``super().__init__()``.
+    All attributes are set before ``__init__`` runs, even if it does not call ``super().__init__()``.
 
     Attributes:
-        torch_platform: torch's module of the accelerator (``torch.cuda``), ``torch.cpu`` without.
-        torch_device_type: ``"cuda"``, ``"npu"``, …, ``"cpu"`` without.
-        accelerator_type: of this process's accelerators.
+        torch_platform: torch's module of the accelerator (``torch.cuda``); ``torch.cpu`` without an accelerator.
+        torch_device_type: ``"cuda"``, ``"npu"``, …; ``"cpu"`` without an accelerator.
+        accelerator_type: of the accelerators of this process.
         current_worker: the instance in this process, None in a driver.
     """
 
@@ -174,10 +93,14 @@ class Worker(Messaging, Channels):
     _logger: logging.Logger
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Set the attributes of the process's context. Raises UsageError (a RuntimeError) outside a worker."""
+        """Set the attributes from the context of the process.
+
+        Raises:
+            UsageError: (a RuntimeError) this process is no worker.
+        """
         context = worker_context.current()
         parent = kwargs.get("parent_address")
-        if parent is None and os.getpid() != context_pid():  # a child process; __init__ will be told for certain
+        if parent is None and os.getpid() != context_pid():  # a child process: __init__ gets the argument by name
             parent = next((one for one in args if isinstance(one, WorkerAddress)), None)
         if context is None and parent is None:
             raise UsageError(
@@ -197,22 +120,21 @@ class Worker(Messaging, Channels):
     def __init__(
         self, parent_address: WorkerAddress | None = None, world_size: int | None = None, rank: int | None = None
     ) -> None:
-        """Nothing is needed here in a group.
+        """Make this process a child of a worker, if *parent_address* is given. A worker of a group needs no arguments.
 
-        In a process that a worker has started (forked, spawned, or by subprocess; a child of its child too) make that
-        process a child of the worker: a member with the address ``group:parent_rank:rank``, which sends, receives,
-        broadcasts and uses channels as a worker does. It takes no calls. Others reach it when this returns; it blocks
-        for two round trips to its worker. A process is one child, until it ends. In a process that no worker has
-        started, and in the worker itself, only the attributes are set.
+        A child is a process that a worker or its child has started: forked, spawned, or by subprocess. Its address is
+        ``group:parent_rank:rank``. It sends, receives, broadcasts and uses channels as a worker does, and takes no
+        calls. Blocks for two round trips to the worker; then others reach the child. A process is one child until it
+        ends. In the worker itself, and in a process that no worker has started, only the attributes are set.
 
         Args:
-            parent_address: of the worker, or of a child of it.
-            world_size: number of the children at that address.
-            rank: of this child among them.
+            parent_address: address of the worker, or of a child of it.
+            world_size: number of children at that address.
+            rank: rank of this child among them.
 
         Raises:
-            UsageError: another process that runs is this child, the process comes from another worker, or it is another
-                child already.
+            UsageError: another living process is this child, the process was started by another worker, or it is
+                another child already.
             ClusterTimeoutError: the worker does not answer.
         """
         if parent_address is not None:
@@ -251,26 +173,28 @@ class Worker(Messaging, Channels):
 
     @classmethod
     def create_group(cls: Callable[P, W], *args: P.args, **kwargs: P.kwargs) -> GroupLauncher[W]:
-        """A group of this class that is not running yet: call ``launch`` on it.
+        """Return a group of this class that does not run yet: call ``launch`` on it.
 
         Args:
-            *args, **kwargs: of the class's constructor, the same for every rank.
+            *args, **kwargs: arguments of the constructor, the same for every rank.
 
         Raises:
-            UsageError: the class has a public method whose name the group itself needs, or a mark that cannot be.
+            UsageError: a public method has a name that the group itself needs, or an invalid mark.
         """
-        return GroupLauncher(cast("type[W]", cls), Worker, args, kwargs)  # typed so that the arguments are checked
+        return GroupLauncher(
+            cast("type[W]", cls), Worker, args, kwargs
+        )  # the cast lets type checkers check the arguments
 
-    # --- who am I ---
+    # --- identity ---
 
     @property
     def worker_address(self) -> WorkerAddress:
-        """This worker's address, ``group:rank``."""
+        """Address of this worker."""
         return self._worker_address
 
     @property
     def worker_info(self) -> WorkerInfo:
-        """What others may know of this worker."""
+        """Rank, node and hardware of this worker."""
         context = self._context
         return WorkerInfo(
             address=self._worker_address,
@@ -288,20 +212,20 @@ class Worker(Messaging, Channels):
 
     @property
     def has_accelerator(self) -> bool:
-        """Whether this worker was placed on an accelerator."""
+        """True if this worker was placed on an accelerator."""
         return self._accelerator_type is not AcceleratorType.NO_ACCEL
 
     @property
     def hardware_type(self) -> str:
-        """The type of what this worker was placed on: an accelerator type, a robot's type, or NO_ACCEL."""
+        """Type of the hardware that this worker was placed on: an accelerator type, a robot type, or NO_ACCEL."""
         infos = self.hardware_infos
         return infos[0].type if infos else self._accelerator_type.value
 
     @property
     def hardware_infos(self) -> list[Any]:
-        """The robots or other configured hardware this worker was placed on: the HardwareInfo that its type defines.
+        """The robots or other configured hardware of this worker, each as the HardwareInfo of its type.
 
-        In a child they are its worker's.
+        A child has the list of its worker.
         """
         if self._context is None:
             return []
@@ -309,10 +233,10 @@ class Worker(Messaging, Channels):
 
     @property
     def device_lock(self) -> DeviceLock:
-        """The lock over this worker's accelerators, shared by all workers of its node; see DeviceLock.
+        """The lock over the accelerators of this worker, shared by all workers of its node; see DeviceLock.
 
         Raises:
-            UsageError: in a child process of a worker.
+            UsageError: this is a child process of a worker.
         """
         context = self._context
         if context is None or not context.is_here or context.device_lock is None:
@@ -324,15 +248,23 @@ class Worker(Messaging, Channels):
 
     @property
     def manager_proxy(self) -> ManagerProxy:
-        """Looks up other workers of the job."""
+        """Finds other workers of the job.
+
+        Raises:
+            UsageError: this is a child process without a context.
+        """
         return ManagerProxy(self._connected("manager_proxy"))
 
     def get_name(self) -> str:
-        """This worker's name, ``group:rank``."""
+        """Return the name of this worker, ``group:rank``."""
         return self._worker_name
 
     def get_parent_rank(self) -> int:
-        """Rank of the worker that made this child process. Raises ValueError in a worker of a group."""
+        """Return the rank of the worker that started this child process.
+
+        Raises:
+            ValueError: this is a worker of a group.
+        """
         return self._worker_address.get_parent_rank()
 
     @overload
@@ -347,12 +279,12 @@ class Worker(Messaging, Channels):
         return proxy.is_alive(name, async_op=True) if async_op else proxy.is_alive(name)
 
     def acquire_free_port(self) -> int:
-        """A TCP port on this node that is given to nobody else as long as this worker lives.
+        """Reserve a TCP port of this node until this worker ends. Return its number.
 
-        It is held bound on every address, not listening. A listener that sets SO_REUSEADDR or SO_REUSEPORT takes it
-        as it is: asyncio, http.server, ZeroMQ, gRPC and torch's TCPStore do, in this process or another one of this
-        user. For one that sets neither call `release_free_port` right before it binds. It is kept from whoever asks
-        for any port; a program that binds this very number is let in.
+        The worker keeps the port bound on every address, and does not listen. The kernel gives the port to no program
+        that asks for any port; a program that binds this number gets it. A listener with SO_REUSEADDR or SO_REUSEPORT
+        can bind it at once, in this process or another one of this user: asyncio, http.server, ZeroMQ, gRPC and torch's
+        TCPStore set one of them. Before a listener with neither, call `release_free_port`.
 
         Raises:
             OSError: there is no free port.
@@ -360,25 +292,25 @@ class Worker(Messaging, Channels):
         return self._own_ports.hold()
 
     def release_free_port(self, port: int) -> None:
-        """Hold a port of `acquire_free_port` no more, so that a listener without socket options can bind it.
+        """Release a port of `acquire_free_port`, so that a listener without socket options can bind it.
 
-        From here until it does, the kernel may give the port to somebody else. A process that this worker forked
-        after `acquire_free_port` holds the port too, until it ends.
+        Until the listener binds, the kernel may give the port to another program. A process that this worker forked
+        after `acquire_free_port` keeps the port too, until it ends.
 
         Raises:
-            UsageError: (a RuntimeError) the port is not held here.
+            UsageError: (a RuntimeError) this worker has not reserved the port.
         """
         self._own_ports.release(port)
 
     @property
     def lease_page(self) -> LeasePage:
-        """Shared memory that says until when this worker may move its robots, for code that Python cannot stop.
+        """Shared memory with the time until which this worker may move its robots, for code that Python cannot stop.
 
         A C or C++ control loop reads it before each command: ``rlinf_lease_held(page)`` of ``rlinf_lease.h``, with
-        `LeasePage.address` for *page*. In a worker without robots the page never runs out.
+        `LeasePage.address` for *page*. In a worker without robots the lease never ends.
 
         Raises:
-            UsageError: in a process that was not forked by a worker of a group.
+            UsageError: a worker of a group has not forked this process.
         """
         context = self._connected("lease_page")
         if context.lease_page is None:
@@ -388,14 +320,14 @@ class Worker(Messaging, Channels):
         return context.lease_page
 
     def keep_for_stop(self, pid: int) -> None:
-        """Let a process that this worker started run on while `on_lease_lost` does, since the robot is reached by it.
+        """Let a process that this worker started run while `on_lease_lost` runs, because it talks to the robot.
 
-        All others are stopped (SIGSTOP) before `on_lease_lost` begins, so that none of them moves the robot after the
-        stop command. What the process starts is kept too. `on_lease_lost` has to bring it to rest. All are killed
-        when `on_lease_lost` has returned. Does nothing in a worker without robots.
+        All other processes are stopped (SIGSTOP) before `on_lease_lost` begins, so that none of them moves the robot
+        after the stop command. Processes that the given process starts run too. `on_lease_lost` must bring them to
+        rest. All are killed when `on_lease_lost` has returned. Does nothing in a worker without robots.
 
         Args:
-            pid: of the process, such as ``subprocess.Popen(...).pid``.
+            pid: pid of the process, such as ``subprocess.Popen(...).pid``.
 
         Raises:
             UsageError: there is no such process, this worker did not start it, or this is a child process of a worker.
@@ -407,40 +339,42 @@ class Worker(Messaging, Channels):
             raise UsageError(f"{self._worker_name} cannot keep process {pid} for its stop: {reason}")
 
     def on_lease_lost(self) -> None:
-        """Make this worker's robots safe: send the stop command. Define it where a worker is placed on robots.
+        """Make the robots of this worker safe: send the stop command. Define it in a worker that is placed on robots.
 
-        Such a worker holds a lease, 2 s by default, that the head renews through agentd every 0.5 s. The method
-        runs when the lease was not renewed (a cut network, a head or an agentd that died or stands still), when the
-        worker's own process stood still for as long as the lease lasts (SIGSTOP, a suspended machine), when it is
-        taken away (the owner of the group ended, `rlinf-actors estop`, the group is shut down and `_close()` is not
-        defined or did not return), at SIGTERM, SIGINT and SIGHUP, and when agentd or the template process dies. It
-        runs at most once, also while ``__init__`` is still running, and never in a worker without robots. After it
-        the process ends.
+        Such a worker holds a lease, 2 s by default, that the head renews through agentd every 0.5 s. The method runs at
+        most once, also while ``__init__`` runs, and never in a worker without robots. The process ends after it. It
+        runs when
 
-        Thread: one of its own. All other threads of yours stand still before it begins and begin nothing more;
-        the main thread stops within 0.2 s unless it is in C code, and the event loop, if there is one, with it.
-        Processes that the worker started are stopped, except those of `keep_for_stop`. It may start new ones.
-        A lock that a thread holds is given back after 0.25 s by raising SystemExit there, so ``finally`` blocks
-        may run then. It must be a plain ``def`` without arguments; what it raises is printed to stderr.
+        * the lease was not renewed: a cut network, or a head or an agentd that died or was stopped;
+        * the process of the worker did not run for as long as the lease lasts: SIGSTOP, a suspended machine;
+        * the lease is revoked: the owner of the group ended, `rlinf-actors estop`, or the group is shut down and
+          `_close()` is not defined or did not return;
+        * the process gets SIGTERM, SIGINT or SIGHUP;
+        * agentd or the template process dies.
 
-        Time: it has 1 s. With a lease of 2 s it begins at the latest 1.9 s after the last word of the head.
+        Thread: one of its own. All other threads of user code are stopped before it begins. The main thread stops
+        within 0.2 s unless it is in C code, and its event loop with it. Processes that the worker started are stopped,
+        except those of `keep_for_stop`; the method may start new ones. A stopped thread releases a lock that the method
+        waits for after 0.25 s: SystemExit is raised in the thread, so its ``finally`` blocks may run then. The method
+        must be a plain ``def`` without arguments. Its error is printed to stderr.
 
-        What cannot be promised: C code that holds the interpreter's lock delays it (see `lease_page`), and a worker
-        that is ended by kill -9, by the kernel or by a crash in C code does not run it. So the robot's controller
-        needs a watchdog of its own.
+        Time: 1 s. With a lease of 2 s it begins at most 1.9 s after the last renewal of the head.
+
+        Limits: C code that holds the interpreter's lock delays the method (see `lease_page`). A worker that is ended by
+        kill -9, by the kernel or by a crash in C code does not run it. So the controller of the robot needs a watchdog
+        of its own.
         """
 
     @property
     def restart_count(self) -> int:
-        """How often this rank was started again: 0 in the first worker, 1 in the one that took its place, ..."""
+        """Number of restarts of this rank: 0 in the first worker, 1 in the worker that replaced it, ..."""
         return self._context.spec.incarnation if self._context else 0
 
     def on_restart(self) -> Any:
-        """Called in a worker that takes the place of one that failed, before its first call; see RestartPolicy.
+        """Prepare a worker that replaces a failed one: load a checkpoint, or reset a device. See RestartPolicy.
 
-        The constructor has run, with the arguments of the first one. What the other one had in memory is gone: load
-        a checkpoint, or reset what it drives, here. May be a plain ``def`` or an ``async def``, without arguments. What
-        it raises ends this worker too, which counts as a failure.
+        Runs after the constructor, which gets the arguments of the first worker, and before the first call. Define it
+        as a plain ``def`` or an ``async def``, without arguments. An error ends this worker, and counts as a failure.
         """
 
     def _connected(self, what: str) -> worker_context.WorkerContext:
@@ -479,10 +413,10 @@ class Worker(Messaging, Channels):
     # --- timers ---
 
     def worker_timer(self, tag: str | None = None) -> AbstractContextManager[None]:
-        """Record how long a ``with`` block takes, in seconds.
+        """Return a context manager that records the time of its ``with`` block, in seconds.
 
         Args:
-            tag: the name it is kept under; the calling method's name by default.
+            tag: the tag of the time; by default the name of the calling method.
         """
         if tag is None:
             frame = inspect.currentframe()
@@ -492,15 +426,19 @@ class Worker(Messaging, Channels):
         return self._timers.measure(tag)
 
     def pop_execution_time(self, tag: str) -> float:
-        """Seconds recorded under *tag* since it was last popped. Raises ValueError if there are none."""
+        """Return the seconds recorded under *tag* since the last pop, and forget them.
+
+        Raises:
+            ValueError: no time was recorded under *tag*.
+        """
         return self._timers.pop(tag)
 
     def pop_execution_times(self) -> dict[str, float]:
-        """All recorded seconds by tag; they are forgotten."""
+        """Return all recorded seconds by tag, and forget them."""
         return self._timers.pop_all()
 
 
 def context_pid() -> int:
-    """Process id of the worker this process is or was forked from, 0 in a driver."""
+    """Return the pid of the worker that this process is or was forked from, 0 in a driver."""
     context = worker_context.current()
     return context.pid if context else 0

@@ -358,7 +358,7 @@ def _result(work: AsyncWork[T], async_op: bool, options: Options) -> AsyncWork[T
 
 
 class Channels:
-    """What a Worker has of channels. Any thread but the I/O thread."""
+    """Channels of a worker; mixed into Worker. Any thread but the I/O thread."""
 
     @overload
     def create_channel(

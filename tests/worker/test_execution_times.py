@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from rlinf_actors.worker.worker import ExecutionTimes, timed
+from rlinf_actors.worker.execution_times import ExecutionTimes, timed
 
 
 class TestTimers:

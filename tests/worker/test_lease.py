@@ -76,8 +76,8 @@ import os, sys, threading, time, traceback
 from rlinf_actors.worker import standstill as module
 from rlinf_actors.worker.standstill import ThreadStopper, Unwound, waits_for_lock
 
-module.PARK_S = 30.0  # on a busy machine the main thread may not get its turn for longer than a robot could wait
-parking = ThreadStopper()
+module.STOP_MAIN_S = 30.0  # on a busy machine the main thread may not get its turn for longer than a robot could wait
+stopper = ThreadStopper()
 
 def guard(act):
     def run():
@@ -124,7 +124,7 @@ def test_every_thread_of_the_users_stands_still_and_ours_go_on():
 
         def act():
             begun.wait()
-            assert parking.park()
+            assert stopper.stop_all()
             before = list(counts)
             threading.Event().wait(0.1)
             print(before == counts, max(counts) < 1000000 * 100, flush=True)
@@ -147,7 +147,7 @@ def test_a_main_thread_that_masks_all_signals_stands_still():
 
         def act():
             begun.wait()
-            still, before = parking.park(), count[0]
+            still, before = stopper.stop_all(), count[0]
             threading.Event().wait(0.1)
             print(still, before == count[0], flush=True)
             os._exit(0)
@@ -168,14 +168,14 @@ def test_a_main_thread_whose_handler_was_replaced_stands_still():
     out = run("""
         import signal
         begun, count = threading.Event(), [0]
-        module.PARK_S = 0.2
+        module.STOP_MAIN_S = 0.2
 
         def one():
             return 1
 
         def act():
             begun.wait()
-            still = parking.park()
+            still = stopper.stop_all()
             threading.Event().wait(0.1)
             before = count[0]
             threading.Event().wait(0.1)
@@ -200,12 +200,12 @@ def test_a_lock_comes_back_when_they_are_let_go():
 
         def act():
             held.wait()
-            assert parking.park()
+            assert stopper.stop_all()
             waiting = guard(lock.acquire)
             while not waits_for_lock(waiting.native_id):  # nobody is told of that; it may be the interpreter's own yet
                 os.sched_yield()
             print(waiting.is_alive(), flush=True)
-            parking.let_go()
+            stopper.unwind()
             waiting.join()
             print("got it", flush=True)
 
@@ -233,8 +233,8 @@ def test_a_signal_that_interrupts_nothing_is_sent_again_and_one_too_many_does_no
 
         def act():
             held.wait()
-            print(parking.park(), len(sent), flush=True)
-            parking.let_go()
+            print(stopper.stop_all(), len(sent), flush=True)
+            stopper.unwind()
 
         signal.pthread_kill = send
         ending = guard(act)

@@ -1,0 +1,97 @@
+"""Execution times by tag, which RLinf's metrics are made of: `Worker.timer` and `Worker.worker_timer`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ExecutionTimes:
+    """Seconds by tag. Times of one tag add up until they are popped. Any thread."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def add(self, tag: str, seconds: float) -> None:
+        """Add seconds to a tag."""
+        with self._lock:
+            self._seconds[tag] = self._seconds.get(tag, 0.0) + seconds
+
+    def pop(self, tag: str) -> float:
+        """Return the seconds of a tag, and forget them.
+
+        Raises:
+            ValueError: no time was recorded under *tag*; the text lists the tags that have one.
+        """
+        with self._lock:
+            if tag not in self._seconds:
+                known = ", ".join(sorted(self._seconds)) or "none"
+                raise ValueError(f"no time was recorded under {tag!r}; recorded tags: {known}")
+            return self._seconds.pop(tag)
+
+    def pop_all(self) -> dict[str, float]:
+        """Return the seconds of all tags, and forget them."""
+        with self._lock:
+            seconds, self._seconds = self._seconds, {}
+            return seconds
+
+    @contextmanager
+    def measure(self, tag: str) -> Iterator[None]:
+        """Record the time of the ``with`` block."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(tag, time.perf_counter() - start)
+
+
+def timed(tag: str | None = None) -> Callable[[F], F]:
+    """Decorate a method of a worker: record its time under *tag*, by default the name of the method.
+
+    For plain methods, coroutines, and generators of both kinds.
+    """
+
+    def decorate(function: F) -> F:
+        name = tag or function.__name__
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+                with self._timers.measure(name):
+                    return await function(self, *args, **kwargs)
+
+            return run_async  # type: ignore[return-value]
+        if inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def run_stream(self: Any, *args: Any, **kwargs: Any) -> Any:
+                with self._timers.measure(name):
+                    async for item in function(self, *args, **kwargs):
+                        yield item
+
+            return run_stream  # type: ignore[return-value]
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def run_generator(self: Any, *args: Any, **kwargs: Any) -> Any:
+                with self._timers.measure(name):
+                    return (yield from function(self, *args, **kwargs))
+
+            return run_generator  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._timers.measure(name):
+                return function(self, *args, **kwargs)
+
+        return run  # type: ignore[return-value]
+
+    return decorate
