@@ -1,11 +1,11 @@
-"""Children that user code makes by os.fork, and the one check that refuses them what they cannot do.
+"""Forks: child processes that user code makes by os.fork, and the check that stops them from using connections.
 
-A child has a copy of this process's memory and only the thread that forked. The I/O thread, and with it every
-connection, stays with the parent: what the child asked would never be answered. So whatever talks or waits calls
-`check` with the generation in which it was made.
+A child has a copy of the memory and only the thread that forked. The I/O thread, and so every connection, stays in the
+parent: a request of the child would never be answered. So every method that talks or waits calls `check` with the
+generation in which its object was made.
 
-What runs user code (the executors of a worker) compares generations when that code comes back, and gives a child to
-`end_child`: a second copy of an executor would wait for calls that it never gets.
+Executors compare generations when user code returns to them, and end a child by `end_child`: a second copy of an
+executor would wait for calls that never come.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rlinf_actors.errors import UsageError
 T = TypeVar("T")
 
 EXIT_CODE = 1
-"""Of a child that comes back from user code otherwise than by SystemExit."""
+"""Exit code of a child that returns from user code without SystemExit."""
 
 
 class Watcher(Protocol):
-    """Has to know at once that it was forked."""
+    """An object that must learn of a fork at once."""
 
     def note_fork(self) -> None:
-        """This process is a child: called in the thread that forked, before user code goes on."""
+        """Handle a fork. Called in the child, in the thread that forked, before user code continues."""
 
 
 _generation = 0
@@ -38,35 +38,38 @@ _watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
 def generation() -> int:
-    """Return how many forks lie between the driver or worker and this process: another number in each child."""
+    """Return the number of forks between the driver or worker and this process."""
     return _generation
 
 
 def begin() -> None:
-    """Count from here: this process is a worker, and what its template had imported before the fork is its own."""
+    """Count forks from here: this process is a worker, and owns the modules that its template imported."""
     global _generation
     _generation = 0
 
 
 def watch(watcher: Watcher) -> None:
-    """Call *watcher* in every child that is forked while it lives."""
+    """Call `note_fork` of *watcher* in every child that is forked while *watcher* lives."""
     _watchers.add(watcher)
 
 
 def free_in_children(lock: threading.Lock) -> threading.Lock:
-    """Return *lock*, which lives as long as the process, so that a child has it free: who held it is not there."""
+    """Return *lock*, and release it in forked children, where the thread that held it does not exist.
+
+    The lock must live as long as the process.
+    """
     os.register_at_fork(after_in_child=lock._at_fork_reinit)  # type: ignore[attr-defined]
     return lock
 
 
 def check(made_in: int) -> None:
-    """Raise in a child for what was made before the fork.
+    """Raise if an object was made before a fork, and this process is the child.
 
     Args:
-        made_in: the generation in which it was made.
+        made_in: the generation in which the object was made.
 
     Raises:
-        UsageError: it is the parent's; says what to do instead.
+        UsageError: the object belongs to the parent; the text says what to do instead.
     """
     if made_in != _generation:
         raise UsageError(
@@ -78,7 +81,7 @@ def check(made_in: int) -> None:
 
 
 def guarded(what: str, function: Callable[[], T]) -> T:
-    """Call user code, and end a forked child that comes back from it; *what* as for `end_child`."""
+    """Call user code, and end a forked child that returns from it. *what* as for `end_child`."""
     here = _generation
     try:
         value = function()
@@ -92,14 +95,14 @@ def guarded(what: str, function: Callable[[], T]) -> T:
 
 
 def end_child(what: str, error: BaseException | None) -> NoReturn:
-    """End a forked child that came back from user code.
+    """End a forked child that returned from user code.
 
-    Prints what user code raised, a warning, and what is left in the buffers of stdout and stderr. The exit code is
-    that of SystemExit, else `EXIT_CODE`.
+    Prints the error of user code and a warning, and flushes stdout and stderr. The exit code is that of SystemExit,
+    else `EXIT_CODE`.
 
     Args:
-        what: that user code, for people.
-        error: what it raised, if anything.
+        what: name of the user code for the warning.
+        error: error of the user code, None without one.
     """
     code = EXIT_CODE
     try:
@@ -109,7 +112,7 @@ def end_child(what: str, error: BaseException | None) -> NoReturn:
             print(error.code, file=sys.stderr)  # noqa: T201 - as Python does
         elif error is not None:
             traceback.print_exception(type(error), error, error.__traceback__)
-        print(  # noqa: T201 - to the user's terminal, whatever logging does
+        print(  # noqa: T201 - to the user's terminal, with any logging configuration
             f"WARNING: process {os.getpid()}, made by os.fork() in {what}, came back from there and ends here with "
             f"exit code {code}; its parent alone goes on. End such a child with os._exit(), or use multiprocessing",
             file=sys.stderr,
@@ -128,4 +131,4 @@ def _in_child() -> None:
         watcher.note_fork()
 
 
-os.register_at_fork(after_in_child=_in_child)  # once: what is registered stays for the life of the process
+os.register_at_fork(after_in_child=_in_child)  # once: registrations stay for the life of the process

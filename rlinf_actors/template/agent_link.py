@@ -1,9 +1,10 @@
-"""A template's connection to its agentd, and the socket where another agentd finds it when that one is gone.
+"""A template's socket to its agentd, and the socket where another agentd adopts the template.
 
-A connection is agentd's once it has said Adopt: whoever connects and says something else, or nothing, changes nothing.
+A connection becomes the agentd's by Adopt as its first packet. A connection that sends another packet, or none, changes
+nothing. Its run directory's lock guarantees that an adopting agentd is the only one.
 
-House rules: nothing here blocks; what cannot be sent waits in a queue; without an agentd what is said is dropped,
-since the next one asks for everything (Adopt).
+House rules: nothing blocks; packets wait in a queue. Without an agentd packets are dropped, since the next agentd asks
+for everything.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ log = logging.getLogger(__name__)
 
 
 class AgentLink:
-    """The connection. Registered with *selector* as long as there is an agentd.
+    """The connection to agentd.
 
     Args:
-        selector: the template's; the data of each key is a callback that takes the event mask.
+        selector: of the template; the data of each key is a callback that takes the event mask.
         sock: to the agentd that started this process.
-        keep: path of the socket for another agentd, "" to end with this one.
-        keep_s: seconds that another agentd has to come.
-        take: called with each packet; returns whether to go on reading.
-        lost: called when agentd is gone.
+        keep: path of the socket for another agentd; "" if the template ends with its agentd.
+        keep_s: seconds that another agentd has to adopt the template.
+        take: called with each packet; returns False to stop reading.
+        lost: called when agentd has ended.
 
     Attributes:
-        keep_s: as given, or as an agentd said later.
-        since: since when no agentd that the head has registered was here (CLOCK_MONOTONIC, in seconds), 0 with one.
+        keep_s: as given, or as set later by an agentd.
+        since: time since which no agentd that the head has registered is here (CLOCK_MONOTONIC), 0 with one.
     """
 
     def __init__(
@@ -66,11 +67,7 @@ class AgentLink:
         sock.setblocking(False)
 
     def start(self) -> None:
-        """Take packets from now on; where workers are kept, other agentds too.
-
-        Raises:
-            OSError: the socket cannot be made.
-        """
+        """Receive from now on, and listen for other agentds if workers are kept. Raise OSError if that fails."""
         self._selector.register(self._agent, selectors.EVENT_READ, self._on_agent)
         if self._keep:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -81,32 +78,31 @@ class AgentLink:
 
     @property
     def orphaned(self) -> bool:
-        """Whether there is no agentd that has taken this template over."""
+        """True while the template has no agentd."""
         return self._deadline is not None
 
     def patience(self) -> float | None:
-        """Seconds until nobody will come any more; None while there is an agentd."""
+        """Return the seconds that another agentd has left to come; None while there is an agentd."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def adopted(self) -> None:
-        """The agentd that came has asked for everything: it is ours, and knows since when the head was not heard."""
+        """Note that an agentd has adopted the template."""
         self._deadline = None
 
     def registered(self, keep_s: float) -> None:
-        """The head has taken our agentd; another one has that long to come from when this one goes."""
+        """Note that the head has registered the agentd. After its end another one has *keep_s* seconds."""
         self.keep_s, self.since = keep_s, 0.0
 
     def send(self, packet: template_protocol.ToAgent) -> None:
-        """Send, or queue until there is room; nothing without an agentd."""
+        """Send or queue a packet. Without an agentd drop it."""
         if isinstance(packet, template_protocol.Exited):
-            self._hear()  # it frees some fds
+            self._hear()  # that freed descriptors
         if self.orphaned:
             return
         if not self._outgoing.send(template_protocol.encode(packet)):
             self._watch_agent()
 
     def close(self) -> None:
-        """Close what is open."""
         self._agent.close()
         for caller in self._callers:
             caller.close()
@@ -114,7 +110,7 @@ class AgentLink:
             self._listener.close()
 
     def refuse(self) -> None:
-        """The template is about to end: nobody takes it over any more."""
+        """Stop listening for other agentds: the template is about to end."""
         if self._listener is not None:
             self._remove(".sock")
             if self._listener in self._selector.get_map():
@@ -123,7 +119,7 @@ class AgentLink:
             self._listener = None
 
     def remove(self) -> None:
-        """The template ends: its other files go, unless an agentd is there that reads them first."""
+        """Remove the files of the template at its end, unless an agentd is there, which reads them first."""
         if self._keep and self.orphaned:
             self._remove(".json")
             self._remove(".err")
@@ -143,13 +139,13 @@ class AgentLink:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # it died with unread packets of ours; its own last ones, and the end, can be read yet
+                continue  # agentd died with unread packets; its own last packets, and the end, can still be read
             if size == 0:
                 self._lose()
                 return
             try:
                 packet = template_protocol.decode_to_template(self._buffer[:size])
-            except RemoteWireError as error:  # of an agentd of another version: the workers here go on
+            except RemoteWireError as error:  # from an agentd of another version: the workers go on
                 log.warning("dropped a packet of agentd: %s", error)
                 continue
             if not self._take(packet):
@@ -158,12 +154,11 @@ class AgentLink:
     def _lose(self) -> None:
         self._selector.unregister(self._agent)
         self._agent.close()
-        self.since = self.since or time.monotonic()  # agentds that come and go without the head win no time
+        self.since = self.since or time.monotonic()  # agentds that come and go without the head do not extend the time
         self._deadline = self.since + self.keep_s
         self._lost()
 
     def _hear(self) -> None:
-        """Take connections, also after there was no fd for one."""
         if self._listener is not None and self._listener not in self._selector.get_map():
             self._selector.register(self._listener, selectors.EVENT_READ, self._on_connection)
 
@@ -171,9 +166,9 @@ class AgentLink:
         assert self._listener is not None
         try:
             caller, _address = self._listener.accept()
-        except (BlockingIOError, ConnectionError):  # it has gone again
+        except (BlockingIOError, ConnectionError):  # the peer has closed already
             return
-        except OSError:  # no fd: it waits until there is one, or gives us up and kills us
+        except OSError:  # no descriptor: the agentd waits until there is one, or kills the template
             self._selector.unregister(self._listener)
             return
         caller.setblocking(False)
@@ -186,12 +181,12 @@ class AgentLink:
         self._selector.register(caller, selectors.EVENT_READ, partial(self._on_caller, caller))
 
     def _on_caller(self, caller: socket.socket, _: int) -> None:
-        """Its first packet makes it our agentd, whose run directory's lock says that the one before is gone."""
+        """Adopt: the lock of the run directory guarantees that the agentd before has ended."""
         try:
             packet = template_protocol.decode_to_template(caller.recv(template_protocol.MAX_PACKET))
         except BlockingIOError:
             return
-        except (ConnectionError, RemoteWireError):  # it has gone again, or is no agentd
+        except (ConnectionError, RemoteWireError):  # closed already, or no agentd
             packet = None
         self._selector.unregister(caller)
         self._callers.discard(caller)

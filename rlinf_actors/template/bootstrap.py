@@ -1,8 +1,7 @@
 """First code that a template's interpreter runs, read and executed by ``python -c``.
 
-So ``__main__`` has no file, which multiprocessing would import again in the user's children.
-Whatever interpreter it is, it must get as far as saying what is missing: plain old syntax, and
-nothing imported that may not be there.
+By ``python -c`` ``__main__`` has no file, which multiprocessing would import again in children of the user. Every
+interpreter must get as far as the error message: plain old syntax, and no import that may be missing.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ TEMPLATE_FAILED = b"\x82\xa4type\xaeTemplateFailed\xa4text\xda"
 
 
 def fail(fd: int, text: str) -> None:
-    """Say TemplateFailed without msgspec, and end the process."""
+    """Send TemplateFailed without msgspec, and end the process."""
     data = text.encode("utf-8")[:60000]
     os.write(fd, TEMPLATE_FAILED + len(data).to_bytes(2, "big") + data)
     os._exit(1)
 
 
 def check(node: str, version: tuple[int, ...], importer: Callable[[str], object], largest: int = sys.maxsize) -> str:
-    """What keeps this interpreter from running workers, as a text that says what to do; "" if nothing does."""
+    """Return why this interpreter cannot run workers, and what to do; "" if it can."""
     who = f"interpreter {sys.executable} on node {node}"
     if version < (3, 10):
         return f"{who} is Python {version[0]}.{version[1]}; workers need Python 3.10 or newer"
@@ -44,7 +43,7 @@ def check(node: str, version: tuple[int, ...], importer: Callable[[str], object]
 
 
 def bootstrap(pkg: str, fd: str, node: str, config: str) -> None:
-    """Check, then hand over to rlinf_actors from the directory *pkg* and nowhere else."""
+    """Check the interpreter, then run the template of the package in the directory *pkg*."""
     sys.path[:] = [pkg, *(entry for entry in sys.path if entry)]
     wrong = check(node, tuple(sys.version_info[:2]), importlib.import_module)
     if wrong:

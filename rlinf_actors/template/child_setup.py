@@ -1,6 +1,9 @@
-"""What a worker process does between its start and its first own code: forget the template, become itself.
+"""The set-up of a worker process, between its start and its first own code. Also NUMA binding.
 
-Binding a worker to the NUMA nodes of its accelerators: decided from /sys by pure code, done by two system calls.
+`run` and `spawned` turn a forked or spawned process into the worker: signals, session, cgroup, environment, limits,
+directory, import path, streams, random seeds, CPUs. All on the one thread of the new process.
+
+NUMA binding: `decide` is pure but for reading /sys; `bind` does it by two system calls.
 """
 
 from __future__ import annotations
@@ -35,20 +38,20 @@ SYSFS = "/sys/devices/system/node"
 
 _MPOL_PREFERRED = 1
 _MPOL_PREFERRED_MANY = 5
-"""linux/mempolicy.h: memory from that node first, from those nodes first (Linux 5.15), else from any."""
+"""linux/mempolicy.h: prefer memory of one node; of several nodes (Linux 5.15)."""
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "loongarch64": 237}
-"""Numbers of set_mempolicy(2), which libc has no function for: asm/unistd_64.h and asm-generic/unistd.h."""
+"""Numbers of set_mempolicy(2), which has no function in libc: asm/unistd_64.h and asm-generic/unistd.h."""
 _LONG_BITS = ctypes.sizeof(ctypes.c_ulong) * 8
 
 
 @dataclass(frozen=True)
 class NumaBinding:
-    """What to do, and what to say.
+    """The NUMA binding of a worker.
 
     Attributes:
-        cpus: to run on; empty: as before.
-        memory: NUMA nodes to prefer memory of; empty: as before.
-        note: why the worker is not bound, or not wholly; "" if it is.
+        cpus: CPUs to run on; empty for no change.
+        memory: NUMA nodes whose memory is preferred; empty for no change.
+        note: why the worker is not bound, or only in part; "" if it is bound.
     """
 
     cpus: frozenset[int] = frozenset()
@@ -57,12 +60,12 @@ class NumaBinding:
 
 
 def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> NumaBinding:
-    """How a worker is to be bound. Reads files, changes nothing.
+    """Return the binding of a worker. Reads files, changes nothing.
 
     Args:
-        wanted: NUMA nodes of its accelerators, -1 where unknown.
+        wanted: NUMA nodes of its accelerators, -1 for unknown.
         tree: directory of the kernel's NUMA nodes.
-        allowed: CPUs that the process may run on now (its cpuset).
+        allowed: CPUs of the cpuset of the process.
     """
     if min(wanted, default=-1) < 0:
         return NumaBinding(note="the NUMA node of its accelerators is not known")
@@ -81,7 +84,7 @@ def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> NumaBi
 
 
 def parse_cpus(text: str) -> set[int]:
-    """CPUs of the kernel's list form, such as ``0-3,8``; empty for a node without any."""
+    """Return the CPUs in a list of the kernel, such as ``0-3,8``."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -91,14 +94,14 @@ def parse_cpus(text: str) -> set[int]:
 
 
 def bind(wanted: Sequence[int], root: str = "") -> str:
-    """Bind this process, whose threads-to-be inherit it; call it before there are others.
+    """Bind this process before it has other threads, which inherit the binding.
 
     Args:
-        wanted: NUMA nodes of its accelerators, -1 where unknown.
-        root: directory that has the machine's ``sys``, "" for ``/``; the probe's RLINF_ACTORS_PROBE_ROOT.
+        wanted: NUMA nodes of its accelerators, -1 for unknown.
+        root: parent directory of ``sys``, "" for ``/``; the probe's RLINF_ACTORS_PROBE_ROOT.
 
     Returns:
-        What its log should say; "" if it is bound as wanted.
+        A line for the worker's log; "" if the process is bound as wanted.
 
     Raises:
         OSError: the kernel refuses CPUs that it has just listed.
@@ -114,7 +117,7 @@ def bind(wanted: Sequence[int], root: str = "") -> str:
 
 
 def prefer_memory(nodes: Sequence[int]) -> str:
-    """Let this thread, and those that it makes, take memory of *nodes* first. Returns why not, "" if it does."""
+    """Prefer memory of *nodes* in this thread and its later threads. Return the reason if that fails, else ""."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return f"memory cannot be preferred on {platform.machine()}"
@@ -132,20 +135,20 @@ def prefer_memory(nodes: Sequence[int]) -> str:
 
 
 def _has_memory(node: int, tree: str) -> bool:
-    """Whether a NUMA node has memory: nodes of CPUs alone exist, and the kernel refuses to prefer them."""
+    """True if a NUMA node has memory. The kernel refuses to prefer nodes that have only CPUs."""
     try:
         return node in parse_cpus(Path(tree, "has_memory").read_text())
     except OSError:
-        return True  # kernels from before the file: only they can tell
+        return True  # an older kernel has no such file
 
 
 RunWorker = Callable[[WorkerSpec, template_protocol.WorkerPlace, int], None]
-"""(spec, place, control): *control* is a SOCK_SEQPACKET fd to say Up or StartFailed on; its EOF means: end."""
+"""(spec, place, control): *control* is a SOCK_SEQPACKET fd for WorkerUp or StartFailed; its EOF ends the worker."""
 
 LATE_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
-"""Come with the owner's Create: rank 0 chooses its port when it is up."""
+"""Set by the Create of the owner: rank 0 chooses its port when it is up."""
 SLOTS = 8
-"""Variables that a CCL may need while our own process groups are made (ProcessGroupFacts.variables)."""
+"""Variables that a collective library may need while our process groups are made (ProcessGroupFacts.variables)."""
 
 _SET_THREADS = (
     "scipy_openblas_set_num_threads64_",
@@ -158,18 +161,18 @@ _OF_AN_INTERPRETER = re.compile(r"/lib(64)?/python3(\d+\.zip|\.\d+(/|$))|/(site|
 
 @dataclass
 class ChildStart:
-    """How one worker process is to begin.
+    """The start of one worker process.
 
     Attributes:
-        fork: the packet that asked for it.
-        control: its end of the control socket.
+        fork: the packet that requested the worker.
+        control: the worker's end of the control socket.
         entry: ``module:function`` of RunWorker.
-        template: pid of the process that started it.
-        forked: it came from the template by a fork, not by an exec.
+        template: pid of the template.
+        forked: True if forked, False if spawned.
         slot: address and size of the worker mark in the environment block.
-        nofile: soft limit of open files, None to leave it.
-        threads: sets the number of threads of the libraries that are loaded.
-        cgroup: its own.
+        nofile: soft limit of open files, None for no change.
+        threads: sets the number of threads of loaded libraries.
+        cgroup: cgroup of the worker.
     """
 
     fork: template_protocol.Fork
@@ -184,10 +187,7 @@ class ChildStart:
 
 
 def run(start: ChildStart) -> None:
-    """Turn this process into the worker and run it. Main thread; returns when the worker is done.
-
-    Whatever goes wrong before the worker's own code runs is told the template as StartFailed.
-    """
+    """Turn this process into the worker, and run it. Report an error before that to the template as StartFailed."""
     spec = start.fork.spec
     try:
         prepare(start)
@@ -200,27 +200,27 @@ def run(start: ChildStart) -> None:
 
 
 def tell_failure(control: int, worker: str, text: str) -> None:
-    """Say StartFailed on a control socket; the process should end then."""
+    """Send StartFailed."""
     with socket.socket(fileno=os.dup(control)) as to_template:
         to_template.send(template_protocol.encode(template_protocol.StartFailed(worker, text)))
 
 
 def prepare(start: ChildStart) -> None:
-    """All that makes this process differ from the template. Runs with all signals blocked; unblocks them."""
+    """Set up this process as the worker. Runs with all signals blocked, and unblocks them."""
     spec = start.fork.spec
     forks.begin()
-    start.cgroup.enter()  # before it can start anything
+    start.cgroup.enter()  # before it can start other processes
     procfs.brand(spec.id)
     if start.forked:
         os.setsid()
-    if not spec.claims:  # a robot worker makes its robots safe first: its control socket tells it
+    if not spec.claims:  # a robot worker makes its robots safe first: it notices the end of its control socket
         procfs.die_with_parent(signal.SIGKILL, start.template)
     _restore_signals()
     procfs.write_mark(*start.slot, spec.id)
     procfs.set_name(f"{spec.group}:{spec.rank}")
     _take_environment({**start.fork.env, CHILDREN: socket_path(start.fork.place.run_dir, spec.id)})
     has_accelerators = start.fork.env.get("ACCELERATOR_TYPE", "NO_ACCEL") != "NO_ACCEL"
-    environ_block.reserve(LATE_VARIABLES, SLOTS if has_accelerators else 0)  # there is no other thread yet
+    environ_block.reserve(LATE_VARIABLES, SLOTS if has_accelerators else 0)  # the process has no other thread yet
     time.tzset()
     _restore_limits(start.nofile)
     _go_to(spec.cwd)
@@ -238,16 +238,19 @@ def prepare(start: ChildStart) -> None:
 def _take_environment(env: Mapping[str, str]) -> None:
     for name in os.environ.keys() - env.keys():
         del os.environ[name]
-    for name, value in env.items():  # most are the same: a putenv for each would cost more than all else here
+    for (
+        name,
+        value,
+    ) in env.items():  # most are the same, and a putenv for each would take long
         if os.environ.get(name) != value:
             os.environ[name] = value
 
 
 def import_path(current: list[str], wanted: Iterable[str], exists: Callable[[str], bool]) -> list[str]:
-    """sys.path of a worker: our package, then what the driver can import from, then the interpreter's own.
+    """Return sys.path of a worker: this package, then the directories of the driver, then those of the interpreter.
 
-    Directories that belong to an interpreter (its library, site-packages) are left out of *wanted*:
-    this interpreter may be another one, and has its own.
+    Directories that belong to the driver's interpreter (library, site-packages) are left out: the worker may run
+    another interpreter, with its own.
     """
     known = set(current)
     ours = [
@@ -273,13 +276,13 @@ def _restore_limits(nofile: int | None) -> None:
 
 
 def unprotect(score: Path) -> None:
-    """Workers are not spared when memory runs out, as agentd and templates are (OOMScoreAdjust= of the unit)."""
+    """Undo OOMScoreAdjust= of the unit: agentd and templates are spared when memory runs out, workers are not."""
     if int(score.read_text()) < 0:
         score.write_text("0")
 
 
 def _go_to(cwd: str | None) -> None:
-    """The driver's directory if this node has it, else the home directory, else /."""
+    """Change to the directory of the driver if this node has it, else to the home directory, else to /."""
     for directory in (cwd, os.environ.get("HOME"), "/"):
         if directory and os.path.isdir(directory) and os.access(directory, os.X_OK):
             os.chdir(directory)
@@ -287,18 +290,17 @@ def _go_to(cwd: str | None) -> None:
 
 
 def _restore_streams() -> None:
-    """Lines appear when they are complete; what cannot be encoded never ends a worker that only prints."""
+    """Make stdout and stderr line-buffered, and let characters that cannot be encoded raise no error."""
     out, err = (
         open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         for fd in (1, 2)
     )
     sys.stdout = sys.__stdout__ = out  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
-    faulthandler.enable()  # a crash in C code says where, on stderr, so that it gets into the exit report
+    faulthandler.enable()  # a crash in C code prints its place to stderr, and so into the exit report
 
 
 def _reseed() -> None:
-    """Forked workers must not draw the same numbers."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
@@ -306,13 +308,13 @@ def _reseed() -> None:
 
 
 class LibraryThreads:
-    """The libraries that the template loaded with one thread each, to be given their threads in the worker."""
+    """The libraries that the template has loaded with one thread each, and that get their threads in the worker."""
 
     def __init__(self) -> None:
         self._setters = list(_openblas_setters())
 
     def restore(self, env: Mapping[str, str]) -> None:
-        """As many threads as *env* says, else one for each core that this process may run on now."""
+        """Set the number of threads from *env*, else one for each core of this process."""
         cores = _cores()
         for setter in self._setters:
             setter(_count(env, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") or cores)
@@ -330,7 +332,7 @@ def _count(env: Mapping[str, str], *names: str) -> int:
 
 
 def _cores() -> int:
-    """Physical cores that this process may run on: what the libraries take by default."""
+    """Return the number of physical cores of this process, the default of the libraries."""
     siblings = set()
     for cpu in os.sched_getaffinity(0):
         try:
@@ -351,7 +353,7 @@ def _openblas_setters() -> Iterable[Callable[[int], None]]:
 
 
 def spawned(packet: int, control: int, entry: str, template: int, cgroup: Cgroup) -> None:
-    """The same for a worker that was started afresh instead of forked; *packet* is a file with its Fork."""
+    """Run a worker that was spawned instead of forked. *packet* is a file with its Fork."""
     with open(packet, "rb") as file:
         data = file.read()
     os.set_inheritable(control, False)

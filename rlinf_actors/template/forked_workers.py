@@ -1,9 +1,7 @@
-"""A template's workers: their pipes, their ends, and what they leave behind.
+"""The worker processes of a template: control sockets, leases, output, ends, and processes that they leave behind.
 
-A worker's life here: starting -> up -> ended (a zombie, so that its pid and process group stay
-its own) -> swept (what it left behind is dead) -> told (Exited sent) -> reaped.
-
-One worker process as its template has it: its pipes, its control socket, what it said, how it ended.
+States of a worker: starting; up (WorkerUp); ended (a zombie, which keeps its pid and process group); swept (all that it
+left behind is dead); told (Exited is sent); reaped. One thread: the select loop of the template. Nothing blocks.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker.lease_guard import Lease
 
 GUARD_S = 0.2
-"""How long a guard has, at least, from when its template sees that the lease is over, in seconds."""
+"""Least seconds that a guard has after its template sees the end of the lease."""
 KILL_MARGIN = 0.05
-"""Part of the lease that is kept for the kill of a robot worker whose guard cannot run: 0.1 s of 2 s."""
+"""Part of the lease that is reserved for killing a robot worker whose guard cannot run: 0.1 s of 2 s."""
 
 
 class ForkedWorker:
-    """One worker process, with its cgroup. Raises OSError when there are no fds left or the cgroup cannot be made."""
+    """One worker process. Raises OSError if there are no descriptors left, or its cgroup cannot be made."""
 
     def __init__(
         self, fork: template_protocol.Fork, cgroup: Cgroup, limits: Mapping[str, int], log_bytes: int = 0
@@ -50,14 +48,14 @@ class ForkedWorker:
         self.failure = ""
         self.status: os.waitid_result | None = None
         self.deadline = 0.0
-        self.kill_at = 0.0  # when, 0 for never
+        self.kill_at = 0.0  # time, 0 for never
         self.lease = Lease(fork.place.lease_until, fork.place.lease_s)
-        self.guard_due = 0.0  # its guard must have said LeaseLost by then, 0 while its lease lasts
-        self.lease_lost = False  # its guard has said so
+        self.guard_due = 0.0  # deadline for LeaseLost of its guard, 0 while the lease lasts
+        self.lease_lost = False  # its guard has sent LeaseLost
         self.told = self.watched = False
         self.unanswered = 0  # probes since the last Pong
-        self.pong: template_protocol.Pong | None = None  # agentd does not know of it yet
-        self.unread = self.announced = False  # more in the files than agentd read; Grew sent since the last Read
+        self.pong: template_protocol.Pong | None = None  # not yet sent to agentd
+        self.unread = self.announced = False  # output that agentd has not read; LogsGrew sent since the last Read
         with contextlib.ExitStack() as stack:
             self.out = LogPump(fork.place.out_path, log_bytes)
             stack.callback(self.out.close)
@@ -70,37 +68,36 @@ class ForkedWorker:
             self.control.setblocking(False)
             cgroup.make(limits)
             stack.pop_all()
-        self.read = (self.out.began, self.err.began)  # what agentd has read of its files
+        self.read = (self.out.began, self.err.began)  # positions up to which agentd has read the files
         self.asked: template_protocol.LockDevices | None = None
         self.asked_at = 0.0
         self.granted = False
 
     @property
     def has_robots(self) -> bool:
-        """Whether it holds a lease of robots."""
         return bool(self.fork.spec.claims)
 
     def renew(self, until: float, now: float) -> None:
-        """Extend the lease to *until*. A renewal that is too old to extend it leaves the guard's time as it was."""
+        """Extend the lease to *until*. A renewal that is too old leaves the deadline of the guard as it is."""
         self.lease.renew(until)
         if self.lease.left(now):
             self.guard_due = 0.0
 
-    def said_lease_lost(self, now: float) -> None:
-        """Its guard runs, and makes the robots safe: the process has the time for that."""
+    def guard_reported(self, now: float) -> None:
+        """Note LeaseLost: the guard makes the robots safe, and the process has ROBOT_END_S for that."""
         self.lease_lost, self.guard_due = True, 0.0
         self.kill_at = min(self.kill_at or math.inf, now + template_protocol.ROBOT_END_S)
 
     def due(self, now: float) -> float:
-        """When the process must be killed, or its lease be looked at again; infinity for never."""
+        """Return when the process must be killed or its lease checked again, infinity for never."""
         end = now + self.lease.left(now) if self._lease_counts else math.inf
         return min(self.guard_due or end, self.kill_at or math.inf)
 
     def must_die(self, now: float) -> bool:
-        """True if the process must be killed now. Notices the end of its lease.
+        """True if the process must be killed now.
 
-        The guard tells its template first that the lease is over, before it calls any code of the user's. A guard that
-        says nothing cannot run (C code holds the interpreter's lock), and then nobody else stops the robot.
+        At the end of the lease the guard sends LeaseLost before it calls code of the user. A guard that sends nothing
+        cannot run (C code holds the interpreter's lock): then only the kill stops the robot.
         """
         if self._lease_counts and not self.guard_due and not self.lease.left(now):
             self.guard_due = max(now + GUARD_S, self.lease.until - KILL_MARGIN * self.lease.lease_s)
@@ -111,33 +108,32 @@ class ForkedWorker:
         return self.has_robots and self.lease.lease_s > 0 and not self.lease_lost
 
     def note(self, text: str) -> None:
-        """A line of ours in its stderr file."""
+        """Write a line of the runtime to the stderr file of the worker."""
         self.err.note(text)
         self.unread = True
 
     def started(self, pid: int) -> None:
-        """It runs: its ends of everything are its own now."""
+        """Close the worker's ends of pipes and sockets here."""
         self.pid = pid
         self.out.close_writer()
         self.err.close_writer()
         self.child.close()
 
     def close(self) -> None:
-        """Close all that is open of it here."""
         self.out.close()
         self.err.close()
         self.control.close()
         self.child.close()
 
     def locks(self, packet: template_protocol.LockDevices | template_protocol.UnlockDevices) -> None:
-        """It asks for its accelerators, or gives them back: an agentd that comes must know."""
+        """Remember the request for the accelerators, for an agentd that adopts the template."""
         if isinstance(packet, template_protocol.LockDevices):
             self.asked, self.asked_at, self.granted = packet, time.monotonic(), False
         elif self.asked is not None and self.asked.request == packet.request:
             self.asked = None
 
     def kept(self, exit: ExitReport | None = None) -> template_protocol.SurvivingWorker:
-        """What an agentd that takes it over needs to know."""
+        """Return the state of the worker for an agentd that adopts the template."""
         return template_protocol.SurvivingWorker(
             self.id,
             self.pid,
@@ -152,7 +148,7 @@ class ForkedWorker:
         )
 
     def report(self, oom: str, left: bool) -> ExitReport:
-        """How it ended, for `status` as waitid gave it."""
+        """Return how the worker ended, from `status` of waitid."""
         assert self.status is not None
         code = self.status.si_status
         exited = self.status.si_code == os.CLD_EXITED
@@ -162,7 +158,7 @@ class ForkedWorker:
             reasons.append(f"it ended ({how}) before it was ready")
         if left:
             reasons.append("a process that it left behind could not be killed")
-        reasons += [f"output was lost: {drain.fault}" for drain in (self.out, self.err) if drain.fault]
+        reasons += [f"output was lost: {pump.fault}" for pump in (self.out, self.err) if pump.fault]
         return ExitReport(
             kind=("exited" if exited else "signalled") if self.up else "start_failed",
             exit_code=code if exited else None,
@@ -174,18 +170,18 @@ class ForkedWorker:
 
 
 SWEEP_S = 2.0
-"""How long an exit report waits for leftovers to die: one in an uninterruptible call may never."""
+"""Seconds that an exit report waits for left processes to die. One in an uninterruptible call may never."""
 EXEC_S = 0.002
-"""When to look again at an orphan that is just executing a program: nothing tells that it has."""
+"""Seconds until an orphan in the middle of an exec is checked again: no event tells the end of an exec."""
 
 
 class ForkedWorkers:
     """All workers of one template.
 
     Args:
-        selector: the template's; the data of each key is a callback that takes the event mask.
-        send: to agentd.
-        keeps: whether workers go on without an agentd; how they end is kept then until one says Settled.
+        selector: of the template; the data of each key is a callback that takes the event mask.
+        send: sends a packet to agentd.
+        keeps: True if workers go on without an agentd. Then their ends are kept until agentd sends Settled.
     """
 
     def __init__(
@@ -198,37 +194,37 @@ class ForkedWorkers:
         self._workers: dict[str, ForkedWorker] = {}
         self._pids: dict[int, ForkedWorker] = {}
         self._woken = False
-        self._look_again = 0.0  # when, 0 for only when something happens
+        self._look_again = 0.0  # time, 0 for only after an event
         self._ending: list[ForkedWorker] = []
         self._oom = procfs.oom_kills()
 
     @property
     def workers(self) -> list[ForkedWorker]:
-        """All that are not reaped."""
+        """Workers that are not reaped."""
         return list(self._workers.values())
 
     def close(self) -> None:
-        """In a forked worker: what the template has open of the others is not its business."""
+        """Close the descriptors of all workers, in a forked worker."""
         for worker in self._workers.values():
             worker.close()
 
     def add(self, worker: ForkedWorker) -> None:
-        """Take charge of a worker that was just started."""
+        """Serve a worker that was just started."""
         self._workers[worker.id] = self._pids[worker.pid] = worker
         self._announce(worker)
-        for drain in (worker.out, worker.err):
-            self._selector.register(drain, selectors.EVENT_READ, partial(self._on_output, worker, drain))
+        for pump in (worker.out, worker.err):
+            self._selector.register(pump, selectors.EVENT_READ, partial(self._on_output, worker, pump))
         self._selector.register(worker.control, selectors.EVENT_READ, partial(self._on_control, worker))
 
     def watched(self, id: str) -> None:
-        """Now agentd has a pidfd of it."""
+        """Note that agentd has a pidfd of the worker."""
         worker = self._workers.get(id)
         if worker is not None:
             worker.watched = True
             self._reap(worker)
 
     def read(self, packet: template_protocol.Read) -> None:
-        """What agentd has read of a worker's files."""
+        """Note the positions up to which agentd has read the files of a worker."""
         worker = self._workers.get(packet.id)
         if worker is not None:
             worker.read = packet.out, packet.err
@@ -239,7 +235,7 @@ class ForkedWorkers:
             self._announce(worker)
 
     def renew(self, packet: template_protocol.Renew) -> None:
-        """The leases of robot workers last longer. One that stands still does not need every packet."""
+        """Extend the leases of robot workers. A worker that does not read gets no further renewals queued."""
         now = time.monotonic()
         for worker in self._workers.values():
             if worker.has_robots:
@@ -248,7 +244,7 @@ class ForkedWorkers:
                     self._pass_on(worker, packet)
 
     def probe(self) -> None:
-        """Say who has answered since the last time, and ask again those who have; one question at a time each."""
+        """Report the workers that have answered since the last probe, and ping those that owe no answer."""
         pongs = [worker.pong for worker in self._workers.values() if worker.pong is not None]
         self._send(template_protocol.Pulses(pongs))
         for worker in self._workers.values():
@@ -268,7 +264,7 @@ class ForkedWorkers:
     def tell(
         self, packet: template_protocol.DevicesLocked | template_protocol.DevicesBusy | template_protocol.Revoke
     ) -> None:
-        """Pass on to a worker what agentd says; one that has ended needs nothing."""
+        """Pass a packet of agentd to a worker."""
         worker = self._workers.get(packet.id)
         if worker is not None:
             if (
@@ -279,10 +275,8 @@ class ForkedWorkers:
                 worker.granted = True
             self._pass_on(worker, packet)
 
-    # --- agentds that go and come ---
-
     def orphaned(self, reason: str) -> None:
-        """There is no agentd: robot workers end, the others go on. What ends is reaped at once."""
+        """Handle the end of agentd: revoke the leases of robot workers. The others go on. Reap ended workers now."""
         for worker in self.workers:
             worker.watched = True
             if worker.has_robots and not worker.told and not worker.kill_at:
@@ -291,37 +285,37 @@ class ForkedWorkers:
             self._reap(worker)
 
     def inventory(self) -> list[template_protocol.SurvivingWorker]:
-        """Every worker, for an agentd that takes over. It reads what is in the log files without being told."""
+        """Return every worker, for an agentd that adopts the template. It reads the log files without LogsGrew."""
         living = [worker for worker in self._workers.values() if not worker.told]
         for worker in living:
             worker.watched, worker.unread, worker.announced = False, False, True
         return [*self._ends.values(), *(worker.kept() for worker in living)]
 
     def told(self, end: template_protocol.SurvivingWorker) -> None:
-        """A worker has ended: tell agentd, and keep it until the head knows."""
+        """Send the end of a worker to agentd, and keep it until the head knows it."""
         assert end.exit is not None
         if self._keeps:
             self._ends[end.id] = end
         self._send(template_protocol.Exited(end.id, end.exit))
 
     def settled(self, ids: list[str]) -> None:
-        """The head knows how these workers ended."""
+        """Forget the ends of workers that the head knows."""
         for id in ids:
             self._ends.pop(id, None)
 
     def _pass_on(self, worker: ForkedWorker, packet: template_protocol.ToWorker) -> None:
         if worker.told:
-            return  # it has ended and its socket is closed: no selector can be asked about that
+            return  # its socket is closed: the selector would raise
         data = template_protocol.encode(packet)
         if worker.control in self._selector.get_map() and not worker.outgoing.send(data):
             self._watch_control(worker)
 
     def wake(self) -> None:
-        """A child of this process ended."""
+        """Note that a child of this process may have ended."""
         self._woken = True
 
     def patience(self) -> float | None:
-        """Seconds until `look` must run even if nothing happens; None: it need not."""
+        """Return the seconds until `check_ends` must run without an event, None for never."""
         deadlines = [worker.deadline for worker in self._ending]
         now = time.monotonic()
         deadlines += [worker.due(now) for worker in self._workers.values() if worker.status is None]
@@ -332,13 +326,13 @@ class ForkedWorkers:
 
     # --- output and control ---
 
-    def _on_output(self, worker: ForkedWorker, drain: LogPump, _: int) -> None:
-        before = drain.lost
-        got, ended = drain.pump()
+    def _on_output(self, worker: ForkedWorker, pump: LogPump, _: int) -> None:
+        before = pump.lost
+        got, ended = pump.pump()
         if ended:
-            self._selector.unregister(drain)
-        if bool(drain.lost) != bool(before):
-            self._send(template_protocol.LogsLost(worker.id, drain.fault if drain.lost else ""))
+            self._selector.unregister(pump)
+        if bool(pump.lost) != bool(before):
+            self._send(template_protocol.LogsLost(worker.id, pump.fault if pump.lost else ""))
         if got:
             worker.unread = True
             self._announce(worker)
@@ -362,7 +356,7 @@ class ForkedWorkers:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # it ended with packets of ours unread, which is told once; what it said before is still here
+                continue  # reported once, if it ended with unread packets; its own last packets can still be read
             except ConnectionError:
                 data = b""
             if not data:
@@ -373,7 +367,7 @@ class ForkedWorkers:
             except RemoteWireError as error:
                 packet = template_protocol.StartFailed(worker.id, str(error))
             if isinstance(packet, template_protocol.WorkerUp) and packet.id == worker.id:
-                if worker.up is None:  # the first counts: the head would be told of each, as often as it likes
+                if worker.up is None:  # the first counts: a worker must not flood the head
                     worker.up = packet
                     self._send(packet)
             elif (
@@ -389,12 +383,10 @@ class ForkedWorkers:
             ):
                 worker.failure = packet.text
                 if isinstance(packet, template_protocol.LeaseLost):
-                    worker.said_lease_lost(time.monotonic())
+                    worker.guard_reported(time.monotonic())
 
-    # --- ends ---
-
-    def look(self) -> None:
-        """See who ended, kill what they left behind, tell agentd."""
+    def check_ends(self) -> None:
+        """Find ended workers, kill the processes that they left behind, and report the ends to agentd."""
         if not self._woken and self.patience() != 0.0:
             return
         self._woken = False
@@ -421,9 +413,9 @@ class ForkedWorkers:
         procfs.kill_group(worker.pid)
 
     def _sweep(self) -> set[str]:
-        """Kill what ended workers left behind. Returns the ids that still have something left.
+        """Kill processes that ended workers left behind. Return the ids of workers with processes that still live.
 
-        As the subreaper we are the parent of every orphan, so a pid of theirs cannot be reused here.
+        This process is the subreaper, so it is the parent of every orphan, and the pid of an orphan is not reused.
         """
         living = {w.id for w in self._workers.values() if w.status is None}
         left: set[str] = set()
@@ -436,17 +428,17 @@ class ForkedWorkers:
                     continue
                 stat = procfs.stat(pid)
                 if stat is None or stat.state in "ZX":
-                    again |= self._reap_orphan(pid)  # what it had forked is ours only now
+                    again |= self._reap_orphan(pid)  # its own children become ours only now
                     continue
-                executing = procfs.in_exec(pid)  # before its mark is read: that may be there a moment later
+                executing = procfs.in_exec(pid)  # before its mark is read, which an exec sets
                 owner = self._of_cgroup(pid) or procfs.branded(pid, self._workers)
                 owner = owner or procfs.mark_of(pid) or self._of_session(stat.session)
                 if owner is None and (executing or procfs.in_exec(pid)):
                     self._look_again = time.monotonic() + EXEC_S
-                    left |= {w.id for w in self._ending}  # it may be anyone's
+                    left |= {w.id for w in self._ending}  # it may belong to any of them
                     continue
                 if owner in living or (owner is None and living):
-                    continue  # a daemon of a living worker; one of which nothing tells whose it is ends with the last
+                    continue  # a daemon of a living worker; one without a known owner ends with the last worker
                 left |= {owner} if owner else {w.id for w in self._workers.values()}
                 for process in procfs.subtree(pid):
                     procfs.kill(process)
@@ -467,10 +459,10 @@ class ForkedWorkers:
 
     def _tell(self, worker: ForkedWorker, left: bool) -> None:
         assert worker.status is not None
-        for drain in (worker.out, worker.err):
-            drain.finish()
-            if drain in self._selector.get_map():
-                self._selector.unregister(drain)
+        for pump in (worker.out, worker.err):
+            pump.finish()
+            if pump in self._selector.get_map():
+                self._selector.unregister(pump)
         self._on_last_words(worker)
         now = procfs.oom_kills()
         killed = worker.status.si_code != os.CLD_EXITED and worker.status.si_status == signal.SIGKILL
@@ -483,13 +475,13 @@ class ForkedWorkers:
         worker.close()
         worker.cgroup.remove()
         self._reap(worker)
-        self.told(end)  # whoever hears of it finds nothing of it here any more
+        self.told(end)  # last: agentd finds no trace of the worker here any more
 
     def _on_last_words(self, worker: ForkedWorker) -> None:
         if worker.control in self._selector.get_map():
             self._on_control(worker)
         if worker.control in self._selector.get_map():
-            self._selector.unregister(worker.control)  # a process of its own may still hold the other end
+            self._selector.unregister(worker.control)  # a process of the worker may still have the other end
 
     def _reap(self, worker: ForkedWorker) -> None:
         if worker.told and worker.watched:
@@ -497,7 +489,7 @@ class ForkedWorkers:
             del self._workers[worker.id], self._pids[worker.pid]
 
     def revoke_all(self, reason: str) -> None:
-        """The template ends: tell robot workers why theirs is over."""
+        """Revoke the leases of all robot workers: the template ends."""
         for worker in self._workers.values():
             if worker.has_robots and not worker.told:
                 self._pass_on(worker, template_protocol.Revoke(worker.id, reason))

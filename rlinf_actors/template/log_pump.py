@@ -1,4 +1,4 @@
-"""A worker's stdout or stderr: from its pipe to its file, without ever making the worker wait."""
+"""LogPump: a worker's stdout or stderr, from its pipe to its file. The worker never waits for the file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import stat
 from collections import deque
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Others may write to the directory: no link leads our bytes out of it then, and no FIFO lets us wait for a reader."""
+"""Other users may write to the directory: links are not followed, and a FIFO does not block."""
 
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 4096
 _CHUNK = 64 << 10
 _TURNS = 4
-"""Chunks taken from one pipe before others get a turn."""
+"""Chunks to read from one pipe before other pipes get a turn."""
 _LEFT_OVER = 4 << 20
-"""Most that is taken from a pipe after its worker ended: one that still writes is not followed for ever."""
+"""Most bytes to read from a pipe after the end of its worker: another process may write for ever."""
 
 
 class Tail:
@@ -28,7 +28,6 @@ class Tail:
         self._partial = b""
 
     def feed(self, data: bytes) -> None:
-        """The next bytes of the stream."""
         *lines, last = data.rsplit(b"\n", TAIL_LINES)
         if lines:
             lines[0] = lines[0].rpartition(b"\n")[2] if b"\n" in lines[0] else self._partial + lines[0]
@@ -37,34 +36,32 @@ class Tail:
         self._partial = (self._partial + last)[: TAIL_LINE_BYTES + 1]
 
     def lines(self) -> list[str]:
-        """At most TAIL_LINES of them, each cut after TAIL_LINE_BYTES, so that all fit into a packet.
-
-        Undecodable bytes are replaced.
-        """
+        """Return at most TAIL_LINES lines, each of at most TAIL_LINE_BYTES, so that all fit into a packet."""
         lines = [*self._lines, self._partial] if self._partial else list(self._lines)
         return [_text(line) for line in lines[-TAIL_LINES:]]
 
 
 def _text(line: bytes) -> str:
     text = line.decode(errors="replace").rstrip("\r")
-    data = text.encode()  # what replaces an undecodable byte is three
+    data = text.encode()  # the replacement of an undecodable byte has three bytes
     return data[:TAIL_LINE_BYTES].decode(errors="ignore") + " [cut]" if len(data) > TAIL_LINE_BYTES else text
 
 
 class LogPump:
-    """Copies what a pipe holds to a file, as long as that takes it.
+    """Copies a pipe to a file.
+
+    If the file cannot be opened or written (a full disk), output is lost: the pipe is read all the same, `fault` has
+    the error, and once there is room again a line in the file says how many bytes are missing.
 
     Args:
-        path: the file, appended to. One that cannot be opened or written (a full disk) loses
-            what does not fit; the pipe is emptied all the same, `fault` says why, and when there is room again, a
-            line in the file says how much is missing there.
-        limit: bytes; a longer file becomes ``path.1``, in place of an earlier one. 0 for none.
+        path: the file, which is appended to.
+        limit: size in bytes at which the file becomes ``path.1`` and a new file begins, 0 for never.
 
     Attributes:
-        tail: the last lines that went through.
-        began: where its first byte goes: bytes of the file, and the file's inode.
-        fault: the first error of the file, "" while there was none.
-        lost: bytes that could not be written, since the last that could.
+        tail: the last lines.
+        began: position of the first byte: size of the file, and its inode.
+        fault: the first error of the file, "" without one.
+        lost: bytes lost since the last write.
     """
 
     def __init__(self, path: str, limit: int = 0) -> None:
@@ -90,20 +87,17 @@ class LogPump:
             self._failed(error)
 
     def fileno(self) -> int:
-        """The pipe's read end, for a selector."""
         return self._pipe
 
     def fds(self) -> list[int]:
-        """All that is open; a forked child closes them."""
         return [fd for fd in (self._pipe, self.writer, self._file) if fd >= 0]
 
     def close_writer(self) -> None:
-        """Only the worker writes from now on."""
         os.close(self.writer)
         self.writer = -1
 
     def pump(self, turns: int = _TURNS) -> tuple[bool, bool]:
-        """Copy what is there. Returns (whether there was something, whether the pipe has ended)."""
+        """Copy the bytes in the pipe. Return (True if there were any, True if the pipe has ended)."""
         got = False
         for _ in range(turns):
             try:
@@ -118,11 +112,11 @@ class LogPump:
         return got, False
 
     def finish(self) -> bool:
-        """Copy what is left, without waiting for other writers to close. Returns whether there was something."""
+        """Copy the rest, without waiting for other writers to close. Return True if there was any."""
         return self.pump(_LEFT_OVER // _CHUNK)[0]
 
     def note(self, text: str) -> None:
-        """A line of ours among the worker's."""
+        """Write a line of the runtime among those of the worker."""
         line = f"[rlinf-actors] {text}\n".encode()
         self.tail.feed(line)
         self._write(line)
@@ -130,7 +124,7 @@ class LogPump:
     def _write(self, data: bytes) -> None:
         if self._limit and self._size and self._size + len(data) > self._limit:
             end = 0 if self._line_ended else data.find(b"\n") + 1
-            if end or self._line_ended or self._size > 2 * self._limit:  # where there are lines, a file ends with one
+            if end or self._line_ended or self._size > 2 * self._limit:  # a file with lines ends with a whole line
                 self._append(data[:end])
                 self._rotate()
                 data = data[end:]
@@ -144,7 +138,7 @@ class LogPump:
                 self.lost = 0
             while self._file >= 0 and view:
                 view = view[self._put(view) :]
-        except OSError as error:  # a full disk may have room again later: keep the file, lose these bytes
+        except OSError as error:  # a full disk may have room later: keep the file, and lose these bytes
             self._failed(error)
         self.lost += len(view)
         self._line_ended = data.endswith(b"\n") if data else self._line_ended
@@ -155,10 +149,10 @@ class LogPump:
         return written
 
     def _rotate(self) -> None:
-        """Begin a new file; the old one keeps its name with .1. Where that cannot be, the old one grows."""
+        """Rename the file to ``path.1`` and begin a new one. If that fails, the old file grows."""
         begun = f"{self.path}.new"
         try:
-            # before the older one goes: who reads knows a file by its inode, and the kernel gives those out again
+            # before the older file goes: readers know a file by its inode, which the kernel reuses
             file = _opened(begun)
             try:
                 os.rename(self.path, f"{self.path}.1")
@@ -177,7 +171,6 @@ class LogPump:
         self.fault = self.fault or f"{self.path}: {error.strerror}"
 
     def close(self) -> None:
-        """Twice is fine."""
         for fd in self.fds():
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -185,11 +178,7 @@ class LogPump:
 
 
 def _opened(path: str) -> int:
-    """A log file to append to; made if it is not there. What is appended to a FIFO, whoever reads that would have.
-
-    Raises:
-        OSError: it cannot be opened, or is a FIFO.
-    """
+    """Open a log file to append to. Raise OSError also for a FIFO, whose reader would get the output."""
     file = os.open(path, _APPEND, 0o644)
     if stat.S_ISFIFO(os.fstat(file).st_mode):
         os.close(file)

@@ -1,15 +1,32 @@
-"""The template: a small process that has imported what workers need, and forks one per request.
+"""The template: a process that has imported what workers need, and forks a worker for each request.
+
+Theory of operation
+-------------------
+agentd starts one template for each interpreter and set of load-time variables. `bootstrap` checks the interpreter,
+`main` imports the modules of a worker with one thread, and says TemplateReady. From then on the template is one select
+loop over non-blocking sockets, in the one thread of its process:
+
+* `AgentLink` is the socket to agentd: its packets come to `Template._obey`, packets to it wait in a queue.
+* `ForkedWorkers` has the workers: their control sockets, their output (`LogPump`), their leases and their ends.
+* SIGCHLD and SIGTERM only wake the loop, by a socket pair.
+
+A Fork packet makes a worker: a cgroup, two pipes, a control socket, and then os.fork. The child leaves the loop through
+`Template.run`, so that no frame of the template stays on its stack, and becomes the worker in `child_setup`. If the
+template may not fork (it has threads, or an initialized accelerator), or the launch asks for "spawn", it starts a new
+interpreter, which gets the Fork packet in an inherited file (TemplateConfig.packet) and skips the loop.
+
+A worker ends in this order: it is a zombie; what it left behind is killed (the template is a subreaper, so orphans are
+its children); its last output is copied; Exited is sent; it is reaped once agentd has a pidfd of it (Watching), so that
+its pid cannot be mistaken for another process.
+
+When agentd ends, the template ends, or, where workers are kept, waits for another agentd (Adopt) for a limited time:
+workers without robots go on meanwhile. The end of the owner (a pidfd) ends the template and every worker. At its own
+end the template revokes the leases of robot workers, gives them ROBOT_END_S, and kills every process below it.
 
 House rules:
 * One thread, one select loop; no event loop, no ZeroMQ context, no CUDA: nothing that a fork breaks.
-* Nothing here blocks: pipes and sockets are non-blocking, what cannot be sent waits in a queue.
-* A worker that ended stays unreaped until agentd holds a pidfd of it (Watching), so that no pid is
-  mistaken; what it left behind is killed before its end is told.
-* The owner's end (pidfd) is the end of every worker and of the template. So is agentd's (EOF), unless workers are kept:
-  then those without robots go on, and another agentd finds them here (Adopt) as long as it comes in time.
-* Robot workers are told that theirs is over, and have ROBOT_END_S to make their robots safe.
-
-A template's own end: every process below it is killed first, robot workers after they had time for their robots.
+* Nothing blocks: pipes and sockets are non-blocking, and packets that cannot be sent wait in a queue.
+* A pid is signalled only while it cannot belong to another process: unreaped, or a child of this subreaper.
 """
 
 from __future__ import annotations
@@ -47,16 +64,16 @@ from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import ExitReport
 
 END_S = 5.0
-"""How long it waits for the ends of those that it has killed: one in an uninterruptible call may never."""
+"""Seconds to wait for the ends of killed processes. A process in an uninterruptible call may never end."""
 
 
 def end_all(workers: Sequence[ForkedWorker], wakeup: socket.socket) -> None:
-    """Kill every process below this one and wait until all are gone, END_S at most.
+    """Kill every process below this one, and wait until all have ended, END_S at most.
 
-    Robot workers were told why, and have ROBOT_END_S to end by themselves.
+    Robot workers, whose leases were revoked, first have ROBOT_END_S to end by themselves.
 
     Args:
-        workers: those that are not reaped.
+        workers: workers that are not reaped.
         wakeup: readable when a child ended.
     """
     with selectors.DefaultSelector() as selector:
@@ -79,7 +96,7 @@ def end_all(workers: Sequence[ForkedWorker], wakeup: socket.socket) -> None:
             with contextlib.suppress(BlockingIOError):
                 wakeup.recv(4096)
     for worker in workers:
-        if not worker.told:  # else its pipes were read to their ends then, and closed
+        if not worker.told:  # else its pipes are read to their ends, and closed
             worker.out.finish()
             worker.err.finish()
         worker.cgroup.remove()
@@ -101,7 +118,7 @@ def _wait_for_robots(workers: Sequence[ForkedWorker], selector: selectors.BaseSe
 
 
 WORKER_IMPORTS = ("asyncio", "zmq", "msgspec", "cloudpickle", "rlinf_actors.net.zmq_network")
-"""What every worker needs; missing ones are an error."""
+"""Modules that every worker needs. A missing one is an error."""
 LATER_IMPORTS = (
     "rlinf_actors.channel.channel",
     "rlinf_actors.hardware.extensions",
@@ -109,25 +126,25 @@ LATER_IMPORTS = (
     "rlinf_actors.security.keyfile",
     "rlinf_actors.worker.channelhost",
 )
-"""What a worker may come to use. An upgrade may have replaced the files by then, and two versions do not mix."""
+"""Modules that a worker may import later. By then an upgrade may have replaced the files, and versions do not mix."""
 OPTIONAL_IMPORTS = ("uvloop",)
 
 
 class TemplateConfig(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What agentd tells a template on its command line.
+    """The command line of a template, as JSON.
 
     Attributes:
         agent: with *packet*: pid of the template.
-        owner: inherited pidfd of the process whose end is the template's too, -1 without one.
+        owner: inherited pidfd of the process with which the template ends, -1 without one.
         entry: ``module:function`` that runs a worker.
         preload: modules to import beside those that every worker needs.
-        keep: path of a socket on which another agentd finds the workers when this one is gone; "": they end with it.
-        keep_s: seconds that it has for that.
-        slot: length of the placeholder in the environment for the worker's mark.
-        packet: fd of a file with one Fork: be that worker instead of a template.
-        cgroups: where its workers' cgroups are made.
-        cgroup: with *packet*: that worker's.
-        log_bytes: size at which a worker's log file begins anew, 0 for none.
+        keep: path of the socket where another agentd finds the workers after the end of this one; "": they end with it.
+        keep_s: seconds that the other agentd has.
+        slot: length of the placeholder in the environment for the mark of the worker.
+        packet: fd of a file with one Fork: become that worker instead of a template.
+        cgroups: parents of the workers' cgroups.
+        cgroup: with *packet*: the cgroup of that worker.
+        log_bytes: size at which a log file is rotated, 0 for never.
     """
 
     agent: int = 0
@@ -164,7 +181,7 @@ def main(fd: int, node: str, config_json: str) -> None:
 
 
 class Template:
-    """The loop. *fd* is the socket to agentd."""
+    """The select loop. *fd* is the socket to agentd."""
 
     def __init__(self, fd: int, node: str, config: TemplateConfig) -> None:
         self._config = config
@@ -174,7 +191,7 @@ class Template:
         for inherited in (fd, *([config.owner] * (config.owner >= 0))):
             os.set_inheritable(inherited, False)
         self._paths = list(sys.path)
-        self._installed = fingerprint(self._paths, config.preload)  # before anything of it is imported
+        self._installed = fingerprint(self._paths, config.preload)  # before any of it is imported
         self._selector = selectors.DefaultSelector()
         self._over = False
         self._why = ""
@@ -187,17 +204,17 @@ class Template:
         self._wakeup = socket.socketpair()
 
     def run(self) -> child_setup.ChildStart | None:
-        """Serve. Returns None at the end, or, in a forked worker, how to begin there."""
+        """Run the loop. Return None at the end of the template, or, in a forked worker, its start."""
         procfs.set_name("rlinf-template")
         procfs.set_subreaper()
-        gc.disable()  # no garbage in imports that is worth its time
+        gc.disable()  # imports leave little garbage
         self._import()
         self._threads = child_setup.LibraryThreads()
         self._listen()
         gc.collect()
-        gc.freeze()  # what is here now is never collected, so that the collector does not touch, and copy, its pages
+        gc.freeze()  # the collector never touches, and so never copies, pages of present objects
         why = cannot_fork()
-        procfs.die_with_parent(0)  # the keeper had it killed with itself until here, where agentd's end is an EOF
+        procfs.die_with_parent(0)  # until here the keeper's end killed it; from here on agentd's end is an EOF
         self._link.send(
             template_protocol.TemplateReady(
                 os.getpid(), sys.version.split()[0], not why, why, self._installed, self._paths
@@ -208,7 +225,7 @@ class Template:
                 key.data(mask)
                 if self._child is not None:
                     return self._child
-            self._workers.look()
+            self._workers.check_ends()
             if self._link.patience() == 0.0:
                 self._end(f"no agentd came back to it within {self._link.keep_s:g} s")
         self._link.refuse()
@@ -241,7 +258,7 @@ class Template:
         for name in self._config.preload:
             try:
                 importlib.import_module(name)
-            except Exception:  # noqa: BLE001 the worker that really needs it meets, and tells, the same error
+            except Exception:  # noqa: BLE001 - a worker that needs the module gets, and reports, the same error
                 traceback.print_exc()
 
     def _listen(self) -> None:
@@ -249,7 +266,7 @@ class Template:
         for end in self._wakeup:
             end.setblocking(False)
         signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # it only has to wake the loop; the default discards it
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the loop; the default discards the signal
         signal.signal(signal.SIGTERM, self._on_terminate)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -344,11 +361,11 @@ class Template:
         )
 
     def _fork(self, worker: ForkedWorker) -> int:
-        """Fork. Returns 0 in the child, where the loop then hands back to main: no frame of ours stays."""
+        """Fork. Return the pid, or 0 in the child, where `run` then returns to `main`."""
         template = os.getpid()
         if fault_injection.active is not None:
             fault_injection.active.start("spawn.fork", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler of ours runs there
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # no handler runs in the child
         try:
             pid = os.fork()
         except OSError:
@@ -369,7 +386,7 @@ class Template:
         return 0
 
     def _close(self) -> None:
-        """In a forked worker: nothing of the template's stays open."""
+        """Close every descriptor of the template, in a forked worker."""
         self._selector.close()
         self._workers.close()
         self._link.close()
@@ -379,7 +396,7 @@ class Template:
             os.close(self._config.owner)
 
     def _spawn(self, worker: ForkedWorker) -> int:
-        """Start an interpreter of its own; it learns what to be from an inherited file."""
+        """Start a new interpreter. It reads its Fork from an inherited file."""
         if fault_injection.active is not None:
             fault_injection.active.start("spawn.exec", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
         with open(os.memfd_create("fork"), "w+b") as packet:
@@ -402,7 +419,7 @@ class Template:
 
 
 def cannot_fork() -> str:
-    """Why this process must not fork, "" if it may."""
+    """Return the reason why this process must not fork, "" if it may."""
     threads = procfs.threads()
     if len(threads) > 1:
         return f"the template runs {len(threads)} threads ({', '.join(sorted(threads))})"

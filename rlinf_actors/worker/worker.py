@@ -181,9 +181,8 @@ class Worker(Messaging, Channels):
         Raises:
             UsageError: a public method has a name that the group itself needs, or an invalid mark.
         """
-        return GroupLauncher(
-            cast("type[W]", cls), Worker, args, kwargs
-        )  # the cast lets type checkers check the arguments
+        # the cast lets type checkers check the arguments
+        return GroupLauncher(cast("type[W]", cls), Worker, args, kwargs)
 
     # --- identity ---
 

@@ -155,7 +155,7 @@ def template_process(sock: socket.socket, bug: str = "") -> subprocess.Popen[str
     return subprocess.Popen(command, pass_fds=[sock.fileno()], stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("bug", ["probe", "look"], ids=["message", "timer"])
+@pytest.mark.parametrize("bug", ["probe", "check_ends"], ids=["message", "timer"])
 def test_a_template_ends_with_70_by_an_exception_of_ours(bug):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:

@@ -130,7 +130,7 @@ forked = ForkedWorkers(selectors.DefaultSelector(), sent.append, True)
 forked.add(worker)
 os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
 forked.wake()
-forked.look()
+forked.check_ends()
 assert [type(packet) for packet in sent] == [spawn.Exited] and forked.workers == [worker], sent
 """
 """A robot worker has ended and agentd was told, but has no pidfd of it yet."""
@@ -197,7 +197,7 @@ def test_renewals_that_are_too_old_do_not_put_off_the_kill_of_a_robot_worker(rob
 
 def test_guard_that_says_that_the_lease_is_lost_has_the_time_of_its_hook(robot_worker):
     assert not robot_worker.must_die(101.7)
-    robot_worker.said_lease_lost(101.71)
+    robot_worker.guard_reported(101.71)
     assert looked_at(robot_worker, 200.0) == pytest.approx(101.71 + ROBOT_END_S)
 
 
