@@ -234,7 +234,7 @@ class RemoteChannel(RequestMaker):
             return not_processed(self._name, key_of(cast(Get, work).key), *_unpack(parts[0]))
         if raised.kind == "gone":
             return ConnectionLostError(
-                f"channel {self._name!r} was told meanwhile that this process had ended, or lost the connection to it"
+                f"the host of channel {self._name!r} lost the connection to this process, or heard that it had ended"
             )
         return RlinfActorsError(f"channel {self._name!r}: {raised.text}")
 
@@ -377,12 +377,12 @@ def end_of_channel(name: str, error: Exception) -> Exception:
         return ChannelClosedError(f"channel {name!r} was closed")
     if isinstance(error, ConnectionLostError):
         return ConnectionLostError(
-            f"{error}. Channel {name!r} and its items are there: an item that no get has returned comes again; a put "
-            "that was under way may be in or not"
+            f"{error}. Channel {name!r} and its items still exist: an item that no get has returned is delivered "
+            "again; a put that was under way may or may not have succeeded"
         )
     if isinstance(error, (WorkerDiedError, NodeLostError)):
         return ChannelBrokenError(
-            f"channel {name!r} is broken: the host of channel {name!r} died, and its items: {error}", peer=name
+            f"channel {name!r} is broken, and its items are lost: the host of channel {name!r} died: {error}", peer=name
         )
     if isinstance(error, GroupClosedError) or type(error) is RlinfActorsError:  # stopped, or this process has left
         return ChannelBrokenError(f"channel {name!r} is broken, and its items are gone: {error}", peer=name)

@@ -115,8 +115,8 @@ async def make(here: JobMember, plan: ChannelPlan) -> tuple[RemoteChannel, int]:
     except NameInUseError:
         channel, maxsize = await find(here, plan.name)
         warnings.warn_explicit(
-            f"channel {plan.name!r} exists (maxsize {maxsize}): connected to that one; what was asked for here "
-            f"(maxsize {plan.maxsize}) has no effect",
+            f"channel {plan.name!r} exists (maxsize {maxsize}): connected to that channel; the arguments given "
+            f"here (maxsize {plan.maxsize}) have no effect",
             RuntimeWarning,
             *plan.line,
         )

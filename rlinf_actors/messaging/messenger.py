@@ -350,7 +350,7 @@ class Messenger:
             peers = [peer for peer in self._watched if peer.worker_id == worker_id]
             self._broken[worker_id] = ConnectionLostError(
                 "the connection over which it sends was lost, and is there again: a message may be missing. "
-                "It runs, but no more messages can be exchanged with it: launch one of the groups again"
+                "It runs, but can exchange no more messages with this worker: launch one of the two groups again"
             )
         for peer in peers:
             self._gone(peer)
