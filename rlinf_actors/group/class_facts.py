@@ -1,4 +1,4 @@
-"""Which names a group needs for itself, and what a worker class puts on it."""
+"""ClassFacts: the methods of a worker class as a group's handle needs them, and checks of worker classes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ RESERVED = (
     "worker_group_name",
     "worker_cls_name",
 )
-"""Names that every group has, as scripts for RLinf expect: a worker's own method may not have them."""
+"""Names of a group that scripts for RLinf expect: a worker's method must not have them."""
 
 YIELDING = (
     "shutdown", "wait_ready", "world_size", "placements", "with_timeout", "with_retries", "control", "from_address",
     "method", "call",
 )  # fmt: skip
-"""Newer names: a worker's own method of that name comes first; the group's is ``group.control.<name>``.
+"""Newer names of a group: a worker's method of that name hides the group's, which is ``group.control.<name>`` then.
 
-Where a worker has a method ``control`` itself, ``WorkerGroup.shutdown(group)`` reaches the group's, and so the others.
+If a worker has a method ``control``, ``WorkerGroup.shutdown(group)`` still reaches the group's; so for the others.
 """
 
 LEASE_HOOK = "on_lease_lost"
-"""Run by a robot worker itself; see Worker.on_lease_lost."""
+"""A robot worker calls it itself; see Worker.on_lease_lost."""
 
 RESTART_HOOK = "on_restart"
-"""Run by a worker that was started again; see Worker.on_restart."""
+"""A restarted worker calls it itself; see Worker.on_restart."""
 
 _NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK, RESTART_HOOK)
 
@@ -43,12 +43,12 @@ _WRAPPERS = (staticmethod, classmethod, functools.partialmethod)
 
 @dataclass(frozen=True)
 class Method:
-    """What a caller has to know of a public method of a worker class.
+    """A public method of a worker class, as its callers see it.
 
     Attributes:
-        streams: its result is a stream of items, since it is a generator.
+        streams: it is a generator, and its result a stream of items.
         idempotent: it may run more than once for one call (Worker.idempotent).
-        concurrent: threads of its own that it runs on beside the main thread (Worker.concurrent), 0 for none.
+        concurrent: number of its own threads beside the main thread (Worker.concurrent), 0 for none.
     """
 
     streams: bool = False
@@ -58,14 +58,14 @@ class Method:
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """What a handle has to know of a worker class; a process that is sent the handle may not have the class itself.
+    """The facts of a worker class that a handle needs; a process that receives the handle may not have the class.
 
     Attributes:
         name: of the class.
         methods: the public methods, its bases' included, by name.
-        own: those of them that the user's classes define.
+        own: names of those that the user's classes define.
         private: names of the private methods, its bases' included.
-        cls: the class, None where only its handle arrived.
+        cls: the class, None if only a handle arrived.
     """
 
     name: str
@@ -76,7 +76,6 @@ class ClassFacts:
 
 
 def facts_of(cls: type) -> ClassFacts:
-    """Return what a handle has to know of a worker class."""
     methods = public_methods(cls)
     of_users = {
         name
@@ -104,7 +103,7 @@ def public_methods(cls: type) -> dict[str, Method]:
         function = member.__func__ if isinstance(member, (staticmethod, classmethod)) else member
         function = function.func if isinstance(function, functools.partialmethod) else function
         if callable(function) and not isinstance(function, type) and function not in marks.DECORATORS:
-            # a plain decorator may make a list of what a generator gives: only one that yields itself streams
+            # a plain decorator may make a list of a generator: only a function that yields itself streams
             streams = inspect.isasyncgenfunction(inspect.unwrap(function)) or inspect.isgeneratorfunction(function)
             methods[name] = Method(streams, marks.is_idempotent(function), marks.threads_of(function))
     return methods
@@ -124,7 +123,7 @@ def names_of_functions(cls: type) -> dict[Any, str]:
 
 
 def function_of(member: Any) -> Any:
-    """Return what is the same for a method however it is reached: by its class, a subclass, or ``vars(cls)``."""
+    """Return the object that identifies a method, however it is reached: by its class, a subclass, or ``vars(cls)``."""
     member = getattr(member, "__func__", member)
     for attribute in ("__partialmethod__", "_partialmethod"):  # of Python 3.13 and later, and of earlier ones
         member = getattr(member, attribute, member)
@@ -132,11 +131,7 @@ def function_of(member: Any) -> Any:
 
 
 def check_class(cls: type, base: type) -> None:
-    """Refuse a class whose public method would hide what every group has, or has a mark that cannot be.
-
-    Raises:
-        UsageError: names the method and the class.
-    """
+    """Raise UsageError if a public method has a reserved name, or a mark that does not fit it."""
     for klass in cls.__mro__:
         if klass is base:
             break
@@ -170,11 +165,7 @@ def _check_concurrent(cls: type) -> None:
 
 
 def check_lease_hook(cls: type) -> None:
-    """Refuse an on_lease_lost that could not run when it is needed.
-
-    Raises:
-        UsageError: it is a coroutine function.
-    """
+    """Raise UsageError for an on_lease_lost that is a coroutine function: it could not run when it is needed."""
     hook = inspect.unwrap(getattr(cls, LEASE_HOOK, None) or (lambda: None))
     if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
         raise UsageError(

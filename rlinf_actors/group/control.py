@@ -1,9 +1,8 @@
-"""GroupControl: a group's own operations, apart from the user's methods.
+"""GroupControl: a group's own operations; how a handle finds its group, and travels to another process.
 
-A group's handle on its way to another process: what it carries, and the handle that is made of it there. Any thread.
-
-The class does not travel: a process that cannot import it can still call the group. Nothing is asked when a handle
-arrives. Its first use looks the group up at the head, and what is sent meanwhile waits in order.
+`attach` looks a group up by its name. A handle that is sent to another process carries a HandleState: the class does
+not travel, so a process that cannot import it can still call the group. `control_of` makes a handle of what arrived
+without asking the head; the first use does that, and calls sent meanwhile wait in order. Any thread.
 """
 
 from __future__ import annotations
@@ -46,17 +45,17 @@ log = logging.getLogger(__name__)
 
 
 class GroupControl:
-    """Reachable as ``group.control``, whatever the worker class calls its methods.
+    """The operations of a group, reachable as ``group.control`` whatever methods the worker class has.
 
     Attributes:
         name: of the group.
         cls_name: name of the worker class.
         methods: its public methods by name.
-        facts: what else is known of the class.
-        yielded: names of `YIELDING` that the class has methods of.
+        facts: the rest that is known of the class.
+        yielded: names in `YIELDING` that the class defines as methods.
     """
 
-    _handle_cls: ClassVar[Any]  # WorkerGroup, whose module is above this one and sets it
+    _handle_cls: ClassVar[Any]  # WorkerGroup; its module imports this one and sets it
 
     def __init__(
         self,
@@ -87,27 +86,27 @@ class GroupControl:
 
     @property
     def restarts(self) -> bool:
-        """False if it is known that a worker that failed is not started again. Any thread."""
+        """False if failed workers are known not to be restarted."""
         return self._detail.restarts
 
     @property
     def placements(self) -> list[Placement]:
-        """Where the ranks were placed, in their order."""
+        """The placement of each rank, in rank order."""
         return self._detail.placements
 
     @property
     def models(self) -> dict[int, str]:
-        """By rank the model of its accelerators, "" without."""
+        """By rank the model of its accelerators, "" without any."""
         return dict(enumerate(self._detail.models))
 
     @property
     def hardware(self) -> dict[int, list[HardwareInfo]]:
-        """By rank the robots or other hardware it was placed on."""
+        """By rank its robots or other hardware."""
         return {rank: [info_of(piece) for piece in pieces] for rank, pieces in self._detail.hardware.items()}
 
     @property
     def _detail(self) -> group_spec.GroupDetail:
-        """The launcher's record of the group, read once."""
+        """The launcher's record of the group, decoded once."""
         text = self.group.detail
         if self._read[0] != text:
             self._read = (text, group_spec.decode(text, self.name))
@@ -124,7 +123,7 @@ class GroupControl:
 
     def with_timeout(self, seconds: float) -> Any:
         """See WorkerGroup.with_timeout."""
-        # of the class: the attribute of the handle may be the worker's own
+        # by the class: the attribute of the handle may be the worker's own method
         return self._handle_cls.with_timeout(self._handle_cls(self), seconds)
 
     def with_retries(self, n: int) -> Any:
@@ -140,8 +139,8 @@ class GroupControl:
         """Return the name of a public method of the worker class.
 
         Args:
-            function: the method as an attribute of the class or of a base. Where the class is not known, because the
-                group's handle came from another process, its name counts.
+            function: the method as an attribute of the class or of a base. For a handle from another process, which
+                has no class, the name of the function counts.
 
         Raises:
             UsageError: the class has no such public method.
@@ -164,7 +163,7 @@ class GroupControl:
         )
 
     def worker_infos(self) -> list[WorkerInfo]:
-        """Where each rank runs; complete once the group is ready."""
+        """Return where each rank runs; complete when the group is ready."""
         infos = []
         by_rank = {placement.rank: placement for placement in self.placements}
         models, hardware = self.models, self.hardware
@@ -185,11 +184,11 @@ class GroupControl:
         return infos
 
     def states(self) -> dict[int, WorkerState]:
-        """By rank how the head last said each worker is; `pulse` is set for one that does not answer. Any thread."""
+        """Return by rank the head's last report of each worker; `pulse` is set for a worker that does not answer."""
         return dict(self.group.states)
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Block until every worker is constructed; raises what went wrong."""
+        """Block until every worker is constructed; raise the error of the launch. See WorkerGroup.wait_ready."""
         self.group.request_ready().wait(timeout)
 
     def shutdown(self, grace: float = 5.0, async_op: bool | None = None) -> Any:
@@ -202,10 +201,7 @@ class GroupControl:
         return None
 
     async def shutdown_async(self, grace: float = 5.0) -> None:
-        """End the workers and wait until they are gone. Cancelling leaves it to end by itself.
-
-        A head that says nothing for 5 s is not waited for, with a warning: the group ends when it is there again.
-        """
+        """End the workers, see WorkerGroup.shutdown. Cancelling leaves the shutdown running."""
         await self.shutdown(grace, async_op=True)
 
     def shutdown_blocking(self, grace: float = 5.0) -> None:
@@ -223,7 +219,7 @@ class GroupControl:
         return self._shutdown
 
     def _ended(self, shutdown: concurrent.futures.Future[None]) -> bool:
-        """True if that shutdown, which is over, ended the group: one that failed is tried again."""
+        """Return True if a finished shutdown ended the group; a failed shutdown is tried again."""
         return self.group.gone.done() and not shutdown.cancelled() and shutdown.exception() is None
 
     async def _end(self, grace: float) -> None:
@@ -232,10 +228,10 @@ class GroupControl:
         try:
             await self.runtime.groups.reach(group)
         except GroupNotFoundError:
-            return  # it has ended
+            return  # the group has ended
         if group.gone.done():
             return
-        closes = "_close" in self.facts.private and not group.closing  # not again where an earlier shutdown failed
+        closes = "_close" in self.facts.private and not group.closing  # once, also if an earlier shutdown failed
         if closes and (not group.owned or (group.ready.done() and group.ready.error is None)):
             peers = [peer for peer in group.peers if peer.error is None]
             closing: WorkerGroupFuncResult[Any] = WorkerGroupFuncResult(self.runtime, "_close", peers, grace)
@@ -250,18 +246,18 @@ class GroupControl:
 
 
 class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a handle carries, as MessagePack; fields are only ever added, with defaults.
+    """The content of a handle on the wire, as MessagePack. Fields are only ever added, with defaults.
 
     Attributes:
         namespace, name: of the group.
-        launch: what tells it from a namesake.
+        launch: its launch id.
         cls: name of the worker class.
-        methods: names of its public methods; `flagged` has those that are special in some way.
-        own: the methods that the user's classes define, by their positions in `methods`.
+        methods: names of its public methods; `flagged` has those that stream or are marked.
+        own: positions in `methods` of those that the user's classes define.
         private: names of the private methods.
         size: number of ranks.
         detail: the record of the group (group.detail).
-        wait_s: how long (seconds) the head may take to hear of the launch; 0 where it has answered that.
+        wait_s: seconds that the head may take to hear of the launch; 0 if it has answered the launch.
     """
 
     namespace: str
@@ -278,11 +274,7 @@ class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def state_of(control: GroupControl) -> bytes:
-    """Return what a handle of this group carries.
-
-    Raises:
-        SerializationError: it is not known yet which group it is.
-    """
+    """Return the content of a handle of this group. Raises SerializationError if the group is not known yet."""
     group, facts = control.group, control.facts
     if group.takes_running and not group.found:
         raise SerializationError(
@@ -307,11 +299,11 @@ def state_of(control: GroupControl) -> bytes:
 
 
 def control_of(carried: bytes) -> GroupControl:
-    """Return the operations of a group of which a handle arrived. Asks nobody.
+    """Return the operations of a group whose handle arrived. Does not ask the head.
 
     Raises:
         UsageError: no Cluster is running in this process.
-        ProtocolError: it is something else than `state_of` returns.
+        ProtocolError: *carried* is not the content of a handle.
     """
     from rlinf_actors.cluster.cluster import Cluster
 
@@ -350,12 +342,12 @@ def control_of(carried: bytes) -> GroupControl:
 
 
 async def _in_session() -> None:
-    """A driver is in session with the head from the start of its Cluster on."""
+    """Do nothing: a driver with a Cluster is in session with the head."""
     await asyncio.sleep(0)
 
 
 def attach(cls: type, name: str) -> AsyncWork[GroupControl]:
-    """Return the work of finding a running group; see WorkerGroup.from_group_name."""
+    """Look a running group up by its name; see WorkerGroup.from_group_name."""
     from rlinf_actors.cluster.cluster import Cluster
 
     async def find(cluster: Cluster) -> tuple[Runtime, RemoteGroup]:

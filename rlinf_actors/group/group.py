@@ -1,9 +1,10 @@
-"""WorkerGroup: the proxy that fans method calls out to the workers of a group.
+"""WorkerGroup: the handle of a group; it sends method calls to the workers.
 
-Calls: what turns ``group.step(x)`` and ``group.call(MyWorker.step, x)`` into a call on some ranks.
+``group.step(x)`` and ``group.call(MyWorker.step, x)`` call a RemoteMethod on all ranks or those of a view.
+A type checker knows nothing of ``group.step``: its results are Any. ``group.method(MyWorker.step)`` is the same method
+with types: its arguments are checked, and its results are known.
 
-A type checker knows nothing of ``group.step``, since the group's methods are the worker class's: its results are Any.
-``group.method(MyWorker.step)`` is the same with types: its arguments are checked, and its results known.
+Handles and views may be used on any thread and be sent to other processes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Untyped:
-    """No method's result: of all methods only those whose result is Any are taken for ones that return it."""
+    """The result of no method. Only methods with a result of type Any match overloads for it."""
 
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 else:
 
     class yielding:
-        """A property that an attribute of the instance hides: a worker's own method of that name."""
+        """A property that an instance attribute of the same name hides: the worker's own method."""
 
         def __init__(self, read: Callable[[Any], Any]) -> None:
             self._read = read
@@ -49,18 +50,18 @@ else:
 
 
 class Calls(Generic[T]):
-    """Turns attribute access into remote methods of workers of class *T*."""
+    """Base of groups and views: turns attribute access into remote methods of workers of class *T*."""
 
     _control: GroupControl
 
     def __init__(self, control: GroupControl) -> None:
         self._control = control
         for name in control.yielded:
-            self._remote(name)  # kept on the instance, where it is found before the class's own
+            self._remote(name)  # sets an attribute of the instance, which hides the property of the class
 
     # Overloads: of methods, and of static and class methods (which have no *self* to leave out), those that stream,
     # coroutine functions, and plain ones. Those for _Untyped come first: a result of type Any fits all of them.
-    # `call` has those for methods alone: a type checker's word about a wrong argument is of the last one it tried.
+    # `call` has those for methods alone: type checkers report a wrong argument by the last overload they tried.
     @overload
     def method(self, function: Callable[Concatenate[T, P], _Untyped]) -> RemoteMethod[P, Any]: ...
     @overload
@@ -84,11 +85,11 @@ class Calls(Generic[T]):
     @overload
     def method(self, function: Callable[P, R]) -> RemoteMethod[P, WorkerGroupFuncResult[R]]: ...
     def method(self, function: Callable[..., Any]) -> RemoteMethod[..., Any]:
-        """Return a method of the workers with its types: ``group.method(MyWorker.step)`` is ``group.step``.
+        """Return a remote method with its types: ``group.method(MyWorker.step)`` is ``group.step``.
 
         Args:
-            function: a public method of the worker class, as an attribute of the class or of a base. An override in
-                the worker class is what runs.
+            function: a public method, as an attribute of the worker class or of a base. Workers run the override of
+                their class.
 
         Raises:
             UsageError: the worker class has no such method.
@@ -113,22 +114,22 @@ class Calls(Generic[T]):
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method with its types: ``group.call(MyWorker.step, x)`` is ``group.step(x)``.
 
-        See `method`; type checkers want that for static and class methods, ``group.method(MyWorker.of_class)(x)``.
+        For static and class methods, type checkers need ``group.method(MyWorker.of_class)(x)``; see `method`.
         """
         return Calls.method(self, function)(*args, **kwargs)  # self.method may be the worker's own
 
     def _ranks_called(self) -> Sequence[int] | None:
-        """None for all."""
+        """Return the ranks that are called, None for all."""
         return None
 
     def _options_of_calls(self) -> CallOptions:
         return ONCE
 
     def _used(self) -> None:
-        """Somebody asked for a method."""
+        """Note that a method is used."""
 
     def _remote(self, name: str) -> RemoteMethod[..., Any]:
-        """Return a public method by its name; made once for each view."""
+        """Return the remote method of a name, made once for each view."""
         known = self.__dict__.get(name)
         if known is not None:
             method: RemoteMethod[..., Any] = known
@@ -151,7 +152,7 @@ class Calls(Generic[T]):
 
 
 def _missing(control: GroupControl, name: str) -> Any:
-    """What an attribute that is no public method gives: ValueError on the call of a private one."""
+    """Return a function that raises ValueError for a private method; raise AttributeError for another name."""
     if name in control.facts.private:
 
         def refuse(*_args: Any, **_kwargs: Any) -> Any:
@@ -174,8 +175,8 @@ class WorkerRankInfo(Generic[T]):
 
     Attributes:
         rank: of the worker.
-        worker: calls on this worker alone; ``worker.step()`` gives a result of one rank.
-        info: where it runs; complete once the group is ready.
+        worker: calls on this worker alone; ``worker.step()`` returns a result of one rank.
+        info: where the worker runs; complete when the group is ready.
     """
 
     rank: int
@@ -186,9 +187,9 @@ class WorkerRankInfo(Generic[T]):
 class WorkerGroup(Calls[T]):
     """A running group of workers. Make one by ``MyWorker.create_group(...).launch(cluster)``.
 
-    ``await group`` waits until every worker is constructed and returns the group, or raises what
-    went wrong; ``async with group`` does that and shuts it down at the end. Every public method of
-    the worker class is here: ``group.step(x)`` calls it on all ranks and returns at once.
+    ``await group`` waits until every worker is constructed, and returns the group or raises the error of the launch;
+    ``async with group`` does that and shuts the group down at the end. Every public method of the worker class is an
+    attribute: ``group.step(x)`` calls it on all ranks and returns at once.
     """
 
     def __init__(self, control: GroupControl) -> None:
@@ -215,7 +216,7 @@ class WorkerGroup(Calls[T]):
         ]
 
     def execute_on(self, *ranks: int | Sequence[int]) -> GroupView[T]:
-        """A view of the group with these ranks only; it can be used any number of times.
+        """Return a view with some ranks; it can be used any number of times.
 
         Args:
             *ranks: ranks, or one list of them.
@@ -242,7 +243,7 @@ class WorkerGroup(Calls[T]):
         Args:
             worker_cls: its worker class.
             group_name: its name.
-            async_op: return an AsyncWork of the handle at once; else block.
+            async_op: return an AsyncWork at once instead of blocking.
 
         Raises:
             GroupNotFoundError: no group of that name is running in this namespace.
@@ -268,17 +269,17 @@ class WorkerGroup(Calls[T]):
     ) -> GroupView[C] | AsyncWork[GroupView[C]]:
         """Return a view of the worker at an address, or of all workers for the address of a group.
 
-        For any process of the group's namespace. One round trip to the head.
+        Any process of the group's namespace may call this. One round trip to the head.
 
         Args:
             worker_cls: the worker class of the group.
             address: of the worker or group.
-            async_op: return an AsyncWork of the view at once; else block.
+            async_op: return an AsyncWork at once instead of blocking.
 
         Raises:
             GroupNotFoundError: no group of that name is running in this namespace.
             PlacementError: the group has no such rank.
-            UsageError: it is the address of a child process, which has no calls.
+            UsageError: the address is of a child process, which cannot be called.
         """
         if len(address.rank_path) > 1:
             raise UsageError(
@@ -308,15 +309,15 @@ class WorkerGroup(Calls[T]):
 
     @yielding
     def placements(self) -> list[Placement]:
-        """Where each rank was placed."""
+        """The placement of each rank, in rank order."""
         return self._control.placements
 
     def wait_ready(self, timeout: float | None = None) -> WorkerGroup[T]:
-        """Block until every worker is constructed; returns the group. In an event loop: ``await group``.
+        """Block until every worker is constructed, and return the group. In an event loop use ``await group``.
 
         Raises:
-            WorkerStartError, WorkerError, WorkerDiedError, NameInUseError: what went wrong.
-            CallTimeoutError: it takes longer than *timeout* seconds; it goes on.
+            WorkerStartError, WorkerError, WorkerDiedError, NameInUseError: the error of the launch.
+            CallTimeoutError: *timeout* seconds are over; the launch goes on.
         """
         self._control.wait_ready(timeout)
         return self
@@ -324,40 +325,40 @@ class WorkerGroup(Calls[T]):
     def shutdown(self, grace: float = 5.0, async_op: bool | None = None) -> Any:
         """End the workers: ``_close()`` on each if it has one, SIGTERM, after *grace* seconds SIGKILL.
 
-        Shutting down twice is fine; after a failure the second one tries again. A head that says nothing for 5 s is
-        not waited for, with a warning: the group ends when it is there again.
+        Twice is fine; after a failure the second call tries again. After 5 s of a silent head this returns with a
+        warning, and the group ends when the head is back.
 
         Args:
-            grace: seconds.
-            async_op: return an AsyncWork at once, True; or block until the workers are gone, False. By default it
-                blocks in a plain script, and returns an AsyncWork in a running event loop.
+            grace: seconds between SIGTERM and SIGKILL.
+            async_op: True: return an AsyncWork at once; False: block until the workers are gone. Default: True in a
+                running event loop, False in a plain script.
         """
         return self._control.shutdown(grace, async_op)
 
     def with_timeout(self, seconds: float) -> GroupView[T]:
-        """A view whose calls have a deadline.
+        """Return a view whose calls have a deadline.
 
-        When it is over the caller gets CallTimeoutError, a call that waits for its turn is never
-        started, and one that is a coroutine is cancelled. One that blocks a thread runs to its end.
+        After the deadline the caller gets CallTimeoutError. A call that is queued at the worker is never started, a
+        coroutine is cancelled, and a method on a thread runs to its end.
 
         Raises:
-            ValueError: *seconds* is no number above 0.
+            ValueError: *seconds* is not a number above 0.
         """
         return self._all(CallOptions(timeout=deadline(seconds)))
 
     def with_retries(self, n: int) -> GroupView[T]:
-        """A view whose calls are sent again, at most *n* times per rank, after the death of a worker.
+        """Return a view whose calls are sent again, at most *n* times per rank, after the death of a worker.
 
-        For methods that are marked ``@Worker.idempotent``, in a group with a restart policy. A call is sent again when
-        its worker died, or the connection to it was lost, before the answer came; the call waits until the worker is
-        there again. What a method raises is never tried again. A call may have run, or may still be running, when it
-        is sent again. A deadline of `with_timeout` holds for all tries together. When no try is left, or the worker is
-        not started again, the call fails with the last error.
+        For methods marked ``@Worker.idempotent``, in a group with a restart policy. A call is sent again if its worker
+        died, or the connection to it was lost, before the answer came; the call waits until the worker is back. It may
+        have run already, or may still be running. Exceptions of the method cause no retry. A deadline of
+        `with_timeout` covers all tries. After the last try, or if the worker is not restarted, the call fails with the
+        last error.
 
         Raises:
-            ValueError: *n* is no whole number of 1 or more.
-            UsageError: the group was launched without a restart policy; a call of a method without the mark, or of
-                a generator, raises it too.
+            ValueError: *n* is not a whole number of 1 or more.
+            UsageError: the group has no restart policy. Calls of generators, and of methods without the mark, raise
+                it too.
         """
         return self._all(CallOptions(retries=_retries(n, self._control)))
 
@@ -386,9 +387,7 @@ class WorkerGroup(Calls[T]):
         try:
             return self.wait_ready()
         except BaseException:
-            if (
-                self._control.group.ready.error is None
-            ):  # Ctrl-C, or what a signal handler raised: __exit__ is not called
+            if self._control.group.ready.error is None:  # Ctrl-C or a signal handler: __exit__ is not called
                 self._control.shutdown_blocking()
             raise
 
@@ -413,26 +412,26 @@ GroupControl._handle_cls = WorkerGroup
 
 
 class GroupView(Calls[T]):
-    """Some ranks of a group; what `WorkerGroup.execute_on` returns. Holds no state on the group."""
+    """Some ranks of a group, as `WorkerGroup.execute_on` returns them. The group itself is unchanged."""
 
     def __init__(self, control: GroupControl, ranks: Sequence[int], *, warn: bool, options: CallOptions = ONCE) -> None:
         self._ranks = tuple(ranks)
         self._options = options
-        self._unused = warn and not control.yielded  # the use of a yielded name is not seen
+        self._unused = warn and not control.yielded  # with yielded names not every use is noticed
         super().__init__(control)
 
     def execute_on(self, *ranks: int | Sequence[int]) -> GroupView[T]:
-        """A view with these ranks of the group."""
+        """Return a view with these ranks of the group; see WorkerGroup.execute_on."""
         self._unused = False
         return GroupView(self._control, _ranks(ranks, self._control), warn=True, options=self._options)
 
     def with_timeout(self, seconds: float) -> GroupView[T]:
-        """The same ranks, with a deadline for each call; see WorkerGroup.with_timeout."""
+        """Return a view of the same ranks whose calls have a deadline; see WorkerGroup.with_timeout."""
         self._unused = False
         return self._with(self._options._replace(timeout=deadline(seconds)))
 
     def with_retries(self, n: int) -> GroupView[T]:
-        """The same ranks, with calls that are sent again after a death; see WorkerGroup.with_retries."""
+        """Return a view of the same ranks whose calls are sent again; see WorkerGroup.with_retries."""
         self._unused = False
         return self._with(self._options._replace(retries=_retries(n, self._control)))
 
@@ -473,7 +472,7 @@ class GroupView(Calls[T]):
 
 
 def _arrived(carried: bytes, ranks: Sequence[int] | None = None, options: Mapping[str, Any] | None = None) -> Any:
-    """Return the handle, or the view with these ranks, that another process sent."""
+    """Return the group or view that another process sent. Unpickling calls this."""
     control = control_of(carried)
     if ranks is None:
         return WorkerGroup(control)

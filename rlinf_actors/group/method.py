@@ -27,11 +27,11 @@ Result = TypeVar("Result", covariant=True)
 
 
 class CallOptions(NamedTuple):
-    """How the calls of a view are made.
+    """Options of the calls of a view.
 
     Attributes:
         timeout: their deadline, in seconds; None for no deadline.
-        retries: how often a call may be sent again to the worker that takes the place of one that died.
+        retries: times that a call may be sent again after the death of a worker.
     """
 
     timeout: float | None = None
@@ -72,7 +72,7 @@ class RemoteMethod(Generic[P, Result]):
 
         Raises:
             SerializationError: an argument cannot be pickled; names its path.
-            UsageError: the view's deadline or retries do not go with this method.
+            UsageError: this method does not support the view's deadline or retries.
         """
         runtime = self._checked()
         result: Result = self._send(payload.encode_call(args, kwargs, copy=runtime.copy))
@@ -81,21 +81,21 @@ class RemoteMethod(Generic[P, Result]):
     def scatter(
         self: Callable[Concatenate[X, Q], Result], values: Iterable[X], *args: Q.args, **kwargs: Q.kwargs
     ) -> Result:
-        """Call each rank with a value of its own: ``group.step.scatter(batches, lr=0.1)``; returns at once.
+        """Call each rank with its own value: ``group.step.scatter(batches, lr=0.1)``. Returns at once.
 
         Args:
-            values: for each rank of the group or view, in rank order, its first argument.
-            *args, **kwargs: what follows it, the same for all ranks.
+            values: the first argument of each rank of the group or view, in rank order.
+            *args, **kwargs: further arguments, the same for all ranks.
 
         Returns:
-            As a call: results in rank order.
+            As a call.
 
         Raises:
-            ValueError: there are more values than ranks, or fewer.
+            ValueError: the number of values is not the number of ranks.
             SerializationError: an argument cannot be pickled; names its path.
-            UsageError: the view's deadline or retries do not go with this method.
+            UsageError: this method does not support the view's deadline or retries.
         """
-        method = cast("RemoteMethod[..., Any]", self)  # typed as what it is called with, so that values are checked
+        method = cast("RemoteMethod[..., Any]", self)  # typed by its call, so that type checkers check the values
         given, ranks = list(values), len(method._peers())
         if len(given) != ranks:
             raise ValueError(
@@ -113,24 +113,22 @@ class RemoteMethod(Generic[P, Result]):
         max_in_flight: int = 2,
         ordered: bool = False,
     ) -> MapResult[V]:
-        """Call the method once for each item, on whichever rank is free: ``for value in group.step.map(items): ...``.
+        """Call the method once for each item, on a rank that is free: ``for value in group.step.map(items): ...``.
 
         Nothing is drawn or sent before the result is iterated, by ``for`` or ``async for``. Items are drawn as ranks
-        get free and results are taken, so they may be without end; see MapResult.
+        become free and results are taken, so there may be infinitely many; see MapResult.
 
-        An item of a worker that died is sent to another one if the method is marked ``@Worker.idempotent``: three
-        times in all at most, or as often as a view of ``with_retries`` says. Workers that were started again take
-        items again.
+        If the method is marked ``@Worker.idempotent``, an item of a worker that died is sent to another worker: up to
+        three times in all, or as the view's ``with_retries`` says. Restarted workers take items again.
 
         Args:
-            items: what the method is called with, as its only argument. Plain or async iterable; an async one needs
-                ``async for``.
-            max_in_flight: calls that each rank has at a time. With 2 the next one is there when one ends.
-            ordered: yield results in the order of the items, not as they come.
+            items: the only argument of each call. A plain or async iterable; an async one needs ``async for``.
+            max_in_flight: calls that each rank has at a time. With 2, the next call is there when one ends.
+            ordered: yield results in the order of the items instead of as they arrive.
 
         Raises:
-            ValueError: *max_in_flight* is no whole number of 1 or more.
-            UsageError: the method streams; or, as the iteration begins, see MapResult.
+            ValueError: *max_in_flight* is not a whole number of 1 or more.
+            UsageError: the method streams.
         """
         method = cast("RemoteMethod[..., Any]", self)
         return method._map(items, max_in_flight, ordered)
@@ -163,7 +161,7 @@ class RemoteMethod(Generic[P, Result]):
         return result
 
     def _checked(self) -> Runtime:
-        """Return the runtime, if the method can be called so."""
+        """Return the runtime; raise UsageError if this method does not support the options."""
         runtime, name, (timeout, retries) = self._control.runtime, self._name, self._options
         runtime.check_usable()
         if self._method.streams and timeout is not None:
@@ -183,7 +181,7 @@ class RemoteMethod(Generic[P, Result]):
         return runtime
 
     def _peers(self) -> Sequence[Peer]:
-        """Return the peers as they are now: a rank that was started again has another."""
+        """Return the current peers: a restarted rank has a new one."""
         peers = self._control.group.peers
         return peers if self._ranks is None else [peers[rank] for rank in self._ranks]
 

@@ -1,10 +1,11 @@
-"""Children of workers as this process reaches them.
+"""ChildPeers: child processes of workers (``Worker(parent_address=...)``) as this process reaches them.
 
-A child is found by its worker: that is asked once where the child is (WhereIs), answers at the latest when the child
-registers, and tells of its end. A child ends with its worker at the latest. What is asked meanwhile waits in order, and
-no thread does. A child that has ended is asked for again at the next operation: another process may be it by now.
+The worker of a child tells where the child is. ChildPeers asks it once (WhereIs); it answers when the child registers,
+and reports the child's end. A child ends with its worker at the latest. Operations on a child that is not known yet
+wait in order, without a thread. After a child has ended, the next operation asks again: another process may have its
+address by then.
 
-Thread: `find` is called on any; everything else runs on the loop's.
+`find` and `follow` run on any thread; everything else runs on the loop thread.
 """
 
 from __future__ import annotations
@@ -27,15 +28,11 @@ from rlinf_actors.wire.values import Endpoint
 Found = Callable[[Union[Peer, Exception]], None]
 
 REMEMBERED = 1024
-"""Children that have ended whose peers are kept; an older one is asked for again."""
+"""Ended children whose peers are kept; older ones are asked for again."""
 
 
 class ChildPeers:
-    """All children that this process talks to.
-
-    Args:
-        runtime: of this process.
-    """
+    """All children that this process exchanges messages with."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -43,35 +40,33 @@ class ChildPeers:
         self._children: dict[WorkerAddress, _Child] = {}
 
     def find(self, group: RemoteGroup, address: WorkerAddress, found: Found) -> None:
-        """Call *found* with the child's peer, or with what went wrong: at once if that is known, else on the loop.
+        """Call *found* with the child's peer or an error: at once if it is known, else on the loop. Any thread.
 
-        The peer of a child that has ended has its error. *found* must not raise. Any thread.
+        The peer of a child that has ended has its error. *found* must not raise.
         """
         with self._lock:
             child = self._children.get(address)
             if child is None:
                 child = self._children[address] = _Child(self._runtime, address)
                 self._forget_some()
-            peer, first = child.enter(found)  # with the lock: what is asked for is not forgotten
+            peer, first = child.enter(found)  # under the lock: a child that is asked for is not forgotten
         if peer is not None:
             found(peer)
         elif first:
             self._runtime.io.call(child.ask, group)
 
     def _forget_some(self) -> None:
-        """Called with the lock held."""
         if len(self._children) > REMEMBERED:
             ended = [address for address, child in self._children.items() if child.over]
             for address in ended[: max(0, len(ended) - REMEMBERED + 1)]:
                 del self._children[address]
 
     def all(self) -> list[Peer]:
-        """The peers of all children."""
         with self._lock:
             return [child.peer for child in self._children.values() if child.peer is not None]
 
     def follow(self, found: Callable[[], Found]) -> None:
-        """Call a new *found* behind what waits for each child that is being looked for; as `find`. Any thread."""
+        """For each child that is being asked for, call a new *found* after those that wait. Any thread."""
         with self._lock:
             children = list(self._children.values())
         for child in children:
@@ -79,7 +74,7 @@ class ChildPeers:
 
 
 class _Child:
-    """One child's address, whichever process has it."""
+    """The address of a child, whichever process has it."""
 
     def __init__(self, runtime: Runtime, address: WorkerAddress) -> None:
         self.peer: Peer | None = None
@@ -94,12 +89,12 @@ class _Child:
 
     @property
     def over(self) -> bool:
-        """True if it has ended, and is not asked for. Any thread."""
+        """True if the child has ended and is not asked for."""
         peer = self.peer
         return not self._asking and peer is not None and peer.error is not None
 
     def enter(self, found: Found) -> tuple[Peer | None, bool]:
-        """Return the peer if it is known; else let *found* wait, and return True if the child is to be asked for."""
+        """Return the peer if it is known; else keep *found*, and return True if the caller has to ask."""
         with self._lock:
             if not self._asking and self.peer is not None and self.peer.error is None:
                 return self.peer, False
@@ -108,13 +103,12 @@ class _Child:
             return None, first
 
     def follow(self, found: Callable[[], Found]) -> None:
-        """See ChildPeers.follow."""
         with self._lock:
             if self._asking:
                 self._waiting.append(found())
 
     def _answer(self, outcome: Peer | Exception) -> None:
-        """Give it to whoever waits, and to whoever asks meanwhile."""
+        """Give the outcome to all that wait, also to those that come meanwhile."""
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -124,10 +118,10 @@ class _Child:
             for found in waiting:
                 found(outcome)
 
-    # --- asking its worker; loop thread ---
+    # --- asking the worker; loop thread ---
 
     def ask(self, group: RemoteGroup) -> None:
-        """Ask the worker for its protocol, and then where the child is."""
+        """Ask the worker for its protocol version, and then where the child is."""
         worker = group.peers[self._address.rank_path[0]]
         if worker.error is not None:
             self._worker_gone(group, worker, worker.error)
@@ -135,7 +129,7 @@ class _Child:
         if self._worker is not worker:
             self._worker = worker
             worker.on_gone(lambda error: self._runtime.io.call(self._worker_gone, group, worker, error))
-        call = worker.open(_Speaks(partial(self._speaks, group, worker)))
+        call = worker.open(_ProtocolRequest(partial(self._speaks, group, worker)))
         worker.send(frames.WhatRuns(call))
 
     def _speaks(self, group: RemoteGroup, worker: Peer, protocol: int) -> None:
@@ -147,10 +141,10 @@ class _Child:
                 )
             )
             return
-        number = worker.listen(partial(self._told, group, worker))
+        number = worker.listen(partial(self._reported, group, worker))
         worker.send(frames.WhereIs(number, list(self._address.rank_path[1:])))
 
-    def _told(self, group: RemoteGroup, worker: Peer, frame: frames.AnyFrame) -> None:
+    def _reported(self, group: RemoteGroup, worker: Peer, frame: frames.AnyFrame) -> None:
         if isinstance(frame, frames.ChildIs):
             peer = self.peer
             if peer is None or peer.error is not None or peer.worker_id != frame.worker_id:
@@ -181,7 +175,7 @@ class _Child:
     # --- the link to it; loop thread ---
 
     def _adopt(self, group: RemoteGroup, worker: Peer, id: str) -> Peer:
-        """Make the peer of the process that is the child now."""
+        """Make the peer of the process that has the address now."""
         needed = lambda: self._runtime.io.call(self._connect, group)  # noqa: E731
         lost = lambda old: self._lost(group, worker, old)  # noqa: E731
         runtime, rank = self._runtime, self._address.rank
@@ -202,7 +196,7 @@ class _Child:
             peer.fail(RlinfActorsError(f"cannot connect to {self._name} on {peer.node}: {error}"))
 
     def _lost(self, group: RemoteGroup, worker: Peer, old: Peer) -> None:
-        """The connection to the child was lost, and is there again: messages may be missing."""
+        """Replace the peer of a connection that was lost and made again: messages may be missing."""
         if self.peer is not old or old.error is not None:
             return
         peer = self._adopt(group, worker, old.worker_id)
@@ -215,20 +209,19 @@ class _Child:
             )
         )
         old.close()
-        self._connect(group)  # at once: the child is to hear of it
+        self._connect(group)  # at once: the Join tells the child of the loss
 
 
-class _Speaks:
-    """Waits for a worker's protocol."""
+class _ProtocolRequest:
+    """Waits for a worker's protocol version (Pending)."""
 
-    def __init__(self, told: Callable[[int], None]) -> None:
-        self._told = told
+    def __init__(self, callback: Callable[[int], None]) -> None:
+        self._callback = callback
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """See runtime.peer.Pending."""
         if isinstance(frame, frames.Runs):
-            self._told(frame.protocol)
+            self._callback(frame.protocol)
         return True
 
     def fail(self, error: Exception) -> None:
-        """The worker is gone, which `on_gone` tells."""
+        """Do nothing: `on_gone` reports the worker's end."""

@@ -1,6 +1,6 @@
-"""Timers of threads that have no event loop: one thread of the process serves all of them.
+"""DeadlineTimers for code without an event loop; one thread of the process serves all of them.
 
-House rules: a timer's function is short and does not block, since the others wait for it. Starting and cancelling take
+A timer's function must be short and must not block, because it delays the other timers. Starting and cancelling take
 some microseconds: the thread is woken only for a timer that is due before it would wake by itself.
 """
 
@@ -17,56 +17,56 @@ from rlinf_actors import exhaustion, forks
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-"""The thread ends when there was no timer for so long: a loop of waits with timeouts does not start one for each."""
+"""Seconds without a timer after which the thread ends: a loop of waits with timeouts does not start a thread each."""
 
 
-class Timer:
-    """A function that is to be called at a time. Made by `Timers.start`."""
+class DeadlineTimer:
+    """A function to be called at a time; see `DeadlineTimers.start`."""
 
     __slots__ = ("_at", "_function", "_timers")
 
-    def __init__(self, timers: Timers, at: float, function: Callable[[], object]) -> None:
+    def __init__(self, timers: DeadlineTimers, at: float, function: Callable[[], object]) -> None:
         self._timers = timers
         self._at = at
         self._function: Callable[[], object] | None = function
 
     def cancel(self) -> None:
-        """Do not call the function, unless that has begun. Any thread, also in a destructor; twice is fine."""
+        """Do not call the function if that has not begun. Any thread, also in a destructor; twice is fine."""
         self._timers._cancel(self)
 
-    def __lt__(self, other: Timer) -> bool:
+    def __lt__(self, other: DeadlineTimer) -> bool:
         return self._at < other._at
 
 
-class Timers:
-    """Timers on one thread, which begins with the first of them and ends `IDLE_S` after the last."""
+class DeadlineTimers:
+    """Timers on one thread, which starts with the first timer and ends `IDLE_S` after the last."""
 
     def __init__(self) -> None:
-        self._heap: list[Timer] = []
+        self._heap: list[DeadlineTimer] = []
         self.note_fork()
         forks.watch(self)
 
     def note_fork(self) -> None:
-        """Begin anew: a forked child has neither the thread nor the waits of its parent."""
+        """Start empty: a forked child has neither the thread nor the waits of its parent."""
         self._changed = threading.Condition()  # reentrant: a destructor may cancel while its own thread is in here
         self._heap.clear()
         self._live = 0
         self._running = False
         self._wakes = 0.0
 
-    def start(self, seconds: float, function: Callable[[], object]) -> Timer:
+    def start(self, seconds: float, function: Callable[[], object]) -> DeadlineTimer:
         """Call *function* after *seconds* on the timers' thread. Any thread.
 
         Raises:
-            RuntimeError: there can be no more threads; names the limit and how to raise it.
+            RuntimeError: no more threads can be started; names the limit and how to raise it.
         """
-        timer = Timer(self, time.monotonic() + max(0.0, seconds), function)
+        timer = DeadlineTimer(self, time.monotonic() + max(0.0, seconds), function)
         with self._changed:
             if not self._running:
                 self._wakes = timer._at
                 exhaustion.start(threading.Thread(target=self._run, name="rlinf-actors-timers", daemon=True))
                 self._running = True
-            if len(self._heap) > 64 + 2 * self._live:  # most were cancelled: they need not wait for their time
+            if len(self._heap) > 64 + 2 * self._live:  # most were cancelled: free them before their time
                 self._heap = [known for known in self._heap if known._function is not None]
                 heapq.heapify(self._heap)
             heapq.heappush(self._heap, timer)
@@ -75,7 +75,7 @@ class Timers:
                 self._changed.notify()
         return timer
 
-    def _cancel(self, timer: Timer) -> None:
+    def _cancel(self, timer: DeadlineTimer) -> None:
         with self._changed:
             if timer._function is None:
                 return
@@ -108,8 +108,8 @@ class Timers:
                 log.exception("internal error: a timer's function failed; the other timers go on")
             function = due = None  # what they hold may be large, and the next wait long
 
-    def _first(self) -> Timer | None:
-        """Return the first live timer; cancelled ones before it are dropped."""
+    def _first(self) -> DeadlineTimer | None:
+        """Return the first live timer; drop cancelled ones before it."""
         if not self._live:
             self._heap.clear()
         while self._heap and self._heap[0]._function is None:
@@ -117,5 +117,5 @@ class Timers:
         return self._heap[0] if self._heap else None
 
 
-timers = Timers()
-"""Those of this process."""
+timers = DeadlineTimers()
+"""The timers of this process."""

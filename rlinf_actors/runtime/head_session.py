@@ -1,6 +1,8 @@
-"""A driver's or worker's session with the head: hello, beats, notices. Loop thread only.
+"""HeadSession: a driver's or worker's session with the head: hello, beats, notices. Loop thread only.
 
-Ends of other clients of the job, for who keeps something for them. Loop thread.
+While the head is away, HeadSession greets it again and again, with growing pauses. Requests wait for it, each to its
+own deadline, and are sent again when it is back. A driver also checks the reachability of the head's machine: if the
+network is cut, the session ends after the lease. A worker leaves that to its agent.
 """
 
 from __future__ import annotations
@@ -35,31 +37,27 @@ from rlinf_actors.wire.control_codec import Body
 log = logging.getLogger(__name__)
 
 OWNER_BEATS = 8
-"""Beats of an owner of robot workers in their lease: the head knows of an answer with the next beat, and three more may
-be late.
+"""Beats that an owner of robot workers sends in their lease: a beat acknowledges the head's last answer, and three more
+may be late.
 """
 SILENT_HEAD_S = 5.0
-"""How long the end of a group, or of a Cluster, waits for a head that says nothing: one may be restarted meanwhile."""
+"""How long the end of a group or of a Cluster waits for a silent head, which may be restarting."""
 HEAD_GRACE_S = 120.0
-"""How long a head may be silent while its machine answers, until it has said how long workers outlive it."""
+"""How long a head may be silent while its machine answers; a Welcome sets the real value."""
 
 
 class HeadSession:
-    """The session.
-
-    A head that is away is greeted again and again, with growing pauses; requests wait for it meanwhile, each to its
-    own deadline, and are asked again when it is back. A driver asks its machine too: silence there means that the
-    network is cut, and ends the session after the lease.
+    """The session of one process with the head.
 
     Args:
-        network: what to connect with.
+        network: makes the connection.
         endpoint: the head's.
-        hello: what to introduce this process with; sent again if the head has forgotten us.
-        on_notice: called with every notice that is not the session's own.
-        on_silence: called once, with the reason, when this process is on its own: the network is cut, no head came
-            back in time, or it does not take this process back.
-        on_return: called when a head that had forgotten us has taken us back.
-        on_given_up: called instead if it does not because it has given up on this process.
+        hello: introduces this process; sent again if the head has forgotten it.
+        on_notice: called with every notice that is not about the session itself.
+        on_silence: called once, with the reason, when the session has ended: the network is cut, no head came back in
+            time, or the head does not take this process back.
+        on_return: called when a restarted head has taken this process back.
+        on_given_up: called instead of *on_silence* if the head has declared this process dead.
         on_failed: called with a notice whose handler raised.
     """
 
@@ -79,11 +77,11 @@ class HeadSession:
         self._hello = hello
         self._on_notice = on_notice
         self._on_silence = on_silence
-        # a worker's agent looks for all of its node, and ends the worker if need be
+        # the agent checks the network for all workers of its node
         self._detector = FailureDetector(HEAD_GRACE_S, hello.role == "driver", f"the head at {endpoint}")
         self._beat_s = 1.0
-        self._word = 0.0  # the head's clock in its last answer, which the next beat repeats
-        self._waited = (-math.inf, 0.0)  # when the head was heard of last, and the first wait for it since began
+        self._word = 0.0  # the head's clock in its last answer; the next beat repeats it
+        self._waited = (-math.inf, 0.0)  # the head's last sign of life, and the start of the first `silent` after it
         self._on_return = on_return
         self._on_given_up = on_given_up
         self._backoff = ReconnectBackoff(random.random)
@@ -102,7 +100,7 @@ class HeadSession:
 
         Raises:
             ClusterTimeoutError: the head did not answer in *timeout* seconds.
-            ProtocolMismatchError, AuthenticationError: it refused.
+            ProtocolMismatchError, AuthenticationError: the head rejected this process.
         """
         welcome = await self._first_welcome(timeout)
         self._beat_s = welcome.beat_s
@@ -114,10 +112,10 @@ class HeadSession:
     async def request(
         self, body: Body, timeout: float | None = None, on_reply: Callable[[Body], None] | None = None
     ) -> Body:
-        """Ask the head, now or when it is back; see ControlClient.request.
+        """Send a request to the head, now or when it is back; see ControlClient.request.
 
         Raises:
-            ClusterTimeoutError: no answer in *timeout* seconds; says so if the head was away in that time.
+            ClusterTimeoutError: no answer in *timeout* seconds; the message tells if the head was away.
         """
         try:
             return await self._client.request(body, timeout, on_reply)
@@ -132,7 +130,7 @@ class HeadSession:
             ) from None
 
     async def silent(self, seconds: float) -> None:
-        """Wait until the head has been silent for *seconds*, counted from the first such wait since it was heard of."""
+        """Wait until the head has been silent for *seconds*, counted from the first wait after its last answer."""
         loop = asyncio.get_running_loop()
         asked = loop.time()
         while True:
@@ -144,21 +142,17 @@ class HeadSession:
             await asyncio.sleep(left)
 
     def notify(self, body: Body) -> None:
-        """Tell the head."""
         self._client.notify(body)
 
     def close(self, reason: str, linger_ms: int = 200, error: RlinfActorsError | None = None) -> None:
-        """Say goodbye and close; what the head does not take in *linger_ms* milliseconds is dropped.
-
-        Requests that wait for an answer end with *error*.
-        """
+        """Send a Goodbye and close; drop unsent messages after *linger_ms* milliseconds. Requests fail by *error*."""
         self._closed = True
         self._tasks.cancel()
         self._client.notify(Goodbye(reason))
         self._client.close(linger_ms, error)
 
     async def _first_welcome(self, timeout: float | None) -> Welcome:
-        """A worker comes with its job's key, and a head that was restarted knows that when it has its agents back."""
+        """Greet the head until it answers. A restarted head knows a worker's key when its agents are back."""
         loop = asyncio.get_running_loop()
         until = math.inf if timeout is None else loop.time() + timeout
         while True:
@@ -175,10 +169,10 @@ class HeadSession:
             await self._connect_again(until)
 
     async def _connect_again(self, until: float = math.inf) -> None:
-        """Make a new connection, after a pause; one that cannot be made (no descriptor is left, perhaps) after more.
+        """Make a new connection after a pause; repeat if it cannot be made (no descriptor left).
 
         Raises:
-            ClusterTimeoutError: none could be made by that time of the loop.
+            ClusterTimeoutError: no connection could be made until *until* (time of the loop).
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -205,13 +199,13 @@ class HeadSession:
         return answer
 
     def own_robots(self) -> None:
-        """This process owns robot workers: answer the head eight times in their lease."""
+        """Beat OWNER_BEATS times per robot lease: this process owns robot workers."""
         if self.welcome is not None:
             self._beat_s = min(self._beat_s, self.welcome.robot_lease_s / OWNER_BEATS)
-            self._beat()  # the next one may be due in a whole beat of before
+            self._beat()  # the next beat may be due only after a whole interval of before
 
     async def _tend(self) -> None:
-        """Beat, and mind the head's silence; ends when that has a verdict."""
+        """Send beats and watch the head; end when the detector has a verdict."""
         loop = asyncio.get_running_loop()
         self._detector.heard(loop.time())
         next_beat = loop.time() + self._beat_s * random.random()
@@ -223,7 +217,7 @@ class HeadSession:
                 self._detector.stalled(stall, now)
             if now >= next_beat:
                 next_beat = now + self._beat_s
-                if not self._away:  # else there is a hello on its way, and beats to nobody would only pile up
+                if not self._away:  # else a hello is on its way, and beats would only pile up
                     self._beat()
             if self._detector.suspected(now):
                 self._greet_again()
@@ -233,7 +227,7 @@ class HeadSession:
                 return
 
     def _broke(self, error: InternalError) -> None:
-        """The session cannot go on without the task that failed."""
+        """End the session: it cannot go on without the task that failed."""
         if not self._closed:
             self._on_silence(str(error))
 
@@ -250,7 +244,7 @@ class HeadSession:
         self._detector.check_failed(asyncio.get_running_loop().time())
 
     def _judge(self, now: float) -> bool:
-        """Whether it is over."""
+        """Report the detector's verdict; return True if there is one."""
         reason = self._detector.verdict(now)
         if reason is not None and not self._closed:
             self._on_silence(reason)
@@ -261,13 +255,13 @@ class HeadSession:
         return self._greeting is not None and not self._greeting.done()
 
     def _noticed(self, body: Body) -> None:
-        if isinstance(body, Beat):  # an answer to what we said: anything else may come although we are not heard
+        if isinstance(body, Beat):  # an answer to a beat; other notices may come although our messages are lost
             again = body.incarnation == HELLO_AGAIN
-            # of the head that took us; not our own, by a connection to ourselves
+            # from the head of this session, not an echo by a connection to ourselves
             if again or (self.welcome is not None and body.incarnation == self.welcome.epoch):
                 self._detector.heard(asyncio.get_running_loop().time())
             if again:
-                self._greet_again()  # the head was restarted, and does not know us
+                self._greet_again()  # the head was restarted, and does not know this process
             elif self.welcome is not None and body.incarnation == self.welcome.epoch:
                 self._word = body.word
             return
@@ -277,7 +271,7 @@ class HeadSession:
         self._on_notice(body)
 
     def _restarting(self) -> None:
-        """The head has been stopped and is expected back: requests wait until it has taken this process back.
+        """Hold requests back until the head, which is being restarted, has taken this process back.
 
         The hello follows when the connection is made anew, or when the head has been silent for long.
         """
@@ -289,7 +283,7 @@ class HeadSession:
         self._say(self._backoff.failed(now, text))
 
     def _greet_again(self) -> None:
-        """The head does not know us, or what we or it said may be lost: a hello brings both up to date."""
+        """Send the hello again: the head does not know this process, or messages may be lost."""
         if self._beats is None:
             self._client.repeat_first()  # lost before it was answered
         elif not self._away:
@@ -309,9 +303,9 @@ class HeadSession:
                     self._on_given_up(str(error))
                     return
                 if not isinstance(error, (ClusterTimeoutError, AuthenticationError, ProtocolMismatchError)):
-                    self._on_silence(str(error))  # it is there, and does not take this process back
+                    self._on_silence(str(error))  # the head is there and does not take this process back
                     return
-                # not there; there and without the agent that knows this worker; or of a version that may be replaced
+                # the head is away, or does not know this worker's agent yet, or is of a version that may be replaced
                 why = "no answer" if isinstance(error, ClusterTimeoutError) else error
                 self._say(
                     self._backoff.failed(
@@ -323,35 +317,31 @@ class HeadSession:
         away = self._backoff.recovered(loop.time())
         if away is not None:
             self._say(f"the head at {self.endpoint} is there again, after {away:.0f} s")
-        self._on_return()  # first: a launch that waits may want the name of a group that we do not know any more
+        self._on_return()  # first: a launch that waits may need the name of a group that has ended here
         self._client.resume()
 
     def _say(self, text: str) -> None:
-        if text:  # a worker's lines would be repeated by each of them
+        if text:  # at WARNING the lines of all workers would repeat each other
             log.log(logging.WARNING if self._hello.role == "driver" else logging.INFO, "%s", text)
 
 
 class WatchedClients:
-    """Which clients this process watches.
+    """The clients of the job whose ends this process waits for. Loop thread.
 
     Args:
-        tell: sends a notice to the head.
+        notify: sends a notice to the head.
     """
 
-    def __init__(self, tell: Callable[[Body], None]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[[Body], None]) -> None:
+        self._notify = notify
         self._watched: dict[str, list[Callable[[], None]]] = {}
 
     def watch(self, incarnation: str, on_gone: Callable[[], None]) -> Callable[[], None]:
-        """Call *on_gone* once that client has ended; soon if it has already.
-
-        Returns:
-            A function that ends the watch.
-        """
+        """Call *on_gone* when a client has ended, soon if it has already; return a function that ends the watch."""
         known = self._watched.setdefault(incarnation, [])
         known.append(on_gone)
         if len(known) == 1:
-            self._tell(WatchClients([incarnation]))
+            self._notify(WatchClients([incarnation]))
 
         def unwatch() -> None:
             if on_gone in known:
@@ -361,11 +351,11 @@ class WatchedClients:
 
         return unwatch
 
-    def again(self) -> None:
-        """The head was restarted: it has forgotten whom we watch."""
+    def renew(self) -> None:
+        """Send all watches to a head that was restarted."""
         if self._watched:
-            self._tell(WatchClients(list(self._watched)))
+            self._notify(WatchClients(list(self._watched)))
 
     def gone(self, incarnation: str) -> None:
-        """The head says that a client has ended."""
+        """Call the watchers of a client that has ended."""
         call_all(self._watched.pop(incarnation, ()))

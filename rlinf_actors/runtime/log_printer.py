@@ -1,4 +1,4 @@
-"""Workers' lines in the driver's terminal, on a thread of its own: a slow terminal stalls nothing else."""
+"""LogPrinter: print workers' lines in the driver's terminal, on a thread that a slow terminal may block."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from rlinf_actors.wire.control_codec import Body
 log = logging.getLogger(__name__)
 
 END_S = 2.0
-"""How long a driver that ends waits for its workers' output; what was not shown by then is counted."""
+"""How long a driver that ends waits for its workers' output; lines not shown by then are counted."""
 STUCK_S = 0.5
-"""How long it waits beyond that for a terminal that takes nothing."""
+"""How much longer it waits for a blocked terminal."""
 
 WIDTH = 80
-"""Columns of a terminal that does not say how many it has."""
+"""Columns assumed for a terminal of unknown width."""
 
 Source = tuple[str, str]
-"""A worker with its node, and the stream: who wrote a line."""
+"""The writer of a line: a worker with its node, and the stream."""
 
 
 class LogPrinter:
     """Prints ``[group:rank@node] text``. `show`, `close` and `left_out` may be called from any thread.
 
-    A progress bar, which rewrites its line by carriage returns, keeps one line of a terminal up to date. Where the
-    output is no terminal, its last state alone is printed, once the bar ends its line.
+    A progress bar, which rewrites its line by carriage returns, keeps one line of the terminal up to date. If the
+    output is not a terminal, only the bar's last state is printed.
 
     Args:
-        shown: called with a LogCredit for what was printed, so that the sender may go on. Printer's thread.
+        shown: called with a LogCredit for printed lines, so that the sender may go on. Printer's thread.
 
     Attributes:
-        left: lines that were left out, by node and where they are.
+        left: number of lines that were not shown, by node and place.
     """
 
     def __init__(self, shown: Callable[[Body], None]) -> None:
@@ -56,20 +56,20 @@ class LogPrinter:
         exhaustion.start(self._thread)
 
     def show(self, lines: LogLines) -> None:
-        """Print soon. Memory is bounded by the credit that the sender has."""
+        """Print lines soon. The sender's credit bounds the memory."""
         self.left_out(lines.node, lines.where, lines.left)
         self._queue.put(lines)
 
     def after(self, callback: Callable[[], object]) -> None:
-        """Call *callback* on the printer's thread once all that `show` was given so far is printed."""
+        """Call *callback* on the printer's thread when all lines given to `show` so far are printed."""
         self._queue.put(callback)
 
     def close(self, patience_s: float = END_S) -> None:
-        """Print for *patience_s* seconds what is left, then end. A terminal that takes nothing is given up."""
+        """Print the remaining lines for *patience_s* seconds, then end; do not wait for a blocked terminal."""
         self._until = min(self._until, time.monotonic() + patience_s)
         self._queue.put(None)
         self._thread.join(patience_s + STUCK_S)
-        # Nothing is left of a thread that ended in order: this is of one in a write that does not end, or that died.
+        # a thread that ended in order has left nothing; one that is blocked in a write, or died, has
         left = self._printing
         while left is not None:
             self._leave_out(left)
@@ -78,7 +78,7 @@ class LogPrinter:
             self._queue.put(None)
 
     def _next_lines(self) -> LogLines | None:
-        """Take what the thread has not come to; None if there is nothing."""
+        """Return lines that the thread has not taken, None if there are none."""
         while not self._queue.empty():
             with contextlib.suppress(queue.Empty):
                 lines = self._queue.get_nowait()
@@ -87,11 +87,11 @@ class LogPrinter:
         return None
 
     def hurry(self) -> None:
-        """Print no more: count what is left."""
+        """Count the remaining lines instead of printing them."""
         self._until = 0.0
 
     def left_out(self, node: str, where: str, lines: int) -> None:
-        """Count lines that are not shown."""
+        """Count lines as not shown."""
         if lines:
             self.left[node, where] = self.left.get((node, where), 0) + lines
 
@@ -123,11 +123,11 @@ class LogPrinter:
         self._tried(self._show_bar)
 
     def _tried(self, action: Callable[..., None], *args: object) -> bool:
-        """Call *action*, which writes; True if it was done. No error ends the thread: the senders wait for credit."""
+        """Call *action*, which writes; return False if it failed. No error ends the thread: senders wait for credit."""
         try:
             action(*args)
         except (OSError, ValueError):
-            return False  # the terminal or pipe is gone, or closed; the files have every line
+            return False  # the terminal or pipe is closed; the files have every line
         except Exception:
             if not self._complained:
                 self._complained = True
@@ -183,9 +183,9 @@ class LogPrinter:
 
 
 def say(text: str) -> None:
-    """Print a line of ours where workers' lines are printed: a logging level must not hide that others are missing."""
+    """Print a line of the library among workers' lines: a logging level must not hide that lines are missing."""
     if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):  # it is gone, or was closed
+        with contextlib.suppress(OSError, ValueError):  # stderr is closed
             _put(sys.stderr, f"[rlinf-actors] {text}\n")
 
 
@@ -209,7 +209,7 @@ def _encodable(out: TextIO, text: str) -> str:
 
 
 def _columns(out: TextIO) -> int:
-    """Return how many columns the terminal *out* has, 0 if it is no terminal."""
+    """Return the width of the terminal *out*, 0 if it is not a terminal."""
     isatty = getattr(out, "isatty", None)  # a script's own stdout may lack all but write and flush
     if isatty is None or not isatty():
         return 0
@@ -220,12 +220,12 @@ def _columns(out: TextIO) -> int:
 
 
 def _counted(texts: Iterable[str]) -> int:
-    """Return how many of *texts* are lines, and no states of a progress bar."""
+    """Return the number of lines in *texts*, without states of progress bars."""
     return sum(not text.endswith(UPDATE) for text in texts)
 
 
 def _by_stream(lines: LogLines) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Runs of lines of one stream, in order, with their prefix."""
+    """Return runs of lines of one stream, in order, with their prefix."""
     runs: list[tuple[str, list[tuple[str, str]]]] = []
     for worker, stream, text in lines.entries:
         if not runs or runs[-1][0] != stream:

@@ -1,10 +1,10 @@
-"""Errors that nobody awaits: reported once, and the script's exit code is not 0 because of them.
+"""LostErrors: report errors of calls that no code waits for, once, and make the script's exit code non-zero.
 
-Theory of operation. A failed call, stream or launch registers itself here when its error arrives (I/O thread).
-Code that waits already gets the error as an exception and nothing is reported. Code that is just about to wait has
-`GRACE_S`; after that the error is reported, also while the driver blocks elsewhere: to the exception handler of the
-event loop in which the call was made, as asyncio does for tasks, or else to the log. Whoever waits later still gets
-the exception, and the error is not reported again. The exit code counts the errors that nobody had taken at the end.
+A failed call, stream or launch registers itself here when its error arrives (I/O thread). If code waits for it, that
+code gets the error as an exception and nothing is reported. Otherwise the caller has `GRACE_S` to begin to wait. After
+that the error is reported, also while the driver blocks elsewhere: to the exception handler of the event loop in which
+the call was made, as asyncio does for tasks, or else to the log. Code that waits later still gets the exception, and
+the error is not reported again. The exit code counts the errors that no code had taken at the end.
 """
 
 from __future__ import annotations
@@ -23,67 +23,69 @@ from typing import Any, ClassVar, Protocol
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.3
-"""How long an error waits for somebody to await it before it is reported: `result = group.step()` and
-`result.wait()` in the next statements make no noise.
+"""How long an error may wait for its caller before it is reported: `result = group.step()` with `result.wait()` in the
+next statements reports nothing.
 """
 LOOP_PATIENCE_S = 0.5
-"""How long an event loop may take to run its exception handler; the log has the error of a loop that is blocked."""
+"""How long an event loop may take to run its exception handler; after that the error goes to the log."""
 
 REMEMBERED = 64
-"""Errors by which several calls may fail, and that are not reported again."""
+"""Errors shared by several calls that are remembered, to be reported once."""
 
 Later = Callable[[float, Callable[[], object]], object]
 """Run a function after so many seconds, on a thread of the runtime's own."""
 
 
-class Failed(Protocol):
-    """Something that failed."""
+class FailedOperation(Protocol):
+    """A call, a stream or a launch that failed."""
 
     @property
     def cause(self) -> Exception | None:
-        """The error, where several may have failed by one and the same: it is reported once."""
+        """The error object if several operations may have failed by it: it is reported once."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop that ran where this was begun, None without one."""
+        """The event loop that ran where the operation began, None without one."""
 
     @property
     def shared(self) -> bool:
-        """True if calls fail by the very same error, so that whoever sees it there has seen it here."""
+        """True if calls fail by the same error object, which then counts as seen here too."""
 
     def describe(self) -> str:
-        """The error in full, for the log. Any thread: it must not unpickle."""
+        """Return the error in full, for the log. Any thread: must not unpickle."""
 
     def raised(self) -> BaseException:
-        """The error as the caller would get it. The thread of `loop`."""
+        """Return the error as the caller would get it. The thread of `loop`."""
 
 
 class _Open:
-    """A failure that nobody has taken yet: held until it is reported, watched afterwards."""
+    """A failure that no code has taken yet: held until it is reported, referenced weakly afterwards."""
 
     __slots__ = ("held", "ref", "reported")
 
-    def __init__(self, failed: Failed, held: bool) -> None:
+    def __init__(self, failed: FailedOperation, held: bool) -> None:
         self.ref = weakref.ref(failed)
         self.held = failed if held else None
         self.reported = False
 
 
 class LostErrors:
-    """Keeps the failures that no caller has seen. Any thread.
+    """The failures that no caller has seen. Any thread.
 
     Args:
-        change_exit_code: whether a script that would end with 0 ends with 1 if an error was lost.
-        later: the timer that ends the grace.
+        change_exit_code: make a script that would end with 0 end with 1 if an error was lost.
+        later: starts a timer.
 
     Attributes:
-        count: how many were reported.
+        count: number of reported errors.
     """
 
     def __init__(self, change_exit_code: bool, later: Later) -> None:
         self._open: dict[int, _Open] = {}
         self._reported: collections.deque[Exception] = collections.deque(maxlen=REMEMBERED)
-        self._shared: weakref.WeakValueDictionary[int, Failed] = weakref.WeakValueDictionary()  # by id of their cause
+        self._shared: weakref.WeakValueDictionary[int, FailedOperation] = (
+            weakref.WeakValueDictionary()
+        )  # by id of cause
         self._handed: set[Callable[[], object]] = set()
         self._later = later
         self._exit_code = _ExitCode.watched() if change_exit_code else None
@@ -91,15 +93,15 @@ class LostErrors:
 
     @property
     def script_failed(self) -> bool:
-        """Whether the script ends by an exception, or with a code other than 0; False if that is not watched."""
+        """True if the script ends by an exception or with a non-zero code; False if that is not watched."""
         return self._exit_code is not None and self._exit_code.chosen
 
-    def failed(self, failed: Failed, *, awaited: bool) -> None:
+    def failed(self, failed: FailedOperation, *, awaited: bool) -> None:
         """Register a failure, to be reported after the grace unless `seen`.
 
         Args:
             failed: what failed; the same object is given to `seen` and `collected`.
-            awaited: whether somebody waits for it already, and gets the error by exception.
+            awaited: True if code waits already, and gets the error as an exception.
         """
         record = self._open[id(failed)] = _Open(failed, held=not awaited)
         if failed.shared:
@@ -109,19 +111,19 @@ class LostErrors:
         else:
             self._later(GRACE_S, lambda: self._overdue(record))
 
-    def seen(self, failed: Failed) -> None:
-        """The error was raised to somebody."""
+    def seen(self, failed: FailedOperation) -> None:
+        """Note that the error was raised to a caller."""
         self._open.pop(id(failed), None)
         self._known(failed)
 
-    def _known(self, failed: Failed) -> None:
-        """Somebody sees this error, and with it what failed by the same one."""
+    def _known(self, failed: FailedOperation) -> None:
+        """Mark other operations that failed by the same error as seen too."""
         sharing = self._shared.pop(id(failed.cause), None)
         if sharing is not None:
             self._open.pop(id(sharing), None)
 
-    def collected(self, failed: Failed) -> None:
-        """The last reference to a failure that nobody saw is gone. Called by its destructor."""
+    def collected(self, failed: FailedOperation) -> None:
+        """Count an unseen failure as lost: its last reference is gone. Called by its destructor."""
         record = self._open.pop(id(failed), None)
         if record is not None:
             self._lost(failed, record)
@@ -142,23 +144,22 @@ class LostErrors:
             exit_code.release()
 
     def _overdue(self, record: _Open) -> None:
-        failed, record.held = record.held, None  # from here on its collection is heard of
+        failed, record.held = record.held, None  # from here on its destructor reports the loss
         if failed is not None and self._open.get(id(failed)) is record:
             record.reported = True
             self._report(failed)
 
-    def _lost(self, failed: Failed, record: _Open) -> None:
-        """Nobody can see it any more."""
+    def _lost(self, failed: FailedOperation, record: _Open) -> None:
         if self._exit_code is not None:
             self._exit_code.lost = True
         if not record.reported:
             self._report(failed)
 
-    def _report(self, failed: Failed) -> None:
+    def _report(self, failed: FailedOperation) -> None:
         cause = failed.cause
         if cause is not None:
             if any(cause is known for known in self._reported):
-                return  # of a worker that died every call has the same error
+                return  # every call to a dead worker has the same error
             self._reported.append(cause)
         self.count += 1
         text, loop = failed.describe(), failed.loop
@@ -167,9 +168,9 @@ class LostErrors:
             return
         self._hand_over(failed, text, loop)
 
-    def _hand_over(self, failed: Failed, text: str, loop: asyncio.AbstractEventLoop) -> None:
-        """Give it to the loop's exception handler, or to the log if the loop does not take it in time."""
-        turn = threading.Lock()  # whoever gets it reports
+    def _hand_over(self, failed: FailedOperation, text: str, loop: asyncio.AbstractEventLoop) -> None:
+        """Report to the loop's exception handler, or to the log if the loop does not run it in time."""
+        turn = threading.Lock()  # the first to acquire it reports
 
         def handle() -> None:
             if turn.acquire(blocking=False):
@@ -200,11 +201,11 @@ def _log(text: str) -> None:
 
 
 class _ExitCode:
-    """Makes an exit with 0 one with 1 if an error was lost. A code given to sys.exit, and 1 of an exception, stay.
+    """Changes exit code 0 to 1 if an error was lost. A code given to sys.exit, and 1 of an exception, stay.
 
-    Python tells nobody the code it exits with, so sys.exit is wrapped while a cluster is connected. (``raise
-    SystemExit(3)`` passes by unseen and becomes 1.) Everything that runs at exit runs as usual: the code is changed
-    by the last of the process's steps, a C exit handler.
+    Python does not publish the code it exits with, so sys.exit is wrapped while a cluster is connected. (``raise
+    SystemExit(3)`` is not noticed and becomes 1.) All exit handlers run as usual: the last step of the process, a C
+    exit handler, changes the code.
     """
 
     _current: ClassVar[_ExitCode | None] = None
@@ -220,14 +221,14 @@ class _ExitCode:
 
     @classmethod
     def watched(cls) -> _ExitCode:
-        """The process's one; `release` it."""
+        """Return the process's instance; `release` it."""
         if cls._current is None:
             cls._current = cls()
         cls._current._users += 1
         return cls._current
 
     def release(self) -> None:
-        """With the last user everything is as before, unless an error was lost."""
+        """Restore sys.exit and sys.excepthook with the last user, unless an error was lost."""
         self._users -= 1
         if self._users or self.lost:
             return

@@ -1,9 +1,11 @@
-"""The network between this process and the nodes of workers that it waits for. Loop thread only.
+"""NodeReachability: detect a cut network between this process and the nodes of workers that it waits for.
 
-Who is gone the head says. But the head may reach two nodes that do not reach one another: then a call, a message or a
-receive between them would wait for ever. So while something waits for a worker on another machine and nothing comes
-from there, its machine is asked as the head's is (`net.failure_detection`): a stopped or busy worker's kernel
-answers, a cut network does not, and after a lease and a second what waits for that node ends.
+The head reports workers that died. But the head may reach two nodes that do not reach each other; then a call or a
+receive between them would wait without end. So while this process waits for a worker on another machine and nothing
+arrives from there, it checks the machine's reachability as it does the head's (`net.failure_detection`): the kernel of
+a stopped or busy worker answers, a cut network does not. After a lease and HEAD_FIRST_S the calls to that node end.
+
+Loop thread only.
 """
 
 from __future__ import annotations
@@ -20,26 +22,26 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 
 HEAD_FIRST_S = 1.0
-"""So much longer than the head's is the lease here: of a node that is out of everybody's reach the head tells."""
+"""Margin over the head's lease, so that the head is the first to report a dead node."""
 
 
 class _Path:
-    """The way to one machine: any of its workers' endpoints will do."""
+    """One machine that workers are awaited from; the endpoint of any of them serves for a check."""
 
     def __init__(self, detector: FailureDetector, now: float) -> None:
         self.detector = detector
         self.received: dict[Peer, int] = {}
-        self.looks = Tasks()
+        self.checks = Tasks()
         detector.heard(now)
 
 
 class NodeReachability:
-    """Watches the ways to all machines that somebody here waits for.
+    """Watches all machines whose workers this process waits for.
 
     Args:
-        network: what to look with.
+        network: makes the checks.
         host: host key of this machine.
-        groups: all groups that this process has handles of.
+        groups: returns all groups that this process has handles of.
     """
 
     def __init__(self, network: Network, host: str, groups: Callable[[], Iterable[RemoteGroup]]) -> None:
@@ -50,13 +52,13 @@ class NodeReachability:
         self._tasks = Tasks()
 
     def start(self, beat_s: float, lease_s: float) -> None:
-        """Watch from now on; the times are the head's."""
-        self._tasks.start(self._tend(beat_s, lease_s), "watching the ways to other nodes")
+        """Begin to watch, with the times of the head."""
+        self._tasks.start(self._tend(beat_s, lease_s), "watching other nodes")
 
     def close(self) -> None:
-        """Watch no more. Twice is fine."""
+        """End the watch. Twice is fine."""
         for path in self._paths.values():
-            path.looks.cancel()
+            path.checks.cancel()
         self._paths.clear()
         self._tasks.cancel()
 
@@ -68,7 +70,7 @@ class NodeReachability:
             try:
                 self._turn(loop.time(), due, beat_s, lease_s)
             except Exception as error:  # noqa: BLE001 - without the next turns a call into a cut network would not end
-                handling_failed(loop, "watching the ways to other nodes", error, None)
+                handling_failed(loop, "watching other nodes", error, None)
 
     def _turn(self, now: float, due: float, beat_s: float, lease_s: float) -> None:
         awaited = self._awaited()
@@ -83,12 +85,12 @@ class NodeReachability:
                 path.detector.stalled(stall, now)
             received = {peer: peer.received for peer, _ in peers}
             if any(path.received.get(peer) != count for peer, count in received.items()):
-                path.detector.heard(now)  # or somebody new is waited for, from now on
+                path.detector.heard(now)  # or another worker is waited for from now on
             path.received = received
             self._judge(path, peers, now)
 
     def _awaited(self) -> dict[str, list[tuple[Peer, str]]]:
-        """Workers on other machines that something here waits for, with their endpoints, by machine."""
+        """Return by machine the awaited workers on other machines, with their endpoints."""
         found: dict[str, list[tuple[Peer, str]]] = {}
         for group in self._groups():
             for rank, state in group.states.items():
@@ -112,9 +114,9 @@ class NodeReachability:
                 peer.close()
         elif path.detector.should_check(now):
             detector, clock = path.detector, asyncio.get_running_loop().time
-            look = self._look(path, peers[0][1])
-            path.looks.start(look, "looking at a node", failed=lambda _: detector.check_failed(clock()))
+            check = self._check(path, peers[0][1])
+            path.checks.start(check, "checking a node", failed=lambda _: detector.check_failed(clock()))
 
-    async def _look(self, path: _Path, endpoint: str) -> None:
+    async def _check(self, path: _Path, endpoint: str) -> None:
         sight = await self._network.check_reachability(endpoint, path.detector.check_timeout_s)
         path.detector.checked(sight is not Reachability.SILENT, asyncio.get_running_loop().time())

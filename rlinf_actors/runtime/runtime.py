@@ -1,10 +1,7 @@
-"""Runtime: what a driver or a worker process holds; everything that talks goes through it.
+"""Runtime: the connections of a driver or worker process.
 
-It owns the I/O thread, the sockets, the session with the head and the groups this process has
-handles of (`runtime.group_registry`). User threads call in; the loop thread does the work; no user code
-runs on it.
-
-The shared memory of this process: whether it has any, and when idle memory goes back to the system.
+It owns the I/O thread, the sockets, the shared memory of the process, the session with the head and the GroupRegistry.
+User threads call in; the loop thread does the work; no user code runs on the loop thread.
 """
 
 from __future__ import annotations
@@ -54,12 +51,14 @@ from rlinf_actors.wire.client_messages import (
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import CHILD_MEMBERS, OLDEST, PROTOCOL
 
+log = logging.getLogger(__name__)
+
 IDLE_S = 10.0
-"""Seconds without a new block after which free memory is given back."""
+"""Seconds without a new block after which free shared memory goes back to the system."""
 
 
 def shared_memory(limit: int, io: IoThread) -> Arena | None:
-    """An arena of at most *limit* bytes, and of at most a quarter of the machine's memory; None for 0."""
+    """Return an arena of at most *limit* bytes and a quarter of the machine's memory; None for 0."""
     limit = min(limit, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
     if limit <= 0:
         return None
@@ -74,7 +73,7 @@ def shared_memory(limit: int, io: IoThread) -> Arena | None:
 
 
 class _Trimmer:
-    """One timer while blocks are made, none while the process is idle."""
+    """Trims the arena after IDLE_S without new blocks. An idle process has no timer."""
 
     def __init__(self, arena: Arena, io: IoThread) -> None:
         self._arena = arena
@@ -82,15 +81,15 @@ class _Trimmer:
         self._armed = False
 
     def stored(self) -> None:
-        """A block was made. Any thread."""
+        """Note that a block was made. Any thread."""
         if not self._armed:
             self._armed = True
             self._io.call(self._arm, self._arena.stores)
 
     def _arm(self, seen: int) -> None:
-        self._io.loop.call_later(IDLE_S, self._look, seen)
+        self._io.loop.call_later(IDLE_S, self._check, seen)
 
-    def _look(self, seen: int) -> None:
+    def _check(self, seen: int) -> None:
         if self._arena.stores != seen:
             self._arm(self._arena.stores)
             return
@@ -98,27 +97,25 @@ class _Trimmer:
         self._arena.trim()
 
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 ANSWER_S = 0.5
-"""How long after END_S the nodes may take to count what they did not send."""
+"""Seconds after END_S that the nodes may take to count the lines that they did not send."""
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
 class Runtime:
-    """One process's runtime. Methods may be called from any thread but the I/O thread, unless said otherwise.
+    """The runtime of one process. Methods may be called on any thread but the I/O thread, unless said otherwise.
 
     Args:
         role: "driver" or "worker".
         namespace: of the job.
-        worker_id: the id the agent gave, for a worker; the one its worker gave, for a child of a worker.
+        worker_id: of a worker; its agent gave it, or the worker that this process is a child of.
         parent: id of the worker that this process is a child of, "" for none.
         token: of the job, for a worker.
         security: settings of the sockets.
         on_lost: called (loop thread) when the head ends this session.
-        on_given_up: called (loop thread) when the head has given up on this process: whoever owns it was told so.
+        on_given_up: called (loop thread) when the head has declared this process dead to all others.
     """
 
     def __init__(
@@ -144,7 +141,7 @@ class Runtime:
         self._parent = parent
         self.token = token
         self.host = host_key()
-        self.serving_thread = 0  # of a worker: where its calls run, one at a time; a wait there for itself cannot end
+        self.serving_thread = 0  # of a worker: runs its calls, one at a time; a wait there for its own call cannot end
         self.closed = False
         self._on_lost = on_lost
         self._on_given_up = on_given_up
@@ -168,12 +165,12 @@ class Runtime:
         self.watched = WatchedClients(self._tell)
 
     def copy(self, data: Buffer) -> Buffer:
-        """A snapshot of *data* that is going to be sent. Any thread."""
+        """Return a copy of *data* for sending. Any thread."""
         return bytes(data) if self._memory is None else self._memory.copy(data)
 
     @property
     def identity(self) -> str:
-        """How peers know this process."""
+        """The name by which peers know this process."""
         return f"{self.role}:{self.incarnation}"
 
     # --- the head ---
@@ -183,7 +180,7 @@ class Runtime:
 
         Raises:
             ClusterTimeoutError: no answer in *timeout* seconds.
-            ProtocolMismatchError, AuthenticationError: refused.
+            ProtocolMismatchError, AuthenticationError: the head rejected this process.
         """
         hello = ClientHello(
             protocol=CHILD_MEMBERS if self._parent else OLDEST,
@@ -205,8 +202,8 @@ class Runtime:
             hello,
             self._noticed,
             self.head_lost,
-            self._returned,
-            self._given_up,
+            self._head_returned,
+            self._declared_dead,
             self._notice_failed,
         )
         try:
@@ -215,7 +212,7 @@ class Runtime:
             head.close("never welcomed")
             raise
         self.head = head
-        self.watched.again()  # whoever is watched already
+        self.watched.renew()  # watches that began before
         self._paths.start(welcome.beat_s, welcome.lease_s)
         self.token = welcome.token or self.token
         return welcome
@@ -223,9 +220,9 @@ class Runtime:
     async def ask(
         self, body: Body, kind: type[T], timeout: float | None = None, on_reply: Callable[[Any], None] | None = None
     ) -> T:
-        """Ask the head and expect an answer of this kind; see ControlClient.request. Loop thread.
+        """Send a request to the head and return its answer of type *kind*; see ControlClient.request. Loop thread.
 
-        Raises what the head refuses with.
+        Raises the error of a request that the head rejects.
         """
         if self._gone is not None:
             raise self._gone
@@ -238,24 +235,24 @@ class Runtime:
 
     async def nodes(self, num_nodes: int, timeout: float | None) -> Nodes:
         """Wait for nodes; see wire.clients.GetNodes. Loop thread."""
-        # the head keeps the time and knows who is missing; ours is only for a head that went away
+        # the head keeps the time and names missing nodes; the limit here is for a head that went away
         return await self.ask(GetNodes(num_nodes, timeout), Nodes, None if timeout is None else timeout + 5.0)
 
     async def status(self, namespace: str | None) -> Status:
-        """What the head knows. Loop thread."""
+        """Return the head's view of nodes and groups. Loop thread."""
         return await self.ask(GetStatus(namespace), Status, 10.0)
 
     async def stop_cluster(self) -> None:
-        """End an embedded cluster, and show what its workers wrote. Loop thread."""
+        """End an embedded cluster and print the remaining output of its workers. Loop thread."""
         self._ending = True
         if self.head is not None:
             await self.head.request(StopCluster(stay=True), 10.0)
             await self.flush_output()
             await self.head.request(StopCluster(), 10.0)
-            self._stopped = True  # nobody is left to say goodbye to
+            self._stopped = True  # no head is left for a Goodbye
 
     async def flush_output(self) -> None:
-        """Wait until what this job's ended workers wrote is printed, `END_S` at most. Loop thread."""
+        """Wait until the output of this job's ended workers is printed, `END_S` at most. Loop thread."""
         head, loop = self.head, asyncio.get_running_loop()
         if head is None or head.welcome is None or self._gone is not None:
             return
@@ -282,15 +279,15 @@ class Runtime:
 
     @property
     def output_left(self) -> bool:
-        """Whether workers wrote what was not shown, as far as this process knows."""
+        """True if this process knows of workers' output that was not shown."""
         return self._output_cut or bool(self._printer is not None and self._printer.left)
 
-    def _say_what_was_left_out(self) -> None:
-        """Tell where the lines are that were not shown."""
+    def _report_lines_not_shown(self) -> None:
+        """Print where the lines are that were not shown."""
         left = dict(self._printer.left) if self._printer is not None else {}
         places = {node: place for node, place in left if place}
         for node, place in list(left):
-            if not place and node in places:  # lines that came here belong to those that stayed there
+            if not place and node in places:  # lines that came without a place are in the node's known one
                 left[node, places[node]] += left.pop((node, place))
         for (node, place), lines in left.items():
             moved, kept = self.logs_moved
@@ -302,34 +299,34 @@ class Runtime:
             say("not every node has said whether all output was shown; the log files there have it")
 
     async def head_silent(self, seconds: float) -> None:
-        """Wait until the head has been silent for *seconds* from now on. Loop thread."""
+        """Wait until the head has been silent for *seconds*. Loop thread."""
         if self.head is not None:
             await self.head.silent(seconds)
 
     @property
     def protocol(self) -> int:
-        """The protocol that the head and this process speak, 0 without a session. Any thread."""
+        """The protocol version spoken with the head, 0 without a session. Any thread."""
         welcome = self.head.welcome if self.head is not None else None
         return welcome.protocol if welcome is not None else 0
 
     # --- the end ---
 
     def daemon_died(self, reason: str) -> None:
-        """The embedded daemon is gone, and every worker with it. Loop thread."""
+        """End everything: the embedded daemon died, and every worker with it. Loop thread."""
         self._end_all(RlinfActorsError(f"the cluster is gone: {reason}\n{_START_AGAIN}"))
 
     def head_lost(self, reason: str) -> None:
-        """The head is silent for too long, or has given up on this process. Loop thread."""
+        """End everything: the head is silent for too long, or has declared this process dead. Loop thread."""
         self._end_all(NodeLostError(f"{reason}; its workers end without it. {_START_AGAIN}"))
 
-    def _given_up(self, reason: str) -> None:
-        """The head has told everybody that this process is gone. Loop thread."""
+    def _declared_dead(self, reason: str) -> None:
+        """End everything: the head has reported this process as dead to all others. Loop thread."""
         self._on_given_up(reason)
         self.head_lost(reason)
 
     def _end_all(self, error: RlinfActorsError) -> None:
         if self._gone is None and not self._ending and self.role == "driver":
-            log.error("%s", error)  # whoever does not call just now would not hear it
+            log.error("%s", error)  # a driver without a pending call would not get the error
         self._gone = error
         self._paths.close()
         if self.head is not None:
@@ -337,15 +334,11 @@ class Runtime:
         self.groups.close_all(lambda group: error)
 
     def check_usable(self) -> None:
-        """Raise where nothing sent from here could arrive.
-
-        Raises:
-            UsageError: this process is a fork of the one that has the connections.
-        """
+        """Raise UsageError if this process is a fork of the process that has the connections."""
         self.io.check_usable()
 
     def close(self) -> None:
-        """Say goodbye, close every socket and end the I/O thread. Twice is fine."""
+        """Send a Goodbye, close every socket and end the I/O thread. Blocks; twice is fine."""
         if self.closed:
             return
         self.closed = self.groups.closed = True
@@ -353,10 +346,10 @@ class Runtime:
         if not self.io.inside():
             self.io.submit(self._close()).result()
             self.io.stop()
-        self.lost.close()  # what the end itself made fail, and what no loop's handler has taken
+        self.lost.close()  # again: for calls that the end itself failed, and errors that no loop's handler has taken
         if self._printer is not None:
             self._printer.close()
-            self._say_what_was_left_out()
+            self._report_lines_not_shown()
 
     async def _close(self) -> None:
         self._paths.close()
@@ -389,12 +382,12 @@ class Runtime:
                 log.warning("%s", body.text)
         elif isinstance(body, Goodbye):
             self._on_lost(body.reason)
-            (self._given_up if body.lost else self.head_lost)(body.reason)
+            (self._declared_dead if body.lost else self.head_lost)(body.reason)
         else:
             log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
 
     def _notice_failed(self, body: Body, error: InternalError) -> None:
-        """Fail what a notice of the head belonged to whose handler raised. Other notices nobody waits for."""
+        """Fail the group, or all groups, that a notice concerned whose handler raised."""
         if isinstance(body, WorkerChanged):
             group = self.groups.get(body.namespace, body.group)
             if group is not None:
@@ -402,9 +395,9 @@ class Runtime:
         elif isinstance(body, Goodbye):
             self._end_all(error)
 
-    def _returned(self) -> None:
-        """A head that was restarted has taken us back: it does not know what we want to hear of."""
-        self.watched.again()
+    def _head_returned(self) -> None:
+        """Renew the subscriptions at a head that was restarted and has taken this process back."""
+        self.watched.renew()
         self._tell(self.groups.handles())
 
     def _tell(self, body: Body) -> None:
@@ -416,7 +409,7 @@ class Runtime:
 
 
 def _runs_tests() -> bool:
-    """True in a run of pytest, whose exit code says how its tests went. A script that only imports pytest is none."""
+    """True in a pytest run, whose exit code reports its tests. False in a script that only imports pytest."""
     plugin = sys.modules.get("rlinf_actors.testing.pytest_plugin")  # pytest has loaded it if it runs
     return plugin is not None and bool(plugin.runs)
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rlinf_actors.runtime.deadline_timers import Timers
+from rlinf_actors.runtime.deadline_timers import DeadlineTimers
 
 
 def running() -> list[threading.Thread]:
@@ -15,7 +15,7 @@ def running() -> list[threading.Thread]:
 
 
 def test_functions_are_called_in_the_order_of_their_times():
-    timers, order, over = Timers(), [], threading.Event()
+    timers, order, over = DeadlineTimers(), [], threading.Event()
     timers.start(0.06, over.set)
     timers.start(0.04, lambda: order.append("second"))
     timers.start(0.02, lambda: order.append("first"))
@@ -27,7 +27,7 @@ def test_functions_are_called_in_the_order_of_their_times():
 
 
 def test_a_function_that_raises_does_not_end_the_others(caplog):
-    timers, over = Timers(), threading.Event()
+    timers, over = DeadlineTimers(), threading.Event()
     timers.start(0, lambda: 1 / 0)
     timers.start(0.01, over.set)
     assert over.wait(20)
@@ -36,7 +36,7 @@ def test_a_function_that_raises_does_not_end_the_others(caplog):
 
 def test_the_thread_ends_when_it_is_idle():
     before = set(running())
-    timers = Timers()
+    timers = DeadlineTimers()
     kept = [timers.start(3600, list) for _ in range(100)]
     (thread,) = set(running()) - before
     for timer in kept:
@@ -49,7 +49,7 @@ def test_the_thread_ends_when_it_is_idle():
 
 
 def test_cancelled_timers_do_not_pile_up():
-    timers = Timers()
+    timers = DeadlineTimers()
     for _ in range(1000):
         timers.start(3600, list).cancel()
     assert len(timers._heap) < 200
@@ -57,7 +57,7 @@ def test_cancelled_timers_do_not_pile_up():
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_timers_of_its_own():
-    timers = Timers()
+    timers = DeadlineTimers()
     timers.start(3600, list)
     child = os.fork()
     if not child:
@@ -68,7 +68,7 @@ def test_a_forked_child_has_timers_of_its_own():
 
 
 def test_an_earlier_timer_is_not_kept_waiting_by_a_later_one():
-    timers, over = Timers(), threading.Event()
+    timers, over = DeadlineTimers(), threading.Event()
     timers.start(3600, list)
     timers.start(0, over.set)
     assert over.wait(20)
