@@ -192,9 +192,6 @@ class WorkerGroup(Calls[T]):
     attribute: ``group.step(x)`` calls it on all ranks and returns at once.
     """
 
-    def __init__(self, control: GroupControl) -> None:
-        super().__init__(control)
-
     # --- what every group has ---
 
     @property
@@ -294,8 +291,6 @@ class WorkerGroup(Calls[T]):
         found = attach(worker_cls, address.root_group_name)
         work = AsyncWork.made_of(found, view, "from_address()")
         return work if async_op else work.wait()
-
-    # --- newer names ---
 
     @yielding
     def control(self) -> GroupControl:
@@ -428,14 +423,13 @@ class GroupView(Calls[T]):
     def with_timeout(self, seconds: float) -> GroupView[T]:
         """Return a view of the same ranks whose calls have a deadline; see WorkerGroup.with_timeout."""
         self._unused = False
-        return self._with(self._options._replace(timeout=deadline(seconds)))
+        options = self._options._replace(timeout=deadline(seconds))
+        return GroupView(self._control, self._ranks, warn=True, options=options)
 
     def with_retries(self, n: int) -> GroupView[T]:
         """Return a view of the same ranks whose calls are sent again; see WorkerGroup.with_retries."""
         self._unused = False
-        return self._with(self._options._replace(retries=_retries(n, self._control)))
-
-    def _with(self, options: CallOptions) -> GroupView[T]:
+        options = self._options._replace(retries=_retries(n, self._control))
         return GroupView(self._control, self._ranks, warn=True, options=options)
 
     def _used(self) -> None:
