@@ -39,11 +39,7 @@ class Authority:
         self._head = head
 
     def check(self, event: Message) -> None:
-        """Refuse a message that this member may not send.
-
-        Raises:
-            Refusal: says who may not send what, and why.
-        """
+        """Refuse a message that this member may not send."""
         head, member, body, speaker = self._head, event.member, event.body, self.speaker(event)
         verb = type(body).__name__
         if not may(speaker, verb):

@@ -67,9 +67,6 @@ class ClaimTable:
         Args:
             claims: of its workers.
             group: of the workers if some of them run already: they share what they have.
-
-        Raises:
-            Refusal: a robot is held, or this head has just started and does not know yet.
         """
         now = self._head.now
         claims = list({claim.key: claim for claim in claims}.values())
@@ -228,11 +225,7 @@ class NameReservations:
                 self._free(id)
 
     def check(self, namespace: str, name: str) -> None:
-        """Refuse a launch under a name that is reserved.
-
-        Raises:
-            Refusal: says which worker may still run, and how long the name is reserved at most.
-        """
+        """Refuse a launch under a name that is reserved."""
         lost = self._lost.get((namespace, name))
         if lost:
             one = max(lost.values(), key=lambda one: one.until)

@@ -229,7 +229,8 @@ class ClientTable:
         self._drivers = Quota("drivers")
         self._ended = Tombstones(CLIENT, head.emit, before)
         self._expected = ExpectedClients(head)
-        self._end_subscribers: dict[str, dict[str, None]] = {}  # who hears of the end of which client
+        self._end_subscribers: dict[str, dict[str, None]] = {}  # by the client whose end they hear of
+        self._end_subscriptions: dict[str, set[str]] = {}  # the same by subscriber
         self._watches = ProcessWatches(head)
 
     # --- queries ---
@@ -270,11 +271,7 @@ class ClientTable:
     # --- sessions ---
 
     def check_driver(self, member: Member) -> None:
-        """Refuse one more process of a driver's key.
-
-        Raises:
-            Refusal: it has too many.
-        """
+        """Refuse one more process of a driver's key."""
         self._drivers.check(label(member), str(member))
 
     def hello(self, peer: bytes, hello: ClientHello, worker_namespace: str | None, member: Member) -> Client:
@@ -285,10 +282,6 @@ class ClientTable:
             hello: its message.
             worker_namespace: of the worker that it claims to be, or a child of; None if there is no such worker.
             member: who it is.
-
-        Raises:
-            Refusal: it has ended before, the peer is another client's, it is no member of the job, or its key has too
-                many sessions.
         """
         self._check(peer, hello, worker_namespace, member)
         now = self._head.now
@@ -375,8 +368,8 @@ class ClientTable:
         if self._by_worker.get(client.worker_id) is client:
             del self._by_worker[client.worker_id]
         self._ended.add(client.incarnation, reason, certain, client.member)
-        for subscribers in self._end_subscribers.values():
-            subscribers.pop(client.incarnation, None)
+        for incarnation in self._end_subscriptions.pop(client.incarnation, ()):
+            self._end_subscribers.get(incarnation, {}).pop(client.incarnation, None)
         self._tell_subscribers(client.incarnation)
         self._watches.end(client)
         self._head.client_gone(client.incarnation, client)
@@ -468,6 +461,7 @@ class ClientTable:
                 self._head.emit(Notify(client.peer, ClientGone(incarnation)))
                 continue
             self._end_subscribers.setdefault(incarnation, {})[client.incarnation] = None
+            self._end_subscriptions.setdefault(client.incarnation, set()).add(incarnation)
             if self._ended.get(incarnation) is not None:
                 self._tell_subscribers(incarnation)
             elif watched is None:
@@ -475,6 +469,7 @@ class ClientTable:
 
     def _tell_subscribers(self, incarnation: str) -> None:
         for subscriber in self._end_subscribers.pop(incarnation, {}):
+            self._end_subscriptions.get(subscriber, set()).discard(incarnation)
             client = self._clients.get(subscriber)
             if client is not None:
                 self._head.emit(Notify(client.peer, ClientGone(incarnation)))

@@ -103,11 +103,7 @@ class EventLog:
             self._make_room()
 
     def ask(self, peer: bytes, id: int, asked: GetEvents, sees: Sees, key: str = "") -> Events | None:
-        """Return the answer to a reader with this key, or None when it comes later.
-
-        Raises:
-            Refusal: too many readers wait already.
-        """
+        """Return the answer to a reader with this key, or None when it comes later."""
         if asked.log and asked.log != self._log:
             asked = replace(asked, since=0)
         since = self._last if asked.since < 0 else min(asked.since, self._last)

@@ -222,11 +222,7 @@ class Handlers:
         return self._welcome(head.jobs.token(client.namespace), protocol)
 
     def _protocol(self, who: str, hello: AgentHello | ClientHello) -> int:
-        """Return the protocol of the session.
-
-        Raises:
-            Refusal: there is none in common.
-        """
+        """Return the protocol of the session."""
         protocol = agreed(hello.protocol, hello.newest)
         if not protocol:
             theirs, ours = spoken(hello.protocol, hello.newest), spoken(OLDEST, PROTOCOL)

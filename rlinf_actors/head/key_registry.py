@@ -142,11 +142,7 @@ class KeyRegistry:
             self._emit(LogEvent("key_added", f"the key of this machine's driver {own.driver_name!r} is listed"))
 
     def add(self, asked: AddKey, who: str, wall: float) -> KeyState:
-        """List a key or a join token at the request of *who*.
-
-        Raises:
-            Refusal: the name or key is malformed, or the name has a key already.
-        """
+        """List a key or a join token at the request of *who*."""
         if not self.own.public:
             raise Refusal("usage", NO_KEYS)
         if not is_name(asked.name):
@@ -168,11 +164,7 @@ class KeyRegistry:
         return key
 
     def enroll(self, member: Member, asked: Enroll, wall: float) -> KeyState:
-        """List the key of a member that holds a join token.
-
-        Raises:
-            Refusal: that is no new key, or the token is not valid any more.
-        """
+        """List the key of a member that holds a join token."""
         token = self._keys.get(member.key)
         if token is None or not token.token or self.admit(member.key, wall) is None:
             raise Refusal("authentication", "a key is listed by a join token alone: `rlinf-actors keys enroll NODE`")
@@ -185,11 +177,7 @@ class KeyRegistry:
         return key
 
     def rotate(self, member: Member, asked: RotateKey, wall: float) -> KeyState:
-        """Replace the key of a member.
-
-        Raises:
-            Refusal: that is no new key, or the member has replaced its key already.
-        """
+        """Replace the key of a member."""
         old = self._keys.get(member.key)
         if old is None or old.token:
             raise Refusal("usage", f"{member} has no key in the head's list, and so none to change")
@@ -211,11 +199,7 @@ class KeyRegistry:
     # --- ending ---
 
     def revoke(self, asked: RevokeKey, who: str, wall: float) -> list[KeyState]:
-        """End every key and token of a name; return what has ended.
-
-        Raises:
-            Refusal: nothing has that name.
-        """
+        """End every key and token of a name; return what has ended."""
         good = [key for key in self._keys.values() if key.ended_at is None]
         hit = [key for key in good if key.name == asked.name and asked.role in (None, key.role)]
         if not hit:

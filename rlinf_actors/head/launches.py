@@ -49,11 +49,7 @@ class Launches:
     # --- launch ---
 
     def launch(self, client: Client, event: RequestReceived, asked: Launch) -> Launched | None:
-        """Reserve the name and start the workers; None: answered later, once the hardware is free.
-
-        Raises:
-            Refusal: the name is taken, a node is not there, a robot is in use, or the request makes no sense.
-        """
+        """Reserve the name and start the workers; None: answered later, once the hardware is free."""
         try:
             return self._launch(client, asked)
         except Refusal as refusal:
@@ -150,11 +146,7 @@ class Launches:
         return self._find(client, FindGroup(asked.namespace, asked.group))
 
     def detach(self, client: Client, asked: Detach) -> Done:
-        """Let a group that is up outlive its owner.
-
-        Raises:
-            Refusal: it is not there, or not the client's.
-        """
+        """Let a group that is up outlive its owner."""
         own_namespace(client, asked.namespace)
         group = self._head.groups.get(asked.namespace, asked.group)
         if group is None or group.gone or group.launch.isdisjoint(map(rank_id, asked.workers)):
@@ -172,11 +164,7 @@ class Launches:
     # --- find ---
 
     def find(self, client: Client, event: RequestReceived, asked: FindGroup) -> Launched | None:
-        """Describe a group and subscribe to it; None: answered later, once it was launched.
-
-        Raises:
-            Refusal: there is none of that name.
-        """
+        """Describe a group and subscribe to it; None: answered later, once it was launched."""
         own_namespace(client, asked.namespace)
         try:
             return self._find(client, asked)
@@ -223,11 +211,7 @@ class Launches:
         self._head.groups.stop(group, asked.grace_s)
 
     def end(self, event: RequestReceived, asked: EndGroup) -> None:
-        """End a group for a person; answered when its workers are gone.
-
-        Raises:
-            Refusal: there is none of that name.
-        """
+        """End a group for a person; answered when its workers are gone."""
         group = self._head.groups.get(asked.namespace, asked.group)
         if group is None:
             raise Refusal("not_found", f"there is no group {asked.group!r} in namespace {asked.namespace!r}")

@@ -136,19 +136,11 @@ class NodeTable:
     # --- registration ---
 
     def check_member(self, member: Member) -> None:
-        """Refuse one more node of this member.
-
-        Raises:
-            Refusal: it has too many.
-        """
+        """Refuse one more node of this member."""
         self._of_member.check(label(member), str(member), kind="unreachable")  # its agent tries again
 
     def hello(self, peer: bytes, hello: AgentHello, member: Member) -> Node:
-        """Register an agent, or note that it has reconnected.
-
-        Raises:
-            Refusal: this incarnation has ended, the peer is another node's, or the node's rank is impossible.
-        """
+        """Register an agent, or note that it has reconnected."""
         now = self._head.now
         lost = self._lost.get(hello.incarnation)
         if lost is not None:

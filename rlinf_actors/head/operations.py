@@ -42,11 +42,7 @@ class DrainTable:
         self._changed = True
 
     def ask(self, event: RequestReceived, asked: DrainNode) -> None:
-        """Drain a node, for another reason too, or undo that. Answered when it is on disk.
-
-        Raises:
-            Refusal: there is no such node, it is not drained, or too many are.
-        """
+        """Drain a node, for another reason too, or undo that. Answered when it is on disk."""
         nodes, id = self._head.nodes, asked.node_id
         self.changed()
         node = nodes.known(id)
@@ -139,11 +135,7 @@ class HardwareQueries:
         self._queries: dict[str, _HardwareQuery] = {}
 
     def ask(self, event: RequestReceived, asked: EnumerateHardware) -> None:
-        """Ask a node to enumerate its hardware.
-
-        Raises:
-            Refusal: the node is not there.
-        """
+        """Ask a node to enumerate its hardware."""
         node = self._head.nodes.get(asked.node_id)
         if node is None or not node.usable:
             state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"

@@ -54,11 +54,7 @@ ID_CHARS = 256
 
 
 def check(limit: str, holder: str, count: int, kind: str = "usage") -> None:
-    """Refuse one more of what *holder* has *count* of.
-
-    Raises:
-        Refusal: the limit is reached.
-    """
+    """Refuse one more of what *holder* has *count* of."""
     most, what, whose, advice = LIMITS[limit]
     if count >= most:
         raise Refusal(kind, f"{holder} has {most} {what} already, the most that one {whose} may have{advice}")
@@ -75,11 +71,7 @@ class Quota:
         return bool(holder) and self._counts[holder] >= LIMITS[self._limit].most
 
     def check(self, holder: bytes | str, name: str, kind: str = "usage") -> None:
-        """Refuse one more; *name* is the holder for people.
-
-        Raises:
-            Refusal: the limit is reached.
-        """
+        """Refuse one more; *name* is the holder for people."""
         if holder:
             check(self._limit, name, self._counts[holder], kind)
 
@@ -110,11 +102,7 @@ class RequestQuota:
         self._at_hand: tuple[bytes, int, Quota, str] | None = None
 
     def begin(self, peer: bytes, id: int, member: Member) -> None:
-        """Let a request in. One with a known number was sent again: its answer may have been lost.
-
-        Raises:
-            Refusal: too many wait already.
-        """
+        """Let a request in. One with a known number was sent again: its answer may have been lost."""
         if member.key:
             of_key = self._jobs if member.role == "worker" else self._keys
             self._peers.check(peer, f"this connection of {member}")

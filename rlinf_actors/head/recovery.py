@@ -213,11 +213,7 @@ class Reconciler:
     # --- clients ---
 
     def check_owner(self, hello: ClientHello) -> None:
-        """Refuse a client with the incarnation of the owner of another job's groups.
-
-        Raises:
-            Refusal: it lies.
-        """
+        """Refuse a client with the incarnation of the owner of another job's groups."""
         for group in self._head.groups.of_owner(hello.incarnation):
             if group.namespace != hello.namespace:
                 raise Refusal("authentication", f"this {hello.role} says that it owns groups of another job")

@@ -174,11 +174,7 @@ class RobotTable:
     # --- the emergency stop ---
 
     def estop(self, event: RequestReceived, asked: EStop) -> None:
-        """Stop the robots of a namespace, or all, at once; or allow them again. Answered when it is on disk.
-
-        Raises:
-            Refusal: too many namespaces are stopped one by one.
-        """
+        """Stop the robots of a namespace, or all, at once; or allow them again. Answered when it is on disk."""
         key = asked.namespace if asked.namespace is not None else ALL
         answer = self._released(asked) if asked.release else self._pressed(asked)
         change = StopReleased(key) if asked.release else StopPressed(key, self._stops[key])
@@ -212,11 +208,7 @@ class RobotTable:
         return list(self._stops.values())
 
     def check(self, asked: Launch) -> None:
-        """Refuse a launch that an emergency stop forbids.
-
-        Raises:
-            Refusal: says who pressed it, and how it is released.
-        """
+        """Refuse a launch that an emergency stop forbids."""
         robots = sorted({claim.title for spec in asked.workers for claim in spec.claims})
         stop = self._in_force(asked.namespace)
         if robots and stop:

@@ -1,9 +1,7 @@
-"""What a head remembers across its restarts, in one small sqlite file.
+"""Persistent state of a head in one small sqlite file, and the head's own key files.
 
-Writes run on a thread of their own, in the order in which they were asked for, each durable before it
-is answered. What could not be written is tried again with the next write.
-
-What a head with keys finds beside its key file.
+The store decides nothing: it writes the changes of the coordinator's `Persist` commands. A thread of its own writes
+them in their order; each is durable before it is reported as written. A failed write is repeated with the next one.
 """
 
 from __future__ import annotations
@@ -33,6 +31,7 @@ from rlinf_actors.head.commands import (
     KnownJob,
     KnownNode,
     NodeDrained,
+    NodeUndrained,
     Snapshot,
     StopPressed,
     StopReleased,
@@ -40,7 +39,6 @@ from rlinf_actors.head.commands import (
 )
 from rlinf_actors.head.key_registry import NO_OWN_KEYS, OwnKeys
 from rlinf_actors.security import keyfile
-from rlinf_actors.security import keyfile as thisuser
 from rlinf_actors.security.keyfile import KeyFile
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.client_messages import KeyState
@@ -74,11 +72,31 @@ _TRIM = """
 """
 
 
+_STATEMENTS: dict[type[Change], tuple[str, ...]] = {
+    KnownNode: ("INSERT OR REPLACE INTO nodes VALUES (:id, :blob)",),
+    ForgetNode: ("DELETE FROM nodes WHERE id = :id",),
+    Tombstone: (
+        "DELETE FROM given_up WHERE id = :id AND kind = :kind",
+        "INSERT INTO given_up (kind, id, reason) VALUES (:kind, :id, :reason)",
+    ),
+    ForgetTombstone: ("DELETE FROM given_up WHERE id = :id AND kind = :kind",),
+    StopPressed: ("INSERT OR REPLACE INTO stops VALUES (:key, :text)",),
+    StopReleased: ("DELETE FROM stops WHERE key = :key",),
+    NodeDrained: ("INSERT OR REPLACE INTO drains VALUES (:id, :why)",),
+    NodeUndrained: ("DELETE FROM drains WHERE id = :id",),
+    KeyState: ("INSERT OR REPLACE INTO keys VALUES (:public, :blob)",),
+    ForgetKey: ("DELETE FROM keys WHERE public = :public",),
+    KnownJob: ("INSERT OR REPLACE INTO jobs VALUES (:namespace, :proof, :owner)",),
+    ForgetJob: ("DELETE FROM jobs WHERE namespace = :namespace",),
+}
+"""Tombstones are in table given_up: its name is part of the file format."""
+
+
 class HeadStore:
-    """One head's file. Opening it begins a new epoch. Loop thread only.
+    """The file of one head. Opening it begins a new epoch. Loop thread only.
 
     Args:
-        directory: made (mode 0700) if it is not there; the file in it is head.sqlite3.
+        directory: made (mode 0700) if it does not exist; the file in it is head.sqlite3.
 
     Raises:
         ConfigError: the file cannot be read or written, is damaged, or belongs to a head that runs, or others can write
@@ -117,13 +135,13 @@ class HeadStore:
         self._writer = ThreadPoolExecutor(1, "head-store")
 
     def write(self, changes: Sequence[Change], done: Callable[[bool], None]) -> None:
-        """Make *changes* durable, then call *done* on the loop; False if they could not be written now."""
+        """Make *changes* durable, then call *done* on the loop, with False if they could not be written now."""
         self._asked.extend(changes)
         writing = asyncio.get_running_loop().run_in_executor(self._writer, self._write)
         writing.add_done_callback(lambda writing: None if writing.cancelled() else done(writing.result()))
 
     def close(self) -> None:
-        """Write what was asked for, and close. Twice is fine."""
+        """Write pending changes, and close. Twice is fine."""
         self._writer.shutdown(wait=True)
         self._database.close()
 
@@ -165,7 +183,7 @@ class HeadStore:
         )
 
     def _rows(self, what: str, row: type[Row]) -> list[Row]:
-        """What is selected; sqlite keeps any type in any column.
+        """Return the selected rows; sqlite keeps any type in any column.
 
         Raises:
             msgspec.ValidationError: a value is of another type.
@@ -185,11 +203,11 @@ class HeadStore:
             raise
 
     def _write(self) -> bool:
-        """Make everything durable that was asked for so far; much of it at once costs one write. Writer's thread."""
+        """Make all pending changes durable in one transaction. Writer's thread."""
         while self._asked:
             self._unwritten.append(self._asked.popleft())
         if not self._unwritten:
-            return True  # an earlier turn took ours along
+            return True  # an earlier call has written ours too
         try:
             with self._transaction():
                 for change in self._unwritten:
@@ -205,46 +223,25 @@ class HeadStore:
         return True
 
     def _apply(self, change: Change) -> None:
-        run = self._database.execute
+        values = {**msgspec.structs.asdict(change), "blob": msgspec.msgpack.encode(change)}
         if isinstance(change, KnownNode):
-            run("INSERT OR REPLACE INTO nodes VALUES (?, ?)", (change.report.node_id, msgspec.msgpack.encode(change)))
-        elif isinstance(change, ForgetNode):
-            run("DELETE FROM nodes WHERE id = ?", (change.id,))
-        elif isinstance(change, Tombstone):
-            run("DELETE FROM given_up WHERE id = ? AND kind = ?", (change.id, change.kind))
-            run("INSERT INTO given_up (kind, id, reason) VALUES (?, ?, ?)", (change.kind, change.id, change.reason))
-        elif isinstance(change, ForgetTombstone):
-            run("DELETE FROM given_up WHERE id = ? AND kind = ?", (change.id, change.kind))
-        elif isinstance(change, StopPressed):
-            run("INSERT OR REPLACE INTO stops VALUES (?, ?)", (change.key, change.text))
-        elif isinstance(change, StopReleased):
-            run("DELETE FROM stops WHERE key = ?", (change.key,))
-        elif isinstance(change, NodeDrained):
-            run("INSERT OR REPLACE INTO drains VALUES (?, ?)", (change.id, change.why))
-        elif isinstance(change, KeyState):
-            run("INSERT OR REPLACE INTO keys VALUES (?, ?)", (change.public, msgspec.msgpack.encode(change)))
-        elif isinstance(change, ForgetKey):
-            run("DELETE FROM keys WHERE public = ?", (change.public,))
-        elif isinstance(change, KnownJob):
-            run("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", (change.namespace, change.proof, change.owner))
-        elif isinstance(change, ForgetJob):
-            run("DELETE FROM jobs WHERE namespace = ?", (change.namespace,))
-        else:
-            run("DELETE FROM drains WHERE id = ?", (change.id,))
+            values["id"] = change.report.node_id
+        for statement in _STATEMENTS[type(change)]:
+            self._database.execute(statement, values)
 
 
 def _check_owner(path: str, found: os.stat_result) -> None:
-    """A default directory lies in /tmp: whoever made it first could choose whose keys are good."""
+    """Refuse a file or directory that others can write: they could choose which keys are valid."""
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}), and the head "
-            "keeps there whose keys are good: give it one of this user's alone ([paths] state_dir, --state-dir)",
+            "keeps there which keys are valid: give it one of this user's alone ([paths] state_dir, --state-dir)",
             path=path,
         )
 
 
 def _check_link(directory: str) -> None:
-    """In /tmp somebody else's link may lead to another directory of ours: to the keys of another head."""
+    """Refuse a link of another user: it may lead to another directory of ours, with the keys of another head."""
     owner = os.lstat(directory).st_uid
     if owner not in (os.geteuid(), 0):
         raise ConfigError(
@@ -265,7 +262,7 @@ def _says_full(error: sqlite3.Error, directory: str) -> bool:
 
 
 def _no_room(path: str, said: str) -> OSError:
-    """Return the error for a head that cannot begin for want of room. It passes, so it is no ConfigError.
+    """Return the error for a head that cannot begin for want of room, which may pass: it is no ConfigError.
 
     A supervisor starts a head that exits with 69 again, and leaves one that exits with 78 down.
     """
@@ -295,7 +292,7 @@ def _advice(error: Exception) -> str:
 
 
 def own_keys(head: KeyFile | None, settings: Settings) -> OwnKeys:
-    """The head's own keys: its pair's, and that of the driver on its machine, which `keys init` makes beside it.
+    """Return the head's own keys: its pair's, and that of the driver on its machine, which `keys init` makes beside it.
 
     Args:
         head: its own key file, or its user's; None for a head without keys.
@@ -306,7 +303,7 @@ def own_keys(head: KeyFile | None, settings: Settings) -> OwnKeys:
     """
     if head is None:
         return NO_OWN_KEYS
-    if head.role == thisuser.ROLE:
+    if head.role == keyfile.ROLE:
         return OwnKeys(local=head.pair.public)
     path = keyfile.locate(settings, "driver")
     if path is not None:

@@ -28,9 +28,6 @@ def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
     Args:
         asked: the launch.
         taken: True for an id of another group's worker.
-
-    Raises:
-        Refusal: says what does not fit.
     """
     ids = {spec.id for spec in asked.workers}
     check_names(group=asked.group, class_name=asked.cls, worker_id=max(ids, key=len, default=""))
@@ -54,11 +51,7 @@ MAX_WORKERS_OF_NODE = 10_000
 
 
 def check_names(**names: str) -> None:
-    """Refuse names of more than NAME_CHARS characters: they are kept, also on disk, and shown.
-
-    Raises:
-        Refusal: says which.
-    """
+    """Refuse names of more than NAME_CHARS characters: they are kept, also on disk, and shown."""
     for what, name in names.items():
         if len(name) > NAME_CHARS:
             raise Refusal(
@@ -70,9 +63,6 @@ def check_agent(hello: AgentHello) -> None:
     """Refuse an agent whose report on its node is longer than REPORT_BYTES, or has more processes than a node can have.
 
     The report is kept and sent to every driver.
-
-    Raises:
-        Refusal: says how much it is.
     """
     report = hello.node
     check_names(incarnation=hello.incarnation)
@@ -85,11 +75,7 @@ def check_agent(hello: AgentHello) -> None:
 
 
 def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterable[Node]) -> None:
-    """Refuse a launch of a detached group where that is impossible.
-
-    Raises:
-        Refusal: says why not.
-    """
+    """Refuse a launch of a detached group where that is impossible."""
     name = f"group {asked.group!r} cannot be detached"
     if embedded and client.role == "driver":
         raise Refusal("usage", f"{name}: this cluster is the driver's own, and ends with it")
@@ -107,11 +93,7 @@ def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterabl
 
 
 def own_namespace(client: Client, namespace: str) -> None:
-    """Refuse a request about a job that is not the client's own.
-
-    Raises:
-        Refusal: it belongs to another namespace.
-    """
+    """Refuse a request about a job that is not the client's own."""
     if client.namespace != namespace:
         raise Refusal(
             "authentication",
@@ -120,11 +102,7 @@ def own_namespace(client: Client, namespace: str) -> None:
 
 
 def node_for(spec: WorkerSpec, nodes: NodeTable) -> Node:
-    """Return the node that a worker was placed on.
-
-    Raises:
-        Refusal: it is not there, or cannot be used.
-    """
+    """Return the node that a worker was placed on."""
     node = nodes.of_rank(spec.node_rank)
     where = f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed,"
     if node is None:

@@ -83,7 +83,7 @@ def test_what_each_role_may_ask(kit, peer, verb):
     assert forbidden is (verb not in MAY[peer]), answer
 
 
-def test_who_may_not_say_something_hears_who_may_and_how(kit):
+def test_refusal_says_who_may_send_the_message_and_how(kit):
     text = kit.ask("ann", GetKeys()).text
     assert text.startswith("driver 'ann' may not say GetKeys: that is for whoever has the head's own key: on the ")
     assert "RLINF_ACTORS_KEYS=DIR" in text
@@ -93,18 +93,18 @@ def test_who_may_not_say_something_hears_who_may_and_how(kit):
     assert who_may("Nonsense") == ""
 
 
-def test_what_a_role_may_not_say_is_in_the_log_with_who_and_what(kit):
+def test_forbidden_message_is_logged_with_sender_and_kind(kit):
     refused(kit.ask("a:n1", GetKeys()))
     assert kit.records() == ["refused: agent 'n1' may not say GetKeys"]
 
 
-def test_a_notice_that_may_not_be_said_is_dropped_and_counted(kit):
+def test_forbidden_notice_is_dropped_and_counted(kit):
     before = kit.head.refusals.count
     assert [type(command) for command in kit.tell("ann", LogLines("ann", "n1", [("g:0", "stdout", "x")]))] == [LogEvent]
     assert kit.head.refusals.count == before + 1
 
 
-def test_a_worker_beside_the_head_is_one_on_its_own_connection():
+def test_local_worker_counts_as_a_worker_on_its_own_connection():
     kit = KeysKit()
     kit.cluster()
     token = kit.launch("g", [0]).group.token
@@ -120,7 +120,7 @@ def test_a_worker_beside_the_head_is_one_on_its_own_connection():
 # --- claims of agents ---
 
 
-def test_an_agent_is_the_node_that_its_key_names(kit):
+def test_agent_must_report_the_node_of_its_key(kit):
     kit.give("a:n2", "b", "n2")
     assert "a node has the name of its key" in refused(kit.ask("a:n2", agent_hello("n7")))
     assert "that agent needs no key" in refused(kit.ask("a:n2", agent_hello("n2", is_head=True)))
@@ -168,7 +168,7 @@ def test_a_driver_ends_groups_of_its_own_jobs_only(kit):
     assert stop.reason == "me (driver 'ann') ended it: done"
 
 
-def test_an_agent_writes_to_the_terminals_of_those_who_have_workers_there(kit):
+def test_agent_writes_only_to_terminals_of_drivers_with_workers_there(kit):
     lines = LogLines("bob", "n1", [("g:0", "stdout", "x")])
     kit.tell("a:n1", lines)
     assert not kit.sent(LogLines)
@@ -186,7 +186,7 @@ def test_an_agent_is_not_shown_which_nodes_are_one_machine(kit):
     assert {node.report.host for node in status.nodes} == {""}
 
 
-def test_what_a_member_says_is_one_line_of_the_log_and_not_a_long_one(kit):
+def test_text_of_a_member_becomes_one_short_log_line(kit):
     kit.ask("a:n1", EStop("x" * 10**6, "a\nforged line \x1b[2J"))
     (line,) = kit.records()
     assert len(line) <= 1001
@@ -196,7 +196,7 @@ def test_what_a_member_says_is_one_line_of_the_log_and_not_a_long_one(kit):
     assert all(len(line) <= 1001 for line in kit.records())
 
 
-def test_one_member_does_not_take_all_places_of_readers(kit):
+def test_one_key_cannot_use_up_all_readers(kit):
     kit.keyed["bob's terminal"] = kit.keyed["bob"]
     answers = [kit.ask("bob's terminal", GetEvents(since=-1, wait_s=60)) for _ in range(40)]
     assert [answer is None for answer in answers] == [n < 32 for n in range(40)]
@@ -225,7 +225,7 @@ def test_another_process_of_the_driver_attaches_by_the_name_alone(kit):
     assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)
 
 
-def test_a_job_that_has_ended_is_anybody_s_name(kit):
+def test_name_of_an_ended_job_is_free_for_every_driver(kit):
     kit.tell("bob", Goodbye())
     kit.keyed["ann2"] = kit.keyed["ann"]
     assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="bob")), Welcome)
@@ -250,7 +250,7 @@ def test_a_session_belongs_to_the_key_that_began_it(kit):
     assert "a local process speaks as driver 'ann'" in refused(kit.ask("ann", GetNodes()))
 
 
-def test_nobody_takes_over_an_incarnation(kit):
+def test_incarnation_of_another_member_is_refused(kit):
     kit.keyed["bob2"] = kit.keyed["bob"]
     assert "which is driver 'ann'" in refused(kit.ask("bob2", client_hello("ann", namespace="ann", token="token1")))
 
@@ -261,7 +261,7 @@ def test_a_worker_of_another_job_has_another_key(kit):
     assert "a worker of namespace 'bob' says that it belongs to namespace 'ann'" in refused(kit.ask("bob's", hello))
 
 
-def test_credit_for_output_is_given_by_whom_it_goes_to(kit):
+def test_only_the_receiver_of_output_gives_credit(kit):
     assert [type(command) for command in kit.tell("bob", LogCredit("ann", "n1", 10))] == [LogEvent]
     assert not kit.sent(LogCredit)
 
@@ -303,7 +303,7 @@ def test_a_driver_reads_what_happened_in_its_own_jobs(kit):
 
 
 @pytest.mark.parametrize(("peer", "may"), [("a:n1", False), ("w", False), ("bob", True), ("admin", True)])
-def test_whoever_sees_danger_stops_and_a_driver_or_the_head_releases(kit, peer, may):
+def test_every_member_may_press_a_stop_and_only_driver_or_head_release_it(kit, peer, may):
     assert isinstance(kit.ask(peer, EStop("me", "smoke")), EStopped)
     answer = kit.ask(peer, EStop("me", release=True))
     assert isinstance(answer, EStopped if may else Refuse)

@@ -257,7 +257,7 @@ def test_a_launch_waits_no_longer_than_it_said():
     assert lab.answers() == []
 
 
-def test_what_no_waiting_helps_is_refused_at_once_and_a_launch_is_checked_again_when_its_turn_comes():
+def test_hopeless_launch_is_refused_at_once_and_each_is_checked_again_in_its_turn():
     lab = Lab()
     lab.claim()
     answer = lab.claim("h", peer="d2", nodes=[7], wait_s=3)
@@ -270,7 +270,7 @@ def test_what_no_waiting_helps_is_refused_at_once_and_a_launch_is_checked_again_
 
 
 @pytest.mark.parametrize("how", ["stop", "gone"])
-def test_a_launch_whose_asker_gave_up_never_starts(how):
+def test_launch_whose_client_gave_up_never_starts(how):
     lab = Lab()
     lab.claim()
     assert lab.claim("h", peer="d2", wait_s=60) is None

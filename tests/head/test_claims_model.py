@@ -121,7 +121,7 @@ class Model:
 
 
 @given(steps)
-def test_a_robot_is_one_groups_and_free_when_nobody_can_be_moving_it(history):
+def test_robot_belongs_to_one_group_and_is_free_when_no_worker_can_move_it(history):
     model = Model()
     for name, *rest in history:
         {

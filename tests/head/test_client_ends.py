@@ -16,7 +16,7 @@ def watching(*incarnations):
     return kit
 
 
-def test_an_end_is_told_once():
+def test_end_of_a_client_is_reported_once():
     kit = watching("d1")
     assert kit.sent(ClientGone) == []
     kit.tell("d1", Goodbye())
@@ -25,7 +25,7 @@ def test_an_end_is_told_once():
     assert kit.sent(ClientGone) == []
 
 
-def test_of_one_that_has_ended_already_it_is_told_at_once():
+def test_earlier_end_is_reported_at_once():
     kit = HeadKit()
     kit.driver("host")
     kit.driver("d1")
@@ -34,7 +34,7 @@ def test_of_one_that_has_ended_already_it_is_told_at_once():
     assert kit.sent(ClientGone, "host") == [ClientGone("d1")]
 
 
-def test_one_that_a_new_head_does_not_know_has_one_lease_to_return():
+def test_unknown_client_has_one_lease_to_return_to_a_new_head():
     kit = HeadKit(lease_s=10)
     kit.driver("host", pid_start=0)
     kit.tell("host", WatchClients(["back", "gone"]))

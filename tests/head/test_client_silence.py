@@ -32,7 +32,7 @@ def test_a_driver_that_beats_after_its_agent_was_killed_lives_on():
     assert kit.clients() == 1
 
 
-def test_a_head_that_stood_still_gives_everybody_time_to_be_read():
+def test_stalled_head_reads_waiting_messages_before_it_judges():
     kit = HeadKit(lease_s=10, beat_s=1.0)
     kit.driver("d1")
     kit.wait(5)
@@ -42,7 +42,7 @@ def test_a_head_that_stood_still_gives_everybody_time_to_be_read():
     assert kit.clients() == 1
 
 
-def test_a_worker_is_not_given_up_for_its_own_silence():
+def test_worker_is_not_lost_for_its_own_silence():
     kit = HeadKit(lease_s=10)
     kit.cluster()
     kit.launch("g", [0])

@@ -68,7 +68,7 @@ def test_another_protocol_is_refused_naming_both():
         ),
     ],
 )
-def test_who_is_no_member_is_refused(fields, text):
+def test_client_that_is_no_member_is_refused(fields, text):
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0])
@@ -115,7 +115,7 @@ def test_children_of_a_worker_are_clients_beside_it_and_end_with_it():
         ({"token": "guess"}, "no member of namespace 'ns'"),
     ],
 )
-def test_who_is_no_child_of_a_worker_is_refused(fields, text):
+def test_process_that_is_no_child_of_the_worker_is_refused(fields, text):
     kit = HeadKit()
     kit.cluster()
     token = kit.launch("g", [0, 0]).group.token
@@ -125,7 +125,7 @@ def test_who_is_no_child_of_a_worker_is_refused(fields, text):
 
 
 @pytest.mark.parametrize("body", [GetNodes(0), FindGroup("ns", "g")])
-def test_a_stranger_must_say_hello_first(body):
+def test_unknown_peer_must_say_hello_first(body):
     kit = HeadKit()
     refused = kit.ask("d9", body)
     assert refused.kind == "hello"
@@ -167,7 +167,7 @@ def test_an_unwatched_driver_lives_by_its_beats():
     assert "silent for 10 s" in kit.sent(Goodbye, "d1")[0].reason
 
 
-def test_a_driver_that_was_given_up_is_told_and_not_taken_back():
+def test_driver_declared_dead_is_told_and_refused():
     kit = HeadKit()
     kit.driver()
     kit.wait(11)
@@ -377,7 +377,7 @@ def test_lines_go_to_the_first_driver_of_the_job_and_credit_comes_back():
     assert kit.sent(LogCredit) == []
 
 
-def test_lines_for_nobody_are_dropped_with_credit_for_more():
+def test_lines_without_a_driver_are_dropped_with_credit_for_more():
     kit = HeadKit()
     kit.node("n0")
     lines = LogLines("ns", "n0-name", [("g:0", "out", "hello"), ("g:0", "err", "x")])

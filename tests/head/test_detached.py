@@ -36,7 +36,7 @@ def made_by_a_worker(detached):
     return kit, launched.group.owner
 
 
-def test_it_outlives_the_worker_and_ends_with_the_driver():
+def test_detached_launch_of_a_worker_outlives_it_and_ends_with_the_driver():
     kit, owner = made_by_a_worker(detached=True)
     assert owner == "d1"
     kit.ready("a:n0", "c-0")
@@ -47,7 +47,7 @@ def test_it_outlives_the_worker_and_ends_with_the_driver():
     assert ["c-0"] in [stop.ids for stop in kit.sent(StopWorkers)]
 
 
-def test_without_that_it_ends_with_the_worker():
+def test_plain_launch_of_a_worker_ends_with_it():
     kit, owner = made_by_a_worker(detached=False)
     assert owner == "w"
     kit.exited("a:n0", "g-0")
@@ -76,7 +76,7 @@ def state(kit, name="s"):
     return next((group for group in kit.head.status(kit.now).groups if group.name == name), None)
 
 
-def test_a_group_that_was_given_up_outlives_its_driver():
+def test_detached_group_outlives_its_driver():
     kit = detached()
     assert [(order.owner, order.detached) for order in kit.sent(StartWorkers, "a:n0")] == [("", True)]
     assert (state(kit).owner, state(kit).detached) == ("", True)
@@ -85,7 +85,7 @@ def test_a_group_that_was_given_up_outlives_its_driver():
     assert kit.group_states() == {"s": "running"}
 
 
-def test_its_driver_hears_of_it_after_that():
+def test_driver_hears_of_its_group_after_detaching_it():
     kit = detached()
     kit.exited("a:n0", "s-0")
     assert [change.group for change in kit.sent(WorkerChanged, "d1")] == ["s"]
@@ -102,7 +102,7 @@ def test_a_later_driver_of_the_namespace_finds_and_ends_it():
     assert ("d2", Done()) in kit.answers()
 
 
-def test_one_whose_driver_ends_before_it_gave_it_up_ends():
+def test_group_ends_with_a_driver_that_did_not_detach_it():
     kit = HeadKit()
     kit.cluster()
     launched(kit)
@@ -111,7 +111,7 @@ def test_one_whose_driver_ends_before_it_gave_it_up_ends():
     assert "its owner ended" in kit.sent(StopWorkers)[0].reason
 
 
-def test_one_that_a_worker_gives_up_is_the_drivers():
+def test_group_that_a_worker_detaches_belongs_to_the_driver():
     kit = HeadKit()
     kit.cluster()
     token = kit.launch("g", [0]).group.token
@@ -125,7 +125,7 @@ def test_one_that_a_worker_gives_up_is_the_drivers():
     assert ["s-0"] in [stop.ids for stop in kit.sent(StopWorkers)]
 
 
-def test_one_that_a_worker_without_a_driver_gives_up_is_nobodys():
+def test_group_that_a_worker_without_a_driver_detaches_has_no_owner():
     kit = detached()
     token = kit.ask("d1", FindGroup("ns", "s")).group.token
     kit.tell("d1", Goodbye())
@@ -137,7 +137,7 @@ def test_one_that_a_worker_without_a_driver_gives_up_is_nobodys():
     assert kit.group_states() == {"u": "starting"}
 
 
-def test_it_is_given_up_again_where_the_answer_was_lost():
+def test_detach_may_be_sent_again():
     kit = detached()
     assert kit.ask("d1", Detach("ns", "s", ["s-0"])) == Done()
 
@@ -150,7 +150,7 @@ def test_it_is_given_up_again_where_the_answer_was_lost():
         (Detach("elsewhere", "s", ["s-0"]), "belongs to namespace 'ns'"),
     ],
 )
-def test_what_cannot_be_given_up(asked, said):
+def test_impossible_detach_is_refused(asked, said):
     kit = HeadKit()
     kit.cluster()
     launched(kit)
@@ -159,7 +159,7 @@ def test_what_cannot_be_given_up(asked, said):
     assert said in refused.text
 
 
-def test_another_ones_group_cannot_be_given_up():
+def test_group_of_another_client_cannot_be_detached():
     kit = HeadKit()
     kit.cluster()
     launched(kit)
@@ -196,7 +196,7 @@ def returns(kit, node, owner, gave_up, count=1):
     return kit.ask(f"a:n{node}", agent_hello(f"n{node}", ip=f"10.0.0.{node + 1}", is_head=node == 0, workers=[worker]))
 
 
-def test_a_head_that_is_restarted_keeps_it_without_its_driver():
+def test_restarted_head_keeps_a_detached_group_without_its_driver():
     kit = detached()
     kit.restart()
     returns(kit, 0, "", True)
@@ -207,14 +207,14 @@ def test_a_head_that_is_restarted_keeps_it_without_its_driver():
     assert isinstance(kit.ask("d2", FindGroup("ns", "s")), Launched)
 
 
-def test_an_agent_that_missed_it_is_told_again():
+def test_agent_that_missed_a_detach_is_told_again():
     kit = detached()
     returns(kit, 0, "d1", False)
     assert [(order.owner, order.detached) for order in kit.sent(StartWorkers, "a:n0")] == [("", True)]
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_one_node_that_knows_is_enough_for_a_restarted_head(first):
+def test_one_node_that_knows_of_a_detach_suffices_for_a_restarted_head(first):
     kit = detached(2)
     kit.restart()
     for node in (first, 1 - first):
@@ -225,7 +225,7 @@ def test_one_node_that_knows_is_enough_for_a_restarted_head(first):
     assert kit.group_states() == {"s": "running"}
 
 
-def test_its_driver_that_comes_back_does_not_end_it():
+def test_returning_driver_does_not_end_its_detached_group():
     kit = detached()
     kit.restart()
     returns(kit, 0, "", True)
@@ -235,7 +235,7 @@ def test_its_driver_that_comes_back_does_not_end_it():
     assert kit.group_states() == {"s": "running"}
 
 
-def test_a_drained_node_keeps_it():
+def test_drained_node_keeps_a_detached_group():
     kit = detached()
     kit.ask("somebody", DrainNode("n0", "me"))
     assert kit.sent(StopWorkers) == []
@@ -259,7 +259,7 @@ def test_the_second_launch_gets_the_first_ones_group():
     assert {change.group for peer in ("d1", "d2") for change in kit.sent(WorkerChanged, peer)} == {"s"}
 
 
-def test_one_of_another_class_is_in_the_way():
+def test_get_if_exists_refuses_a_group_of_another_class():
     kit = HeadKit()
     kit.cluster()
     wants(kit)
@@ -268,7 +268,7 @@ def test_one_of_another_class_is_in_the_way():
     assert isinstance(wants(kit, cls="__main__:C", launch="two"), Launched)
 
 
-def test_one_that_is_being_stopped_is_in_the_way():
+def test_get_if_exists_refuses_a_group_that_is_being_stopped():
     kit = HeadKit()
     kit.cluster()
     wants(kit, launch="one")
@@ -282,7 +282,7 @@ def test_one_that_is_being_stopped_is_in_the_way():
 # --- `rlinf-actors groups stop` ---
 
 
-def test_it_is_ended_by_name():
+def test_detached_group_is_ended_by_name():
     kit = detached()
     kit.tell("d1", Goodbye())
     assert kit.ask("operator", EndGroup("ns", "s", 1.0, "me", "old")) is None

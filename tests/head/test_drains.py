@@ -30,7 +30,7 @@ def two_nodes() -> HeadKit:
     return kit
 
 
-def test_nothing_new_starts_there_and_the_refusal_says_why_and_by_whom():
+def test_drained_node_starts_nothing_and_the_refusal_says_why_and_by_whom():
     kit = two_nodes()
     state = drain(kit)
     assert (state.state, state.draining) == ("draining", "new disk (by kim@lab)")
@@ -44,7 +44,7 @@ def test_nothing_new_starts_there_and_the_refusal_says_why_and_by_whom():
     assert kit.launch("h", [0]).group.state == "starting"
 
 
-def test_what_runs_goes_on_and_its_owner_is_told_once():
+def test_workers_on_a_drained_node_go_on_and_their_owner_is_warned_once():
     kit = two_nodes()
     kit.launch("g", [0, 1, 1])
     for rank in range(3):
@@ -58,7 +58,7 @@ def test_what_runs_goes_on_and_its_owner_is_told_once():
     assert kit.group_states() == {"g": "running"}
 
 
-def test_it_is_empty_when_the_last_worker_is_gone():
+def test_node_is_drained_when_the_last_worker_is_gone():
     kit = two_nodes()
     kit.launch("g", [0, 1])
     drain(kit)
@@ -71,7 +71,7 @@ def test_it_is_empty_when_the_last_worker_is_gone():
     assert told(kit) == ["node_draining", "node_drained", "node_draining", "node_drained"]
 
 
-def test_new_clusters_do_not_count_it_until_the_drain_ends():
+def test_drained_node_does_not_count_until_the_drain_ends():
     kit = HeadKit()
     kit.node("n0", ip="10.0.0.1", is_head=True)
     kit.node("n1", ip="10.0.0.2")
@@ -86,7 +86,7 @@ def test_new_clusters_do_not_count_it_until_the_drain_ends():
     assert kit.launch("g", [1]).group.state == "starting"
 
 
-def test_who_waits_for_its_frozen_rank_is_told_that_it_is_drained():
+def test_timeout_says_that_the_missing_rank_is_drained():
     kit = two_nodes()
     drain(kit, "n0")
     assert kit.nodes(1, timeout=5.0) is None
@@ -96,7 +96,7 @@ def test_who_waits_for_its_frozen_rank_is_told_that_it_is_drained():
 
 
 @pytest.mark.parametrize("incarnation", ["", "n1-2"])
-def test_it_outlives_its_agentd_s_connection_and_its_agentd(incarnation):
+def test_drain_outlives_the_agentd_and_its_connection(incarnation):
     kit = two_nodes()
     drain(kit)
     kit.node("n1", incarnation, ip="10.0.0.2")
@@ -106,7 +106,7 @@ def test_it_outlives_its_agentd_s_connection_and_its_agentd(incarnation):
     assert kit.launch("g", [1]).kind == "placement"
 
 
-def test_it_outlives_a_node_s_absence_and_can_be_lifted_meanwhile():
+def test_drain_outlives_the_absence_of_the_node_and_can_be_undone_meanwhile():
     kit = two_nodes()
     drain(kit)
     kit.tell("a:n1", Goodbye("off"))
@@ -126,7 +126,7 @@ def test_a_lost_node_comes_back_draining():
     assert kit.node_states()["n1"] == "draining"
 
 
-def test_what_waits_for_hardware_of_that_node_is_refused_at_once():
+def test_launch_that_waits_for_a_drained_node_is_refused_at_once():
     kit = two_nodes()
     arm = [Claim("Arm:1", "Arm 1")]
     for name, wait_s in (("g", 0.0), ("h", 60.0)):
@@ -140,14 +140,14 @@ def test_what_waits_for_hardware_of_that_node_is_refused_at_once():
 @pytest.mark.parametrize(
     ("node", "undo", "said"), [("n9", False, "not known"), ("n9", True, "not known"), ("n1", True, "not being drained")]
 )
-def test_what_cannot_be_is_refused(node, undo, said):
+def test_impossible_drain_is_refused(node, undo, said):
     kit = two_nodes()
     refused = kit.ask("cli", DrainNode(node, "kim@lab", undo=undo))
     assert refused.kind == "usage"
     assert said in refused.text
 
 
-def test_a_head_that_was_restarted_knows_it_and_its_log_says_so():
+def test_restarted_head_knows_drains_and_logs_them():
     kit = two_nodes()
     kit.launch("g", [1])
     kit.ready("a:n1", "g-0")
@@ -176,7 +176,7 @@ def test_a_drain_that_cannot_be_written_holds_and_says_so():
     assert "could not write" in answer.warning
 
 
-def test_a_rank_that_failed_is_not_started_again_there_and_its_cause_stays():
+def test_failed_rank_is_not_restarted_on_a_drained_node_and_keeps_its_cause():
     kit = two_nodes()
     policy = RestartPolicy.on_failure(backoff_s=1)
     kit.ask("d1", Launch("ns", "g", "m:C", [msgspec.structs.replace(specs("g", [1])[0], restart=policy)]))

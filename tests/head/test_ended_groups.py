@@ -23,7 +23,7 @@ def one_that_was_killed() -> HeadKit:
     return kit
 
 
-def test_who_asks_for_it_hears_how_it_ended():
+def test_lookup_of_ended_groups_returns_how_it_ended():
     kit = one_that_was_killed()
     found = find(kit)
     assert isinstance(found, Launched)
@@ -34,19 +34,19 @@ def test_who_asks_for_it_hears_how_it_ended():
     assert kit.group_states() == {}
 
 
-def test_who_does_not_is_told_that_there_is_none():
+def test_plain_lookup_does_not_return_an_ended_group():
     refused = find(one_that_was_killed(), ended=False)
     assert isinstance(refused, Refuse)
     assert refused.kind == "not_found"
 
 
-def test_one_that_never_was_is_not_found():
+def test_group_that_never_was_is_not_found():
     kit = HeadKit()
     kit.cluster()
     assert find(kit).kind == "not_found"
 
 
-def test_a_successor_of_the_name_takes_its_place():
+def test_new_group_of_the_name_replaces_the_ended_one():
     kit = one_that_was_killed()
     kit.launch("g", [0], launch="again")
     assert [worker.id for worker in find(kit).group.workers] == ["again-0"]
@@ -55,7 +55,7 @@ def test_a_successor_of_the_name_takes_its_place():
     assert [worker.id for worker in find(kit).group.workers] == ["again-0"]
 
 
-def test_it_is_forgotten_with_its_job():
+def test_ended_group_is_forgotten_with_its_job():
     kit = one_that_was_killed()
     kit.driver("d2")
     kit.tell("d1", Goodbye("done"))

@@ -50,6 +50,6 @@ def test_only_the_agent_of_its_node_says_that_a_lost_worker_has_ended(kit):
 
 
 @pytest.mark.parametrize("number", [-1, 10**9])
-def test_a_number_of_nodes_that_cannot_be(kit, number):
+def test_impossible_number_of_nodes_is_refused(kit, number):
     refused = kit.ask("d1", GetNodes(number))
     assert (refused.kind, str(number) in refused.text) == ("usage", True)

@@ -41,7 +41,7 @@ def ends(workers) -> list[tuple[int, str, int | None]]:
 WITH_ITS_END = [(0, "running", None), (1, "gone", 3), (2, "running", None)]
 
 
-def test_who_attaches_later_hears_how_it_ended():
+def test_client_that_attaches_later_hears_how_a_rank_ended():
     kit = degraded()
     kit.driver("d1", token="token1")
     kit.tell("d1", owner_tells())
@@ -53,7 +53,7 @@ def test_who_attaches_later_hears_how_it_ended():
     assert ("worker", "g-1") not in kit.disk.given_up
 
 
-def test_who_asked_before_its_owner_came_back_hears_it_too():
+def test_lookup_before_the_owner_returns_reports_the_rank_too():
     kit = degraded()
     kit.driver("d2", token="token1")
     assert kit.ask("d2", FindGroup("ns", "g")) is None
@@ -75,7 +75,7 @@ def owner_is_last() -> HeadKit:
     return kit
 
 
-def test_who_asks_after_the_nodes_came_back_waits_for_its_owner():
+def test_lookup_after_the_nodes_return_waits_for_the_owner():
     kit = owner_is_last()
     kit.driver("d1", token="token1")
     assert [peer for peer, _ in kit.answers()] == ["d1"]
@@ -84,7 +84,7 @@ def test_who_asks_after_the_nodes_came_back_waits_for_its_owner():
     assert ends(found.group.workers) == WITH_ITS_END
 
 
-def test_who_asks_while_its_owner_stays_away_is_told_of_every_rank():
+def test_lookup_without_the_owner_reports_every_rank():
     kit = owner_is_last()
     answers = []
     while not answers:
@@ -98,7 +98,7 @@ def test_who_asks_while_its_owner_stays_away_is_told_of_every_rank():
     assert "no node had it when the head was restarted" in absent.exit.reason
 
 
-def test_a_group_that_nobody_has_ends_as_its_owner_says_where_it_knows():
+def test_group_that_no_node_has_ends_as_its_owner_says():
     kit = degraded()
     for node in range(3):
         kit.node(f"n{node}", ip=f"10.0.0.{node + 1}", is_head=node == 0)

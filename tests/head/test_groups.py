@@ -71,7 +71,7 @@ def test_a_name_is_free_only_when_all_workers_are_gone():
         (lambda w: specs("g", [5]), "node_lost", "node 5, where g:0 was placed, is not there"),
     ],
 )
-def test_a_launch_that_makes_no_sense_is_refused_and_leaves_nothing(change, kind, text):
+def test_malformed_launch_is_refused_and_leaves_nothing(change, kind, text):
     kit = HeadKit()
     kit.cluster()
     refused = kit.ask("d1", Launch("ns", "g", "m:C", change(specs("g", [0, 0]))))
@@ -82,7 +82,7 @@ def test_a_launch_that_makes_no_sense_is_refused_and_leaves_nothing(change, kind
     assert kit.sent(StartWorkers) == []
 
 
-def test_a_lost_node_is_no_place_for_a_launch():
+def test_launch_on_a_lost_node_is_refused():
     kit = HeadKit()
     kit.cluster(2)
     kit.tell("a:n1", Goodbye())
@@ -189,7 +189,7 @@ def test_stop_is_answered_when_all_are_gone():
     assert kit.group_states() == {}
 
 
-def test_stopping_what_is_not_there_is_done():
+def test_stop_of_a_missing_group_is_answered():
     kit = HeadKit()
     kit.cluster()
     assert kit.ask("d1", StopGroup("ns", "g", 2.0)) == Done()
@@ -221,7 +221,7 @@ def test_stop_ends_with_the_node():
 # --- reconciling ---
 
 
-def test_a_start_that_got_lost_is_asked_for_again():
+def test_lost_start_order_is_sent_again():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0, 0])
@@ -233,7 +233,7 @@ def test_a_start_that_got_lost_is_asked_for_again():
     assert [(spec.id, spec.token) for spec in start.workers] == [("g-1", token)]
 
 
-def test_a_running_worker_that_its_agent_does_not_have_has_ended():
+def test_running_worker_that_its_agent_does_not_list_has_ended():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0, 0])
@@ -253,7 +253,7 @@ def test_an_exit_that_got_lost_comes_with_the_hello():
     assert changed.workers[0].exit == ExitReport("exited", 4)
 
 
-def test_a_worker_that_was_given_up_is_stopped():
+def test_worker_declared_lost_is_stopped_when_it_returns():
     kit = HeadKit()
     kit.cluster(2)
     kit.launch("g", [0, 1])
@@ -288,7 +288,7 @@ def test_groups_are_learnt_from_agents():
     assert kit.group_states() == {"g": "starting"}
 
 
-def test_the_token_of_running_workers_wins():
+def test_token_of_running_workers_is_kept():
     kit = HeadKit()
     assert kit.driver().token == "token1"
     (spec,) = specs("g", [0])
@@ -336,7 +336,7 @@ def test_workers_of_a_client_that_has_ended_are_stopped():
     assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["g-0"], kit.timing.orphan_grace_s, "its owner ended")]
 
 
-def test_a_name_that_was_given_to_another_owner_stays_theirs():
+def test_name_that_another_owner_has_stays_theirs():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0])

@@ -99,7 +99,7 @@ def test_the_explicit_rank_of_an_awaited_node_is_its_own():
 # --- who was given up stays so ---
 
 
-def test_a_node_that_an_earlier_head_gave_up_is_refused_by_name():
+def test_node_that_an_earlier_head_declared_lost_is_refused():
     kit = cluster(2)
     for _ in range(12):
         alone(kit, 0)
@@ -207,7 +207,7 @@ def test_a_driver_that_lives_is_welcome_whoever_said_that_it_has_ended():
     assert kit.sent(StopWorkers) == []
 
 
-def test_a_driver_that_said_goodbye_needs_no_memory():
+def test_driver_that_said_goodbye_leaves_no_tombstone():
     kit = cluster(1)
     kit.tell("d1", Goodbye())
     assert ("client", "d1") not in kit.disk.given_up
@@ -244,7 +244,7 @@ def test_robots_that_come_back_to_a_head_with_an_emergency_stop_are_stopped():
     assert [stop.ids for stop in kit.sent(StopWorkers)] == [["arm-0"]]
 
 
-def test_who_stops_is_told_when_a_restarted_head_would_not_know():
+def test_stop_that_is_not_on_disk_is_answered_with_a_warning():
     kit = cluster(1)
     kit.launch("arm", [0])
     kit.full = True
@@ -278,7 +278,7 @@ class Actor:
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, 5), max_size=60))
-def test_in_whatever_order_they_come_back_nothing_is_lost_or_given_twice(order):
+def test_nothing_is_lost_or_granted_twice_in_any_order_of_return(order):
     kit = cluster(3)
     token = "token1"
     kit.driver("w", role="worker", worker_id="g-1", token=token)

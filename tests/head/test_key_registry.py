@@ -74,7 +74,7 @@ def test_a_join_token_is_over_after_15_minutes_whatever_is_asked():
     assert kit.enroll("a") is None
 
 
-def test_a_join_token_that_has_expired_is_not_good_before_the_timer_has_seen_it():
+def test_expired_join_token_is_refused_before_its_timer_fires():
     kit = KeysKit()
     kit.token("t", "n1", seconds=10)
     assert kit.head.admit(key("t"), kit.wall + 9.9)
@@ -117,14 +117,14 @@ def test_a_name_has_one_key_and_the_newest_token():
 
 
 @pytest.mark.parametrize("public", ["", "short", key("a") + "a", "ä" * 40, key("H"), key("D")])
-def test_what_is_no_new_key_is_refused(public):
+def test_malformed_or_known_key_is_refused(public):
     kit = KeysKit()
     assert isinstance(kit.ask("admin", AddKey(public, "agent", "n1", "me")), Refuse)
     assert kit.good() == "D"
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-x", "x\n", "x" * 101, "a/b"])
-def test_a_name_that_cannot_be_is_refused(name):
+def test_malformed_name_is_refused(name):
     assert isinstance(KeysKit().ask("admin", AddKey(key("a"), "agent", name, "me")), Refuse)
 
 
@@ -137,7 +137,7 @@ def test_a_key_that_has_ended_never_comes_back():
     assert kit.good() == "D"
 
 
-def test_revoking_what_is_not_there_names_what_is_near():
+def test_revoking_an_unknown_name_suggests_similar_ones():
     kit = KeysKit()
     kit.give("a:gpu-1", "a")
     refused = kit.revoke("gpu1")
@@ -171,7 +171,7 @@ def test_a_member_has_two_keys_at_most():
     assert kit.listed()["d"].expires_at == kit.wall + key_registry.RETIRING_S
 
 
-def test_what_cannot_be_written_is_done_and_the_answer_says_so():
+def test_change_that_is_not_on_disk_is_made_and_the_answer_warns():
     kit = KeysKit()
     kit.full = True
     answer = kit.ask("admin", AddKey(key("a"), "agent", "n1", "me"))
@@ -181,7 +181,7 @@ def test_what_cannot_be_written_is_done_and_the_answer_says_so():
     assert "could not write" in kit.enroll("b").warning
 
 
-def test_only_so_many_keys_that_have_ended_are_kept(monkeypatch):
+def test_ended_keys_are_bounded(monkeypatch):
     monkeypatch.setattr(key_registry, "KEPT", 2)
     kit = KeysKit()
     for letter in "abcd":

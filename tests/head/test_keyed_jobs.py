@@ -127,7 +127,7 @@ def member_of_ann(token: str = "token1", id: str = "g") -> RunningWorker:
     return replace(one, spec=replace(one.spec, token=token))
 
 
-def test_after_a_restart_a_job_belongs_to_whom_it_did(kit):
+def test_job_keeps_its_owner_after_a_restart(kit):
     kit.restart()
     kit.node("n0", is_head=True)
     kit.ask("a:n1", agent_hello("n1", workers=[member_of_ann()]))
@@ -156,7 +156,7 @@ def test_the_job_of_a_detached_group_stays_its_drivers_when_all_drivers_have_end
     assert (type(welcome), welcome.token) == (Welcome, "token1")
 
 
-def test_a_restarted_head_gives_no_job_away_before_its_workers_are_back(kit):
+def test_restarted_head_keeps_jobs_for_their_owners(kit):
     kit.restart()
     for hello in (client_hello("bob", namespace="ann", token="guess"), client_hello("bob", namespace="ann")):
         assert "it is the job of driver 'ann'" in refused(kit.ask("bob", hello))
@@ -186,7 +186,7 @@ def test_a_rogue_agent_gives_no_local_driver_its_token(kit):
     assert again.token == welcome.token
 
 
-def test_a_job_that_nobody_speaks_of_after_a_restart_is_forgotten(kit):
+def test_job_without_returning_members_is_forgotten_after_a_restart(kit):
     kit.restart()
     kit.node("n0", is_head=True)
     kit.node("n1")
@@ -194,7 +194,7 @@ def test_a_job_that_nobody_speaks_of_after_a_restart_is_forgotten(kit):
     assert isinstance(kit.ask("bob", client_hello("bob2", namespace="ann")), Welcome)
 
 
-def test_what_was_held_of_a_key_that_was_revoked_meanwhile_is_refused(kit):
+def test_held_message_is_refused_when_its_key_was_revoked_meanwhile(kit):
     kit.restart()
     assert kit.ask("bob", client_hello("bob", namespace="new")) is None
     kit.revoke("bob")

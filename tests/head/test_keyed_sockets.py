@@ -32,7 +32,7 @@ async def head(rlinf_leak_check) -> AsyncIterator[KeyedHead]:
         yield made
 
 
-async def test_who_is_there_when_its_key_is_revoked_is_not_heard_any_more(head: KeyedHead) -> None:
+async def test_messages_of_a_revoked_key_are_dropped(head: KeyedHead) -> None:
     pair = await head.listed("driver", "ann")
     before = head.client(pair)
     await before.request(driver_hello(), 10)

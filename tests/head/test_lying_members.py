@@ -44,7 +44,7 @@ def kit() -> KeysKit:
 # --- ranks ---
 
 
-def test_a_rank_that_cannot_be_keeps_honest_agents_waiting_and_does_not_end_them():
+def test_impossible_rank_delays_honest_agents_and_does_not_end_them():
     kit = KeysKit()
     for name, letter in (("n1", "a"), ("n2", "b")):
         kit.give(f"a:{name}", letter, name)
@@ -68,7 +68,7 @@ def test_nodes_that_a_restarted_head_awaits_say_whether_nodes_have_ranks(kit):
 # --- questions ---
 
 
-def test_nobody_has_more_questions_wait_than_anybody_needs(kit):
+def test_requests_without_an_answer_are_bounded(kit):
     for _ in range(LIMITS["requests"].most):
         assert kit.ask("bob", GetNodes(99)) is None
     refused = kit.ask("bob", GetStatus())
@@ -80,7 +80,7 @@ def test_nobody_has_more_questions_wait_than_anybody_needs(kit):
     assert isinstance(kit.ask("bob2", client_hello("bob2", namespace="bob")), Welcome)
 
 
-def test_a_question_that_is_asked_again_counts_again(kit):
+def test_request_that_is_sent_again_counts_again(kit):
     peer = b"bob"
     member = kit.member("bob")
     for _ in range(2 * LIMITS["requests"].most):
@@ -90,7 +90,7 @@ def test_a_question_that_is_asked_again_counts_again(kit):
     assert isinstance(kit.ask("bob", GetStatus()), Status)
 
 
-def test_what_is_answered_makes_room(kit):
+def test_answered_request_makes_room(kit):
     for n in range(2 * LIMITS["requests"].most):
         assert not isinstance(kit.ask("bob", GetStatus() if n % 2 else GetNodes(1)), Refuse)
 
@@ -159,7 +159,7 @@ def test_clients_that_never_were_push_nothing_out_and_fill_no_file(kit):
     assert "silent" in kit.driver("ann", namespace="ann").text
 
 
-def test_who_has_named_too_many_hears_of_an_end_at_once(kit, monkeypatch):
+def test_client_that_has_named_too_many_hears_of_an_end_at_once(kit, monkeypatch):
     limit(monkeypatch, "expected clients", 2)
     kit.keyed["bob2"] = kit.keyed["bob"]
     kit.ask("bob2", client_hello("bob2", namespace="bob"))
@@ -168,7 +168,7 @@ def test_who_has_named_too_many_hears_of_an_end_at_once(kit, monkeypatch):
     assert [gone.incarnation for gone in kit.sent(ClientGone, "bob")] == ["x3", "bob2"]
 
 
-def test_a_driver_that_comes_and_goes_pushes_out_nobody(kit):
+def test_driver_that_comes_and_goes_pushes_out_only_its_own(kit):
     kit.wait(10)
     for n in range(2 * KEPT_OF_ONE):
         kit.keyed[f"bob{n}"] = kit.keyed["bob"]
@@ -200,7 +200,7 @@ def test_a_driver_of_many_jobs_keeps_no_other_from_seeing_its_own(kit, monkeypat
     assert "driver_ended" in [event.kind for event in seen]
 
 
-def test_an_agentd_that_is_started_again_and_again_pushes_out_nobody(kit):
+def test_agentd_that_restarts_often_pushes_out_only_its_own(kit):
     for n in range(KEPT_OF_ONE + 10):
         kit.ask("a:n1", agent_hello("n1", f"n1-{n}"))
     assert len(kit.disk.given_up) == KEPT_OF_ONE
@@ -231,7 +231,7 @@ def test_one_message_does_not_wipe_the_log(kit):
     assert sum(map(len, died.exit.stderr_tail)) + len(died.exit.reason) < 100_000
 
 
-def test_what_is_said_at_an_end_is_not_kept_by_the_megabyte(kit):
+def test_exit_reports_are_cut(kit):
     kit.tell("bob", Goodbye("z" * 10**7))
     assert len(kit.driver("bob", namespace="bob").text) < 2000
     kit.tell("a:n1", Goodbye("z" * 10**7))
@@ -300,7 +300,7 @@ def test_stops_of_namespaces_are_so_many_and_the_stop_of_all_is_always_there(kit
     assert len(kit.disk.stops) == LIMITS["emergency stops"].most + 1
 
 
-def test_names_are_not_kept_by_the_megabyte(kit):
+def test_long_names_are_refused(kit):
     long = "x" * 10**6
     kit.keyed["b2"] = kit.keyed["bob"]
     refusals = [
@@ -329,7 +329,7 @@ def test_an_agent_that_drains_node_after_node_fills_no_file(kit, monkeypatch):
 # --- whose is what ---
 
 
-def test_nobody_comes_as_the_owner_of_another_job_s_groups(kit):
+def test_client_cannot_claim_groups_of_another_job(kit):
     kit.restart()
     kit.node("n0", is_head=True)
     own = running(specs("g", [0, 1], "ann")[1], "ann")

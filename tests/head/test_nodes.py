@@ -118,7 +118,7 @@ def test_a_silent_agent_without_a_connection_is_lost_before_its_lease():
     assert kit.node("n0").kind == "node_lost"
 
 
-def test_a_stand_still_of_the_head_costs_nobody_his_lease():
+def test_stall_of_the_head_costs_no_node_its_lease():
     kit = HeadKit()
     kit.node("n0")
     kit.driver()
@@ -271,7 +271,7 @@ def test_zero_nodes_are_answered_at_once():
     assert order(kit.nodes(0)) == [(0, "n0")]
 
 
-def test_who_waits_is_answered_when_the_last_node_comes():
+def test_request_for_nodes_is_answered_when_the_last_node_comes():
     kit = HeadKit()
     kit.node("n0", ip="10.0.0.1")
     kit.driver()
@@ -311,7 +311,7 @@ def test_explicit_ranks_with_a_gap_wait_for_the_gap():
     assert [order(body) for peer, body in kit.answers() if peer == "d1"] == [[(0, "x"), (1, "y")]]
 
 
-def test_a_client_that_ends_waits_no_more():
+def test_request_for_nodes_ends_with_its_client():
     kit = HeadKit()
     kit.driver()
     kit.nodes(1, timeout=5.0)

@@ -28,7 +28,7 @@ def turned_away(kit: KeysKit, public: str = "", address: str = "10.0.0.9", why: 
     return kit.records()
 
 
-def test_a_connection_that_was_turned_away_is_in_the_log_with_the_reason(kit):
+def test_rejected_connection_is_logged_with_the_reason(kit):
     kit.token("t", "n5", seconds=30)
     kit.wait(30)
     kit.revoke("bob")
@@ -43,7 +43,7 @@ def test_a_connection_that_was_turned_away_is_in_the_log_with_the_reason(kit):
     assert turned_away(kit, "", "10.0.1.1", "it came without CURVE")[0].endswith("10.0.1.1: it came without CURVE")
 
 
-def test_repetitions_are_counted_and_said_once_a_minute(kit):
+def test_repetitions_are_counted_and_logged_once_a_minute(kit):
     assert len(turned_away(kit)) == 1
     for _ in range(1000):
         assert turned_away(kit) == []
@@ -54,20 +54,20 @@ def test_repetitions_are_counted_and_said_once_a_minute(kit):
     assert len(turned_away(kit)) == 1
 
 
-def test_the_head_wakes_up_for_the_end_of_that_minute(kit):
+def test_head_wakes_up_to_log_repetitions(kit):
     assert kit.head.next_deadline() > kit.now + event_log.WINDOW_S
     turned_away(kit)
     assert kit.head.next_deadline() == kit.now + event_log.WINDOW_S
 
 
-def test_strangers_from_everywhere_do_not_fill_the_log(kit):
+def test_rejections_from_many_addresses_do_not_fill_the_log(kit):
     lines = sum(len(turned_away(kit, "", f"10.1.{n // 250}.{n % 250}", "it came without CURVE")) for n in range(5000))
     assert lines == KINDS
     out = refused(kit.wait(event_log.WINDOW_S))
     assert [line.split(",")[0] for line in out] == [f"{5000 - KINDS} more refusals of other kinds in the last 60 s"]
 
 
-def test_a_member_that_asks_again_and_again_is_one_line(kit):
+def test_repeated_refusal_of_a_member_is_one_line(kit):
     for _ in range(50):
         kit.ask("bob", GetKeys())
     assert kit.head.refusals.count == 50

@@ -85,7 +85,7 @@ def test_the_back_off_doubles_to_its_maximum_and_begins_anew_when_the_window_is_
         ({"kind": "signalled", "oom": "yes"}, True),
     ],
 )
-def test_what_is_a_failure(report, again):
+def test_only_failures_are_restarted(report, again):
     state = dies(restarting(), **report)
     assert state.state == ("restarting" if again else "gone")
 
@@ -129,7 +129,7 @@ def test_a_shutdown_during_the_back_off_ends_it_without_an_agent():
     assert started(kit) == []
 
 
-def test_the_owners_end_and_a_lost_node_end_it_too():
+def test_end_of_the_owner_and_loss_of_the_node_end_the_back_off():
     kit = restarting()
     dies(kit)
     kit.tell("d1", Goodbye("bye"))
@@ -151,7 +151,7 @@ def test_a_worker_that_is_to_stop_is_not_started_again():
     assert kit.answers() == [("d1", Done())]
 
 
-def test_its_robot_is_nobody_elses_in_between():
+def test_robot_stays_with_the_group_during_the_back_off():
     kit = restarting(claims=[ARM])
     dies(kit)
     other = [msgspec.structs.replace(specs("other", [0])[0], claims=[ARM])]

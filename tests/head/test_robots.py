@@ -60,7 +60,7 @@ def test_a_beat_is_answered_with_its_time(kit):
     assert welcome.robot_lease_s == 2.0
 
 
-def test_an_owner_that_nobody_vouches_for_loses_its_robots_first(kit):
+def test_silent_owner_loses_its_robots_first(kit):
     stops = beats(kit, "a:n0", "a:n1", seconds=5)
     assert stops == [StopWorkers(["env-0"], kit.timing.orphan_grace_s, SILENT)]
 
@@ -95,7 +95,7 @@ def must_answer(how: str, node: int) -> HeadKit:
 
 
 @pytest.mark.parametrize(("how", "node"), [("", 1), ("", 0), ("elsewhere", 0)])
-def test_an_owner_that_stands_still_is_vouched_for_by_the_agent_that_watches_it(how, node):
+def test_stopped_owner_keeps_its_robots_while_an_agent_watches_it(how, node):
     kit = must_answer(how, node)
     assert beats(kit, "d1", "a:n0", "a:n1", seconds=5) == []
     stops = beats(kit, "d1", "a:n1", seconds=3)  # the node that watches it is silent
@@ -125,7 +125,7 @@ def test_the_robots_of_a_silent_node_are_gone_long_before_the_node(kit):
     assert kit.group_states() == {"plain": "running"}
 
 
-def test_an_agent_that_comes_back_and_still_has_them_is_told(kit):
+def test_agent_that_returns_with_robot_workers_is_told_to_stop_them(kit):
     beats(kit, "d1", "a:n0", seconds=3)
     there = [running(specs("env", [1], [ARM])[0], "d1"), running(specs("plain", [1], [])[0], "d1")]
     kit.ask("a:n1again", agent_hello("n1", workers=there))
@@ -149,7 +149,7 @@ def test_the_arm_is_free_when_the_hello_of_its_agent_tells_of_the_end(kit):
     assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [ARM]))), Refuse)
 
 
-def test_a_stand_still_of_the_heads_counts_nobody_as_silent(kit):
+def test_stall_of_the_head_counts_no_owner_as_silent(kit):
     kit.stall(5.0)
     assert kit.sent(StopWorkers) == []
     assert beats(kit, "d1", "a:n0", "a:n1", seconds=3) == []
@@ -273,7 +273,7 @@ class TestTheEmergencyStop:
         assert ["env-0"] in [stop.ids for stop in kit.sent(StopWorkers, "a:n1again")]
 
 
-def test_the_end_of_the_owner_ends_them_with_a_reason(kit):
+def test_end_of_the_owner_stops_robot_workers_with_a_reason(kit):
     kit.tell("d1", Goodbye("done"))
     reasons = {stop.ids[0]: stop.reason for stop in kit.sent(StopWorkers)}
     assert reasons["env-0"] == "its owner ended: driver d1, process 100, namespace 'ns', done"

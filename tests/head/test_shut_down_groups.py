@@ -44,7 +44,7 @@ def state(id: str = "g-0", **more) -> WorkerState:
 # --- the head hears of its end once more ---
 
 
-def test_an_end_that_is_told_again_after_the_shutdown_starts_nothing():
+def test_end_that_is_reported_again_after_the_shutdown_starts_nothing():
     kit = cluster()
     kit.exited("a:n0", "g-0", kind="signalled", exit_code=None, signal=9)
     assert kit.ask("d1", StopGroup("ns", "g", 1.0)) == Done()
@@ -54,7 +54,7 @@ def test_an_end_that_is_told_again_after_the_shutdown_starts_nothing():
     assert started(kit) == []
 
 
-def test_nor_does_that_of_a_rank_which_its_namesake_does_not_have():
+def test_late_end_of_a_rank_that_the_namesake_lacks_starts_nothing():
     kit = HeadKit()
     kit.cluster()
     kit.ask("d1", Launch("ns", "g", "m:C", lasting([0, 0], "old")))
@@ -82,7 +82,7 @@ def test_a_restarted_head_ends_what_its_owner_has_shut_down_and_gives_the_name_a
 
 
 @pytest.mark.parametrize("first", ["the agent", "the owner"])
-def test_what_runs_and_is_not_its_owners_any_more_is_stopped(first):
+def test_workers_of_a_group_that_its_owner_shut_down_are_stopped(first):
     kit = cluster()
     kit.restart()
     runs = running(lasting([0])[0], "d1", endpoint=UP, pid=7)
@@ -105,7 +105,7 @@ def test_what_runs_and_is_not_its_owners_any_more_is_stopped(first):
         Handles([], ["g-0"]),
     ],
 )
-def test_what_its_owner_knows_or_waits_for_goes_on(said):
+def test_group_that_its_owner_knows_or_waits_for_goes_on(said):
     kit = cluster()
     kit.restart()
     back(kit, running(lasting([0])[0], "d1", endpoint=UP, pid=7))
@@ -116,7 +116,7 @@ def test_what_its_owner_knows_or_waits_for_goes_on(said):
     assert kit.sent(StopWorkers) == []
 
 
-def test_a_namesake_is_not_what_its_owner_knows():
+def test_namesake_of_a_known_group_is_stopped():
     kit = cluster()
     kit.restart()
     back(kit, running(lasting([0])[0], "d1", endpoint=UP, pid=7))
@@ -140,7 +140,7 @@ def test_a_group_that_another_launched_for_its_owner_goes_on():
     assert kit.group_states() == {"g": "running"}
 
 
-def test_nobody_elses_group_is_stopped():
+def test_groups_of_other_owners_go_on():
     kit = cluster()
     kit.restart()
     back(kit, running(lasting([0])[0], "d1", endpoint=UP, pid=7))

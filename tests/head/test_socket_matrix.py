@@ -213,7 +213,7 @@ async def knocked(endpoint: str) -> None:
 @pytest.mark.parametrize(
     ("visitor", "where", "told", "noted"), TCP, ids=[f"{row[0].__name__} at {row[1]}" for row in TCP]
 )
-async def test_over_tcp_the_others(
+async def test_wrong_keys_are_refused_over_tcp(
     world: World, visitor: Callable[[World], Awaitable[Visitor]], where: str, told: str, noted: str
 ) -> None:
     who = await visitor(world)
@@ -231,7 +231,7 @@ async def test_over_tcp_the_others(
     await (world.head.noted if where == HEADS else world.worker.logged)(noted.format(key=key))
 
 
-async def test_over_tcp_the_right_ones(world: World) -> None:
+async def test_right_keys_are_admitted_over_tcp(world: World) -> None:
     """Whose keys these are: each was let in when the world was made, or is now."""
     head = world.head
     assert isinstance(await head.admin.request(GetStatus(), 10), Status)
@@ -315,7 +315,7 @@ directory is open after all, libzmq closes what is another user's, and cannot sa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 @pytest.mark.parametrize(("name", "mode", "seen"), BY_PATH, ids=[f"{row[0]} in {row[1]:o}" for row in BY_PATH])
-async def test_by_a_unix_socket_another_user(
+async def test_another_user_is_refused_on_a_unix_socket(
     world: World, template: Template, caplog: pytest.LogCaptureFixture, name: str, mode: int, seen: str
 ) -> None:
     path = f"{world.place}/{name}"
@@ -337,13 +337,13 @@ async def test_by_a_unix_socket_another_user(
         )
 
 
-async def test_by_a_unix_socket_this_user_without_the_job_s_token(world: World) -> None:
+async def test_this_user_without_the_token_is_refused_on_a_unix_socket(world: World) -> None:
     told = await world.worker.join(Security(), token="a guess", at=f"ipc://{world.place}/w")
     assert "is not a member of the job of g:0" in told
     await world.worker.logged("refused the link 'driver:x': it does not have its job's token")
 
 
-async def test_by_a_unix_socket_this_user_as_no_agentd(
+async def test_this_user_is_refused_as_agentd_on_a_unix_socket(
     world: World, template: Template, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
@@ -355,7 +355,7 @@ async def test_by_a_unix_socket_this_user_as_no_agentd(
     assert "refused a connection to this template's socket (1 so far): its process is no agentd" in caplog.messages
 
 
-async def test_by_a_unix_socket_the_right_ones(world: World, template: Template) -> None:
+async def test_right_processes_are_admitted_on_a_unix_socket(world: World, template: Template) -> None:
     """At the head that is every process of this user: it is the administrator."""
     network = world.worker.net(Security())
     client = ControlClient(network, f"ipc://{world.place}/head", b"observer:1", lambda notice: None)

@@ -16,7 +16,7 @@ def back(kit: HeadKit, *there) -> None:
     kit.tell("d2", Handles([GroupHandle("ns", "g", states)]))
 
 
-def test_the_ends_of_the_later_one_are_told():
+def test_ends_of_the_later_group_are_reported():
     kit = HeadKit()
     kit.cluster(1)
     early, later = specs("g", [0, 0], launch="early"), specs("g", [0, 0], launch="later")
@@ -27,7 +27,7 @@ def test_the_ends_of_the_later_one_are_told():
     assert {worker.id: worker.exit.kind for worker in told} == {"later-0": "signalled", "later-1": "signalled"}
 
 
-def test_an_end_of_the_earlier_one_is_no_end_of_a_rank_that_is_not_known_yet():
+def test_end_of_the_earlier_group_does_not_end_an_unknown_rank():
     kit = HeadKit()
     kit.cluster(2)
     early, later = specs("g", [0, 0], launch="early"), specs("g", [0, 0], launch="later")

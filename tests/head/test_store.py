@@ -45,7 +45,7 @@ def opened(tmp_path):
     return store.remembered
 
 
-async def test_the_next_head_knows_all_of_it(tmp_path):
+async def test_next_head_reads_the_whole_state(tmp_path):
     store = HeadStore(str(tmp_path))
     assert store.remembered.epoch == 1
     assert await write(store, NODE, KnownNode(node_report("n1"), "n1-1"), Tombstone("client", "d1", "it was silent"))
@@ -69,14 +69,14 @@ async def test_the_next_head_knows_all_of_it(tmp_path):
     assert opened(tmp_path).epoch == 3
 
 
-async def test_what_was_asked_for_before_the_end_is_written(tmp_path):
+async def test_writes_before_close_are_durable(tmp_path):
     store = HeadStore(str(tmp_path))
     store.write([StopPressed("*", "stop")], lambda durable: None)
     store.close()
     assert opened(tmp_path).stops == {"*": "stop"}
 
 
-async def test_only_so_many_are_remembered(tmp_path):
+async def test_tombstones_are_bounded(tmp_path):
     store = HeadStore(str(tmp_path))
     await write(store, Tombstone("node", "other", ""), *(Tombstone("client", str(n), "") for n in range(KEPT + 10)))
     await write(
@@ -88,7 +88,7 @@ async def test_only_so_many_are_remembered(tmp_path):
     assert ("node", "other") in opened(tmp_path).given_up
 
 
-def test_a_second_head_is_told_that_the_first_runs(tmp_path):
+def test_second_head_is_refused_while_the_first_runs(tmp_path):
     first = HeadStore(str(tmp_path))
     with pytest.raises(ConfigError, match="is used by another head that runs") as refused:
         HeadStore(str(tmp_path))
@@ -116,7 +116,7 @@ def test_a_damaged_file_is_refused_with_what_to_do(tmp_path, text):
         "INSERT INTO stops VALUES (x'ff', 'y')",
     ],
 )
-def test_a_value_that_cannot_be_is_damage_too(tmp_path, change):
+def test_malformed_value_is_damage_too(tmp_path, change):
     opened(tmp_path)
     with sqlite3.connect(tmp_path / FILE) as database:
         database.execute(change)
@@ -141,7 +141,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path):
     assert refused.value.path == str(tmp_path / "file" / "state" / FILE)
 
 
-async def test_a_write_that_fails_is_told_and_made_good_by_the_next(tmp_path):
+async def test_failed_write_is_reported_and_repeated_with_the_next(tmp_path):
     """A full disk, as sqlite sees one: the file may not grow."""
     store = HeadStore(str(tmp_path))
     (pages,) = store._database.execute("PRAGMA page_count").fetchone()
@@ -159,14 +159,14 @@ async def test_a_write_that_fails_is_told_and_made_good_by_the_next(tmp_path):
     assert found.stops == {"*": "stop"}
 
 
-def test_others_may_not_read_it(tmp_path):
+def test_other_users_cannot_read_the_state(tmp_path):
     HeadStore(str(tmp_path / "state")).close()
     assert os.stat(tmp_path / "state").st_mode & 0o777 == 0o700
     assert os.stat(tmp_path / "state" / FILE).st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(("where", "mode"), [("state", 0o777), ("state", 0o720), ("state/head.sqlite3", 0o666)])
-def test_what_others_can_write_to_is_refused(tmp_path, where, mode):
+def test_directory_that_others_can_write_is_refused(tmp_path, where, mode):
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "head.sqlite3").touch()
     (tmp_path / where).chmod(mode)

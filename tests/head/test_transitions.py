@@ -72,6 +72,6 @@ def test_every_state_and_event(table, rows, states, events):
                 step(table, state, event)
 
 
-def test_a_lost_node_and_a_gone_worker_stay_so():
+def test_lost_node_and_gone_worker_are_final():
     assert NODE[N.LOST] == {}
     assert WORKER[W.GONE] == {}

@@ -192,7 +192,7 @@ def test_restarts_by_sigterm_lose_no_call_no_message_and_no_item(site, request, 
         status = json.loads(site.cli("status", "--json"))
         assert status["epoch"].startswith(f"{restarts + 1}-")
         figures.add("calls, messages, items", f"{2 * calling.rounds}, {40 * exchanging.rounds}, {10 * handing.rounds}")
-    assert site.log().count("SIGTERM: jobs go on") == restarts
+    assert site.log().count("SIGTERM: jobs continue") == restarts
 
 
 def test_children_of_workers_go_on_over_a_restart(site):

@@ -72,7 +72,7 @@ def test_a_reader_goes_on_where_it_was():
     assert texts(kit.ask(since=99)) == []
 
 
-def test_who_asks_for_events_that_are_gone_is_told_how_many_are_missing():
+def test_reader_is_told_how_many_events_are_missing():
     kit = LogKit(kept=3)
     kit.add(*"abcdefg")
     answer = kit.ask()
@@ -91,7 +91,7 @@ def test_long_events_make_room_sooner_and_the_newest_always_stays():
     assert texts(kit.ask()) == ["c" * 500]
 
 
-def test_who_does_most_makes_room_and_nobody_else():
+def test_largest_share_makes_room():
     kit = LogKit(kept=10)
     kit.add("a", "b", namespace="quiet")
     kit.add("node")
@@ -127,7 +127,7 @@ def test_an_answer_is_bounded_in_length_but_never_empty():
     assert len(kit.ask(since=1).events) == 1
 
 
-def test_another_log_s_number_means_nothing():
+def test_number_of_another_log_is_ignored():
     kit = LogKit()
     kit.add("a", "b")
     assert texts(kit.ask(since=2, log="of the head before", wait_s=5.0)) == ["a", "b"]
@@ -144,7 +144,7 @@ def test_a_job_s_events_are_for_that_job():
     assert kit.ask(namespace="ns", since=3).next == 4  # what is not for it is not looked at again
 
 
-def test_a_reader_waits_until_something_happens_that_is_for_it():
+def test_reader_waits_for_an_event_that_it_may_see():
     kit = LogKit()
     kit.add("old")
     assert kit.ask(7, namespace="ns", since=-1, wait_s=5.0) is None
@@ -159,7 +159,7 @@ def test_a_reader_waits_until_something_happens_that_is_for_it():
     assert set(kit.sent) == {7}
 
 
-def test_who_waits_too_long_hears_that_nothing_happened():
+def test_wait_without_events_ends_empty():
     kit = LogKit()
     assert kit.ask(7, wait_s=5.0, now=10.0) is None
     assert kit.timers.next_deadline() == 15.0
@@ -170,7 +170,7 @@ def test_who_waits_too_long_hears_that_nothing_happened():
     assert kit.timers.next_deadline() == float("inf")
 
 
-def test_waiting_is_bounded():
+def test_waiting_readers_are_bounded():
     kit = LogKit()
     for id in range(LIMITS["readers"].most):
         assert kit.ask(id, wait_s=1e9) is None
@@ -279,7 +279,7 @@ def test_a_driver_reads_its_own_job_s_events_and_no_other_s():
         assert refused.kind == "authentication"
 
 
-def test_a_driver_that_waits_is_told_in_the_same_turn_and_forgotten_with_its_end():
+def test_waiting_driver_is_answered_in_the_same_turn_and_forgotten_with_its_end():
     kit = HeadKit()
     kit.cluster()
     last = kit.ask("d1", GetEvents(namespace="ns")).next

@@ -51,13 +51,13 @@ def pass_time(kit: HeadKit, seconds: float) -> list[list[str]]:
     return stopped
 
 
-def test_who_nobody_watches_is_given_up():
+def test_unwatched_client_that_does_not_return_has_ended():
     kit = restarted()
     assert pass_time(kit, 12) == [["g-0"]]
     assert isinstance(kit.driver("d1", token="token1"), Refuse)
 
 
-def test_who_is_stopped_is_waited_for_and_welcome():
+def test_stopped_client_is_expected_and_welcome():
     kit = restarted("d1")
     assert pass_time(kit, 300) == []
     assert isinstance(kit.driver("d1", token="token1", host="host-n0"), Welcome)
@@ -66,7 +66,7 @@ def test_who_is_stopped_is_waited_for_and_welcome():
     assert pass_time(kit, 300) == []
 
 
-def test_its_process_ends():
+def test_client_whose_process_ends_has_ended():
     kit = restarted("d1")
     pass_time(kit, 30)
     kit.tell("a:n0", ProcessGone("d1"))
@@ -74,7 +74,7 @@ def test_its_process_ends():
     assert [stop.ids for stop in kit.sent(StopWorkers)] == [["g-0"]]
 
 
-def test_an_agent_that_says_hello_again_watches_it_still():
+def test_agent_that_reconnects_still_watches_the_client():
     kit = restarted("d1")
     pass_time(kit, 30)
     kit.ask("a:n0", hello("d1"))
@@ -84,7 +84,7 @@ def test_an_agent_that_says_hello_again_watches_it_still():
 
 
 @pytest.mark.parametrize("end", [Goodbye("stopped"), None])
-def test_its_agent_goes(end):
+def test_client_has_a_lease_when_its_agent_goes(end):
     """A subscriber elsewhere hears of it, in a lease at most."""
     kit = restarted("d1")
     kit.driver("d2", token="token1", pid_start=0)
@@ -103,7 +103,7 @@ def test_its_agent_goes(end):
     assert 30 <= second <= 30 + 2 * kit.timing.lease_s
 
 
-def test_another_agentd_in_its_place_does_not_watch_it():
+def test_new_agentd_does_not_watch_the_client():
     kit = restarted("d1")
     pass_time(kit, 30)
     kit.ask("a:n0n0-2", hello(incarnation="n0-2"))
@@ -113,7 +113,7 @@ def test_another_agentd_in_its_place_does_not_watch_it():
     assert isinstance(kit.driver("d1", token="token1"), Refuse)
 
 
-def test_who_was_given_up_before_is_not_waited_for():
+def test_client_with_a_tombstone_is_not_expected():
     kit = restarted()
     pass_time(kit, 12)
     kit.ask("a:n0", hello("d1"))
@@ -121,7 +121,7 @@ def test_who_was_given_up_before_is_not_waited_for():
     assert kit.sent(Unwatch) == []
 
 
-def test_a_stand_still_of_the_head_changes_nothing():
+def test_stall_of_the_head_does_not_count_as_absence():
     kit = restarted("d1")
     kit.stall(100)
     assert pass_time(kit, 30) == []

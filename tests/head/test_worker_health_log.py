@@ -27,7 +27,7 @@ def news(kit: HeadKit) -> list[str]:
     return [event.text for event in kit.ask("cli", GetEvents()).events if "responsive" in event.kind]
 
 
-def test_who_is_unresponsive_runs_all_the_same_and_its_owner_hears_of_it():
+def test_unresponsive_worker_keeps_running_and_its_owner_hears_of_it():
     kit = running_group()
     kit.tell("a:n0", WorkersHealth([WorkerHealth("g-1", "it does not answer", for_s=5.0)]))
     ((change,),) = [notice.workers for notice in kit.sent(WorkerChanged, "d1")]
@@ -43,7 +43,7 @@ def test_who_is_unresponsive_runs_all_the_same_and_its_owner_hears_of_it():
     ]
 
 
-def test_a_long_call_is_shown_but_is_no_event():
+def test_long_call_is_shown_and_not_logged():
     kit = running_group()
     kit.tell("a:n0", WorkersHealth([WorkerHealth("g-0", method="step", for_s=31.0, waiting=2)]))
     assert pulses(kit) == [WorkerPulse(method="step", since=-31.0, waiting=2), None]
@@ -51,7 +51,7 @@ def test_a_long_call_is_shown_but_is_no_event():
     assert news(kit) == []
 
 
-def test_another_reason_is_no_second_event():
+def test_second_reason_is_not_logged():
     kit = running_group()
     for why in ("its I/O thread", "its template"):
         kit.tell("a:n0", WorkersHealth([WorkerHealth("g-0", why, for_s=5.0)]))
@@ -59,7 +59,7 @@ def test_another_reason_is_no_second_event():
     assert pulses(kit)[0].unresponsive == "its template"
 
 
-def test_who_has_ended_has_no_pulse_and_others_workers_are_not_believed():
+def test_ended_worker_has_no_pulse_and_reports_on_workers_of_other_nodes_are_ignored():
     kit = HeadKit()
     kit.cluster(2)
     kit.launch("g", [0, 0])

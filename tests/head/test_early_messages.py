@@ -61,7 +61,7 @@ def test_a_group_is_found_when_all_its_workers_are_known():
     assert kit.ask("d2", FindGroup("ns", "g")).group.workers == found.group.workers
 
 
-def test_what_is_not_there_is_said_when_the_waiting_is_over():
+def test_missing_group_is_reported_when_the_waiting_is_over():
     kit = cluster(2)
     kit.restart()
     kit.driver("d1", token="token1", pid_start=0)
@@ -122,13 +122,13 @@ def test_a_client_that_goes_waits_no_longer():
     assert "new" not in kit.group_states()
 
 
-def test_a_first_head_keeps_nobody_waiting():
+def test_first_head_answers_at_once():
     kit = HeadKit()
     assert isinstance(kit.driver(), Welcome)
     assert kit.ask("d1", FindGroup("ns", "g")).kind == "not_found"
 
 
-def test_a_stand_still_of_the_head_is_no_silence_of_its_nodes():
+def test_stall_of_the_head_is_no_silence_of_its_nodes():
     kit = cluster(2, lease_s=10)
     kit.restart()
     kit.wait(1)
@@ -150,7 +150,7 @@ def test_a_launch_that_the_earlier_head_carried_out_is_answered_not_refused():
     assert [worker.state for worker in launched.group.workers] == ["running", "running"]
 
 
-def test_one_that_it_had_begun_is_brought_to_its_end():
+def test_launch_that_the_earlier_head_had_begun_is_completed():
     kit = cluster(2)
     kit.restart()
     returns(kit)
@@ -162,7 +162,7 @@ def test_one_that_it_had_begun_is_brought_to_its_end():
     assert kit.group_states() == {"g": "starting"}
 
 
-def test_one_whose_node_is_lost_ends():
+def test_launch_of_the_earlier_head_whose_node_is_lost_ends():
     kit = cluster(2, lease_s=10)
     kit.restart()
     returns(kit, pid_start=0)

@@ -27,7 +27,7 @@ def found(kit):
     return [body.group.name for peer, body in kit.answers() if peer == "w" and isinstance(body, Launched)]
 
 
-def test_it_is_answered_when_the_group_is_launched(kit):
+def test_lookup_is_answered_when_the_group_is_launched(kit):
     kit.launch("h", [0])
     assert found(kit) == ["h"]
     kit.ready("a:n0", "h-0")
@@ -36,12 +36,12 @@ def test_it_is_answered_when_the_group_is_launched(kit):
     assert kit.refusals() == []
 
 
-def test_it_is_refused_when_its_time_is_over(kit):
+def test_lookup_is_refused_when_its_time_is_over(kit):
     kit.wait(2)
     assert [("no group named 'h'" in one.text, one.kind) for one in kit.refusals()] == [(True, "not_found")]
 
 
-def test_a_namesake_is_not_it(kit):
+def test_lookup_does_not_take_a_namesake(kit):
     kit.launch("h", [0], launch="other")
     assert found(kit) == []
     kit.wait(2)
@@ -50,26 +50,26 @@ def test_a_namesake_is_not_it(kit):
     assert isinstance(refused, Refuse)
 
 
-def test_a_namesake_that_has_ended_is_not_it(kit):
+def test_lookup_does_not_take_a_namesake_that_has_ended(kit):
     kit.launch("h", [0], launch="other")
     kit.exited("a:n0", "other-0")
     assert isinstance(kit.ask("d1", FindGroup("ns", "h", True, "other")), Launched)
     assert isinstance(kit.ask("d1", FindGroup("ns", "h", True, "h")), Refuse)
 
 
-def test_asked_again_it_is_answered_once(kit):
+def test_lookup_that_is_sent_again_is_answered_once(kit):
     assert kit.ask("w", LOOK) is None
     kit.launch("h", [0])
     assert found(kit) == ["h"]
 
 
-def test_whoever_has_ended_is_not_answered(kit):
+def test_lookup_of_a_client_that_has_ended_is_dropped(kit):
     kit.tell("w", Goodbye())
     kit.exited("a:n0", "g-0")
     kit.launch("h", [0])
     assert found(kit) == []
 
 
-def test_the_end_of_the_cluster_ends_the_wait(kit):
+def test_end_of_the_cluster_refuses_waiting_lookups(kit):
     kit.ask("d1", StopCluster())
     assert [one.peer for one in kit.refusals()] == [b"w"]

@@ -30,7 +30,7 @@ def ask(kit: HeadKit, peer: str = "d1", node: str = "n1") -> str:
     return look.id
 
 
-def test_the_nodes_answer_reaches_who_asked_once(kit):
+def test_answer_of_the_node_reaches_the_client_once(kit):
     id = ask(kit)
     kit.tell("a:n1", HardwareFound(id, ANSWER))
     assert kit.answers() == [("d1", Enumerated(ANSWER))]
@@ -50,7 +50,7 @@ def test_node_with_a_new_connection_is_asked_again(kit):
     assert kit.sent(LookForHardware) == []
 
 
-def test_two_looks_on_one_node_are_told_apart(kit):
+def test_two_queries_on_one_node_are_told_apart(kit):
     kit.driver("d2")
     first, second = ask(kit), ask(kit, "d2")
     kit.tell("a:n1", HardwareFound(second, ANSWER))
@@ -107,7 +107,7 @@ def keep_alive(kit: HeadKit, seconds: int) -> list[Refuse]:
     return refused
 
 
-def test_a_node_that_gives_no_answer_is_given_up(kit):
+def test_query_without_an_answer_times_out(kit):
     id = ask(kit)
     assert keep_alive(kit, int(QUESTION.limit_s + SPARE_S) - 1) == []
     refused, stop = keep_alive(kit, 2)
@@ -119,7 +119,7 @@ def test_a_node_that_gives_no_answer_is_given_up(kit):
     assert kit.answers() == []
 
 
-def test_when_the_asker_has_ended_the_node_may_stop(kit):
+def test_end_of_the_client_stops_the_query(kit):
     id = ask(kit)
     kit.tell("d1", Goodbye("done"))
     assert kit.sent(StopLooking, "a:n1") == [StopLooking(id)]
@@ -127,5 +127,5 @@ def test_when_the_asker_has_ended_the_node_may_stop(kit):
     assert kit.answers() == []
 
 
-def test_an_answer_to_an_earlier_head_is_not_taken_for_ones_own(kit):
+def test_answer_to_an_earlier_head_is_ignored(kit):
     assert ask(kit).startswith(kit.head.identity.epoch)

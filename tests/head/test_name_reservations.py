@@ -35,7 +35,7 @@ def launch(kit: HeadKit):
     return kit.launch("g", [0], launch="again")
 
 
-def test_it_is_held_while_the_worker_may_run():
+def test_name_is_held_while_a_lost_worker_may_run():
     kit = cut_off()
     refused = launch(kit)
     assert refused.kind == "name_in_use"
@@ -48,13 +48,13 @@ def test_it_is_held_while_the_worker_may_run():
     assert launch(kit).group.name == "g"
 
 
-def test_it_is_free_when_the_node_is_back_without_the_worker():
+def test_name_is_free_when_the_node_is_back_without_the_worker():
     kit = cut_off()
     kit.node("n1", "again", ip="10.0.0.2")
     assert launch(kit).group.name == "g"
 
 
-def test_it_is_held_until_a_worker_that_came_back_has_ended():
+def test_name_is_held_until_a_worker_that_came_back_has_ended():
     kit = cut_off()
     there = running(specs("g", [0, 1])[1], "d1", endpoint=Endpoint("h", "ipc://x"), pid=7)
     kit.ask("a:n1again", agent_hello("n1", "again", ip="10.0.0.2", workers=[there]))
@@ -64,14 +64,14 @@ def test_it_is_held_until_a_worker_that_came_back_has_ended():
     assert launch(kit).group.name == "g"
 
 
-def test_it_is_free_when_the_end_came_with_the_hello():
+def test_name_is_free_when_the_hello_reports_the_end():
     kit = cut_off()
     there = running(specs("g", [0, 1])[1], "d1", exit=ExitReport("signalled", signal=9))
     kit.ask("a:n1again", agent_hello("n1", "again", ip="10.0.0.2", workers=[there]))
     assert launch(kit).group.name == "g"
 
 
-def test_a_node_that_said_goodbye_has_ended_its_workers():
+def test_name_is_free_after_the_goodbye_of_the_node():
     kit = HeadKit(lease_s=LEASE_S, rank_hold_s=HOLD_S)
     kit.cluster(2)
     kit.launch("g", [1])

@@ -20,7 +20,7 @@ def kit() -> HeadKit:
     return kit
 
 
-def test_a_client_whose_connection_stands_outlives_what_an_agent_says(kit):
+def test_client_whose_connection_stands_survives_a_false_report(kit):
     kit.tell("a:n1", ProcessGone("d1"))
     kit.beats("a:n0", "a:n1", "d1", seconds=30)
     assert kit.clients() == 1
@@ -38,14 +38,14 @@ def test_a_stopped_client_is_left_to_the_agents_that_still_watch_it(kit):
 
 
 @pytest.mark.parametrize("agent", ["a:n0", "a:n1"])
-def test_an_end_that_one_agent_hides_another_tells(kit, agent):
+def test_end_that_one_agent_hides_is_reported_by_another(kit, agent):
     kit.killed("d1", agent)
     assert kit.clients() == 0
     other = "a:n1" if agent == "a:n0" else "a:n0"
     assert kit.sent(Unwatch, other) == [Unwatch("d1")]
 
 
-def test_the_end_of_the_connection_may_come_after_the_agents_word(kit):
+def test_connection_may_close_after_the_report(kit):
     kit.tell("a:n0", ProcessGone("d1"))
     tries = len(kit.sent(Beat, "d1")) + sum(isinstance(c.body, Beat) for c in kit.wait(LAST_TRY_S / 2))
     assert tries > 2
@@ -53,7 +53,7 @@ def test_the_end_of_the_connection_may_come_after_the_agents_word(kit):
     assert kit.clients() == 0
 
 
-def test_a_connection_that_closes_later_ends_nobody(kit):
+def test_connection_that_closes_later_ends_no_client(kit):
     kit.tell("a:n1", ProcessGone("d1"))
     kit.wait(3 * LAST_TRY_S)
     kit.unreachable("d1")
@@ -61,7 +61,7 @@ def test_a_connection_that_closes_later_ends_nobody(kit):
     assert kit.clients() == 1
 
 
-def test_who_says_hello_over_another_connection_is_there(kit):
+def test_client_that_says_hello_over_another_connection_lives(kit):
     kit.tell("a:n1", ProcessGone("d1"))
     hello = kit.driver(host="host-n0")
     assert isinstance(hello, Welcome)

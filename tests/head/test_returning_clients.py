@@ -33,7 +33,7 @@ def test_an_owner_hears_of_workers_whose_node_did_not_return():
     assert kit.disk.given_up["worker", "g-1"]
 
 
-def test_an_owner_hears_of_a_group_that_nobody_has():
+def test_owner_hears_of_a_group_that_no_node_has():
     kit = cluster(1)
     kit.restart()
     alone(kit, 0)
@@ -43,7 +43,7 @@ def test_an_owner_hears_of_a_group_that_nobody_has():
     assert [(worker.id, worker.state, worker.exit.kind) for worker in changed.workers] == [("g-0", "gone", "node_lost")]
 
 
-def test_who_was_told_of_an_end_never_sees_that_worker_again():
+def test_worker_whose_end_was_reported_never_comes_back():
     kit = cluster(1)
     kit.restart()
     alone(kit, 0)
@@ -95,7 +95,7 @@ def test_an_end_that_the_agent_remembers_is_told_as_it_was():
     assert changed.workers[0].exit.signal == 9
 
 
-def test_a_group_of_another_namespace_is_nobodys_business():
+def test_handles_of_another_namespace_are_ignored():
     kit = cluster(1)
     kit.restart()
     back(kit, 0, 1)
