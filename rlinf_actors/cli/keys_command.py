@@ -21,7 +21,7 @@ import click
 from rlinf_actors.cli.output import Amount, json_option, note, seconds, show_fields, show_json, show_table
 from rlinf_actors.cli.queries import TIMEOUT_S, expected, find_head, head_option, observing
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
-from rlinf_actors.head.commands import Command, LogEvent, Persist, Refusal
+from rlinf_actors.head.commands import Command, LogEvent, Persist, Refused
 from rlinf_actors.head.key_registry import TOKEN_S, KeyRegistry
 from rlinf_actors.head.store import FILE, HeadStore, own_keys
 from rlinf_actors.net.discovery import client_settings
@@ -161,7 +161,7 @@ async def _offline(state_dir: str, settings: Settings, question: Question) -> Ke
                 changed = registry.revoke(question, question.by, now)
             else:
                 changed = registry.all()
-        except Refusal as refused:
+        except Refused as refused:
             raise refusal(Failed(0, refused.kind, refused.text, [], refused.path)) from None
         registry.flush()
         changes = [command.change for command in out if isinstance(command, Persist)]

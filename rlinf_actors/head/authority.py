@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlinf_actors.head.commands import Message, Refusal
+from rlinf_actors.head.commands import Message, Refused
 from rlinf_actors.head.records import Client
 from rlinf_actors.security.members import LOCAL, VERBS, Member, may
 from rlinf_actors.wire.agent_messages import AgentHello, ClientHello, FlushLogs, LogCredit
@@ -43,12 +43,12 @@ class Authority:
         head, member, body, speaker = self._head, event.member, event.body, self.speaker(event)
         verb = type(body).__name__
         if not may(speaker, verb):
-            raise Refusal(KIND, f"{speaker} may not say {verb}", advice=who_may(verb))
+            raise Refused(KIND, f"{speaker} may not say {verb}", advice=who_may(verb))
         if isinstance(body, EStop) and body.release and speaker.role not in ("local", "driver", "head"):
-            raise Refusal(KIND, f"{speaker} may not release an emergency stop: a driver may, or the head's machine")
+            raise Refused(KIND, f"{speaker} may not release an emergency stop: a driver may, or the head's machine")
         session = head.nodes.of_peer(event.peer) or head.clients.of_peer(event.peer)
         if session is not None and not session.member.is_same(member):
-            raise Refusal(KIND, f"{member} speaks as {session.member}: a session belongs to the key that began it")
+            raise Refused(KIND, f"{member} speaks as {session.member}: a session belongs to the key that began it")
         if member.role == "local":
             return
         if isinstance(body, AgentHello):
@@ -58,15 +58,15 @@ class Authority:
         elif isinstance(body, DrainNode) and member.role == "agent":
             node = head.nodes.known(body.node_id)
             if node is None or not node.member.is_same(member):
-                raise Refusal(KIND, f"{member} may drain its own node only, and {body.node_id!r} is not")
+                raise Refused(KIND, f"{member} may drain its own node only, and {body.node_id!r} is not")
         elif isinstance(body, EndGroup) and not self.sees(event)(body.namespace):
-            raise Refusal(
+            raise Refused(
                 KIND, f"{member} may end groups of its own jobs only, and namespace {body.namespace!r} is not"
             )
         elif (
             isinstance(body, (LogCredit, FlushLogs)) and isinstance(session, Client) and session.namespace != body.owner
         ):
-            raise Refusal(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
+            raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
 
     def speaker(self, event: Message) -> Member:
         """Return the member as whom a peer speaks.
@@ -93,9 +93,9 @@ class Authority:
     def _agent(self, member: Member, hello: AgentHello) -> None:
         report = hello.node
         if hello.is_head:
-            raise Refusal(KIND, f"{member} says that the head runs in its process; that agent needs no key")
+            raise Refused(KIND, f"{member} says that the head runs in its process; that agent needs no key")
         if member.name not in (report.hostname, report.node_id):
-            raise Refusal(
+            raise Refused(
                 KIND,
                 f"{member} calls its node {report.hostname!r} (id {report.node_id}): a node has the name of its key "
                 "([node] name), or its id ([node] id, --node-id)",
@@ -108,24 +108,24 @@ class Authority:
             return
         if known.member == LOCAL and not known.is_head and not known.alive:
             return  # it was here before this cluster had keys
-        raise Refusal(
+        raise Refused(
             KIND, f"{member} says that it is node {known.name} (id {known.id}), which belongs to {known.member}"
         )
 
     def _client(self, member: Member, hello: ClientHello) -> None:
         if hello.role != member.role:
-            raise Refusal(KIND, f"{member} says that it is a {hello.role}")
+            raise Refused(KIND, f"{member} says that it is a {hello.role}")
         if member.role == "worker" and hello.namespace != member.job:
-            raise Refusal(KIND, f"{member} says that it belongs to namespace {hello.namespace!r}")
+            raise Refused(KIND, f"{member} says that it belongs to namespace {hello.namespace!r}")
         known = self._head.clients.get(hello.incarnation)
         if known is not None and not known.member.is_same(member):
-            raise Refusal(KIND, f"{member} says that it is {known}, which is {known.member}")
+            raise Refused(KIND, f"{member} says that it is {known}, which is {known.member}")
         if member.role == "driver":
             if known is None:
                 self._head.clients.check_driver(member)
             why_not = self._head.jobs.may_open(hello.namespace, member.name, hello.token)
             if why_not:
-                raise Refusal(KIND, f"{member} may not join namespace {hello.namespace!r}: {why_not}")
+                raise Refused(KIND, f"{member} may not join namespace {hello.namespace!r}: {why_not}")
 
 
 def who_may(verb: str) -> str:

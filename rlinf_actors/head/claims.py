@@ -12,9 +12,9 @@ from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlinf_actors.head.commands import Refusal
+from rlinf_actors.head.commands import Refused
 from rlinf_actors.head.records import Group, Node, WorkerRecord
-from rlinf_actors.head.timers import Timer
+from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 from rlinf_actors.wire.values import Claim, LeaseState
 
@@ -39,7 +39,7 @@ class HardwareClaim:
     since: float
     lost: float | None = None
     until: float = math.inf
-    timer: Timer | None = None
+    timer: HeapTimer | None = None
 
     @property
     def worker_name(self) -> str:
@@ -71,7 +71,7 @@ class ClaimTable:
         now = self._head.now
         claims = list({claim.key: claim for claim in claims}.values())
         if claims and now < self.settled:
-            raise Refusal(
+            raise Refused(
                 IN_USE,
                 f"the head has just started, and {claims[0].title} may be in use on a node that it has not heard of "
                 f"yet; it knows in {self.settled - now:.1f} s",
@@ -79,7 +79,7 @@ class ClaimTable:
         for claim in claims:
             for held in self._claims.get(claim.key, {}).values():
                 if held.group is not group:
-                    raise Refusal(IN_USE, self._refusal(held))
+                    raise Refused(IN_USE, self._refusal(held))
 
     def states(self, now: float) -> list[LeaseState]:
         """Return every robot that is held, by key."""
@@ -193,7 +193,7 @@ class _LostWorker:
     node_id: str
     node: str
     until: float
-    timer: Timer
+    timer: HeapTimer
 
 
 class NameReservations:
@@ -229,7 +229,7 @@ class NameReservations:
         lost = self._lost.get((namespace, name))
         if lost:
             one = max(lost.values(), key=lambda one: one.until)
-            raise Refusal(
+            raise Refused(
                 "name_in_use",
                 f"the name {name!r} of namespace {namespace!r} is held for {one.until - self._head.now:.0f} s at most: "
                 f"worker {one.name} was lost with node {one.node} and may still run there. It is free as soon as that "

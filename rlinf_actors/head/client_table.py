@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlinf_actors.head.commands import CLIENT, Notify, Refusal, Snapshot
+from rlinf_actors.head.commands import CLIENT, Notify, Refused, Snapshot
 from rlinf_actors.head.quotas import Quota, Tombstones, label
 from rlinf_actors.head.records import Client, Index, Node
-from rlinf_actors.head.timers import Timer
+from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import Beat, ClientHello, Goodbye, Unwatch, Watch
 from rlinf_actors.wire.client_messages import ClientGone
@@ -55,7 +55,7 @@ class ExpectedClient:
     named_by: Member
     until: float
     reported_dead: bool = False
-    timer: Timer | None = None
+    timer: HeapTimer | None = None
 
 
 class ExpectedClients:
@@ -147,7 +147,7 @@ class SuspectedDeath:
 
     client: Client
     pause: float = FIRST_TRY_S
-    timer: Timer | None = None
+    timer: HeapTimer | None = None
 
 
 class ProcessWatches:
@@ -224,7 +224,7 @@ class ClientTable:
         self._of_job: Index[Client] = Index()
         self._of_host: Index[Client] = Index()
         self._below: Index[Client] = Index()  # children of workers, by the worker's id
-        self._timers: dict[str, Timer] = {}
+        self._timers: dict[str, HeapTimer] = {}
         self._sessions = Quota("sessions")
         self._drivers = Quota("drivers")
         self._ended = Tombstones(CLIENT, head.emit, before)
@@ -326,13 +326,13 @@ class ClientTable:
     def _check(self, peer: bytes, hello: ClientHello, worker_namespace: str | None, member: Member) -> None:
         reason = self._ended.get(hello.incarnation)
         if reason is not None:
-            raise Refusal("node_lost", f"the head has given up on this {hello.role}: {reason}")
+            raise Refused("node_lost", f"the head has given up on this {hello.role}: {reason}")
         other = self._by_peer.get(peer)
         if other is not None and other.incarnation != hello.incarnation:
-            raise Refusal("protocol", f"this connection is {other}'s; another client has its own")
+            raise Refused("protocol", f"this connection is {other}'s; another client has its own")
         why_not = self._may_join(hello, worker_namespace)
         if why_not:
-            raise Refusal("authentication", why_not)
+            raise Refused("authentication", why_not)
         if hello.incarnation not in self._clients:
             self._sessions.check(member.key, str(member))
 

@@ -251,7 +251,7 @@ Command = Union[Notify, Answer, Refuse, EndCluster, LogEvent, Persist]
 Emit = Callable[[Command], None]
 
 
-class Refusal(Exception):
+class Refused(Exception):
     """Raised inside the coordinator to refuse the request at hand; fields as in wire.control_codec.Failed.
 
     `advice` goes to the sender of the request, after the text, and not into the log.

@@ -47,8 +47,8 @@ from rlinf_actors.head.commands import (
     Notify,
     PeerUnreachable,
     Persist,
-    Refusal,
     Refuse,
+    Refused,
     RequestReceived,
     Snapshot,
     StoreStatus,
@@ -231,9 +231,9 @@ class Coordinator:
         """True if the member may send this message; else it is refused, and that is logged."""
         try:
             if event.member.key and self.keys.admit(event.member.key, self.wall) is None:  # ended while it was held
-                raise Refusal("authentication", self.keys.why_not(event.member.key, self.wall))
+                raise Refused("authentication", self.keys.why_not(event.member.key, self.wall))
             self.authority.check(event)
-        except Refusal as error:
+        except Refused as error:
             self._refuse(event, error)
             return False
         return True
@@ -243,12 +243,12 @@ class Coordinator:
         try:
             if isinstance(event, RequestReceived):
                 self.requests.begin(event.peer, event.id, event.member)
-        except Refusal as error:
+        except Refused as error:
             self._refuse(event, error)
             return False
         return True
 
-    def _refuse(self, event: Message, error: Refusal) -> None:
+    def _refuse(self, event: Message, error: Refused) -> None:
         if isinstance(event, RequestReceived):
             text = f"{error.text}: {error.advice}" if error.advice else error.text
             # not by `emit`: the number may be that of another request, which still waits

@@ -22,7 +22,7 @@ from rlinf_actors.head import quotas
 from rlinf_actors.head.commands import Answer, LogEvent
 from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
-from rlinf_actors.head.timers import Timer
+from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.security.refusal_tally import Due, RefusalTally
 from rlinf_actors.wire.client_messages import Events, GetEvents
 from rlinf_actors.wire.protocol import printable
@@ -50,7 +50,7 @@ class _Reader:
     asked: GetEvents
     sees: Sees
     key: str
-    timer: Timer | None = None
+    timer: HeapTimer | None = None
 
 
 @dataclass
@@ -274,7 +274,7 @@ class RefusalLog:
     def __init__(self, head: Coordinator) -> None:
         self._head = head
         self._tally: RefusalTally[LogEvent] = RefusalTally(WINDOW_S)
-        self._timer: Timer | None = None
+        self._timer: HeapTimer | None = None
 
     @property
     def count(self) -> int:

@@ -20,7 +20,7 @@ from rlinf_actors.head.event_log import of_end, of_life
 from rlinf_actors.head.quotas import Tombstones
 from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.restarts import EndedGroups, FirstFailures, Restarts, not_restarted
-from rlinf_actors.head.timers import Timer
+from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import StartWorkers, StopWorkers, WorkerReady
 from rlinf_actors.wire.client_messages import Done, WorkerChanged
@@ -54,7 +54,7 @@ class GroupTable:
         self._unseen = Tombstones(WORKER, head.emit, before)
         self._ended = EndedGroups()
         self._restarts = Restarts()
-        self._restart_timers: dict[str, Timer] = {}
+        self._restart_timers: dict[str, HeapTimer] = {}
         self._first_failures = FirstFailures()
         self.robots_changed: dict[tuple[str, str], Group] = {}
         self.claims = ClaimTable(head)

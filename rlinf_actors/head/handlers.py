@@ -2,7 +2,7 @@
 
 Four tables map a message class to its handler: requests that need no session, requests of clients, notices of agents
 and notices of clients. `head.authority` has decided before that this member may send the message. A request handler
-returns the answer, or None when the answer comes later; a Refusal is the answer too. A notice that is in no table, or
+returns the answer, or None when the answer comes later; a Refused is the answer too. A notice that is in no table, or
 that does not fit the state, is counted and dropped.
 """
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.head import validation
 from rlinf_actors.head.client_table import abandoned
-from rlinf_actors.head.commands import Answer, EndCluster, NoticeReceived, Notify, Refusal, Refuse, RequestReceived
+from rlinf_actors.head.commands import Answer, EndCluster, NoticeReceived, Notify, Refuse, Refused, RequestReceived
 from rlinf_actors.head.event_log import of_driver, of_node
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.validation import own_namespace
@@ -141,7 +141,7 @@ class Handlers:
         head = self._head
         try:
             answer = self._answer(event)
-        except Refusal as error:
+        except Refused as error:
             head.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
             if isinstance(event.body, (AgentHello, ClientHello)):
                 who = peer_name(event.peer) if event.member == LOCAL else str(event.member)
@@ -160,9 +160,9 @@ class Handlers:
         if kind in self._requests:
             return self._requests[kind](event, event.body)
         if client is not None:
-            raise Refusal("protocol", f"the head does not answer a {kind.__name__}")
+            raise Refused("protocol", f"the head does not answer a {kind.__name__}")
         head.emit(Notify(event.peer, Beat(HELLO_AGAIN)))
-        raise Refusal("hello", "the head does not know this process: it was restarted, or no hello was sent")
+        raise Refused("hello", "the head does not know this process: it was restarted, or no hello was sent")
 
     def notice(self, event: NoticeReceived) -> None:
         """Take a notice; an unknown peer is asked to say hello."""
@@ -226,7 +226,7 @@ class Handlers:
         protocol = agreed(hello.protocol, hello.newest)
         if not protocol:
             theirs, ours = spoken(hello.protocol, hello.newest), spoken(OLDEST, PROTOCOL)
-            raise Refusal(
+            raise Refused(
                 "protocol",
                 f"{who} is rlinf-actors {hello.version} ({theirs}), the head is {self._head.identity.version} "
                 f"({ours}): {what_to_upgrade(hello.protocol, who, 'the head first')}",
@@ -273,12 +273,12 @@ class Handlers:
 
     def _get_nodes(self, client: Client, event: RequestReceived, body: GetNodes) -> None:
         if not 0 <= body.num_nodes <= MAX_NODES:
-            raise Refusal("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
+            raise Refused("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
         self._head.nodes.wait(event.peer, event.id, body)
 
     def _launch(self, client: Client, event: RequestReceived, body: Launch) -> Body | None:
         if self._ending:
-            raise Refusal("usage", "the cluster is being stopped")
+            raise Refused("usage", "the cluster is being stopped")
         return self._head.launches.launch(client, event, body)
 
     # --- output of workers ---
@@ -314,9 +314,9 @@ class Handlers:
     def _stop_for_good(self, event: RequestReceived, body: StopCluster) -> None:
         """`rlinf-actors head stop`."""
         if self._head.identity.embedded:
-            raise Refusal("usage", "this is the private cluster of a script: it ends with that script")
+            raise Refused("usage", "this is the private cluster of a script: it ends with that script")
         if event.member.role not in ("local", "head"):
-            raise Refusal("authentication", f"{event.member} may not end the cluster: the head's own key may")
+            raise Refused("authentication", f"{event.member} may not end the cluster: the head's own key may")
         asked = _signed(event, body)
         self._why_ending = f"{asked.by or 'a local process'} ended the cluster"
         self._why_ending += f": {asked.reason}" if asked.reason else ""
@@ -324,7 +324,7 @@ class Handlers:
 
     def _stop_own(self, client: Client, event: RequestReceived, body: StopCluster) -> None:
         if not self._head.identity.embedded:
-            raise Refusal("usage", "this cluster is not the driver's own: `rlinf-actors head stop` ends it")
+            raise Refused("usage", "this cluster is not the driver's own: `rlinf-actors head stop` ends it")
         self._end_all(event, body)
 
     def _end_all(self, event: RequestReceived, body: StopCluster) -> None:

@@ -31,7 +31,7 @@ from rlinf_actors.head.commands import (
     KnownJob,
     LogEvent,
     Persist,
-    Refusal,
+    Refused,
     Snapshot,
 )
 from rlinf_actors.security.members import LOCAL, NAME_RULE, Member, fingerprint, is_key, is_name
@@ -144,13 +144,13 @@ class KeyRegistry:
     def add(self, asked: AddKey, who: str, wall: float) -> KeyState:
         """List a key or a join token at the request of *who*."""
         if not self.own.public:
-            raise Refusal("usage", NO_KEYS)
+            raise Refused("usage", NO_KEYS)
         if not is_name(asked.name):
-            raise Refusal("usage", f"{asked.name[:100]!r} is no name: {NAME_RULE}")
+            raise Refused("usage", f"{asked.name[:100]!r} is no name: {NAME_RULE}")
         self._check_new(asked.public)
         same = self._of(asked.role, asked.name)
         if not all(key.token for key in same):
-            raise Refusal(
+            raise Refused(
                 "usage",
                 f"{asked.role} {asked.name!r} has a key already: end that by `rlinf-actors keys revoke {asked.name}`, "
                 "or have its machine change it by `rlinf-actors keys rotate`",
@@ -167,7 +167,7 @@ class KeyRegistry:
         """List the key of a member that holds a join token."""
         token = self._keys.get(member.key)
         if token is None or not token.token or self.admit(member.key, wall) is None:
-            raise Refusal("authentication", "a key is listed by a join token alone: `rlinf-actors keys enroll NODE`")
+            raise Refused("authentication", "a key is listed by a join token alone: `rlinf-actors keys enroll NODE`")
         self._check_new(asked.public)
         by = f"join token {fingerprint(token.public)} of {token.added_by}"
         key = KeyState(asked.public, token.role, token.name, wall, by)
@@ -180,9 +180,9 @@ class KeyRegistry:
         """Replace the key of a member."""
         old = self._keys.get(member.key)
         if old is None or old.token:
-            raise Refusal("usage", f"{member} has no key in the head's list, and so none to change")
+            raise Refused("usage", f"{member} has no key in the head's list, and so none to change")
         if old.expires_at is not None:
-            raise Refusal("usage", f"{_called(old)} was replaced already: this machine has an old key file")
+            raise Refused("usage", f"{_called(old)} was replaced already: this machine has an old key file")
         self._check_new(asked.public)
         key = KeyState(asked.public, old.role, old.name, wall, f"rotation of {fingerprint(old.public)}")
         why = f"key {fingerprint(key.public)} has replaced it"
@@ -205,7 +205,7 @@ class KeyRegistry:
         if not hit:
             near = difflib.get_close_matches(asked.name, sorted({key.name for key in good}), 3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise Refusal("not_found", f"no key or join token of {asked.name!r} is good{hint}")
+            raise Refused("not_found", f"no key or join token of {asked.name!r} is good{hint}")
         return self._end(hit, f"{who} revoked it", wall)
 
     def tick(self, wall: float) -> None:
@@ -245,9 +245,9 @@ class KeyRegistry:
 
     def _check_new(self, public: str) -> None:
         if not is_key(public):
-            raise Refusal("usage", f"{public[:60]!r} is no public key")
+            raise Refused("usage", f"{public[:60]!r} is no public key")
         if public in self._keys or public == self.own.public or public in self._jobs.values():
-            raise Refusal("usage", f"key {fingerprint(public)} is known already: make a new one")
+            raise Refused("usage", f"key {fingerprint(public)} is known already: make a new one")
 
     def _of(self, role: str, name: str) -> list[KeyState]:
         """Return the valid keys and tokens of a member."""

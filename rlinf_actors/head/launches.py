@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from rlinf_actors.head.claims import ADVICE, IN_USE
-from rlinf_actors.head.commands import Answer, Notify, Refusal, Refuse, RequestReceived
+from rlinf_actors.head.commands import Answer, Notify, Refuse, Refused, RequestReceived
 from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.records import Client, Group, WorkerRecord
 from rlinf_actors.head.recovery import NO_NODE_HAS_IT
-from rlinf_actors.head.timers import Timer
+from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.head.validation import check_outlives, check_workers, node_for, own_namespace
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.wire.client_messages import Detach, Done, EndGroup, FindGroup, Launch, Launched, StopGroup, Warn
@@ -34,7 +34,7 @@ class _Waiting:
     id: int
     asked: Launch | FindGroup
     deadline: float
-    timer: Timer | None = None
+    timer: HeapTimer | None = None
 
 
 class Launches:
@@ -52,7 +52,7 @@ class Launches:
         """Reserve the name and start the workers; None: answered later, once the hardware is free."""
         try:
             return self._launch(client, asked)
-        except Refusal as refusal:
+        except Refused as refusal:
             settled = self._head.groups.claims.settled
             patience_s = max(asked.wait_s, settled - self._head.now)
             if refusal.kind != IN_USE or patience_s <= 0:
@@ -75,7 +75,7 @@ class Launches:
         if taken is not None and asked.get_if_exists and not taken.stopping and not taken.gone:
             return self._existing(taken, client, asked)
         if taken is not None and not groups.release(taken):
-            raise Refusal(
+            raise Refused(
                 "name_in_use",
                 f"a group named {asked.group!r} is {taken.summary} in namespace {asked.namespace!r}: "
                 "give this one another name, or shut that one down first",
@@ -114,7 +114,7 @@ class Launches:
         """
         groups = self._head.groups
         if group.stopping:
-            raise Refusal("usage", f"group {group.name!r} is being stopped: launch it again when it has ended")
+            raise Refused("usage", f"group {group.name!r} is being stopped: launch it again when it has ended")
         check_workers(asked, lambda id: groups.of_worker(id) not in (None, group))
         token = self._head.jobs.token(asked.namespace)
         groups.subscribe(group, client)
@@ -123,7 +123,7 @@ class Launches:
                 (node_for(spec, self._head.nodes), spec) for spec in asked.workers if spec.id not in group.launch
             ]
             groups.claims.check((claim for _, spec in missing for claim in spec.claims), group)
-        except Refusal as refusal:
+        except Refused as refusal:
             if refusal.kind != IN_USE or self._head.now >= groups.claims.settled:
                 groups.stop_group(group, "not all its nodes, or robots, were there after the head was restarted")
             raise
@@ -138,7 +138,7 @@ class Launches:
     def _existing(self, group: Group, client: Client, asked: Launch) -> Launched:
         """Answer a launch that takes the group of its name, if there is one."""
         if group.cls.rpartition(":")[2] != asked.cls.rpartition(":")[2]:
-            raise Refusal(
+            raise Refused(
                 "name_in_use",
                 f"the group named {asked.group!r} in namespace {asked.namespace!r} is of class {group.cls}, and not of "
                 f"{asked.cls}: give this one another name, or shut that one down first",
@@ -150,14 +150,14 @@ class Launches:
         own_namespace(client, asked.namespace)
         group = self._head.groups.get(asked.namespace, asked.group)
         if group is None or group.gone or group.launch.isdisjoint(map(rank_id, asked.workers)):
-            raise Refusal("not_found", f"group {asked.group!r} has ended and cannot be detached")
+            raise Refused("not_found", f"group {asked.group!r} has ended and cannot be detached")
         if group.stopping:
-            raise Refusal("usage", f"group {asked.group!r} is being stopped and cannot be detached")
+            raise Refused("usage", f"group {asked.group!r} is being stopped and cannot be detached")
         if group.owner == client.incarnation:
             driver = self._head.clients.driver_of(asked.namespace) if client.role == "worker" else None
             self._head.groups.give_to(group, driver.incarnation if driver is not None else "")
         elif not group.detached:
-            raise Refusal("usage", f"group {asked.group!r} belongs to another client, which alone can detach it")
+            raise Refused("usage", f"group {asked.group!r} belongs to another client, which alone can detach it")
         self._head.groups.subscribe(group, client)
         return Done()
 
@@ -168,7 +168,7 @@ class Launches:
         own_namespace(client, asked.namespace)
         try:
             return self._find(client, asked)
-        except Refusal:
+        except Refused:
             if asked.wait_s <= 0:
                 raise
             self._wait(self._lookups, client, event, asked, asked.wait_s)
@@ -178,7 +178,7 @@ class Launches:
         namespace, name, groups = asked.namespace, asked.group, self._head.groups
         group = groups.get(namespace, name)
         if group is not None and asked.launch and all(launch_of(id) != asked.launch for id in group.workers):
-            raise Refusal(
+            raise Refused(
                 "not_found",
                 f"the group {name!r} of namespace {namespace!r} that was asked for has ended, and another one has its "
                 "name: get a handle of that by WorkerGroup.from_group_name",
@@ -189,7 +189,7 @@ class Launches:
                 return Launched(ended)
             there = sorted(group.name for group in groups.of_job(namespace))
             known = f"there are {', '.join(map(repr, there))}" if there else "there is none at all"
-            raise Refusal("not_found", f"no group named {name!r} is running in namespace {namespace!r}; {known}")
+            raise Refused("not_found", f"no group named {name!r} is running in namespace {namespace!r}; {known}")
         groups.subscribe(group, client)
         state = group.state(self._head.jobs.token(namespace))
         return Launched(replace(state, workers=[*state.workers, *_absent(group)]))
@@ -214,7 +214,7 @@ class Launches:
         """End a group for a person; answered when its workers are gone."""
         group = self._head.groups.get(asked.namespace, asked.group)
         if group is None:
-            raise Refusal("not_found", f"there is no group {asked.group!r} in namespace {asked.namespace!r}")
+            raise Refused("not_found", f"there is no group {asked.group!r} in namespace {asked.namespace!r}")
         if self._head.groups.release(group):
             self._head.emit(Answer(event.peer, event.id, Done()))
             return
@@ -270,7 +270,7 @@ class Launches:
         try:
             if client is not None:
                 self._head.emit(Answer(waiting.peer, waiting.id, self._launch(client, waiting.asked)))
-        except Refusal as refusal:
+        except Refused as refusal:
             if refusal.kind == IN_USE and self._head.now < waiting.deadline:
                 return
             self._head.emit(Refuse(waiting.peer, waiting.id, refusal.kind, refusal.text))
@@ -283,7 +283,7 @@ class Launches:
             try:
                 if client is not None:
                     self._head.emit(Answer(lookup.peer, lookup.id, self._find(client, lookup.asked)))
-            except Refusal as refusal:
+            except Refused as refusal:
                 if not last:
                     continue  # a namesake was launched
                 self._head.emit(Refuse(lookup.peer, lookup.id, refusal.kind, refusal.text))

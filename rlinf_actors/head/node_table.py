@@ -21,14 +21,14 @@ from rlinf_actors.head.commands import (
     KnownNode,
     Notify,
     Persist,
-    Refusal,
     Refuse,
+    Refused,
     Snapshot,
 )
 from rlinf_actors.head.event_log import of_node
 from rlinf_actors.head.quotas import Quota, Tombstones, label
 from rlinf_actors.head.records import Index, Node, NodeLife
-from rlinf_actors.head.timers import Timer
+from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.placement.node_order import missing_ranks, order_nodes
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.settings import NODE_RANK
@@ -52,7 +52,7 @@ class _NodeRequest:
     id: int
     num_nodes: int
     since: float
-    timer: Timer
+    timer: HeapTimer
 
 
 class NodeTable:
@@ -71,7 +71,7 @@ class NodeTable:
         self._known = {node.report.node_id: node for node in before.nodes}  # as on disk
         self._ranks = {id: node.rank for id, node in self._known.items() if node.rank is not None}
         self._ranked = {rank: id for id, rank in self._ranks.items()}
-        self._timers: dict[str, Timer] = {}
+        self._timers: dict[str, HeapTimer] = {}
         self._requests: list[_NodeRequest] = []
         self._lost = Tombstones(NODE, head.emit, before)
         self._replaced = Tombstones(REPLACED, head.emit, before)
@@ -144,13 +144,13 @@ class NodeTable:
         now = self._head.now
         lost = self._lost.get(hello.incarnation)
         if lost is not None:
-            raise Refusal("node_lost", f"incarnation {hello.incarnation} of this node {lost}; come back as a new one")
+            raise Refused("node_lost", f"incarnation {hello.incarnation} of this node {lost}; come back as a new one")
         replaced = self._replaced.get(hello.incarnation)
         if replaced is not None:
-            raise Refusal("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
+            raise Refused("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
         other = self._by_peer.get(peer)
         if other is not None and other.id != hello.node.node_id:
-            raise Refusal("protocol", f"this connection is node {other.name}'s; another node's agentd has its own")
+            raise Refused("protocol", f"this connection is node {other.name}'s; another node's agentd has its own")
         known = self._nodes.get(hello.node.node_id)
         protocol = agreed(hello.protocol, hello.newest)
         node = Node(
@@ -346,22 +346,22 @@ class NodeTable:
             where = f"was lost {ago}" if lost else f"a head that was restarted {ago} awaits"
             if node.report.rank is not None and self.rank(holder) == node.report.rank:
                 left = holder.since + self._timing.rank_hold_s - now
-                raise Refusal(
+                raise Refused(
                     "unreachable",
                     f"rank {node.report.rank} belongs to node {holder.name}, which {where}; its workers may still be "
                     f"running, so it is given to another in {left:.0f} s at the earliest",
                 )
             if not lost and (node.report.rank is None) != (holder.report.rank is None):
                 stated = "not set" if node.report.rank is None else "set"
-                raise Refusal(
+                raise Refused(
                     "unreachable", f"{NODE_RANK} is {stated} here, unlike on node {holder.name}, which {where}"
                 )
         try:
             order_nodes([other.registered for other in [*others, node]], self._ranks, complete=False)
         except ConfigError as error:
             if node.member == LOCAL:
-                raise Refusal("config", str(error.args[0]), error.path) from None
-            raise Refusal("unreachable", f"{error.path} {error.args[0]}") from None
+                raise Refused("config", str(error.args[0]), error.path) from None
+            raise Refused("unreachable", f"{error.path} {error.args[0]}") from None
 
     def _order(self) -> dict[str, int]:
         """Return what every usable node's rank would be, by id."""

@@ -12,13 +12,13 @@ from rlinf_actors.head.commands import (
     NodeUndrained,
     Notify,
     Persist,
-    Refusal,
     Refuse,
+    Refused,
     RequestReceived,
 )
 from rlinf_actors.head.event_log import of_node, of_worker
 from rlinf_actors.head.records import Node, WorkerRecord
-from rlinf_actors.head.timers import Timer
+from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.agent_messages import HardwareFound, LookForHardware, StopLooking, WorkersHealth
 from rlinf_actors.wire.client_messages import Drained, DrainNode, Enumerated, EnumerateHardware, Warn
 from rlinf_actors.wire.values import HardwareQuestion, WorkerHealth, WorkerPulse
@@ -49,10 +49,10 @@ class DrainTable:
         unknown = f"node {id!r} is not known to this head"
         if asked.undo:
             if id not in nodes.drained:
-                raise Refusal("usage", unknown if node is None else f"node {node.name} is not being drained")
+                raise Refused("usage", unknown if node is None else f"node {node.name} is not being drained")
             self._undrain(asked, node)
         elif node is None:
-            raise Refusal("usage", unknown)
+            raise Refused("usage", unknown)
         else:
             if id not in nodes.drained:
                 quotas.check("drains", "the head", len(nodes.drained))
@@ -120,7 +120,7 @@ class _HardwareQuery:
     node: Node
     question: HardwareQuestion
     since: float
-    timer: Timer | None = None
+    timer: HeapTimer | None = None
 
 
 class HardwareQueries:
@@ -139,7 +139,7 @@ class HardwareQueries:
         node = self._head.nodes.get(asked.node_id)
         if node is None or not node.usable:
             state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
-            raise Refusal("node_lost", f"node {asked.node_id}, asked for its {asked.question.type}, {state}")
+            raise Refused("node_lost", f"node {asked.node_id}, asked for its {asked.question.type}, {state}")
         self._number += 1
         # a late answer to a query of an earlier head must not count as one of ours
         name = f"{self._head.identity.epoch}-{self._number}"

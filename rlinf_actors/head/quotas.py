@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from rlinf_actors.head.commands import KEPT, Emit, ForgetTombstone, Persist, Refusal, Snapshot, Tombstone
+from rlinf_actors.head.commands import KEPT, Emit, ForgetTombstone, Persist, Refused, Snapshot, Tombstone
 from rlinf_actors.security.members import LOCAL, Member
 
 
@@ -57,7 +57,7 @@ def check(limit: str, holder: str, count: int, kind: str = "usage") -> None:
     """Refuse one more of what *holder* has *count* of."""
     most, what, whose, advice = LIMITS[limit]
     if count >= most:
-        raise Refusal(kind, f"{holder} has {most} {what} already, the most that one {whose} may have{advice}")
+        raise Refused(kind, f"{holder} has {most} {what} already, the most that one {whose} may have{advice}")
 
 
 class Quota:

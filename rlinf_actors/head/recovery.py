@@ -27,13 +27,13 @@ from rlinf_actors.head.commands import (
     Message,
     NoticeReceived,
     Notify,
-    Refusal,
+    Refused,
     RequestReceived,
 )
 from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
-from rlinf_actors.head.timers import Timer
+from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire.agent_messages import (
@@ -216,7 +216,7 @@ class Reconciler:
         """Refuse a client with the incarnation of the owner of another job's groups."""
         for group in self._head.groups.of_owner(hello.incarnation):
             if group.namespace != hello.namespace:
-                raise Refusal("authentication", f"this {hello.role} says that it owns groups of another job")
+                raise Refused("authentication", f"this {hello.role} says that it owns groups of another job")
 
     def handles(self, client: Client, message: Handles) -> None:
         """A client that is back says which groups it knows: tell it what has become of their workers."""
@@ -323,7 +323,7 @@ class EarlyMessages:
         self._head = head
         self.over = not head.nodes.missing
         self._until = head.now + head.timing.patience_s
-        self._timer: Timer | None = None
+        self._timer: HeapTimer | None = None
         self._numbers = itertools.count()
         self._held: dict[int, Message] = {}
         self._last: dict[tuple[bytes, type[object]], int] = {}

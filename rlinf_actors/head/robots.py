@@ -18,7 +18,7 @@ from rlinf_actors.head.commands import (
     Answer,
     LogEvent,
     Persist,
-    Refusal,
+    Refused,
     RequestReceived,
     Snapshot,
     StopPressed,
@@ -26,7 +26,7 @@ from rlinf_actors.head.commands import (
 )
 from rlinf_actors.head.event_log import of_group, of_worker
 from rlinf_actors.head.records import Client, Group, Node, NodeLife, WorkerRecord
-from rlinf_actors.head.timers import Timer
+from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.head.validation import check_names
 from rlinf_actors.wire.client_messages import EStop, EStopped, Launch
 from rlinf_actors.wire.values import RobotStop
@@ -62,7 +62,7 @@ class _OwnerWatch:
     group: Group
     owner_missing_since: float | None = None
     began: float | None = None
-    timer: Timer | None = None
+    timer: HeapTimer | None = None
 
 
 class RobotTable:
@@ -213,7 +213,7 @@ class RobotTable:
         stop = self._in_force(asked.namespace)
         if robots and stop:
             option = "" if ALL in self._stops else f" --namespace {asked.namespace}"
-            raise Refusal(
+            raise Refused(
                 "emergency_stop",
                 f"group {asked.group!r} uses {', '.join(robots)}, and robots are stopped: {stop}. When it is safe, "
                 f"release it with `rlinf-actors estop --release{option}`",

@@ -16,7 +16,7 @@ from collections.abc import Callable
 Action = Callable[[], None]
 
 
-class Timer:
+class HeapTimer:
     """One scheduled action; `at` is when it is due."""
 
     __slots__ = ("action", "at")
@@ -30,23 +30,23 @@ class TimerHeap:
     """All timers, the next one first; of two with one deadline the one that was scheduled first."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Timer]] = []
+        self._heap: list[tuple[float, int, HeapTimer]] = []
         self._sequence = itertools.count()
         self._cancelled = 0
 
     def __len__(self) -> int:
         return len(self._heap) - self._cancelled
 
-    def at(self, deadline: float, action: Action) -> Timer:
+    def at(self, deadline: float, action: Action) -> HeapTimer:
         """Run *action* at *deadline*, never if that is infinity."""
-        timer = Timer(deadline, action)
+        timer = HeapTimer(deadline, action)
         if deadline < math.inf:
             heapq.heappush(self._heap, (deadline, next(self._sequence), timer))
         else:
             timer.action = None
         return timer
 
-    def cancel(self, timer: Timer | None) -> None:
+    def cancel(self, timer: HeapTimer | None) -> None:
         """Drop a timer. One that has fired, or None, is fine."""
         if timer is None or timer.action is None:
             return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from rlinf_actors.head.commands import Refusal
+from rlinf_actors.head.commands import Refused
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.wire.agent_messages import AgentHello, WorkersHealth
 from rlinf_actors.wire.client_messages import Launch
@@ -32,14 +32,14 @@ def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
     ids = {spec.id for spec in asked.workers}
     check_names(group=asked.group, class_name=asked.cls, worker_id=max(ids, key=len, default=""))
     if not asked.workers:
-        raise Refusal("usage", f"group {asked.group!r} has no workers")
+        raise Refused("usage", f"group {asked.group!r} has no workers")
     if len(ids) != len(asked.workers) or any(map(taken, ids)) or "" in ids:
-        raise Refusal("usage", f"the workers' ids of group {asked.group!r} are not unique")
+        raise Refused("usage", f"the workers' ids of group {asked.group!r} are not unique")
     if sorted(spec.rank for spec in asked.workers) != list(range(len(asked.workers))):
-        raise Refusal("usage", f"the ranks of group {asked.group!r} are not 0 to {len(asked.workers) - 1}")
+        raise Refused("usage", f"the ranks of group {asked.group!r} are not 0 to {len(asked.workers) - 1}")
     for spec in asked.workers:
         if (spec.namespace, spec.group) != (asked.namespace, asked.group):
-            raise Refusal("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
+            raise Refused("usage", f"worker {spec.id} of group {asked.group!r} says that it is {spec.group!r}'s")
 
 
 DETACHES = 7
@@ -54,7 +54,7 @@ def check_names(**names: str) -> None:
     """Refuse names of more than NAME_CHARS characters: they are kept, also on disk, and shown."""
     for what, name in names.items():
         if len(name) > NAME_CHARS:
-            raise Refusal(
+            raise Refused(
                 "usage", f"the {what.replace('_', ' ')} {name[:20]!r}... has more than {NAME_CHARS} characters"
             )
 
@@ -69,25 +69,25 @@ def check_agent(hello: AgentHello) -> None:
     check_names(node_id=report.node_id, hostname=report.hostname, ip=report.ip, host=report.host)
     size = len(msgspec.msgpack.encode(report))
     if size > REPORT_BYTES:
-        raise Refusal("usage", f"node {report.node_id} describes itself in {size} bytes; at most {REPORT_BYTES}")
+        raise Refused("usage", f"node {report.node_id} describes itself in {size} bytes; at most {REPORT_BYTES}")
     if max(len(hello.workers), len(hello.watched), len(hello.ended)) > MAX_WORKERS_OF_NODE:
-        raise Refusal("usage", f"node {report.node_id} has more than {MAX_WORKERS_OF_NODE} workers, or drivers")
+        raise Refused("usage", f"node {report.node_id} has more than {MAX_WORKERS_OF_NODE} workers, or drivers")
 
 
 def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterable[Node]) -> None:
     """Refuse a launch of a detached group where that is impossible."""
     name = f"group {asked.group!r} cannot be detached"
     if embedded and client.role == "driver":
-        raise Refusal("usage", f"{name}: this cluster is the driver's own, and ends with it")
+        raise Refused("usage", f"{name}: this cluster is the driver's own, and ends with it")
     if any(spec.claims for spec in asked.workers):
-        raise Refusal("usage", f"{name}: it holds robots, and whoever moves them must be there")
+        raise Refused("usage", f"{name}: it holds robots, and whoever moves them must be there")
     if any(spec.restart is not None for spec in asked.workers):
-        raise Refusal(
+        raise Refused(
             "usage", f"{name}: its workers are to be started again, which takes an owner that constructs them"
         )
     for node in nodes:
         if node.protocol < DETACHES:
-            raise Refusal(
+            raise Refused(
                 "usage", f"{name}: the agentd of node {node.name} is an older version that ends it: upgrade that first"
             )
 
@@ -95,7 +95,7 @@ def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterabl
 def own_namespace(client: Client, namespace: str) -> None:
     """Refuse a request about a job that is not the client's own."""
     if client.namespace != namespace:
-        raise Refusal(
+        raise Refused(
             "authentication",
             f"this {client.role} belongs to namespace {client.namespace!r} and asks about {namespace!r}",
         )
@@ -106,11 +106,11 @@ def node_for(spec: WorkerSpec, nodes: NodeTable) -> Node:
     node = nodes.of_rank(spec.node_rank)
     where = f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed,"
     if node is None:
-        raise Refusal("node_lost", f"{where} is not there (any more)")
+        raise Refused("node_lost", f"{where} is not there (any more)")
     if node.draining:
-        raise Refusal("placement", f"{where} is {node.name}, and that is {node.condition}: place the group elsewhere")
+        raise Refused("placement", f"{where} is {node.name}, and that is {node.condition}: place the group elsewhere")
     if not node.usable:
-        raise Refusal("node_lost", f"{where} ({node.name}) is {node.condition}")
+        raise Refused("node_lost", f"{where} ({node.name}) is {node.condition}")
     return node
 
 

@@ -8,7 +8,7 @@ import typing
 import pytest
 from head_kit import HeadKit, client_hello
 
-from rlinf_actors.head.commands import Answer, Identity, LogEvent, NoticeReceived, Refusal
+from rlinf_actors.head.commands import Answer, Identity, LogEvent, NoticeReceived, Refused
 from rlinf_actors.head.event_log import ERRORS, WARNINGS, EventLog, level
 from rlinf_actors.head.quotas import LIMITS
 from rlinf_actors.head.timers import TimerHeap
@@ -175,7 +175,7 @@ def test_waiting_readers_are_bounded():
     for id in range(LIMITS["readers"].most):
         assert kit.ask(id, wait_s=1e9) is None
     assert kit.timers.next_deadline() == 60.0
-    with pytest.raises(Refusal):
+    with pytest.raises(Refused):
         kit.ask(LIMITS["readers"].most, wait_s=1.0)
     kit.log.forget(b"p")
     assert kit.ask(LIMITS["readers"].most, wait_s=1.0) is None
