@@ -1,4 +1,4 @@
-"""What Python 3.10 lacks, from its backports; one place, so that nothing else asks for the version."""
+"""Backports for Python 3.10: TaskGroup, timeout, tomllib. No other module checks the version."""
 
 from __future__ import annotations
 

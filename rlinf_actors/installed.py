@@ -1,7 +1,7 @@
-"""What an interpreter would import now, told apart by stat calls alone. Stateless; nothing is imported.
+"""Fingerprint of the packages that an interpreter would import now, from stat calls alone. Imports nothing. Any thread.
 
-A template forks workers out of modules that it imported long ago. So it remembers the fingerprint of what was installed
-when it started, and agentd compares that with the fingerprint of now before each launch.
+A template forks workers from modules that it imported long ago. It remembers the fingerprint of its start; agentd
+compares that with the current fingerprint before each launch, and replaces an outdated template.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 PACKAGE = "rlinf_actors"
 _SITE = ("site-packages", "dist-packages")
 _RECORDS = (".dist-info", ".egg-info", ".egg", ".egg-link", ".pth")
-"""What pip and setuptools replace with each installation. It is not all that can change, but it always changes."""
+"""Entries that pip and setuptools replace with each installation."""
 _MAX_FILES = 2000
-"""Files of one package outside of site-packages that are looked at."""
+"""Files of one package outside of site-packages that the fingerprint covers."""
 
 
 def fingerprint(paths: Sequence[str], modules: Iterable[str] = ()) -> str:
@@ -25,8 +25,8 @@ def fingerprint(paths: Sequence[str], modules: Iterable[str] = ()) -> str:
     package or of *modules* changes that lies outside of site-packages (editable installations, PYTHONPATH).
 
     Args:
-        paths: sys.path of the interpreter. What is no directory counts as empty.
-        modules: what a template imports beside this package.
+        paths: sys.path of the interpreter. An entry that is no directory counts as empty.
+        modules: modules that a template imports beside this package.
     """
     names = dict.fromkeys((PACKAGE, *(module.partition(".")[0] for module in modules)))
     places = [*paths, *(source for path in paths if _is_site(path) for source in _editable(path))]
@@ -49,7 +49,7 @@ def _distributions(site: str) -> Iterator[str]:
 
 
 def _editable(site: str) -> Iterator[str]:
-    """The directories that .pth files add to sys.path."""
+    """Yield the directories that .pth files add to sys.path."""
     for name in _names(site):
         if not name.endswith((".pth", ".egg-link")):
             continue
@@ -62,7 +62,7 @@ def _editable(site: str) -> Iterator[str]:
 
 
 def _sources(place: str, names: Iterable[str]) -> Iterator[str]:
-    """The source files of these modules in a directory. Of those in site-packages their distribution says enough."""
+    """Yield the source files of these modules in a directory; for modules in site-packages their distributions."""
     for name in names:
         directory = os.path.realpath(os.path.join(place, name))
         if os.path.isfile(f"{directory}.py"):
@@ -82,7 +82,6 @@ def _sources(place: str, names: Iterable[str]) -> Iterator[str]:
 
 
 def _names(directory: str) -> list[str]:
-    """Names in a directory, in order; none if it cannot be read."""
     try:
         return sorted(os.listdir(directory))
     except OSError:
@@ -90,7 +89,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _changed(path: str) -> str:
-    """When it was written last; "" if it is not there."""
+    """Return the time of the last change; "" without such a file."""
     try:
         return str(os.stat(path).st_mtime_ns)
     except OSError:

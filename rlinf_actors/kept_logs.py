@@ -1,7 +1,7 @@
-"""Logs of private clusters in which something failed: kept when their run directory is removed, up to a bound.
+"""Logs of private clusters in which a worker or call failed: kept when the run directory is removed, up to a bound.
 
-The driver calls `keep` once its agentd has ended; agentd itself does if its driver is gone. Nobody waits for a place
-where they cannot be written: they are removed then, and the reason is told.
+The driver calls `keep` after the end of its agentd; agentd does it if its driver is gone. If the logs cannot be moved,
+they are removed with the run directory, and the caller logs the reason.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ import time
 from pathlib import Path
 
 KEPT_RUNS = 20
-"""Private clusters whose logs are kept; the oldest are removed."""
+"""Number of private clusters whose logs are kept; the oldest are removed."""
 KEPT_BYTES = 512 << 20
-"""What they may take together. The newest stay whatever they take: `log_max_mb` bounds each of their files."""
+"""Bytes of all kept logs together. The newest stay in any case: `log_max_mb` bounds each of their files."""
 _RUN = re.compile(r"rlinf-actors-\d{8}-\d{6}-")
-"""How the name of a kept run's directory begins. Others in the same place are somebody else's, and are not removed."""
+"""Beginning of the name of a kept run's directory. Other directories in the same place are not removed."""
 _LOGS = ("logs", "agentd.log")
-"""What of a run directory is kept."""
+"""The entries of a run directory that are kept."""
 
 
 def keep(run_dir: str, parent: str) -> str:
-    """Move the logs in *run_dir* to a new directory in *parent*, and remove the oldest there beyond the bounds.
+    """Move the logs in *run_dir* to a new directory in *parent*, and remove the oldest kept logs there beyond the
+    bounds.
 
     Returns:
-        The new directory, "" if there was nothing to keep.
+        The new directory, "" if there were no logs.
 
     Raises:
-        OSError: they cannot be moved.
+        OSError: the logs cannot be moved.
     """
     found = [Path(run_dir, name) for name in _LOGS if Path(run_dir, name).exists()]
     if not found:
@@ -54,7 +55,7 @@ def _trim(parent: Path, newest: Path) -> None:
 
 
 def _size(directory: Path) -> int:
-    """Return the bytes of the files below *directory*; one that is removed meanwhile counts as none."""
+    """Return the bytes of the files below *directory*; a file removed meanwhile counts 0."""
     total = 0
     for root, _, names in os.walk(directory):
         for name in names:

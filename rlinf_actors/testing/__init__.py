@@ -1,4 +1,4 @@
-"""For tests of programs that use rlinf-actors: a cluster on this machine, and a pytest plugin with leak checks."""
+"""For tests of programs that use rlinf-actors: clusters on this machine, faults, a pytest plugin with leak checks."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Faults on command: what a program does when a message is lost or late, or when a process cannot be started.
+"""Injection of faults: lost or late messages, processes that do not start, nodes that lose power.
 
 In this process, for as long as a block lasts::
 
@@ -10,9 +10,9 @@ In the processes of a cluster, by the environment that they inherit::
 
     LocalCluster(2, env=faults.environment(faults.fault("spawn.fork", faults.refuse(), where="actors:1")))
 
-docs/how-to/test-with-faults.md lists the points and what can happen at each.
+docs/reliability.md lists the points and the actions possible at each.
 
-The end of a node of a LocalCluster as if its machine had lost power: all its processes at once.
+`kill_all` ends a node of a LocalCluster as a loss of power does: all its processes at once.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from rlinf_actors.settings import FAULTS
 
 @dataclass(frozen=True)
 class Action:
-    """What happens when a fault strikes; made by `drop`, `delay`, `duplicate`, `cut` and `refuse`."""
+    """Effect of a fault; made by `drop`, `delay`, `duplicate`, `cut` and `refuse`."""
 
     name: str
     seconds: float = 0.0
 
 
 def drop() -> Action:
-    """The message is lost. A network never does that to a living connection: whoever waits needs a timeout."""
+    """The message is lost. No network does that on a living connection, so a caller that waits needs a timeout."""
     return Action("drop")
 
 
 def delay(seconds: float) -> Action:
-    """The message comes that much later, and what follows stays behind it. At spawn points the process stands still."""
+    """The message comes *seconds* later, and later messages stay behind it. At spawn points the process is delayed."""
     return Action("delay", seconds)
 
 
@@ -58,22 +58,22 @@ def duplicate() -> Action:
 
 
 def cut(seconds: float = 0.0) -> Action:
-    """All messages to and from that peer are lost, for *seconds*; 0: until the rule ends."""
+    """All messages to and from that peer are lost for *seconds*; 0: until the rule ends."""
     return Action("cut", seconds)
 
 
 def refuse() -> Action:
-    """A request or a start is refused at once; a connection is never made, as to a port that is closed."""
+    """A request or a start is refused at once; a connection is never made, as to a closed port."""
     return Action("refuse")
 
 
 def fault(point: str, action: Action, where: str = "*", **more: Any) -> Fault:
-    """One fault, for `environment`.
+    """Return one fault, for `environment`.
 
     Args:
-        point: where, e.g. "transport.send"; see POINTS.
-        action: what happens, e.g. ``delay(0.2)``.
-        where: pattern (as in fnmatch) of what it strikes.
+        point: name of the fault point, e.g. "transport.send"; see POINTS.
+        action: its effect, e.g. ``delay(0.2)``.
+        where: pattern (as in fnmatch) of the names that it strikes.
         more: chance, times, skip, seed, exists: see Fault.
 
     Raises:
@@ -83,20 +83,20 @@ def fault(point: str, action: Action, where: str = "*", **more: Any) -> Fault:
 
 
 def environment(*faults: Fault) -> dict[str, str]:
-    """The variable that brings *faults* into every process that is started with it."""
+    """Return the variable that brings *faults* into every process that is started with it."""
     return {FAULTS: msgspec.json.encode(faults).decode()}
 
 
 @contextlib.contextmanager
 def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*", **more: Any) -> Iterator[Rule]:
-    """Faults in this process until the block ends; what is held back then still comes.
+    """Inject faults into this process until the block ends; delayed messages still arrive then.
 
     Args:
         point, action, more: as `fault`'s.
-        where: a pattern, or a function that is given the name and says whether to strike; it runs on any thread.
+        where: a pattern, or a function of the name that returns True to strike; it runs on any thread.
 
     Yields:
-        The rule; its `hits` counts how often it struck.
+        The rule; its `hits` counts the faults injected.
 
     Raises:
         ConfigError: no such point, or the action is not possible there.
@@ -111,7 +111,9 @@ def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*",
 
 
 def templates(run_dir: str) -> list[int]:
-    """The templates of a node that run, by what they wrote down for an agentd to come (agentd.templates.Record)."""
+    """Return the running templates of a node, from the records that they leave for a later agentd
+    (agentd.templates.Record).
+    """
     found = []
     for path in Path(run_dir, "t").glob("*.json"):
         try:
@@ -125,7 +127,7 @@ def templates(run_dir: str) -> list[int]:
 
 
 def keepers(run_dir: str) -> list[int]:
-    """The keepers of a node that run: each names its socket on its command line."""
+    """Return the running keepers of a node: each has its socket on its command line."""
     wanted, found = os.fsencode(f"{run_dir}/keeper"), []
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
@@ -135,7 +137,7 @@ def keepers(run_dir: str) -> list[int]:
 
 
 def kill_all(pids: Sequence[int]) -> None:
-    """SIGKILL processes and all their descendants; stopped first, so that none makes another meanwhile."""
+    """SIGKILL processes and all their descendants. They are stopped first, so that none forks meanwhile."""
     stopped: list[int] = []
     while fresh := [found for pid in pids for found in procfs.subtree(pid) if found not in stopped]:
         for found in fresh:

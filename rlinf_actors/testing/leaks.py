@@ -1,8 +1,8 @@
-"""What a test left behind: processes, threads, file descriptors, files, shared memory.
+"""LeakCheck: the processes, threads, file descriptors, files and shared memory that a test left behind.
 
-A process is the test's if it carries the test's mark in its environment, which everything inherits
-that the test starts, also through setsid and double forks. Ends that are under way are waited for,
-each by its own event, until GRACE_S is over.
+A process belongs to the test if it has the test's mark in its environment: every process that the test starts inherits
+it, also through setsid and double forks. The check waits for processes and threads that are ending, each by its own
+event, GRACE_S seconds at most.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from rlinf_actors.settings import RUN_DIR, TEST_MARK
 GRACE_S = 5.0
 SHM = "/dev/shm"
 _NOT_OURS = ("asyncio_", "pytest_timeout", "ThreadPoolExecutor")
-"""Threads that belong to the event loop or to pytest, by the beginnings of their names."""
+"""Beginnings of the names of threads that belong to the event loop or to pytest."""
 _MAX_BASE = 24
-"""Bytes of the temporary directory: the run directories below have to keep their sockets' paths short."""
+"""Longest temporary directory, in bytes: socket paths in the run directories below must stay short."""
 
 _numbers = itertools.count(1)
 
 
 class LeakCheck:
-    """Take it before the test's resources are made; `problems` says what is left when they are gone."""
+    """Make one before the test's resources are made; `problems` reports what remains after they are closed."""
 
     def __init__(self) -> None:
         self._mark = f"{os.getpid()}-{next(_numbers)}"
@@ -49,7 +49,7 @@ class LeakCheck:
         self._children = set(procfs.children(os.getpid()))
 
     def problems(self) -> list[str]:
-        """What is left, one sentence each. Kills the processes and removes the files; the environment is as before."""
+        """Return what remains, one sentence each. Kills processes, removes files, and restores the environment."""
         for name, value in self._environ.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -94,7 +94,7 @@ class LeakCheck:
 
 
 def processes(mark: str) -> list[int]:
-    """Living processes, without this one, that inherited this mark (the value of TEST_MARK)."""
+    """Return the living processes, without this one, that inherited this mark (the value of TEST_MARK)."""
     wanted = f"{TEST_MARK}={mark}".encode()
     me, found = os.getpid(), []
     for pid in procfs.pids():
@@ -127,10 +127,10 @@ def _shm() -> set[str]:
 
 
 def _used_by_others(name: str) -> bool:
-    """Whether a process that is not ours has it, then another program on this machine made it, or it is gone by now.
+    """True if a process that is not ours uses this shared memory, so another program made it, or if it has vanished.
 
-    Who makes one opens it, maps it, and closes it: whoever does not have it open any more maps it. By its inode: what
-    sem_open makes is mapped under another name than it gets.
+    A program that makes shared memory opens it, maps it, and closes it: without an open descriptor it has a mapping.
+    The mapping is compared by inode, because sem_open renames the file after it has mapped it.
     """
     try:
         found = os.stat(f"{SHM}/{name}")
@@ -158,7 +158,6 @@ def _has_open(pid: int, file: os.stat_result) -> bool:
 
 
 def _gone(pid: int, deadline: float) -> bool:
-    """Wait for its end."""
     try:
         pidfd = procfs.pidfd_of(pid)
     except ProcessLookupError:

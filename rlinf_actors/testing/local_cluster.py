@@ -1,6 +1,7 @@
-"""LocalCluster: a head and several agents as real processes on this machine, with hardware as described.
+"""LocalCluster: a head and several agents as real processes on this machine, with described hardware. For tests.
 
-What a test says of a node, as the file that agentd reads instead of looking for hardware. Pure.
+Each node is an agentd that reads its hardware from a file instead of probing; `per_node` makes these descriptions.
+Blocking methods run on the caller's thread, with ``async_op=True`` on a thread of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, overload
 
 from rlinf_actors.cluster.local_daemon import start_agentd
+from rlinf_actors.conversion import check_keys
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError, RlinfActorsError
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.model.hardware import AcceleratorType
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from rlinf_actors.cluster.connect import Connecting
 
 NodeHardware = Union[Mapping[str, Any], int, None]
-"""One node's description; see LocalCluster. A number stands for that many accelerators."""
+"""Description of one node; see LocalCluster. A number stands for that many accelerators."""
 
 KEYS = (
     "accelerators", "type", "model", "memory_bytes", "numa_nodes", "robots", "cpus", "env", "labels", "interfaces",
@@ -56,11 +58,11 @@ EXAMPLE = '{"accelerators": 8, "type": "NV_GPU", "model": "A800"}'
 
 
 def per_node(hardware: NodeHardware | Sequence[NodeHardware], num_nodes: int) -> list[dict[str, Any]]:
-    """For each node what its agentd is told.
+    """Return for each node the description that its agentd reads.
 
     Args:
         hardware: one description for all nodes, or a list with one for each.
-        num_nodes: how many nodes there are.
+        num_nodes: number of nodes.
 
     Raises:
         ConfigError: a key or value is wrong, or the list has another length.
@@ -77,9 +79,7 @@ def _node(given: NodeHardware, rank: int, path: str) -> dict[str, Any]:
         given = {"accelerators": given or 0}
     if not isinstance(given, Mapping):
         raise ConfigError(f"is {given!r}; it must be a mapping such as {EXAMPLE}", path=path)
-    unknown = sorted(set(given) - set(KEYS))
-    if unknown:
-        raise ConfigError(f"has no key {unknown[0]!r}; keys: {', '.join(KEYS)}", path=path)
+    check_keys(given, KEYS, path)
     described: dict[str, Any] = {"resources": [*_accelerators(given, rank, path), *_robots(given, path)]}
     if "cpus" in given:
         described["num_cpus"] = given["cpus"]
@@ -134,7 +134,7 @@ _NOT_INHERITED = FOR_THE_UNIT_ALONE | {
     HEAD, HEAD_KEY, NODE_RANK, RUN_DIR, LOG_DIR, CONFIG_FILE, NAMESPACE, WORKER_MARK,
 }  # fmt: skip
 _MAX_BASE = 40
-"""Bytes of the directory that ours is made in: a unix socket's path holds 107."""
+"""Longest parent of run directories, in bytes: the path of a unix socket holds 107."""
 
 
 @dataclass
@@ -145,8 +145,8 @@ class LocalNode:
         rank: its rank in the cluster.
         ip: its address: 127.0.0.1 for node 0, 127.0.0.2 for node 1, …
         run_dir: its agentd's directory of sockets.
-        log_dir: where its workers' output goes unless the driver says otherwise.
-        pid: of its agentd.
+        log_dir: directory of its workers' output, unless the driver sets another.
+        process: its agentd.
     """
 
     rank: int
@@ -163,11 +163,11 @@ class LocalNode:
 
     @property
     def alive(self) -> bool:
-        """Whether its agentd runs."""
+        """True if its agentd runs."""
         return self.process.poll() is None
 
     def log(self) -> str:
-        """What its agentd has written; also when the cluster was stopped and the file is gone."""
+        """Return the log of its agentd, also after the end of the cluster."""
         if self._log is not None:
             return self._log
         try:
@@ -179,22 +179,21 @@ class LocalNode:
         if self._log is None:
             try:
                 self._log = self.log()
-            except OSError as error:  # no descriptor is left, perhaps: what is to be removed is removed all the same
+            except OSError as error:  # perhaps no descriptor is left: remove the directory in any case
                 self._log = f"it could not be read: {error}"
             shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
 started: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
-"""Those whose logs the plugin shows when a test fails."""
+"""Clusters whose logs the pytest plugin shows when a test fails."""
 
 
 class LocalCluster:
     """A cluster of *num_nodes* nodes on this machine, for tests.
 
-    Each node is an agentd of its own, the first one with the head; they listen on loopback and unix
-    sockets only, and have a key directory of their own, so that keys of this user's other clusters do not matter.
-    Everything ends with ``stop``, with the ``with`` block, or with this process, however
-    it ends. ``start`` blocks; ``async with`` does not.
+    Each node is an agentd, the first one with the head. They listen on loopback and unix sockets only, and have a key
+    directory of their own, so this user's other keys do not matter. Everything ends with ``stop``, with the ``with``
+    block, or with this process, however it ends. ``start`` blocks; ``async with`` does not.
 
     Example::
 
@@ -203,8 +202,8 @@ class LocalCluster:
             group = MyWorker.create_group().launch(cluster)
 
     Args:
-        num_nodes: how many nodes.
-        hardware: what the nodes say they have: one description for all, or a list with one for each. Keys
+        num_nodes: number of nodes.
+        hardware: the nodes' hardware: one description for all, or a list with one for each. Keys
             (all optional): accelerators (a number), type (NV_GPU), model, memory_bytes, numa_nodes (a list with one
             number for each accelerator), robots (a list of ``{"type": "Franka", ...}``), cpus, env, labels, interfaces.
             None: no accelerators. Nothing is probed.
@@ -213,10 +212,10 @@ class LocalCluster:
         timeout: seconds that the start may take.
 
     Attributes:
-        nodes: by rank, from their start on.
+        nodes: the nodes by rank, from their start on.
         head: the head's address.
         keys: the cluster's key directory.
-        stopped: whether it has ended.
+        stopped: True after its end.
 
     Raises:
         ConfigError: *hardware* or *options* is wrong.
@@ -257,10 +256,10 @@ class LocalCluster:
         """Start the nodes and wait until all are registered.
 
         Args:
-            async_op: return an AsyncWork at once; else block. It is the same for the other methods.
+            async_op: True to return an AsyncWork at once instead of blocking. The same holds for the other methods.
 
         Raises:
-            ClusterTimeoutError: that takes longer than *timeout* seconds.
+            ClusterTimeoutError: the start takes longer than *timeout* seconds.
             RlinfActorsError: an agentd ended; the message has its log.
         """
         if self._started:
@@ -272,7 +271,7 @@ class LocalCluster:
         started.add(self)
         deadline = time.monotonic() + self._timeout
         try:
-            self.head = f"127.0.0.1:{self._ports.hold()}"  # nobody else is given it while the head is away
+            self.head = f"127.0.0.1:{self._ports.hold()}"  # the port stays ours while the head is restarted
             _ready({0: self._add(0)}, self.nodes, deadline)
             _ready({rank: self._add(rank) for rank in range(1, self.num_nodes)}, self.nodes, deadline)
         except BaseException:
@@ -281,7 +280,7 @@ class LocalCluster:
         return self
 
     def stop(self, grace: float = 10.0, async_op: bool = False) -> Any:
-        """End every node and what runs on it: SIGTERM, after *grace* seconds SIGKILL. Twice is fine."""
+        """End every node with its workers: SIGTERM, after *grace* seconds SIGKILL. A second call is fine."""
         return _done(lambda: self._stop(grace), "the end of a LocalCluster", async_op)
 
     def _stop(self, grace: float) -> None:
@@ -289,24 +288,24 @@ class LocalCluster:
         for cluster in clusters:
             cluster.shutdown()
         deadline = time.monotonic() + grace
-        for node in reversed(self.nodes):  # the head last: the others tell it how their workers ended
+        for node in reversed(self.nodes):  # the head last: the other nodes report the ends of their workers to it
             if node.alive:
                 node.process.terminate()
         for node in reversed(self.nodes):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 node.process.wait(max(0.0, deadline - time.monotonic()))
-            self._kill(node)  # templates whose agentd was killed wait for another one, too
+            self._kill(node)  # also templates, which outlive a killed agentd
         for node in self.nodes:
             node._remove()
         self._ports.close()
         self.stopped = True
 
     def kill_node(self, rank: int, async_op: bool = False) -> Any:
-        """SIGKILL a node: its agentd, templates, workers and their children. Ends when it is gone."""
+        """SIGKILL a node: its agentd, templates, workers and their children. Returns when they have ended."""
         return _done(lambda: self._kill(self.nodes[rank]), f"the end of node {rank}", async_op)
 
     def kill_agent(self, rank: int, async_op: bool = False) -> Any:
-        """SIGKILL a node's agentd alone, and with it the head where *rank* is 0. Ends when it is gone."""
+        """SIGKILL a node's agentd alone, which contains the head if *rank* is 0. Returns when it has ended."""
 
         def kill() -> None:
             self.nodes[rank].process.kill()
@@ -315,11 +314,11 @@ class LocalCluster:
         return _done(kill, f"the end of the agentd of node {rank}", async_op)
 
     def restart_agent(self, rank: int, timeout: float = 30.0, async_op: bool = False) -> Any:
-        """Start a node's agentd again after its end, at its old addresses. Ends when it is registered.
+        """Restart a node's agentd after its end, at its old addresses. Returns when it is registered.
 
         Raises:
             RlinfActorsError: it runs, or ended before it was registered.
-            ClusterTimeoutError: that takes longer than *timeout* seconds.
+            ClusterTimeoutError: the restart takes longer than *timeout* seconds.
         """
         node = self.nodes[rank]
         if node.alive:
@@ -365,10 +364,10 @@ class LocalCluster:
     # --- what drivers need ---
 
     def cluster(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Cluster:
-        """This process's Cluster on these nodes; it is shut down with them. Blocks; arguments as Cluster's.
+        """Return this process's Cluster on these nodes; it is shut down with them. Blocks; arguments as Cluster's.
 
         Raises:
-            RlinfActorsError: all nodes are asked for (the default), and the agentd of one has ended; also as Cluster.
+            RlinfActorsError: all nodes are wanted (the default), and the agentd of one has ended; also as Cluster.
         """
         from rlinf_actors.cluster.cluster import Cluster
 
@@ -377,7 +376,7 @@ class LocalCluster:
         return made
 
     def connect(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Connecting[Cluster]:
-        """The same for asyncio: ``async with local.connect() as cluster``; arguments as Cluster.connect's."""
+        """Return the same for asyncio: ``async with local.connect() as cluster``; arguments as Cluster.connect's."""
         from rlinf_actors.cluster.cluster import Cluster
 
         wanted = self._wanted(num_nodes, cluster_cfg)
@@ -385,7 +384,7 @@ class LocalCluster:
 
     @property
     def driver_env(self) -> dict[str, str]:
-        """Variables for other processes that are to reach these nodes: scripts, `rlinf-actors`."""
+        """Variables for other processes that connect to these nodes: scripts, `rlinf-actors`."""
         return {HEAD: self.head, KEY_DIR: self.keys}
 
     def _wanted(self, num_nodes: int | None, cluster_cfg: Any) -> int | None:
@@ -400,14 +399,14 @@ class LocalCluster:
         return self.num_nodes
 
     def _kill(self, node: LocalNode) -> None:
-        """SIGKILL what still runs of a node."""
+        """SIGKILL the remaining processes of a node."""
         kill_all([*([node.pid] if node.alive else []), *keepers(node.run_dir), *templates(node.run_dir)])
         node.process.wait()
 
     # --- starting ---
 
     def _add(self, rank: int) -> int:
-        """Start a node's first agentd; returns the pipe's end where it says that it is registered."""
+        """Start a node's first agentd, and return the read end of the pipe on which it reports its registration."""
         run_dir = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=_base())  # agentd removes it if we are killed
         node = LocalNode(rank, f"127.0.{rank // 250}.{rank % 250 + 1}", run_dir, f"{run_dir}/logs")
         self.keys = self.keys or self._env.get(KEY_DIR, f"{run_dir}/keys")
@@ -416,7 +415,7 @@ class LocalCluster:
         return heard
 
     def _spawn(self, node: LocalNode) -> int:
-        """Start an agentd; the same pipe."""
+        """Start an agentd, and return that read end."""
         rank, run_dir = node.rank, node.run_dir
         role = ["--connect", self.head] if rank else ["--head", "--listen", self.head]
         hardware = f"{run_dir}/hardware.json"
@@ -439,7 +438,6 @@ class LocalCluster:
 
 
 def _done(function: Callable[[], None], what: str, async_op: bool) -> Any:
-    """Do what blocks, or return the work of a thread that does."""
     return AsyncWork.on_thread(function, what) if async_op else function()
 
 
@@ -449,7 +447,7 @@ def _base() -> str:
 
 
 def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> None:
-    """Wait until each agentd says that it is registered; closes the pipes."""
+    """Wait until each agentd reports its registration; closes the pipes."""
     missing = set(pipes)
     text = {rank: bytearray() for rank in pipes}
     with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:
@@ -479,7 +477,7 @@ def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float
 
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """TOML of plain tables; JSON's numbers, texts and lists of texts are TOML's too."""
+    """Return TOML of plain tables; JSON's numbers, texts and lists of texts are valid TOML."""
     lines: list[str] = []
     for table, section in tables.items():
         lines.append(f"[{table}]")

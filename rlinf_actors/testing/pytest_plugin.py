@@ -1,16 +1,16 @@
 """pytest plugin: clusters as fixtures, and a check that a test leaves nothing behind.
 
-It is loaded in every pytest run where rlinf-actors is installed, so it imports next to nothing by itself.
+pytest loads it in every run of an environment with rlinf-actors, so its import must stay cheap.
 
 Fixtures:
 
 * ``rlinf_cluster``: the embedded one-node Cluster, for plain tests and for ``async def`` tests alike.
 * ``rlinf_cluster_async``: the same, started without blocking the test's event loop (needs pytest-asyncio).
 * ``local_cluster``: ``local_cluster(num_nodes=3, hardware=...)`` starts a LocalCluster that ends with the test.
-* ``rlinf_leak_check``: used by the others; a test can ask for it alone. Afterwards no process, thread, file
-  descriptor, file in a run directory or shared memory may be left that was not there before.
+* ``rlinf_leak_check``: used by the others; a test can use it alone. After the test there must be no process, thread,
+  file descriptor, file in a run directory or shared memory that was not there before.
 
-The report of a test that fails shows the ends of the logs of the LocalClusters that there were.
+The report of a failed test shows the ends of the logs of its LocalClusters.
 
 A cluster that many tests share (a fixture of module scope) is made with LocalCluster directly.
 """
@@ -33,25 +33,25 @@ except ImportError:
     pytest_asyncio = None  # type: ignore[assignment]
 
 LOG_LINES = 50
-"""Of each node's log in the report of a test that failed."""
+"""Lines of each node's log in the report of a failed test."""
 
 runs: list[pytest.Config] = []
-"""Runs of pytest in this process. While there is one, lost errors do not change the exit code (`runtime.runtime`)."""
+"""Runs of pytest in this process. During one, lost errors do not change the exit code (`runtime.lost_errors`)."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A run begins."""
+    """Note that a run began."""
     runs.append(config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """A run has ended."""
+    """Note that the run ended."""
     runs.remove(config)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, None]:
-    """Why a node was lost, or a worker was not started, is in the logs; their files are gone when the cluster is."""
+    """Add the nodes' logs to the report of a failed test: the files are removed with the cluster."""
     outcome = yield
     report = outcome.get_result()
     module = sys.modules.get("rlinf_actors.testing.local_cluster")
@@ -59,7 +59,7 @@ def pytest_runtest_makereport() -> Generator[None, Any, None]:
         for node in local.nodes if report.failed else ():
             try:
                 lines = node.log().splitlines()[-LOG_LINES:]
-            except Exception as error:  # noqa: BLE001 - pytest would end, and the test's own failure not be told
+            except Exception as error:  # noqa: BLE001 - an error here would end pytest and hide the test's failure
                 lines = [f"it cannot be read: {error!r}"]
             report.sections.append((f"log of node {node.rank} in {node.run_dir}", "\n".join(lines)))
         if report.when == "teardown" and local.stopped and module is not None:
@@ -68,7 +68,7 @@ def pytest_runtest_makereport() -> Generator[None, Any, None]:
 
 @pytest.fixture
 def rlinf_leak_check() -> Iterator[None]:
-    """Fails the test if it leaves anything behind."""
+    """Fail the test if it leaves anything behind."""
     from rlinf_actors.testing.leaks import LeakCheck
 
     check = LeakCheck()
@@ -90,7 +90,7 @@ def rlinf_cluster(rlinf_leak_check: None) -> Iterator[Cluster]:
 
 @pytest.fixture
 def local_cluster(rlinf_leak_check: None) -> Iterator[Callable[..., LocalCluster]]:
-    """Starts LocalClusters (arguments as theirs, num_nodes is 3 by default); they end with the test."""
+    """Start LocalClusters (their arguments; num_nodes is 3 by default), which end with the test."""
     from rlinf_actors.testing.local_cluster import LocalCluster
 
     started: list[LocalCluster] = []

@@ -1,11 +1,11 @@
-"""A simulated robot arm: a process of its own that records every command, and a client for workers.
+"""A simulated robot arm: a process that records every command, and a client for workers.
 
-Lines of text over TCP. A client sends ``move X``, ``stop`` or ``hello NAME``; the arm sends
+The protocol is lines of text over TCP. A client sends ``move X``, ``stop`` or ``hello NAME``; the arm sends
 ``state POSITION MOVING`` to every client, 20 times a second by default. The record is a file of one
 JSON object a line: time (CLOCK_MONOTONIC, which all processes of a machine share), connection, command.
 
 Run one with ``python -m rlinf_actors.testing.simulated_arm --port 0 --record FILE``; its first line
-of output is the port. With several --record it is several arms, each with a port and a line of its own.
+of output is the port. Several --record make several arms, each with a port and a line of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Command:
     """One line of the record.
 
     Attributes:
-        at: when the arm took it, in seconds of CLOCK_MONOTONIC.
+        at: time at which the arm took the command, in seconds of CLOCK_MONOTONIC.
         connection: number of the connection, from 1 on; 0 for the arm's own watchdog.
         text: ``move 0.25``, ``stop``, ``hello env:0``, ``closed``.
     """
@@ -48,8 +48,8 @@ class SimulatedArm:
 
     Args:
         record: file that every command is appended to, whole lines at a time.
-        rate_hz: how often its state is sent.
-        watchdog_s: it stops by itself when it was moving and no command came for so long; 0 for never.
+        rate_hz: states a second.
+        watchdog_s: a moving arm stops by itself after so many seconds without a command; 0 for never.
     """
 
     def __init__(self, record: str, *, rate_hz: float = RATE_HZ, watchdog_s: float = 0.0) -> None:
@@ -66,13 +66,13 @@ class SimulatedArm:
         self._tasks = Tasks()
 
     async def listen(self, host: str, port: int) -> int:
-        """Take clients until `close`. Return the port."""
+        """Accept clients until `close`. Return the port."""
         self._server = await asyncio.start_server(self._client, host, port, limit=_MAX_LINE)
         self._tasks.start(self._send_states(), "sending states")
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """End all connections, and wait for that."""
+        """End all connections, and wait for their end."""
         await self._tasks.close()
         self._server.close()
         for writer in self._writers:
@@ -133,14 +133,14 @@ class SimulatedArm:
 
 
 class SimulatedArmClient:
-    """A worker's connection to a simulated arm. One command is one system call: it holds no lock. Any thread.
+    """A worker's connection to a simulated arm. One command is one system call: it takes no lock. Any thread.
 
     Args:
         address: ``HOST:PORT`` of the arm.
-        name: how its record calls this connection.
+        name: name of this connection in the arm's record.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no arm listens there.
     """
 
     def __init__(self, address: str, name: str = "") -> None:
@@ -153,21 +153,21 @@ class SimulatedArmClient:
             self._send(f"hello {name}")
 
     def move(self, position: float) -> None:
-        """Go to *position*. Raises OSError when the connection is gone."""
+        """Move to *position*. Raises OSError if the connection is broken."""
         self._send(f"move {position:.6f}")
 
     def stop(self) -> None:
-        """Have it stand still, and wait until it says that it does. Raises OSError when the connection is gone.
+        """Stop the arm, and wait for the state that confirms it. Raises OSError if the connection is broken.
 
-        The wait matters where the process ends next: the kernel drops what is still in a socket's buffer when a
-        process ends that has not read all that it was sent.
+        The wait matters if the process ends next: when a process ends with unread data, the kernel drops what is
+        still in the socket's send buffer.
         """
         self._send("stop")
         while self.state()[1]:
             pass
 
     def state(self) -> tuple[float, bool]:
-        """Wait for the arm's next state: its position, and whether it moves. Raises OSError at its end."""
+        """Wait for the arm's next state: its position, and True if it moves. Raises OSError at its end."""
         while b"\n" not in self._received:
             data = self._socket.recv(4096)
             if not data:
@@ -178,11 +178,11 @@ class SimulatedArmClient:
         return float(position), moving == "1"
 
     def fileno(self) -> int:
-        """Descriptor of the connection, for code that writes commands itself: a line of text each."""
+        """Return the descriptor of the connection, for code that writes commands itself: a line of text each."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close the connection; the arm goes on with its last command."""
+        """Close the connection; the arm continues with its last command."""
         self._socket.close()
 
     def _send(self, text: str) -> None:
@@ -190,13 +190,13 @@ class SimulatedArmClient:
 
 
 def read_record(path: str | Path) -> list[Command]:
-    """The commands in a record, in the order in which the arm took them; a line that is being written is left out."""
+    """Return the commands in a record, in the arm's order; an incomplete last line is left out."""
     lines = Path(path).read_text().split("\n")[:-1]
     return [Command(one["at"], one["connection"], one["command"]) for one in map(json.loads, lines)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run an arm until SIGTERM."""
+    """Run arms until SIGTERM."""
     parser = argparse.ArgumentParser(prog="simulated_arm", description="A robot arm that only records its commands.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="0 for a free one, which is printed")

@@ -14,31 +14,31 @@ HW_TYPE = "SimulatedArm"
 @NodeHardwareConfig.register_hardware_config(HW_TYPE)
 @dataclass
 class SimulatedArmConfig(HardwareConfig):
-    """One arm: ``address`` is its ``HOST:PORT`` as its node sees it."""
+    """One arm: ``address`` is its ``HOST:PORT`` as seen from its node."""
 
     address: str
 
 
 @dataclass
 class SimulatedArmInfo(HardwareInfo):
-    """What a worker is told of its arm."""
+    """One arm, as its worker gets it."""
 
     address: str
 
     @property
     def identity(self) -> str:
-        """Its address: two groups cannot have one arm at a time."""
+        """Its address: only one group may use an arm at a time."""
         return self.address
 
 
 @Hardware.register()
 class SimulatedArmHardware(Hardware):
-    """Says of each configured arm that it is there."""
+    """Reports each configured arm as present."""
 
     HW_TYPE = HW_TYPE
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[SimulatedArmConfig] | None = None) -> HardwareResource | None:
-        """The arms of a node."""
+        """Return the arms of a node."""
         infos = [SimulatedArmInfo(cls.HW_TYPE, "simulated", arm.address) for arm in configs or ()]
         return HardwareResource(cls.HW_TYPE, infos) if infos else None

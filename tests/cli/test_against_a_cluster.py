@@ -56,7 +56,7 @@ def test_everything_that_runs_is_shown(local, capsys):
     assert len(status["clients"]) == 1
 
 
-def test_looking_changes_nothing(local, capsys, tmp_path):
+def test_showing_a_cluster_changes_nothing(local, capsys, tmp_path):
     conf = tmp_path / "conf.yaml"
     conf.write_text("cluster: {num_nodes: 2, component_placement: {actor: 0-3}}")
     planned = as_json(capsys, "plan", str(conf))

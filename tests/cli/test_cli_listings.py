@@ -40,7 +40,7 @@ def test_nodes_off_a_terminal_is_plain_and_aligned(shown):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_names_of_others_do_nothing_to_a_terminal(terminal, monkeypatch, capsys):
+def test_control_characters_in_names_are_escaped(terminal, monkeypatch, capsys):
     """A namespace is called as its driver says, and shown to the administrator."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     output.show_table(("GROUP",), [("a\x1b]0;me\x07\x9b2J\u202e\nb\r",)], "")
@@ -52,7 +52,7 @@ def test_names_of_others_do_nothing_to_a_terminal(terminal, monkeypatch, capsys)
     assert err == "y\\x1b[31m\nz\n"
 
 
-def test_groups(shown):
+def test_groups_are_listed(shown):
     _, out, _ = shown("groups", "--json")
     assert json.loads(out) == [
         {
@@ -117,7 +117,7 @@ def test_workers_of_an_unknown_group(shown):
     assert err == "group 'nobody' has no worker\n"
 
 
-def test_status(shown):
+def test_status_shows_the_cluster(shown):
     _, out, _ = shown("status", "--json")
     data = json.loads(out)
     assert data["head"] == ENDPOINT
@@ -145,7 +145,7 @@ def test_status(shown):
     assert "fault     n2: NVML: driver mismatch" in out
 
 
-def test_an_empty_cluster(shown):
+def test_an_empty_cluster_says_so(shown):
     empty = Status("e", "0.1.0", 1.0, [], [], [])
     for command, said in (("nodes", "no node has registered\n"), ("groups", "no group is running\n")):
         assert shown(command, status=empty) == (0, "", said)

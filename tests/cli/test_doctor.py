@@ -102,7 +102,7 @@ def test_each_trouble_comes_with_its_fix(change, check, status, text, fix):
     assert fix in finding.fix if fix else not finding.fix
 
 
-def test_everything_that_is_no_pass_says_what_to_do():
+def test_every_warning_and_failure_has_a_fix():
     bad = MachineFacts(
         user=1, python=(3, 11, 0), interpreter="p", modules={}, run_parent=Directory("/gone"), shm=None, memfd="no",
         peers="", files=(10, 10), memlock=1, cgroups=Roots(why=dict.fromkeys(("cgroup", "memory", "pids"), "w")),
@@ -112,7 +112,7 @@ def test_everything_that_is_no_pass_says_what_to_do():
     assert [f for f in diagnose(bad) if f.status != "pass" and not f.fix] == []
 
 
-def test_this_machine(rlinf_leak_check):
+def test_this_machine_is_inspected(rlinf_leak_check):
     machine = inspect_machine(Settings.load())
     assert machine.modules["zmq"]
     assert machine.memfd == machine.peers == ""
@@ -209,7 +209,7 @@ def test_a_worker_without_its_template_is_an_orphan(tmp_path):
 
 
 @pytest.mark.skipif(not can_unshare("--pid", "--fork", "--mount-proc", "true"), reason="needs root and pid namespaces")
-def test_what_runs_in_a_container_is_no_orphan_of_this_machine(tmp_path):
+def test_a_process_in_a_container_is_no_orphan(tmp_path):
     code = "import os, subprocess; os.environ['RLINF_ACTORS_WORKER'] = 'a-1'; subprocess.run(['sh', '-c', 'echo; cat'])"
     template = subprocess.Popen(
         ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code, f"{tmp_path}/pkg"],
@@ -225,7 +225,7 @@ def test_what_runs_in_a_container_is_no_orphan_of_this_machine(tmp_path):
         template.communicate()
 
 
-def test_a_wrong_client_file_fails_and_keeps_nothing_else_from_being_looked_at(monkeypatch, tmp_path, capsys):
+def test_a_wrong_client_file_fails_and_the_other_checks_still_run(monkeypatch, tmp_path, capsys):
     (tmp_path / "client.toml").write_text("haed = 1\n")
     monkeypatch.setenv(CLIENT_CONFIG, str(tmp_path / "client.toml"))
     monkeypatch.setattr(doctor, "inspect_machine", lambda settings, head: GOOD)
@@ -233,11 +233,11 @@ def test_a_wrong_client_file_fails_and_keeps_nothing_else_from_being_looked_at(m
     assert "haed: unknown key 'haed'; did you mean 'head'?" in capsys.readouterr().out
 
 
-def test_counts():
+def test_findings_are_counted_by_status():
     assert doctor.counts([Finding("a", "warn", "")]) == {"pass": 0, "warn": 1, "fail": 0}
 
 
-def test_key_files_are_looked_at(tmp_path):
+def test_key_files_are_checked(tmp_path):
     settings = Settings(key_dir=str(tmp_path / "k"))
     assert key_files(settings) == []
     assert app.run(["keys", "init", "--dir", str(tmp_path / "k"), "--name", "kim"]) == 0

@@ -49,7 +49,7 @@ def test_wrong_usage_is_64(arguments, capsys):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["nodes", "-h"], ["plan", "--help"]])
-def test_help(arguments, capsys):
+def test_help_shows_the_usage(arguments, capsys):
     assert app.run(arguments) == 0
     assert capsys.readouterr().out.startswith("Usage: rlinf-actors")
 
@@ -59,12 +59,12 @@ def test_a_head_outside_loopback_needs_keys(capsys):
     assert "it is outside loopback, and there is no key here" in capsys.readouterr().err
 
 
-def test_a_head_somewhere_is_no_address(capsys):
+def test_an_address_without_a_port_is_refused(capsys):
     assert app.run(["head", "--listen", "somewhere"]) == 78
     assert "--listen" in capsys.readouterr().err
 
 
-def test_no_head_there(monkeypatch, capsys):
+def test_an_absent_head_is_69(monkeypatch, capsys):
     monkeypatch.setattr("rlinf_actors.cli.queries.TIMEOUT_S", 0.05)
     monkeypatch.setattr("rlinf_actors.net.reachability.CONNECT_S", 10.0)  # who is refused late has been refused
     assert app.run(["nodes", "--head", "127.0.0.1:1"]) == 69

@@ -116,7 +116,7 @@ def test_every_cluster_of_this_machine_is_stopped_and_named(lab, tmp_path):
         assert "a hand in the cell" in lifted.stdout
 
 
-def test_json_says_it_for_each_cluster(lab):
+def test_json_reports_each_cluster(lab):
     machine, *addresses = lab
     said = json.loads(machine.estop("--json", "--namespace", "json").stdout)
     assert sorted(cluster["head"] for cluster in said["clusters"]) == sorted(addresses)
@@ -128,7 +128,7 @@ def test_json_says_it_for_each_cluster(lab):
     assert (said["complete"], said["hits"]) == (True, [])
 
 
-def test_a_head_that_does_not_acknowledge_is_said_in_capitals_and_keeps_no_other_waiting(machine):
+def test_a_head_that_does_not_acknowledge_is_reported_and_delays_no_other(machine):
     _, address = machine.head()
     frozen, silent = machine.head()
     frozen.send_signal(signal.SIGSTOP)
@@ -159,7 +159,7 @@ def test_a_configured_head_that_is_away_fails_at_once_and_the_others_are_stopped
     assert "1 OF 3 HEADS DID NOT ACKNOWLEDGE" in done.stderr
 
 
-def test_an_unknown_name_is_said_and_keeps_no_other_from_being_stopped(lab):
+def test_an_unknown_host_is_reported_and_the_others_are_stopped(lab):
     machine, address, _ = lab
     done = machine.estop("--namespace", "x", **{HEAD: "nosuch.invalid:6380"})
     assert done.returncode == 69
@@ -167,13 +167,13 @@ def test_an_unknown_name_is_said_and_keeps_no_other_from_being_stopped(lab):
     assert "NOT STOPPED  nosuch.invalid:6380: its name 'nosuch.invalid' cannot be resolved" in done.stdout
 
 
-def test_without_a_head_nothing_was_stopped_and_it_says_so(machine):
+def test_without_a_head_it_reports_that_nothing_was_stopped(machine):
     done = machine.estop()
     assert done.returncode == 69
     assert "NOTHING WAS STOPPED: NO HEAD IS KNOWN. ROBOTS MAY STILL MOVE" in done.stderr
 
 
-def test_wrong_settings_keep_no_head_from_being_stopped(lab, tmp_path):
+def test_wrong_settings_do_not_prevent_a_stop(lab, tmp_path):
     machine, address, _ = lab
     (tmp_path / "client.toml").write_text("haed = 1\n")
     for wrong in ({CLIENT_CONFIG: str(tmp_path / "client.toml")}, {"RLINF_TIMEOUT": "long"}):
@@ -193,7 +193,7 @@ def test_the_client_file_names_a_head_elsewhere(machine, tmp_path):
     assert machine.run("status", **client).stdout.startswith(f"head      tcp://{address} ")
 
 
-def test_one_that_is_named_is_the_only_one(lab):
+def test_head_limits_the_stop_to_one_head(lab):
     machine, one, other = lab
     assert machine.estop("--head", one, "--namespace", "only").returncode == 0
     assert any("'only'" in line for line in machine.in_force(one))
@@ -452,7 +452,7 @@ def test_a_file_of_the_kernel_is_waited_for_by_pollpri():
     subprocess.run(["unshare", "--mount", sys.executable, "-c", textwrap.dedent(code)], check=True)
 
 
-def test_a_button_that_nobody_can_press_is_refused(lab):
+def test_a_button_without_input_is_refused(lab):
     done = subprocess.run(
         [*COMMAND, "estop", "--arm"], env=lab[0].env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
         check=False,
@@ -461,7 +461,7 @@ def test_a_button_that_nobody_can_press_is_refused(lab):
     assert "standard input is neither a terminal nor a pipe. Run it on a terminal, or give --gpio-file" in done.stderr
 
 
-def test_the_button_tells_of_heads_that_appear_stand_still_and_end(machine):
+def test_the_button_reports_heads_that_appear_are_suspended_and_end(machine):
     _, one = machine.head()
     with Armed(machine, heads=1) as armed:
         process, other = machine.head()
@@ -482,7 +482,7 @@ def test_the_button_tells_of_heads_that_appear_stand_still_and_end(machine):
 # --- what it costs ---
 
 
-def test_it_starts_without_what_it_does_not_need():
+def test_it_imports_no_slow_module():
     code = "import rlinf_actors.cli.main, rlinf_actors.cli.estop, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"asyncio", "click", "rich", "logging", "numpy", "torch", "ssl"} & set(loaded)

@@ -57,7 +57,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[
     return code, out.splitlines(), err
 
 
-def test_a_line_an_event(head, capsys):
+def test_each_event_is_one_line(head, capsys):
     code, lines, _ = run(capsys)
     assert code == 0
     assert [line.split()[2:4] for line in lines] == [["1", "head_started"], ["2", "estop"]]
@@ -87,13 +87,13 @@ def test_json_has_stable_keys(head, capsys):
         (["--group", "g"], []),
     ],
 )
-def test_only_what_is_asked_for(head, capsys, arguments, seen):
+def test_filters_are_sent_to_the_head(head, capsys, arguments, seen):
     code, lines, _ = run(capsys, "--json", *arguments)
     assert (code, [json.loads(line)["kind"] for line in lines]) == (0, seen)
 
 
 @pytest.mark.parametrize("arguments", [["--since", "yesterday"], ["--kind", "worker_exploded"]])
-def test_what_cannot_be_asked_for_is_said(head, capsys, arguments):
+def test_a_wrong_option_is_a_usage_error(head, capsys, arguments):
     code, lines, err = run(capsys, *arguments)
     assert (code, lines) == (64, [])
     assert arguments[1] in err
@@ -111,7 +111,7 @@ def event(seq: int, **fields: object) -> ClusterEvent:
     return ClusterEvent(seq, 1.0, **{"kind": "worker_died", "text": f"e{seq}", **fields})
 
 
-def test_a_cursor_goes_on_behind_what_it_was_given():
+def test_a_cursor_continues_after_the_last_event():
     cursor = EventCursor("ns", 3)
     asked = cursor.request(wait=True)
     assert (asked.since, asked.log, asked.namespace, asked.wait_s > 0) == (3, "", "ns", True)

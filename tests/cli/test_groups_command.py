@@ -45,7 +45,7 @@ def test_a_detached_group_is_shown_as_one(shown):
         (("a",), "2 groups are called 'a': say which by --namespace (one, two)"),
     ],
 )
-def test_which_group_is_meant(shown, arguments, said):
+def test_a_group_is_found_by_name_and_namespace(shown, arguments, said):
     code, _, err = shown("groups", "stop", *arguments, status=with_groups(("one", "a"), ("two", "a"), ("one", "b")))
     assert (code, said in err) == (64, True)
 

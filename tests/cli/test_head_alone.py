@@ -170,7 +170,7 @@ def test_an_agentd_with_the_head_on_a_full_disk_exits_with_69(tmp_path):
     assert json.loads(after)["head"].startswith("tcp://127.0.0.1:")
 
 
-def test_what_the_service_manager_hears_of_a_head(tmp_path):
+def test_a_head_notifies_the_service_manager(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(pace.PATIENCE_S)
@@ -190,7 +190,7 @@ def test_what_the_service_manager_hears_of_a_head(tmp_path):
     assert len([one for one in said if one == "WATCHDOG=1"]) >= 3
 
 
-def test_what_keeps_a_head_from_starting_has_a_priority_in_the_journal(tmp_path):
+def test_an_error_at_the_start_has_a_priority_in_the_journal(tmp_path):
     with open(tmp_path / "journal", "w+") as journal:
         found = os.fstat(journal.fileno())
         env = {**os.environ, "JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}", "RLINF_ACTORS_LISTEN": "nowhere"}

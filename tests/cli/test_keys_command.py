@@ -111,7 +111,7 @@ def test_a_damaged_token_is_refused_before_anything_is_made(keys, tmp_path):
 # --- the state of a head that is not running ---
 
 
-def test_a_head_that_does_not_run_is_told_by_its_state(keys, state, tmp_path):
+def test_state_dir_changes_the_list_of_a_stopped_head(keys, state, tmp_path):
     keys("init", "--name", "kim")
     token = job.parse(keys("enroll", "n1", "--address", "10.0.0.1:6380", "--json", *state)["token"])
     assert (token.address, token.role, token.name) == ("10.0.0.1:6380", "agent", "n1")
@@ -206,7 +206,7 @@ def test_a_revocation_that_a_restarted_head_would_not_know_is_an_error(keys, tmp
         assert "error: the head could not write that down: one that is restarted will not know it" in err
 
 
-def test_what_is_asked_is_in_the_event_log(keys, tmp_path, capsys):
+def test_changes_of_keys_are_in_the_event_log(keys, tmp_path, capsys):
     keys("init")
     with running_head(tmp_path) as head:
         keys("enroll", "n1", "--address", "10.0.0.1:6380", *head)
@@ -216,7 +216,7 @@ def test_what_is_asked_is_in_the_event_log(keys, tmp_path, capsys):
     assert kinds == ["head_started", "key_added", "key_added", "key_ended"]
 
 
-def test_a_key_is_changed_by_who_has_it(keys, tmp_path):
+def test_a_member_rotates_its_own_key(keys, tmp_path):
     keys("init")
     before = (tmp_path / "keys" / "driver.key").read_text()
     with running_head(tmp_path) as head:
@@ -268,6 +268,6 @@ def test_two_rotations_at_once_do_not_take_each_other_s_key(keys, tmp_path):
 
 
 @pytest.mark.parametrize("command", [("keys", "rotate", "--keep", "nan"), ("node", "drain", "n1", "--wait", "nan")])
-def test_a_time_that_is_no_number_is_asked_of_nobody(command, capsys):
+def test_nan_is_refused_before_any_request(command, capsys):
     assert app.run(command) == 64
     assert "is no number" in capsys.readouterr().err

@@ -21,13 +21,13 @@ def test_a_node_is_named_by_rank_name_or_id(name):
 
 
 @pytest.mark.parametrize(("name", "said"), [("n7", "there are: n0 (id id-n0), nx"), ("nx", "2 nodes are called 'nx'")])
-def test_a_node_that_is_not_there_or_not_the_only_one_is_said(name, said):
+def test_an_unknown_or_ambiguous_node_is_an_error(name, said):
     with pytest.raises(UsageError) as raised:
         find_node([node(0), node(-1), node(-1)], name)
     assert said in str(raised.value)
 
 
-def test_a_node_is_shown_with_what_runs_there(shown):
+def test_a_node_is_shown_with_its_groups(shown):
     code, out, _ = shown("node", "show", "n0", "--json")
     data = json.loads(out)
     assert (code, data["rank"], data["draining"]) == (0, 0, "")

@@ -54,7 +54,7 @@ def test_before_ranks_are_fixed_it_shows_what_they_would_be(shown, conf):
     assert "node ranks are not fixed yet" in err
 
 
-def test_a_node_that_is_not_there(shown, conf):
+def test_a_missing_node_is_named(shown, conf):
     code, out, err = shown("plan", conf, status=Status("e", "0", 1.0, [node(0, gpus=4)], [], []))
     assert (code, out) == (69, "")
     assert "1 of 2 nodes are there; missing rank 1" in err

@@ -26,7 +26,7 @@ def refuse(*args: object) -> None:
 
 
 @pytest.mark.live
-async def test_a_tool_that_has_become_another_users_is_left_and_named(
+async def test_a_tool_of_another_user_is_left_running_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "leaves.py").write_text(LEAVES_A_TOOL)

@@ -74,7 +74,7 @@ def travelled(info: HardwareInfo) -> Piece:
         FrankaHWInfo("Franka", "FR3", FrankaConfig(0, robot_ip="10.0.0.1", camera_serials=["1"])),
     ],
 )
-def test_an_info_comes_back_as_it_was(info: HardwareInfo) -> None:
+def test_an_info_survives_the_wire(info: HardwareInfo) -> None:
     found = info_of(travelled(info))
     assert found == info
     assert type(found) is type(info)
@@ -83,13 +83,13 @@ def test_an_info_comes_back_as_it_was(info: HardwareInfo) -> None:
         assert type(found.config) is type(info.config)
 
 
-def test_what_is_no_plain_value_arrives_as_text() -> None:
+def test_a_value_that_is_not_plain_arrives_as_text() -> None:
     found = info_of(travelled(Info("Arm", "v1", Base(0), path={"at": PurePosixPath("/x"), 3: {"y"}})))
     assert isinstance(found, Info)
     assert found.path == {"at": "/x", "3": ["y"]}
 
 
-def test_of_a_class_that_is_not_known_here_the_values_and_keys_are() -> None:
+def test_an_unknown_class_keeps_its_values_and_keys() -> None:
     piece = msgspec.structs.replace(travelled(Info("Arm", "v1", Special(3, "/dev/a"))), cls="lab_pkg:ArmInfo")
     found = info_of(piece)
     assert isinstance(found, ReportedInfo)
@@ -115,7 +115,7 @@ def test_another_version_of_the_class_is_an_error_that_says_so() -> None:
     assert caught.value.path == "cluster.node_groups[0].hardware"
 
 
-def test_the_class_of_a_built_in_type_is_known_where_nobody_has_used_it_yet() -> None:
+def test_the_class_of_a_built_in_type_is_imported_when_needed() -> None:
     code = (
         "import json, sys; from rlinf_actors.hardware.configured import info_of; "
         "from rlinf_actors.wire.values import Piece; "

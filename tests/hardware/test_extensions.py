@@ -68,7 +68,9 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         (f"class Plugin:\n    @staticmethod\n    def go():\n        import lab_inner\n{'':>4}", "lab_pkg:Plugin.go"),
     ],
 )
-def test_what_an_entry_point_may_name(install: Install, tmp_path: Path, code: str, value: str) -> None:
+def test_an_entry_point_names_a_module_class_or_function(
+    install: Install, tmp_path: Path, code: str, value: str
+) -> None:
     (tmp_path / "lab_inner.py").write_text(ARM.format(kind="TestArm"))
     sys.modules.pop("lab_inner", None)
     install("lab_pkg", code.format(kind="TestArm"), value)
@@ -87,7 +89,7 @@ def test_a_broken_package_costs_only_its_own_types(install: Install) -> None:
     ]
 
 
-def test_a_known_type_makes_nobody_look_for_packages(install: Install) -> None:
+def test_a_known_type_starts_no_search_for_packages(install: Install) -> None:
     install("lab_pkg", "raise SystemError('imported')", "lab_pkg")
     assert extensions.load_types(["Franka"]) == []
     assert extensions.loaded() == []
@@ -120,7 +122,7 @@ def find(environ):
     assert extensions.loaded() == [Extension("lab_tpu", ACCELERATORS, "lab_tpu 1.2")]
 
 
-def test_what_a_worker_is_told_of_its_hardware(install: Install) -> None:
+def test_a_worker_loads_the_drivers_extensions(install: Install) -> None:
     install("lab_pkg", ARM.format(kind="TestArm"), "lab_pkg")
     extensions.load_types(["TestArm"])
     told = extensions.providers(["lab_pkg", "rlinf_actors.model.hardware", "__main__", "other_pkg.arms"])
@@ -136,7 +138,7 @@ def test_what_a_worker_is_told_of_its_hardware(install: Install) -> None:
     )
 
 
-def test_a_node_loads_what_it_has_until_it_knows_the_type(install: Install) -> None:
+def test_a_node_loads_extensions_until_it_knows_the_type(install: Install) -> None:
     install("lab_pkg", ARM.format(kind="TestArm"), "lab_pkg")
     assert extensions.load_for("TestArm", [Extension("missing_pkg", ROBOTS, "missing 1.0")], "lab_absent") == []
     faults = extensions.load_for("OtherArm", [Extension("missing_pkg", ROBOTS, "missing 1.0")], "lab_absent")

@@ -20,7 +20,7 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path)
 
 
-def test_what_a_tool_prints(tree: Tree) -> None:
+def test_the_output_of_a_tool_is_returned(tree: Tree) -> None:
     tree.tool("smi", "out(f'{a} {os.environ[\"LC_ALL\"]}'); sys.stderr.write('a warning')")
     done = Machine(tree.environ).run("smi", "info", "-m")
     assert (done.command, done.output, done.fault) == ("smi info -m", "['info', '-m'] C", "")
@@ -54,13 +54,13 @@ def test_a_tool_that_prints_more_than_a_pipe_holds(tree: Tree) -> None:
     assert (len(done.output), done.fault) == (300_000, "")
 
 
-def test_a_process_that_a_tool_leaves_keeps_nobody_waiting(tree: Tree) -> None:
+def test_a_process_left_by_a_tool_delays_nothing(tree: Tree) -> None:
     tree.tool("smi", "out(f'{a}')\nsys.stdout.flush()\nif os.fork() == 0: signal.pause()")
     done = Machine(tree.environ).run("smi")
     assert (done.output, done.fault) == ("[]", "")
 
 
-def test_a_tool_that_is_not_there(tree: Tree) -> None:
+def test_a_missing_tool_is_a_fault(tree: Tree) -> None:
     done = Machine(tree.environ).run("nowhere-smi", "-q")
     assert done.fault == "nowhere-smi is not installed: it is not on PATH (/usr/bin:/bin)"
 
@@ -71,7 +71,7 @@ def test_a_tool_that_is_no_program(tree: Tree) -> None:
     assert Machine(tree.environ).run("smi").fault.startswith("smi cannot be started: ")
 
 
-def test_one_that_hangs_costs_only_itself_and_takes_its_children_along(tree: Tree) -> None:
+def test_a_hung_tool_is_killed_with_its_children_and_the_others_answer(tree: Tree) -> None:
     pid = tree.root / "pid"
     os.mkfifo(pid)
     tree.tool(

@@ -33,7 +33,7 @@ def devices(report: ProbeReport) -> list[AcceleratorInfo]:
     return [info for info in found if isinstance(info, AcceleratorInfo)]
 
 
-async def test_eight_devices_with_all_that_nvml_knows(probe: Probe) -> None:
+async def test_eight_devices_have_all_properties_of_nvml(probe: Probe) -> None:
     report = await probe()
     found = devices(report)
     assert report.faults == []
@@ -43,7 +43,7 @@ async def test_eight_devices_with_all_that_nvml_knows(probe: Probe) -> None:
     assert (found[3].utilization, found[3].temperature) == (7, 41)
 
 
-async def test_the_node_itself(probe: Probe) -> None:
+async def test_the_report_describes_the_node(probe: Probe) -> None:
     report = await probe()
     assert report.hostname == os.uname().nodename
     assert report.num_cpus == len(os.sched_getaffinity(0))
@@ -56,7 +56,7 @@ async def test_the_node_itself(probe: Probe) -> None:
 @pytest.mark.parametrize(
     ("value", "indices"), [("2,0", [2, 0]), ("GPU-5,1", [5, 1]), ("", []), ("-1", []), ("0,-1,3", [0]), ("7,", [7])]
 )
-async def test_only_what_the_nodes_variable_shows_in_its_order(probe: Probe, value: str, indices: list[int]) -> None:
+async def test_the_nodes_variable_selects_and_orders_devices(probe: Probe, value: str, indices: list[int]) -> None:
     report = await probe(CUDA_VISIBLE_DEVICES=value)
     assert [info.index for info in devices(report)] == indices
     assert report.faults == []
@@ -131,7 +131,7 @@ async def test_no_device_is_no_resource(probe: Probe) -> None:
         ("count=garbage", "NV_GPU: NVML says that there are 4000000000 devices, which cannot be"),
     ],
 )
-async def test_a_broken_library_costs_its_devices_and_is_named(probe: Probe, mode: str, fault: str) -> None:
+async def test_a_broken_library_loses_its_devices_and_is_named(probe: Probe, mode: str, fault: str) -> None:
     report = await probe(mode)
     assert report.resources == []
     assert report.faults == [fault]
@@ -156,18 +156,18 @@ async def test_a_broken_device_costs_only_itself(probe: Probe, mode: str, start:
     assert report.faults[0].startswith(start)
 
 
-async def test_what_a_device_does_not_have_is_unknown(probe: Probe) -> None:
+async def test_a_missing_property_is_unknown(probe: Probe) -> None:
     report = await probe("utilization@0=3")
     assert [info.utilization for info in devices(report)][:2] == [-1, 7]
 
 
-async def test_what_a_library_prints_is_not_the_report(probe: Probe) -> None:
+async def test_output_of_a_library_is_not_part_of_the_report(probe: Probe) -> None:
     report = await probe("name=print")
     assert len(devices(report)) == 8
     assert report.faults == []
 
 
-async def test_what_a_library_forks_ends_with_the_probe(probe: Probe, tmp_path: Path) -> None:
+async def test_a_process_forked_by_a_library_ends_with_the_probe(probe: Probe, tmp_path: Path) -> None:
     file = tmp_path / "pid"
     report = await probe("init=fork", FAKE_NVML_PID_FILE=str(file))
     assert len(devices(report)) == 8
@@ -196,7 +196,7 @@ def test_the_childs_process_ends_with_its_parent(nvml_environ: dict[str, str], t
     _assert_ends(pid)
 
 
-async def test_one_vendor_does_not_cost_another(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broken_vendor_does_not_affect_another(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Vendor(AcceleratorType.named("OTHER"), devices=("/dev/null",))
     monkeypatch.setattr(probe_module, "VENDORS", (other, *VENDORS))
     report = await probe()
@@ -204,7 +204,7 @@ async def test_one_vendor_does_not_cost_another(probe: Probe, monkeypatch: pytes
     assert report.faults == ["OTHER: LookupError: nobody can probe OTHER"]
 
 
-async def test_without_a_sign_of_any_vendor_nothing_is_started(tmp_path: Path) -> None:
+async def test_without_device_files_no_process_is_started(tmp_path: Path) -> None:
     report = await run_probe(python="/nowhere/python", env={"RLINF_ACTORS_PROBE_ROOT": str(tmp_path)})
     assert report.resources == []
     assert report.faults == []

@@ -103,7 +103,7 @@ def test_a_slice_is_named_by_its_uuid_only() -> None:
         ("level_zero:1;level_zero:2", [1, 2]),
     ],
 )
-def test_what_a_selector_leaves(value: str | None, indices: list[int]) -> None:
+def test_a_selector_leaves_its_devices(value: str | None, indices: list[int]) -> None:
     chosen, faults = selected_devices(GPUS, value, "S")
     assert [info.index for info in chosen] == indices
     assert faults == []
@@ -121,7 +121,7 @@ def test_what_a_selector_leaves(value: str | None, indices: list[int]) -> None:
         ("!level_zero:x", [0, 1, 2], "S=!level_zero:x has !level_zero:x, where 'x' is not understood"),
     ],
 )
-def test_what_of_a_selector_is_not_understood(value: str, indices: list[int], fault: str) -> None:
+def test_a_term_that_is_not_understood_is_a_fault(value: str, indices: list[int], fault: str) -> None:
     chosen, faults = selected_devices(GPUS, value, "S")
     assert [info.index for info in chosen] == indices
     assert len(faults) == 1
@@ -129,7 +129,7 @@ def test_what_of_a_selector_is_not_understood(value: str, indices: list[int], fa
 
 
 @given(st.none() | st.text() | st.text(alphabet="!*:;,.0127levzrogpuLE -MIG"))
-def test_any_list_of_devices(value: str | None) -> None:
+def test_any_list_of_devices_is_read_without_an_error(value: str | None) -> None:
     for choose in (visible_devices, selected_devices):
         chosen, faults = choose(GPUS, value, "V")
         assert len({info.index for info in chosen}) == len(chosen) <= len(GPUS)
@@ -174,7 +174,7 @@ SEGFAULT = 'Fatal Python error: Segmentation fault\n\nThread 0x1:\n  File "/x/py
         ),
     ],
 )
-def test_how_a_childs_end_reads(end: ChildEnd, fault: str) -> None:
+def test_each_end_of_a_child_has_its_fault(end: ChildEnd, fault: str) -> None:
     report = read_answer(end, "NV_GPU", 5)
     assert report.infos == []
     assert len(report.faults) == 1

@@ -44,7 +44,7 @@ def register(name: str = "MY_TPU") -> None:
 # --- the type and its row ---
 
 
-def test_a_registered_type_is_one_like_the_others() -> None:
+def test_a_registered_type_behaves_like_a_built_in_one() -> None:
     register()
     kind = AcceleratorType("MY_TPU")
     assert kind is AcceleratorType("MY_TPU") is AcceleratorType.named("MY_TPU")
@@ -93,7 +93,7 @@ def test_a_name_is_registered_once() -> None:
         register("my tpu")
 
 
-def test_it_is_no_hardware_section() -> None:
+def test_an_accelerator_type_is_refused_in_a_hardware_section() -> None:
     register()
     groups = [{"label": "a", "node_ranks": 0, "hardware": {"type": "MY_TPU", "configs": []}}]
     with pytest.raises(ConfigError, match="'MY_TPU' is a type of accelerator: those are found by themselves"):
@@ -121,14 +121,14 @@ def test_a_report_of_a_type_that_is_not_known_here() -> None:
     assert pickle.loads(pickle.dumps(node)) == node  # noqa: S301
 
 
-def test_such_a_node_has_its_place_in_the_order() -> None:
+def test_a_node_with_a_registered_type_is_ordered() -> None:
     kinds = ("NO_ACCEL", "THEIR_TPU", "A_TPU", "NPU")
     nodes = [RegisteredNode(kind, accelerator_type=kind, ip=f"10.0.0.{at}") for at, kind in enumerate(kinds)]
     ranks = order_nodes(nodes)
     assert sorted(kinds, key=ranks.__getitem__) == ["NPU", "A_TPU", "THEIR_TPU", "NO_ACCEL"]
 
 
-def test_who_places_on_it_is_told_what_to_load() -> None:
+def test_a_placement_on_an_unknown_type_says_what_to_load() -> None:
     node = node_info(NodeState(reported_node(), "i", 0, "ready", 0.0, False))
     group = NodeGroupInfo(label="tpus", nodes=[node])
     placements = place([[0], [1]], ResourceTable([group]))

@@ -87,7 +87,7 @@ def test_from_the_configuration_to_the_nodes() -> None:
     assert all(len(node.hardware_resources) == 1 for node in given)  # nothing that was passed in changed
 
 
-def test_what_a_description_lists_of_a_type_stays() -> None:
+def test_pieces_listed_by_a_description_stay() -> None:
     register()
     listed = HardwareResource("MyArm", [HardwareInfo("MyArm", "?")] * 3)
     given = [NodeInfo(node_rank=1, hardware_resources=[listed])]
@@ -191,7 +191,7 @@ def test_an_enumerate_that_fails_is_a_config_error(result: Any, message: str) ->
     assert caught.value.path == "cluster.node_groups[0].hardware"
 
 
-def test_what_may_not_be_registered() -> None:
+def test_invalid_registrations_are_refused() -> None:
     register()
     register()  # the same classes again: a register() that runs twice
     with pytest.raises(ValueError, match=r"'MyArm' has a config class already: .*MyArmConfig"):

@@ -48,7 +48,7 @@ def test_a_plug_in_that_is_missing_broken_or_of_no_use(torch: types.SimpleNamesp
     del sys.modules["torch_npu"]
 
 
-def test_a_type_that_nobody_knows() -> None:
+def test_an_unknown_type_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="there is no accelerator type 'TPU' in this process"):
         AcceleratorUtil.get_torch_platform("TPU")
 

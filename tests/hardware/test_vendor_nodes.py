@@ -101,7 +101,7 @@ cluster.shutdown()
         (GPUS, "GPU-7,MIG-77f0-b", "2 GPU-77 MIG-77f0-b"),
     ],
 )
-def test_workers_get_what_the_nodes_list_leaves(
+def test_workers_get_the_devices_that_the_nodes_list_leaves(
     short: Path, fake_nvml: Path, tmp_path: Path, devices: str, value: str, seen: str
 ) -> None:
     env = {

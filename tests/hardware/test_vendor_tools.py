@@ -229,7 +229,7 @@ async def test_a_tool_without_its_devices_is_never_run(tree: Tree) -> None:
 
 @pytest.mark.parametrize("after", ["", "signal.pause()"])
 @pytest.mark.usefixtures("own_limit")
-async def test_an_agent_keeps_nothing_of_what_a_tool_started(tree: Tree, after: str) -> None:
+async def test_processes_started_by_a_tool_do_not_stay_with_an_agent(tree: Tree, after: str) -> None:
     procfs.set_subreaper()  # as agentd is: orphans come to this process, and `nothing_left` sees them
     tree.kunlun()
     answer = f"out({capture('kunlun_devices.txt')!r})\nsys.stdout.flush()"
@@ -238,7 +238,7 @@ async def test_an_agent_keeps_nothing_of_what_a_tool_started(tree: Tree, after: 
     assert indices(report) == [0, 1]
 
 
-async def test_cancelling_the_probe_kills_what_a_tool_started(tree: Tree, tmp_path: Path) -> None:
+async def test_cancelling_the_probe_kills_the_processes_of_tools(tree: Tree, tmp_path: Path) -> None:
     tree.kunlun()
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

@@ -31,7 +31,7 @@ def test_each_robot_gets_its_own(lists):
 
 
 @given(st.dictionaries(st.sampled_from(["ROBOT_IP", "CAMERA_SERIALS", "CAMERA_TYPE", "DISABLE_VALIDATE"]), st.text()))
-def test_an_environment_gives_robots_or_says_why_not(environ):
+def test_any_environment_gives_robots_or_a_config_error(environ):
     refused = ""
     found = []
     try:
@@ -85,7 +85,7 @@ def test_two_arms_of_one_robot():
         ({"ROBOT_IP": "10.0.0.999"}, "robot_ip.*IP address"),
     ],
 )
-def test_what_does_not_go_together_is_refused(environ, said):
+def test_contradicting_variables_are_refused(environ, said):
     with pytest.raises(ConfigError, match=said):
         robots(FrankaConfig, **environ)
 

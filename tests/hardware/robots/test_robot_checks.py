@@ -63,7 +63,7 @@ def closed():
 
 
 class TestLinks:
-    def test_who_listens_is_reached_and_who_refuses_is_there(self, listening, closed):
+    def test_a_listening_or_refusing_host_is_reachable(self, listening, closed):
         links = [
             TcpPort("a", "127.0.0.1", listening),
             TcpPort("b", "127.0.0.1", closed),
@@ -117,7 +117,7 @@ class TestCan:
         assert (can_faults("can0", machine.sys) == []) is (said == "")
         assert said in "".join(can_faults("can0", machine.sys))
 
-    def test_one_that_is_not_there_names_those_that_are(self, machine):
+    def test_a_missing_interface_names_the_present_ones(self, machine):
         add_interface(machine.sys, "can1")
         assert can_faults("can0", machine.sys) == ["is can0, which this node does not have; its CAN interfaces: can1"]
 
@@ -198,7 +198,7 @@ class TestEnumerate:
             assert part in text
         assert "can9" not in text
 
-    def test_nothing_is_checked_if_so_configured(self, machine):
+    def test_disable_validate_skips_all_checks(self, machine):
         arm = FrankaConfig(0, True, robot_ip="240.0.0.1", camera_serials=["1"], gripper_type="robotiq")
         found = Franka.on_machine(0, [arm], {}, machine)
         assert [info.config.robot_ip for info in found.infos] == ["240.0.0.1"]

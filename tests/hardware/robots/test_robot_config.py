@@ -31,7 +31,7 @@ def test_a_built_in_type_is_known_without_registration(kind):
     assert kind not in registered_types()
 
 
-def test_looking_at_the_names_loads_no_type():
+def test_listing_the_names_imports_no_type():
     import subprocess
     import sys
 
@@ -77,7 +77,7 @@ def test_defaults_are_those_that_the_makers_use():
         ("DOSW1", {"left_arm_port": 70000}, "from 1 to 65535"),
     ],
 )
-def test_what_cannot_be_is_refused_and_named(kind, values, said):
+def test_an_invalid_value_is_refused_with_its_field(kind, values, said):
     with pytest.raises(ConfigError, match=said):
         parsed(kind, **values)
 
@@ -94,7 +94,7 @@ def test_the_host_of_an_address(given, host):
     assert host_of(given) == host
 
 
-def test_what_was_given_is_remembered():
+def test_given_fields_are_remembered():
     arm = parsed("Franka", robot_ip="10.0.0.1", camera_type="realsense")
     assert arm.as_values() == {"node_rank": 0, "robot_ip": "10.0.0.1", "camera_type": "realsense"}
     again = copy.deepcopy(arm)  # as pickle does
@@ -106,7 +106,7 @@ def test_what_was_given_is_remembered():
     assert dataclasses.replace(arm, robot_ip="10.0.0.2").robot_ip == "10.0.0.2"
 
 
-def test_a_controller_elsewhere_is_not_looked_for_here():
+def test_hardware_driven_by_another_node_is_not_checked_here():
     assert [link.host for link in ra.FrankaConfig(0, robot_ip="a").links()] == ["a"]
     assert ra.FrankaConfig(0, robot_ip="a", controller_node_rank=1).links() == []
     assert ra.GimArmConfig(0, can_interface="can0", controller_node_rank=1).can_interfaces() == {}
@@ -124,7 +124,7 @@ def test_a_robotiq_gripper_has_a_device_or_an_address():
     assert "Robotiq gripper needs" in arm(None).missing()["gripper_connection"]
 
 
-def test_what_tells_a_robot_from_others():
+def test_the_identity_of_each_robot():
     pair = ra.DualFrankaConfig(0, left_robot_ip="a", right_robot_ip="b")
     dual = ra.DualFrankaHWInfo("DualFranka", "DualFranka", pair)
     single = ra.FrankaHWInfo("Franka", "Franka", ra.FrankaConfig(0, robot_ip="b"))

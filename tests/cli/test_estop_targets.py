@@ -75,7 +75,7 @@ def test_the_configured_head_is_asked_where_it_is_whoever_names_it(known, monkey
     assert len(known(record(os.geteuid(), REAL)).targets) == 1, "a record of ours is believed"
 
 
-def test_what_cannot_be_read_or_started_is_said_of_that_head_only():
+def test_a_fault_is_reported_for_its_head_only():
     def broken() -> Security:
         raise ConfigError("is no regular file", path="/home/m/k")
 
@@ -111,7 +111,7 @@ def test_a_key_file_that_is_never_read_holds_up_no_other_head_nor_the_end(fake):
         reads.set()
 
 
-def test_a_head_that_says_much_is_read_a_message_at_a_time(fake):
+def test_a_talkative_head_is_read_a_message_at_a_time(fake):
     fake.times = 50
     head = RemoteHead([(fake.endpoint, Security())])
     asker = BlockingClient()
