@@ -10,7 +10,7 @@ In the processes of a cluster, by the environment that they inherit::
 
     LocalCluster(2, env=faults.environment(faults.fault("spawn.fork", faults.refuse(), where="actors:1")))
 
-docs/reliability.md lists the points and the actions possible at each.
+docs/how-to/test-with-faults.md lists the points and the actions possible at each.
 
 `kill_all` ends a node of a LocalCluster as a loss of power does: all its processes at once.
 """
