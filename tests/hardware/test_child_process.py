@@ -39,5 +39,5 @@ async def test_a_tool_of_another_user_is_left_running_and_named(
     kill(tool, signal.SIGKILL)
     await asyncio.to_thread(os.waitpid, tool, 0)
     assert (end.code, end.note) == (3, "")
-    said = f"process {tool}, which a look at the hardware started, cannot be ended: it is another user's by now"
+    said = f"process {tool}, which the hardware probe started, cannot be killed: it became another user's process"
     assert {record.getMessage() for record in caplog.records} == {said}
