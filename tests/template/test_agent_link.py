@@ -18,7 +18,7 @@ from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import ExitReport
 
 
-def test_without_an_fd_for_an_agentd_nothing_spins_and_it_is_heard_later(tmp_path):
+def test_agentd_without_a_free_descriptor_is_accepted_later_without_spinning(tmp_path):
     path = str(tmp_path / "1.sock")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     taken = []
@@ -156,7 +156,7 @@ def template_process(sock: socket.socket, bug: str = "") -> subprocess.Popen[str
 
 
 @pytest.mark.parametrize("bug", ["probe", "check_ends"], ids=["message", "timer"])
-def test_a_template_ends_with_70_by_an_exception_of_ours(bug):
+def test_template_ends_with_70_by_an_internal_error(bug):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         process = template_process(theirs, bug)
@@ -167,7 +167,7 @@ def test_a_template_ends_with_70_by_an_exception_of_ours(bug):
     assert "internal error (above): this process ends" in said
 
 
-def test_a_packet_that_is_none_ends_no_template():
+def test_invalid_packet_does_not_end_the_template():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         process = template_process(theirs)

@@ -35,7 +35,7 @@ def tree(tmp_path: Path) -> str:
         ([3], range(9), NumaBinding(note="none of the CPUs of NUMA node 3 is among those that this process may use")),
     ],
 )
-def test_what_is_decided(tree: str, wanted: list[int], allowed: list[int], expected: NumaBinding) -> None:
+def test_numa_binding_is_decided(tree: str, wanted: list[int], allowed: list[int], expected: NumaBinding) -> None:
     assert decide(wanted, tree, allowed) == expected
 
 

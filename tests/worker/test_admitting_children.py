@@ -71,7 +71,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_a_child_that_ended_before_it_was_looked_at_is_no_stranger(listening):
+async def test_child_that_ended_before_its_check_is_not_counted_as_rejected(listening):
     _children, refused = listening
     before = descriptors()
     pid, end = started(lives=False)
@@ -83,7 +83,7 @@ async def test_a_child_that_ended_before_it_was_looked_at_is_no_stranger(listeni
     assert descriptors() == before
 
 
-async def test_a_child_that_cannot_be_looked_at_is_no_stranger(listening):
+async def test_child_that_cannot_be_checked_is_not_counted_as_rejected(listening):
     """Two descriptors are left, for its connection and its pidfd."""
     _children, refused = listening
     before = descriptors()
@@ -111,6 +111,6 @@ async def test_a_child_that_cannot_be_looked_at_is_no_stranger(listening):
 @pytest.mark.parametrize(
     ("path", "siblings"), [((0, -1), 1), ((0, 100_001), 1), ((0,) * 9, 1), ((0, 0), -1), ((0, 0), 10**6)]
 )
-async def test_an_address_that_no_child_can_have_is_told_as_that(listening, path, siblings):
+async def test_invalid_address_of_a_child_is_a_usage_error(listening, path, siblings):
     with pytest.raises(UsageError, match="ranks and world_size are from 0 to 100000, and a path has at most 8 ranks"):
         await asyncio.to_thread(become_member, WorkerAddress("g", path), siblings)

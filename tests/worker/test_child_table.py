@@ -34,7 +34,7 @@ def test_question_is_answered_when_the_child_listens(table):
     assert table.asked(b"b", WhereIs(7, [1, 0])) == []  # a child of that one
 
 
-def test_end_is_told_once_to_all_who_asked(table):
+def test_end_is_sent_once_to_every_asker(table):
     child, _ = up(table, 1)
     table.asked(b"a", WhereIs(5, [1]))
     table.asked(b"a", WhereIs(6, [1]))
@@ -62,7 +62,7 @@ def test_process_is_one_child(table):
     assert table.reserve((1,), 17)
 
 
-def test_end_of_a_child_that_never_listened_leaves_those_who_wait(table):
+def test_end_of_a_child_that_never_listened_leaves_the_askers_waiting(table):
     child = table.reserve((1,), 1)
     table.asked(b"a", WhereIs(5, [1]))
     assert table.ended(child.id, KILLED) == []
@@ -99,7 +99,7 @@ def test_everything_is_bounded(table, monkeypatch):
     assert len(table._at) <= 6
 
 
-def test_a_number_that_comes_twice_is_one_question(table):
+def test_repeated_question_counts_once(table):
     child, _ = up(table, 1)
     other, _ = up(table, 2)
     table.asked(b"a", WhereIs(5, [1]))

@@ -35,7 +35,7 @@ def start(work):
     return done
 
 
-def test_it_is_asked_for_once_counted_and_given_back_once():
+def test_lock_is_requested_once_counted_and_released_once():
     agent = Agent()
     done = start(agent.lock.acquire)
     assert agent.heard() == LockDevices("w", 1)
@@ -51,7 +51,7 @@ def test_it_is_asked_for_once_counted_and_given_back_once():
     assert agent.said.empty()
 
 
-def test_threads_that_wait_are_one_request_and_all_get_it():
+def test_waiting_threads_share_one_request():
     agent = Agent()
     done = [start(agent.lock.acquire)]
     assert agent.heard() == LockDevices("w", 1)
@@ -78,7 +78,7 @@ def test_release_without_holding_is_an_error():
     assert agent.said.empty()
 
 
-def test_who_gives_up_leaves_the_queue_and_a_late_grant_is_nobodys():
+def test_abandoned_wait_leaves_the_queue_and_a_late_grant_is_ignored():
     agent = Agent()
     assert agent.lock.acquire(timeout=0.01) is False
     assert [agent.heard(), agent.heard()] == [LockDevices("w", 1), UnlockDevices("w", 1)]
@@ -92,7 +92,7 @@ def test_who_gives_up_leaves_the_queue_and_a_late_grant_is_nobodys():
     assert done.get(timeout=10) is True
 
 
-def test_one_that_gives_up_leaves_the_other_ones_request_alone():
+def test_abandoned_wait_leaves_the_request_of_another_thread():
     agent = Agent()
     done = start(agent.lock.acquire)
     assert agent.heard() == LockDevices("w", 1)
@@ -112,7 +112,7 @@ def test_a_timeout_must_be_above_zero(timeout):
     assert agent.said.empty()
 
 
-def test_without_accelerators_nothing_is_asked_and_nobody_waits():
+def test_worker_without_accelerators_requests_nothing_and_never_waits():
     agent = Agent(devices=False)
     with agent.lock, agent.lock:
         assert agent.lock.locked()
@@ -121,7 +121,7 @@ def test_without_accelerators_nothing_is_asked_and_nobody_waits():
         agent.lock.release()
 
 
-def test_a_long_wait_is_logged_and_one_that_is_over_is_not(caplog):
+def test_only_a_wait_that_goes_on_is_logged(caplog):
     agent = Agent()
     done = start(agent.lock.acquire)
     agent.heard()
@@ -169,7 +169,7 @@ async def test_a_cancelled_wait_leaves_the_queue():
     assert not agent.lock.locked()
 
 
-async def test_what_was_granted_in_the_moment_of_cancelling_is_given_back():
+async def test_lock_granted_during_a_cancellation_is_released():
     agent = Agent()
     waiting = asyncio.ensure_future(agent.lock.acquire_async())
     await asyncio.sleep(0)

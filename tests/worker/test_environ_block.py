@@ -49,7 +49,7 @@ def test_a_late_value_replaces_one_pointer():
     assert LIBC.getenv(b"RLA_LATE") == os.environ["RLA_LATE"].encode() == b"x" * 300
 
 
-def test_what_was_not_reserved_is_refused():
+def test_unreserved_variable_is_an_error():
     with pytest.raises(ValueError, match="RLA_ABSENT cannot be set any more: this process has threads"):
         environ_block.replace({"RLA_ABSENT": "1", "RLA_LATE": "2"})
     assert os.environ["RLA_LATE"] == ""
@@ -77,7 +77,7 @@ def test_more_than_were_reserved_are_overridden_too():
     assert [LIBC.getenv(name.encode()) for name in names] == [None] * 5
 
 
-def test_an_entry_that_does_not_fit_is_refused_and_leaves_nothing():
+def test_entry_that_does_not_fit_is_an_error_and_changes_nothing():
     with (
         pytest.raises(ValueError, match="has 311 bytes; at most 255 fit"),
         environ_block.overridden({"RLA_OTHER": "1", "RLA_ABSENT": "y" * 300}),
@@ -86,7 +86,7 @@ def test_an_entry_that_does_not_fit_is_refused_and_leaves_nothing():
     assert (LIBC.getenv(b"RLA_OTHER"), LIBC.getenv(b"RLA_ABSENT")) == (None, None)
 
 
-def test_readers_on_other_threads_always_find_what_is_set():
+def test_readers_on_other_threads_always_find_set_variables():
     script = """
         import ctypes, os, sys, threading
         from rlinf_actors import NodePlacementStrategy, Worker, environ_block as envblock
@@ -118,7 +118,7 @@ from rlinf_actors.testing import LocalCluster
 
 
 @pytest.mark.live
-def test_a_worker_has_reserved_what_comes_late():
+def test_worker_has_reserved_the_late_variables():
     class Reader(Worker):
         def late(self):
             getenv = ctypes.CDLL(None).getenv
@@ -143,7 +143,7 @@ CHANGERS = {
 }
 
 
-def test_nothing_else_changes_the_environment_of_its_process():
+def test_no_other_module_changes_the_environment_of_its_process():
     found = set()
     for path in [path for top in ("rlinf_actors", "agentd") for path in (ROOT / top).rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):

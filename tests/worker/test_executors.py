@@ -695,7 +695,7 @@ def test_idle_loop_hears_its_own_signals_and_sigterm():
 
 
 @pytest.mark.parametrize("kind", ["a concurrent method", "max_concurrency"])
-def test_an_error_of_ours_on_another_thread_ends_the_worker(kind, rlinf_leak_check):
+def test_internal_error_on_a_call_thread_ends_the_worker(kind, rlinf_leak_check):
     """It would end that thread alone, and later calls would wait for ever."""
     plain, ended = Plain(), threading.Event()
     if kind == "max_concurrency":
@@ -761,7 +761,7 @@ executor.serve(Forks())
 """
 
 
-def test_a_forked_child_leaves_its_parent_the_calls_and_what_wakes_the_loop():
+def test_forked_child_takes_no_call_and_no_wakeup_of_its_parent():
     """The descriptors are the child's too, and uvloop has one more turn before it stops."""
     pytest.importorskip("uvloop")
     done = subprocess.run(

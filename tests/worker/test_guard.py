@@ -161,7 +161,7 @@ def test_a_lease_was_lost_unless_the_owner_wanted_the_end(tmp_path, orderly):
     assert ("was lost" in said) != orderly
 
 
-def test_one_that_stood_still_for_a_lease_moves_no_more_although_renewals_wait(tmp_path):
+def test_process_stopped_for_a_lease_has_lost_it_although_renewals_are_queued(tmp_path):
     with worker(tmp_path, "stream()", LEASE_S) as one:
         one.until_moving()
         os.kill(one.process.pid, signal.SIGSTOP)
@@ -179,7 +179,7 @@ def test_one_that_stood_still_for_a_lease_moves_no_more_although_renewals_wait(t
         assert "its process stood still" in one.reason()
 
 
-def test_one_that_stood_still_for_a_moment_goes_on(tmp_path):
+def test_process_stopped_for_a_moment_keeps_its_lease(tmp_path):
     with worker(tmp_path, "stream()") as one:
         one.until_moving()
         os.kill(one.process.pid, signal.SIGSTOP)
@@ -191,7 +191,7 @@ def test_one_that_stood_still_for_a_moment_goes_on(tmp_path):
         stopped_last(one.rest())
 
 
-def test_one_whose_machine_was_suspended_for_a_lease_has_lost_it(tmp_path):
+def test_machine_suspended_for_a_lease_has_lost_it(tmp_path):
     """CLOCK_MONOTONIC stands still meanwhile, CLOCK_BOOTTIME does not."""
     body = """
     slept, real = [0.0], time.clock_gettime
@@ -221,7 +221,7 @@ def test_signals_that_end_a_process_make_its_robot_safe(tmp_path, number, before
         assert f"it was sent {number.name}" in one.reason()
 
 
-def test_renewals_that_came_while_it_started_count(tmp_path):
+def test_renewals_that_came_during_the_start_count(tmp_path):
     """Importing takes longer than the lease on a slow machine; nothing has moved meanwhile."""
     with worker(tmp_path, "stream()", 0.5) as one:  # over before Python has started, but for these
         for _ in range(3):
@@ -231,7 +231,7 @@ def test_renewals_that_came_while_it_started_count(tmp_path):
         stopped_last(one.rest())
 
 
-def test_a_worker_that_takes_longer_than_its_lease_to_move_has_it_meanwhile(tmp_path):
+def test_lease_is_renewed_during_a_start_that_outlasts_it(tmp_path):
     """As one does whose machine is busy: the renewals go on."""
     with worker(tmp_path, f"time.sleep({2 * LEASE_S})\nstream()", LEASE_S) as one:
         one.until_moving()
@@ -273,14 +273,14 @@ CHILDREN = {
 
 
 @pytest.mark.parametrize("kind", CHILDREN)
-def test_nothing_that_a_child_sends_follows_the_stop(tmp_path, kind):
+def test_no_command_of_a_child_follows_the_stop(tmp_path, kind):
     with worker(tmp_path, CHILDREN[kind] + "stream()") as one:
         one.until_moving("main", "child")
         one.revoke()
         stopped_last(one.rest())
 
 
-def test_a_child_that_reaches_the_robot_runs_while_the_hook_does(tmp_path):
+def test_exempted_child_runs_while_the_hook_runs(tmp_path):
     """It stops the arm when it is told to; then it goes, as all the others do."""
     body = """
     ours, theirs = socket.socketpair()
@@ -309,7 +309,7 @@ def test_a_child_that_reaches_the_robot_runs_while_the_hook_does(tmp_path):
         stopped_last(one.rest())
 
 
-def test_process_that_the_worker_did_not_start_is_not_kept_and_outlives_the_worker(tmp_path):
+def test_foreign_process_cannot_be_exempted_and_outlives_the_worker(tmp_path):
     """It would be killed with those that were stopped. The worker itself is none of its own processes either."""
     other = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1)
     with other:
@@ -329,7 +329,7 @@ def test_process_that_the_worker_did_not_start_is_not_kept_and_outlives_the_work
     assert other.returncode == 0
 
 
-def test_daemon_that_the_worker_started_is_kept(tmp_path):
+def test_daemon_of_the_worker_can_be_exempted(tmp_path):
     body = """
     ours, theirs = os.pipe()
     if not os.fork():
@@ -372,7 +372,7 @@ RUNS_OUT = {
 
 
 @pytest.mark.parametrize("what", RUNS_OUT)
-def test_worker_that_has_run_out_of_something_is_made_safe_with_its_children(tmp_path, what):
+def test_worker_without_descriptors_or_threads_is_made_safe_with_its_children(tmp_path, what):
     body = f"if not os.fork(): stream('child')\n{textwrap.dedent(RUNS_OUT[what])}stream()\n"
     with worker(tmp_path, body) as one:
         one.until_moving("main", "child")
@@ -381,7 +381,7 @@ def test_worker_that_has_run_out_of_something_is_made_safe_with_its_children(tmp
         assert one.process.wait(pace.PATIENCE_S) == template_protocol.LEASE_LOST_CODE
 
 
-def test_worker_that_cannot_look_for_processes_says_so_and_is_made_safe(tmp_path, capfd):
+def test_worker_that_cannot_list_processes_logs_it_and_is_made_safe(tmp_path, capfd):
     """No descriptor can be opened, not even in the place of one of the reserve."""
     body = """
     import resource

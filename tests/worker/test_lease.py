@@ -30,7 +30,7 @@ def test_an_older_renewal_changes_nothing():
     assert lease.until == 103.0
 
 
-def test_after_its_last_moment_it_is_lost_and_not_before():
+def test_lease_is_lost_after_its_last_moment_and_not_before():
     lease = Lease(until=102.0, lease_s=2.0)
     assert lease.last_moment == pytest.approx(101.75)
     assert lease.left(101.7) == 0.0  # time to stop, unless a renewal waits to be read
@@ -57,7 +57,7 @@ def test_a_lease_page_runs_out_without_its_writer():
     assert LeasePageWriter().page.held()
 
 
-def test_nobody_but_its_writer_can_write_a_lease_page():
+def test_only_its_writer_can_write_a_lease_page():
     fd = LeasePageWriter().page.fd
     with pytest.raises(PermissionError):
         mmap.mmap(fd, mmap.PAGESIZE)
@@ -106,7 +106,7 @@ def run(body: str) -> str:
     return done.stdout
 
 
-def test_every_thread_of_the_users_stands_still_and_ours_go_on():
+def test_threads_of_the_user_stop_and_threads_of_the_runtime_go_on():
     out = run("""
         counts = [0, 0]
         begun = threading.Barrier(3)
@@ -137,7 +137,7 @@ def test_every_thread_of_the_users_stands_still_and_ours_go_on():
     assert out == "True True\n"
 
 
-def test_a_main_thread_that_masks_all_signals_stands_still():
+def test_main_thread_that_masks_all_signals_stops():
     out = run("""
         import signal
         begun, count = threading.Event(), [0]
@@ -164,7 +164,7 @@ def test_a_main_thread_that_masks_all_signals_stands_still():
     assert out == "True True\n"
 
 
-def test_a_main_thread_whose_handler_was_replaced_stands_still():
+def test_main_thread_whose_handler_was_replaced_stops():
     out = run("""
         import signal
         begun, count = threading.Event(), [0]
@@ -194,7 +194,7 @@ def test_a_main_thread_whose_handler_was_replaced_stands_still():
     assert out == "False True\n"
 
 
-def test_a_lock_comes_back_when_they_are_let_go():
+def test_unwound_threads_release_their_locks():
     out = run("""
         lock, held = threading.Lock(), threading.Event()
 
@@ -221,7 +221,7 @@ def test_a_lock_comes_back_when_they_are_let_go():
 
 
 @pytest.mark.parametrize("times", [0, 2])
-def test_a_signal_that_interrupts_nothing_is_sent_again_and_one_too_many_does_no_harm(times):
+def test_signal_that_interrupts_nothing_is_sent_again_and_an_extra_one_is_harmless(times):
     out = run(f"""
         import signal
         kill, held, sent = signal.pthread_kill, threading.Event(), []
@@ -251,7 +251,7 @@ def test_a_signal_that_interrupts_nothing_is_sent_again_and_one_too_many_does_no
     assert int(sent) >= (1 if times else 2)
 
 
-def test_one_that_waits_for_time_or_a_device_does_not_wait_for_a_lock():
+def test_thread_that_waits_for_time_or_a_device_does_not_wait_for_a_lock():
     out = run("""
         import platform
         locks = ("running", module._FUTEX[platform.machine()])  # the interpreter's own lock is one too

@@ -27,7 +27,7 @@ class World:
             raise self.error
 
 
-def test_a_links_name_says_whose_it_is():
+def test_client_is_read_from_the_name_of_a_link():
     assert client_of(b"driver:3f2a#7-00ff") == client_of(b"driver:3f2a#8-11") == "3f2a"
 
 
@@ -42,7 +42,7 @@ async def test_all_links_of_a_client_end_with_it():
     assert len(world.gone) == 2
 
 
-async def test_who_has_only_joined_costs_no_session():
+async def test_few_joined_peers_make_no_session():
     world = World()
     world.remote.add(b"driver:a#1-x")
     assert world.told == [WatchClients(["a"])]  # dropped without a session, and said again by one that comes later
@@ -53,7 +53,7 @@ async def test_who_has_only_joined_costs_no_session():
     assert world.told == [WatchClients(["a"])]
 
 
-async def test_one_session_serves_for_all():
+async def test_all_streams_share_one_session():
     world = World()
     world.remote.add(b"driver:a#1-x", now=True)
     world.remote.add(b"driver:b#1-x", now=True)
@@ -61,7 +61,7 @@ async def test_one_session_serves_for_all():
     assert world.sessions == 1
 
 
-async def test_a_head_that_does_not_answer_is_said_and_asked_again_for_the_next(caplog):
+async def test_head_without_answer_is_logged_and_the_next_stream_asks_again(caplog):
     world = World()
     world.error = ClusterTimeoutError("no head")
     world.remote.add(b"driver:a#1-x", now=True)
@@ -72,7 +72,7 @@ async def test_a_head_that_does_not_answer_is_said_and_asked_again_for_the_next(
     assert world.sessions == 2
 
 
-async def test_several_who_watch_one_client_all_hear_of_its_end():
+async def test_all_watchers_of_a_client_are_told_of_its_end():
     world, heard = World(), []
     world.watched.watch("a", lambda: heard.append(1))
     world.watched.watch("a", lambda: heard.append(2))
@@ -82,7 +82,7 @@ async def test_several_who_watch_one_client_all_hear_of_its_end():
     assert heard == [1, 2]
 
 
-async def test_an_end_that_was_noticed_otherwise_leaves_nothing():
+async def test_end_that_was_noticed_otherwise_removes_the_watch():
     world = World()
     for peer in (b"worker:a#1-x", b"worker:a#2-y", b"worker:b#1-z"):
         world.remote.add(peer)
@@ -96,7 +96,7 @@ async def test_an_end_that_was_noticed_otherwise_leaves_nothing():
     assert world.gone == [b"worker:a#3-y"]
 
 
-async def test_many_who_have_joined_are_worth_a_session():
+async def test_many_joined_peers_make_a_session():
     world = World()
     for n in range(MANY):
         world.remote.add(b"worker:%d#1-x" % n)

@@ -18,7 +18,7 @@ def ends():
         yield template, worker
 
 
-async def test_the_guard_hands_over_what_is_no_lease(ends):
+async def test_guard_hands_over_packets_that_are_no_lease(ends):
     template, worker = ends
     control = TemplateSocket(worker, lambda: None)
     loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ async def test_the_guard_hands_over_what_is_no_lease(ends):
     assert await asyncio.wait_for(served, 5) == template_protocol.DevicesLocked("w", 1)
 
 
-def test_the_end_of_the_template_is_none_and_telling_it_does_nothing(ends):
+def test_receive_returns_none_at_the_end_of_the_template_and_send_does_nothing(ends):
     template, worker = ends
     control = TemplateSocket(worker, lambda: None)
     template.close()
@@ -38,7 +38,7 @@ def test_the_end_of_the_template_is_none_and_telling_it_does_nothing(ends):
     control.try_send(template_protocol.LeaseLost("w", "its template process ended"))
 
 
-async def test_what_the_template_has_no_room_for_follows_in_order_and_nobody_waits(ends):
+async def test_posts_to_a_full_template_do_not_wait_and_follow_in_order(ends):
     template, worker = ends
     control = TemplateSocket(worker, lambda: None)
     control.listen(asyncio.get_running_loop())

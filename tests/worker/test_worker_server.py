@@ -100,7 +100,7 @@ async def test_calls_of_a_member_are_answered(ends):
     assert ends.server._calls == {}
 
 
-async def test_what_runs_is_told_also_while_the_class_is_constructed(ends):
+async def test_running_call_is_reported_also_during_construction(ends):
     ends.join()
     ends.say(frames.WhatRuns(7))
     assert (await ends.until(1))[0][0] == frames.Runs(7, "", protocol=PROTOCOL)
@@ -122,7 +122,7 @@ async def test_calls_wait_for_the_class_in_their_order(ends):
     assert [frame.id for frame, _ in await ends.until(5)] == [0, 1, 2, 3, 4]
 
 
-async def test_a_class_that_cannot_be_made_fails_calls_before_and_after(ends):
+async def test_failed_constructor_fails_earlier_and_later_calls(ends):
     ends.join()
     ends.call(1)
     await ends.settled()
@@ -143,7 +143,7 @@ async def test_a_class_that_cannot_be_made_fails_calls_before_and_after(ends):
         ({"protocol": OLDEST - 1}, "protocol", rf"\(protocol {OLDEST - 1}\), .*: upgrade driver"),
     ],
 )
-async def test_strangers_are_refused_with_the_reason(ends, changes, kind, said):
+async def test_links_of_non_members_are_rejected_with_the_reason(ends, changes, kind, said):
     ends.server.open(Inline())
     ends.join(**changes)
     ends.call(1)
@@ -157,7 +157,7 @@ async def test_strangers_are_refused_with_the_reason(ends, changes, kind, said):
 
 
 @pytest.mark.parametrize("speaks", [{"protocol": OLDEST}, {"protocol": OLDEST, "newest": PROTOCOL + 1}])
-async def test_a_link_of_the_protocol_before_is_taken(ends, speaks):
+async def test_link_of_the_previous_protocol_is_accepted(ends, speaks):
     ends.server.open(Inline())
     ends.join(**speaks)
     ends.call(1)
@@ -165,7 +165,7 @@ async def test_a_link_of_the_protocol_before_is_taken(ends, speaks):
     assert isinstance(answer, frames.Ok)
 
 
-async def test_a_machine_of_another_byte_order_is_refused_with_words(ends):
+async def test_link_from_a_machine_of_another_byte_order_is_rejected(ends):
     other = {"little": "big", "big": "little"}[sys.byteorder]
     ends.join(byte_order=other)
     (answer, _), *_ = await ends.until(1)
@@ -177,7 +177,7 @@ async def test_a_machine_of_another_byte_order_is_refused_with_words(ends):
     assert len(ends.came) == 1
 
 
-async def test_who_has_not_joined_gets_nothing_run(ends, caplog):
+async def test_calls_of_a_link_without_join_do_not_run(ends, caplog):
     executor = Inline()
     executor.paused = True
     ends.server.open(executor)
@@ -219,7 +219,7 @@ async def test_cancel_and_credit_reach_their_call_only(ends):
     assert (second.window, second._granted) == (4, 7)
 
 
-async def test_a_number_of_one_link_is_not_anothers(ends):
+async def test_call_ids_of_different_links_are_independent(ends):
     executor = Inline()
     executor.paused = True
     ends.server.open(executor)
@@ -271,7 +271,7 @@ async def test_a_call_that_comes_twice_while_the_class_is_made_runs_once(ends):
     assert [answer.id for answer, _ in ends.came] == [1]
 
 
-async def test_a_link_that_takes_the_place_of_a_lost_one_ends_what_that_was_served(ends):
+async def test_successor_of_a_lost_link_ends_its_streams(ends):
     told = []
     ends.server.on_link_lost(lambda link, worker: told.append((link, worker)))
     executor = Inline()
@@ -294,7 +294,7 @@ async def test_a_link_that_takes_the_place_of_a_lost_one_ends_what_that_was_serv
     assert stream.cancelled
 
 
-async def test_nothing_is_kept_of_a_worker_on_another_machine_that_has_ended(ends, monkeypatch):
+async def test_state_of_an_ended_remote_worker_is_removed(ends, monkeypatch):
     monkeypatch.setattr("rlinf_actors.worker.worker_server.LATE_S", 0.0)
     server, told, forgotten, over = ends.server, [], [], asyncio.Event()
     watched = WatchedClients(told.append)
@@ -322,9 +322,7 @@ def memory_of(pid) -> frames.Memory:
     return frames.Memory(pid, 0, 0, 0, 1)
 
 
-async def test_a_peer_that_cannot_be_watched_for_want_of_a_descriptor_is_followed_as_one_from_far(
-    ends, monkeypatch, caplog
-):
+async def test_peer_without_a_free_descriptor_for_its_pidfd_is_watched_by_the_head(ends, monkeypatch, caplog):
     told, gone = [], []
     watched = WatchedClients(told.append)
 
@@ -347,7 +345,7 @@ async def test_a_peer_that_cannot_be_watched_for_want_of_a_descriptor_is_followe
 
 
 @pytest.mark.parametrize("number", [errno.ESRCH, errno.EINVAL, errno.ENOENT])
-async def test_a_peer_that_has_ended_before_it_is_watched_is_gone(ends, monkeypatch, number):
+async def test_peer_that_ended_before_the_watch_is_gone(ends, monkeypatch, number):
     """Linux before 6.15 says EINVAL of one whose number is a session's yet."""
 
     def gone(pid):

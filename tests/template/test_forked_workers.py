@@ -20,7 +20,7 @@ from rlinf_actors.wire.template_protocol import ROBOT_END_S, Fork, WorkerPlace
 from rlinf_actors.wire.values import Claim, WorkerSpec
 
 
-def test_a_tail_that_is_no_text_fits_into_a_packet_all_the_same():
+def test_tail_of_binary_output_fits_into_a_packet():
     tail = Tail()
     for _ in range(TAIL_LINES):
         tail.feed(b"\xff" * TAIL_LINE_BYTES + b"\n")
@@ -45,7 +45,7 @@ def test_tail_cuts_long_lines_and_keeps_the_others():
     assert tail.lines() == ["first", "x" * TAIL_LINE_BYTES + " [cut]", "last", "\ufffd"]
 
 
-def test_drain_appends_keeps_a_tail_and_ends(tmp_path):
+def test_log_pump_appends_and_has_a_tail(tmp_path):
     path = tmp_path / "out"
     path.write_text("before\n")
     pump = LogPump(str(path))
@@ -61,7 +61,7 @@ def test_drain_appends_keeps_a_tail_and_ends(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/no/such/dir/out"])
-def test_drain_without_room_empties_the_pipe_and_says_so(path):
+def test_log_pump_on_a_full_disk_empties_the_pipe_and_has_a_fault(path):
     pump = LogPump(path)
     os.write(pump.writer, b"lost\n")
     assert pump.pump() == (True, False)
@@ -71,7 +71,7 @@ def test_drain_without_room_empties_the_pipe_and_says_so(path):
 
 
 @pytest.mark.parametrize("name", ["out", "out.new"])
-def test_drain_gives_nothing_to_who_reads_a_fifo_in_the_place_of_a_file(tmp_path, name):
+def test_log_pump_writes_nothing_to_a_fifo(tmp_path, name):
     os.mkfifo(tmp_path / name)
     reader = os.open(tmp_path / name, os.O_RDONLY | os.O_NONBLOCK)
     pump = LogPump(str(tmp_path / "out"), limit=10)
@@ -84,7 +84,7 @@ def test_drain_gives_nothing_to_who_reads_a_fifo_in_the_place_of_a_file(tmp_path
     os.close(reader)
 
 
-def test_drain_gives_others_a_turn_but_takes_all_at_the_end(tmp_path):
+def test_log_pump_gives_others_a_turn_and_reads_all_at_the_end(tmp_path):
     pump = LogPump(str(tmp_path / "out"))
     os.write(pump.writer, b"x" * 60_000)
     assert pump.finish(), "although the other end is open"
@@ -93,7 +93,7 @@ def test_drain_gives_others_a_turn_but_takes_all_at_the_end(tmp_path):
     pump.close()
 
 
-def test_who_executes_a_program_while_it_is_looked_at_may_be_of_one_that_has_ended(monkeypatch):
+def test_orphan_in_an_exec_may_belong_to_an_ended_worker(monkeypatch):
     forked = ForkedWorkers(None, None)
     of_one, other = (SimpleNamespace(id=f"{name}-{os.getpid()}") for name in ("ended", "living"))
     of_one.status, other.status = object(), None
@@ -148,7 +148,7 @@ assert [type(packet) for packet in sent] == [spawn.Exited] and forked.workers ==
         ("end_all(forked.workers, socket.socketpair()[0])", False),
     ],
 )
-def test_a_worker_whose_end_was_told_harms_nobody_before_it_is_reaped(then, reaped):
+def test_reported_worker_is_harmless_until_it_is_reaped(then, reaped):
     """In a process of its own: ForkedWorkers ends every process below it that it does not know."""
     code = f"{TOLD}\n{then}\nassert (forked.workers == []) == {reaped}"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -186,7 +186,7 @@ def test_robot_worker_with_a_renewed_lease_is_not_killed(robot_worker):
     assert looked_at(robot_worker, 200.0) == pytest.approx(102.4)
 
 
-def test_renewals_that_are_too_old_do_not_put_off_the_kill_of_a_robot_worker(robot_worker):
+def test_old_renewals_do_not_delay_the_kill_of_a_robot_worker(robot_worker):
     """agentd goes on telling what it has: an end that does not grow."""
     assert not robot_worker.must_die(101.7)
     assert not robot_worker.must_die(101.85)
@@ -195,13 +195,13 @@ def test_renewals_that_are_too_old_do_not_put_off_the_kill_of_a_robot_worker(rob
     assert robot_worker.must_die(101.91)
 
 
-def test_guard_that_says_that_the_lease_is_lost_has_the_time_of_its_hook(robot_worker):
+def test_guard_that_reports_the_lost_lease_has_the_time_of_its_hook(robot_worker):
     assert not robot_worker.must_die(101.7)
     robot_worker.guard_reported(101.71)
     assert looked_at(robot_worker, 200.0) == pytest.approx(101.71 + ROBOT_END_S)
 
 
-def test_guard_has_its_time_also_where_its_template_stood_still(robot_worker):
+def test_guard_has_its_time_also_if_its_template_was_stopped(robot_worker):
     assert not robot_worker.must_die(110.0)
     assert not robot_worker.must_die(110.19)
     assert robot_worker.must_die(110.2)
@@ -235,7 +235,7 @@ def test_thread_count_of_an_environment():
         ((None, None), (None, None), "no"),
     ],
 )
-def test_who_is_to_blame_for_a_sigkill(before, after, blame):
+def test_cause_of_a_sigkill_is_found(before, after, blame):
     assert OomKills(*after).blame(OomKills(*before)) == blame
 
 
