@@ -10,6 +10,9 @@ from message_kit import World, settle
 
 from rlinf_actors.errors import CallTimeoutError, GroupNotFoundError, PeerDiedError, PlacementError, WorkerDiedError
 from rlinf_actors.messaging.directory import REMEMBERED
+from rlinf_actors.messaging.outbox import OutgoingMessage
+from rlinf_actors.messaging.tensor_transfer import DetachedTensors
+from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.wire import frames
 
 
@@ -181,6 +184,23 @@ async def test_nothing_is_kept_of_a_peer_that_is_gone(world):
             await a.recv("b:0")
     assert a.messenger._outboxes == {}
     assert a.messenger._watched == set()
+
+
+async def test_a_tensor_sender_ends_with_its_receiver(world, monkeypatch):
+    monkeypatch.setattr("rlinf_actors.exhaustion.start", lambda thread: None)  # the question is never sent
+    (a,), (b,) = world.launch("a"), world.launch("b")
+    await a.send("b:0", 1)
+    tensors = DetachedTensors()
+    tensors.tensors.append("a tensor")
+    message = OutgoingMessage("", [b"skeleton"], False, AsyncWork("send() to b:0"), tensors)
+    a.messenger.post(a.known["b"].peers[0], message)
+    behind = a.send("b:0", 2)
+    assert len(a.messenger._tensor_senders) == 1
+    world.die(b)
+    for work in (message.work, behind):
+        with pytest.raises(PeerDiedError, match=r"^send\(\) to b:0: worker b:0 .*SIGKILL"):
+            await work
+    assert a.messenger._tensor_senders == {}
 
 
 async def test_a_relaunched_group_gets_new_messages(world):
