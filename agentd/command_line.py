@@ -1,5 +1,7 @@
-"""agentd's command line. Exit codes: 0, 3 ended by `rlinf-actors head stop`, 64 usage, 69 unavailable, 70 internal
-error, 77 permission, 78 configuration or keys.
+"""agentd's command line.
+
+Exit codes: 0, 3 ended by `rlinf-actors head stop`, 64 usage, 69 unavailable, 70 internal error, 77 permission,
+78 configuration or keys.
 """
 
 from __future__ import annotations
@@ -23,15 +25,14 @@ log = logging.getLogger(__name__)
 USAGE, UNAVAILABLE, INTERNAL_ERROR, NO_PERMISSION, CONFIGURATION = 64, 69, 70, 77, 78
 
 
-class _Parser(argparse.ArgumentParser):
+class _ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = _Parser(
+    made = _ArgumentParser(
         prog="agentd",
         description="The agent of one node of an rlinf-actors cluster; with --head, the cluster's coordinator too.",
         epilog="Configuration: /etc/rlinf-actors/agentd.toml and agentd.d/*.toml beside it; the command line wins.",
@@ -79,7 +80,7 @@ def _modules(text: str) -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run agentd; returns its exit code."""
+    """Run agentd; return its exit code."""
     open_standard_descriptors()
     options = vars(parser().parse_args(argv))
     check_only, reap_only, keeper = options.pop("check_config"), options.pop("reap"), options.pop("keeper")
@@ -133,16 +134,15 @@ def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:
 
     def serve() -> int:
         code = run_daemon(daemon.run)
-        daemon.standing.failed(
-            code, "agentd was stopped before it was ready"
-        )  # nothing to a driver that was told already
+        # a driver that was told something already is told nothing more
+        daemon.status.failed(code, "agentd was stopped before it was ready")
         return code
 
-    return _ends(serve, voice, daemon.standing.failed)
+    return _ends(serve, voice, daemon.status.failed)
 
 
 def _ends(work: Callable[[], int], voice: Voice, failed: Callable[[int, str], None]) -> int:
-    """Do *work*; what it raises becomes an exit code and one line, which *failed* gets too."""
+    """Run *work*; turn its exception into an exit code and one line, which *failed* gets too."""
     try:
         return work()
     except ConfigError as error:
@@ -162,7 +162,7 @@ def _ends(work: Callable[[], int], voice: Voice, failed: Callable[[int, str], No
 
 
 def _say(voice: Voice, code: int, text: str, ready_fd: int | None = None) -> int:
-    """One line for people, and for the driver that waits."""
+    """Print one line for people, and tell the driver that waits."""
     voice.say(text)
     if ready_fd is not None:
         import json

@@ -1,11 +1,7 @@
-"""agentd's configuration: the file, the environment and the command line, in one frozen value. Nothing is started here.
+"""agentd's configuration: files, environment and command line in one frozen value. Nothing is started here.
 
-The command line wins over the environment, the environment over the file, agentd.d/*.toml over agentd.toml, and all of
-these over the directories that systemd made for the unit.
-
-What becomes of a configuration that was read again (SIGHUP): pure.
-
-This agentd's key, and what it means for its sockets and its name.
+The command line wins over the environment, the environment over the files, agentd.d/*.toml over agentd.toml, and all
+of these over the directories that systemd made for the unit. On SIGHUP `reload` takes over what can change.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
 from rlinf_actors.net.socket_security import Security, key_at
-from rlinf_actors.settings import Settings, Unit
+from rlinf_actors.settings import FOR_THE_UNIT_ALONE, Settings, Unit
 
 if TYPE_CHECKING:
     from rlinf_actors.security.keyfile import KeyFile
@@ -116,45 +112,45 @@ MIN_ROBOT_LEASE_S = 0.5
 
 @dataclass(frozen=True)
 class Config:
-    """What agentd is to do.
+    """agentd's configuration.
 
     Attributes:
-        head: whether the head runs in this process.
+        head: True if the head runs in this process.
         listen: the head's HOST:PORT; None for unix sockets only.
         connect: HOST:PORT or endpoint of the head elsewhere.
-        embedded: whether a driver owns this process.
+        embedded: True if a driver owns this process.
         owner_pid: that driver, None without.
         owner_start: when it started, in clock ticks since boot; 0 if unknown.
-        ready_fd: inherited descriptor on which the driver is told, -1 without.
-        prestart: modules that a template loads ahead of the first launch; None starts no template ahead.
+        ready_fd: inherited pipe to that driver, -1 without.
+        prestart: modules of a template that is started ahead of the first launch; None for no such template.
         run_dir: directory of sockets, None for the user's default.
         log_dir: parent of the workers' log files, None for the default.
-        state_dir: what the head remembers across its restarts, None for run_dir.
-        node_id: stays the same when agentd restarts; None to derive it.
+        state_dir: where the head persists its state, None for run_dir.
+        node_id: stays the same across restarts; None to derive it.
         name: the node's name for people, None for the host's.
         rank: RLINF_NODE_RANK.
-        ip: address that others reach this node by, None to ask the kernel.
+        ip: this node's address, None to ask the kernel.
         labels: of the node.
-        env: variables for workers on this node, set on purpose.
-        interpreters: prefixes of interpreters that workers may have; None for the default.
+        env: variables for workers on this node.
+        interpreters: prefixes of interpreters that workers may use; None for the default.
         described: JSON file that stands in for the hardware.
         probe_timeout_s: seconds that each vendor's library may take.
-        key_file: this agentd's key file, None for that in the key directory, if there is one.
-        head_key: public key of the head, None for what the key file says.
+        key_file: this agentd's key file; None for the key directory's, if there is one.
+        head_key: public key of the head, None for the key file's.
         insecure: allow TCP outside loopback without keys.
-        beat_s: how often nodes and drivers say that they are there (head only).
-        lease_s: silence after which they are lost (head only).
-        robot_lease_s: how long a robot worker goes on without the head's word; at most lease_s (head only).
-        head_grace_s: how long workers live while no head runs.
-        probe_s: between two questions to workers whether they answer.
+        beat_s: seconds between heartbeats of nodes and drivers (head only).
+        lease_s: silence after which these are lost (head only).
+        robot_lease_s: seconds that a robot worker goes on without the head; at most lease_s (head only).
+        head_grace_s: seconds that workers live while no head runs.
+        probe_s: seconds between two probes of workers.
         unresponsive_s: silence after which a worker is shown as unresponsive.
-        long_call_s: how long a call runs before it is shown.
+        long_call_s: running time after which a call is shown.
         stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
         cgroup: where workers' cgroups are made: "auto", "off" or a directory of cgroup v2; see
             docs/how-to/survive-failures.md.
-        keep: whether workers without robots go on when agentd ends unasked (or by SIGUSR1), for the next one.
-        log_max_mb: size in MiB at which a worker's log file begins anew (one older part is kept); 0 for none.
-        files: what was read.
+        keep: True if workers without robots outlive an agentd that ends unasked or by SIGUSR1, for the next one.
+        log_max_mb: size in MiB at which a worker's log file is rotated (one older part is kept); 0 for none.
+        files: that were read.
     """
 
     head: bool = False
@@ -195,14 +191,14 @@ class Config:
 
 
 def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """The configuration that the command line, the environment and the files give together.
+    """Load the configuration.
 
     Args:
-        arguments: fields of Config that the command line sets (and `config`, the file); None means not given.
+        arguments: fields of Config from the command line, and `config`, the file; None means not given.
         environ: the environment.
 
     Raises:
-        ConfigError: a file cannot be read, a key is unknown, a value cannot be.
+        ConfigError: a file cannot be read, a key is unknown, a value is invalid.
     """
     settings = Settings.load(environ)
     chosen = arguments.get("config") or settings.config_file
@@ -221,7 +217,7 @@ def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     values.update({name: value for name, value in from_environment.items() if value is not None})
     given = {name: value for name, value in arguments.items() if value is not None and name != "config"}
     values.update(given)
-    if not values.get("embedded"):  # a driver's unit is none of ours
+    if not values.get("embedded"):  # the unit is the driver's
         unit = Unit.load(environ)
         of_unit = {"state_dir": settings.state_dir, "run_dir": unit.run_dir, "log_dir": unit.log_dir}
         values = {**{name: value for name, value in of_unit.items() if value is not None}, **values}
@@ -230,10 +226,10 @@ def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
 
 
 def for_reaping(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """The same for `agentd --reap`: a file that is wrong must not keep it from its work where systemd names the place.
+    """Load the configuration for `agentd --reap`, which an invalid file must not stop if systemd names the directory.
 
     Raises:
-        ConfigError: as `load`, where nothing else says which run directory it is.
+        ConfigError: as `load`, if nothing else names the run directory.
     """
     try:
         return load(arguments, environ)
@@ -241,12 +237,12 @@ def for_reaping(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Con
         run_dir = arguments.get("run_dir") or Unit.load(environ).run_dir
         if run_dir is None:
             raise
-        log.warning("what is left in %s is looked for without the configuration: %s", run_dir, error)
+        log.warning("%s is reaped without the configuration: %s", run_dir, error)
         return Config(run_dir=run_dir)
 
 
 def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Settings) -> None:
-    """One of head, by command line or file, or a head elsewhere, by command line, environment or file."""
+    """Choose between a head here (command line, file) and a head elsewhere (command line, environment, file)."""
     if given.get("head") or given.get("listen"):
         values.update(head=True, connect=None)
     elif given.get("connect"):
@@ -260,7 +256,7 @@ def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Set
 
 
 def read(path: Path) -> dict[str, Any]:
-    """One file, as fields of Config.
+    """Read a file into fields of Config.
 
     Raises:
         ConfigError: it is not TOML, a key is unknown, a value has the wrong type; ``path`` says where.
@@ -287,7 +283,7 @@ _FIELDS = {"node.id": "node_id"}
 
 
 def key_of(field_name: str) -> str:
-    """What a field of Config is called in agentd.toml (``node.name``); one that is in no file is its own name."""
+    """Return the key of a field of Config in agentd.toml (``node.name``); the field's own name if it has none."""
     for table, keys in KEYS.items():
         for key in keys:
             if _FIELDS.get(f"{table}.{key}", key) == field_name:
@@ -306,7 +302,6 @@ def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def _files(path: Path, must_exist: bool) -> list[Path]:
-    """The file and what is beside it in agentd.d, in the order of their names."""
     if must_exist and not path.exists():
         raise ConfigError("does not exist", path=str(path))
     return [*([path] if path.exists() else []), *sorted((path.parent / "agentd.d").glob("*.toml"))]
@@ -344,10 +339,10 @@ def _checked(config: Config) -> Config:
 
 
 def check_files(config: Config) -> None:
-    """Look at what the configuration names, as far as that starts nothing: for `agentd --check-config`.
+    """Check the files that the configuration names, for `agentd --check-config`. Nothing is started.
 
     Raises:
-        ConfigError: a file or directory is not what it must be.
+        ConfigError: a file or directory cannot be used.
     """
     if config.described is not None and not os.access(config.described, os.R_OK):
         raise ConfigError(f"is {config.described!r}, which cannot be read", path="hardware.described")
@@ -358,25 +353,49 @@ def check_files(config: Config) -> None:
 
 
 def default_interpreters() -> tuple[str, ...]:
-    """Where the interpreters of workers may lie in a cluster of several machines."""
+    """Return the prefixes of interpreters for workers in a cluster of several machines."""
     home = os.path.expanduser("~")
     return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, "/opt", "/usr", home)))
 
 
+def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) -> str:
+    """Return the default directory of workers' output; with an embedded cluster it ends with the cluster."""
+    if config.embedded:
+        return os.path.join(run_dir, "logs")
+    if os.getuid() == 0:
+        return "/var/log/rlinf-actors"
+    state = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(state, "rlinf-actors", "logs")
+
+
+def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the part of agentd's environment that workers get: not the unit's own variables, and UTF-8 only.
+
+    Variables that are not UTF-8 cannot be in a message; the log names them, since a user's program may miss them.
+    """
+    kept = {name: value for name, value in environ.items() if name not in FOR_THE_UNIT_ALONE}
+    for name in list(kept):
+        try:
+            (name + kept[name]).encode()
+        except UnicodeEncodeError:  # os.environ holds other bytes as lone surrogates (os.fsdecode)
+            log.warning("workers do not get the environment variable %s: it is not UTF-8", ascii(name))
+            del kept[name]
+    return kept
+
+
 RELOADABLE = ("env", "labels", "stop_grace_s")
-"""Fields that change at once: for workers that start from now on, for the next hello, for the next stop."""
+"""Fields that take effect at once: for new workers, the next hello, the next stop."""
 _OF_NO_EFFECT = ("files",)
-"""Where it was read: nothing that this process does depends on it."""
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What a fresh configuration changes.
+    """The differences that a fresh configuration makes.
 
     Attributes:
-        config: what holds from now on.
-        applied: keys of agentd.toml that differ and hold now.
-        restart: those that differ and hold only after a restart.
+        config: from now on.
+        applied: keys of agentd.toml that differ and take effect now.
+        restart: keys that differ and take effect after a restart.
     """
 
     config: Config
@@ -384,8 +403,8 @@ class Changes:
     restart: tuple[str, ...]
 
 
-def take_over(current: Config, fresh: Config) -> Changes:
-    """Take what can change of *fresh*; the rest stays as it is in *current*."""
+def reload(current: Config, fresh: Config) -> Changes:
+    """Take over the reloadable fields of *fresh*. Pure."""
     changed = [
         field.name
         for field in fields(Config)
@@ -399,10 +418,10 @@ def take_over(current: Config, fresh: Config) -> Changes:
 
 
 def own_key(config: Config, settings: Settings) -> KeyFile | None:
-    """The key file of this agentd, None without one; this user's own on loopback where nobody has made keys.
+    """Return this agentd's key file, None without one; on loopback without cluster keys it is the user's own.
 
     Raises:
-        ConfigError: there is one that cannot be used.
+        ConfigError: there is a key file that cannot be used.
     """
     if config.embedded:  # unix sockets only
         return None
@@ -413,19 +432,17 @@ def own_key(config: Config, settings: Settings) -> KeyFile | None:
 
 
 def named(config: Config, key: KeyFile | None) -> Config:
-    """The configuration with the node's name: an agent speaks for the node that its key was made for, unless its
-    configuration names another one, which the head refuses then.
-    """
+    """Return the configuration with the node name of the agent's key, unless it names the node itself."""
     if key is None or key.role != "agent" or config.name is not None:
         return config
     return replace(config, name=key.name)
 
 
 def check_addresses(config: Config, security: Security) -> None:
-    """Refuse addresses that nothing protects, before anything is started.
+    """Refuse an address that no key protects.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: it would be open.
     """
     endpoint = _endpoint(config)
     if endpoint:
@@ -433,7 +450,7 @@ def check_addresses(config: Config, security: Security) -> None:
 
 
 def _endpoint(config: Config) -> str:
-    """Of the head, here or elsewhere; "" without TCP."""
+    """Return the head's TCP endpoint, here or elsewhere; "" without one."""
     if config.head:
         return endpoint_of(config.listen, "--listen") if config.listen is not None else ""
     if config.connect is None or config.connect.startswith("ipc://"):

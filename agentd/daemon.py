@@ -1,8 +1,10 @@
-"""One agentd from its start to its end: probe, head, session, children, signals, owner.
+"""One agentd process from its start to its end: hardware probe, head, session, workers, signals, owner.
 
-How this agentd is, for those who wait for it: the service manager, and the driver that started it.
-
-The process that owns this agentd: a driver, whose end is ours.
+`Daemon.run` runs on the main thread, under net.daemon's shell. It starts the probe's processes first and loads most
+modules while these run, so imports are inside functions here. Then it opens the run directory and the network, starts
+the head if that is ours, inventories what an earlier agentd left, and serves the session until a signal, a refusal,
+or the end of the driver that owns it. SIGTERM ends the workers; SIGUSR1 leaves them to the next agentd; SIGHUP reads
+the configuration again.
 """
 
 from __future__ import annotations
@@ -18,22 +20,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from agentd.config import Config, load, named, own_key, take_over
-from agentd.run_dir import inherited
+from agentd.config import Config, inherited_environment, load, named, own_key, reload
 from rlinf_actors import procfs
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, RlinfActorsError
 from rlinf_actors.net.daemon import on_stop_signals
 from rlinf_actors.net.host import endpoint_of, pid_start, split_address
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.settings import Unit
+from rlinf_actors.settings import Settings, Unit
 from rlinf_actors.systemd.service_manager import Manager
 
 if TYPE_CHECKING:
     from agentd.adoption import Survivors
-    from agentd.node_report import Described, Looker
+    from agentd.node_report import Described
     from agentd.run_dir import RunDir
     from agentd.session import Session
-    from agentd.state_events import Report
     from agentd.workers import Workers
     from rlinf_actors.hardware.probe_report import ProbeReport
     from rlinf_actors.head.server import HeadServer
@@ -41,117 +41,110 @@ if TYPE_CHECKING:
     from rlinf_actors.security.keyfile import KeyFile
     from rlinf_actors.wire.values import NodeReport
 
+log = logging.getLogger(__name__)
 
-class Standing:
-    """Tells both. Loop thread only.
+OK, FOR_GOOD = 0, 3
+
+
+class StatusReporter:
+    """Tells the service manager, and the driver that started this agentd, how it is. Loop thread only.
 
     Args:
-        manager: the service manager; one without an address where a driver owns this process.
+        manager: the service manager; silent if a driver owns this process.
         ready_fd: inherited pipe to the driver, which gets one line, once; -1 without.
     """
 
     def __init__(self, manager: Manager, ready_fd: int) -> None:
         self._manager = manager
         self._ready_fd = ready_fd
-        self._hardware = ""
         self._text = "starting"
-        self._ends = False
+        self._ending = False
+        self.hardware = ""  # of this node, for people
 
-    def has(self, hardware: str) -> None:
-        """What this node has, for people; said with everything that follows."""
-        self._hardware = hardware
-
-    def up(self, text: str) -> None:
-        """The head was tried. For the service manager we are up then: it may be down when this machine boots."""
-        if not self._ends:
-            self._text = f"{text}; {self._hardware}"
+    def ready(self, text: str) -> None:
+        """Report readiness once the head was tried: it may be down while this machine boots."""
+        if not self._ending:
+            self._text = f"{text}; {self.hardware}"
             self._manager.ready(self._text)
 
     def registered(self, head: str, node_id: str) -> None:
-        """The head took this node: the driver may come."""
+        """Tell the driver that it can connect."""
         self._tell_driver({"head": head, "node_id": node_id})
 
     def reloading(self) -> None:
-        """The configuration is read again."""
         self._manager.reloading("reading the configuration again")
 
     def reloaded(self, trouble: str = "") -> None:
-        """That is over, also if nothing came of it."""
         self._manager.reloaded(f"{trouble}; {self._text}" if trouble else self._text)
 
     def ending(self, text: str) -> None:
-        """It ends. Twice is fine."""
-        self._ends = True
+        """Report that agentd ends. Twice is fine."""
+        self._ending = True
         self._manager.stopping(text)
 
     def failed(self, code: int, text: str) -> None:
-        """It ends because of an error; a driver that was told already is told nothing more."""
+        """Report an error that ends agentd. A driver that was told something already is told nothing more."""
         self._manager.status(text)
         self._tell_driver({"error": text, "code": code})
 
     def _tell_driver(self, line: Mapping[str, object]) -> None:
         if self._ready_fd < 0:
             return
-        with contextlib.suppress(BrokenPipeError):  # nobody waits any more
+        with contextlib.suppress(BrokenPipeError):  # the driver does not wait any more
             os.write(self._ready_fd, json.dumps(line).encode() + b"\n")
         os.close(self._ready_fd)
         self._ready_fd = -1
-
-
-log = logging.getLogger(__name__)
-
-OK, FOR_GOOD = 0, 3
 
 
 class Daemon:
     """The process. `run` once, on the main thread.
 
     Args:
-        config: what to do.
-        arguments: what it was made of; read again on SIGHUP.
+        config: the configuration.
+        arguments: of the command line, to load the configuration again.
     """
 
     def __init__(self, config: Config, arguments: Mapping[str, object]) -> None:
         self._config = config
         self._arguments = arguments
-        unit = Unit() if config.embedded else Unit.load()  # a driver's unit is none of ours
-        self._unit_keeper = unit.keeper
-        self._manager = Manager(unit.notify_socket, unit.watchdog_s)
-        self.standing = Standing(self._manager, config.ready_fd)
+        self._unit = Unit() if config.embedded else Unit.load()  # an embedded agentd is in its driver's unit
+        self._manager = Manager(self._unit.notify_socket, self._unit.watchdog_s)
+        self.status = StatusReporter(self._manager, config.ready_fd)
         self._environ = dict(os.environ)
-        self._started_with = inherited(self._environ)
+        self._inherited = inherited_environment(self._environ)
+        self._described_env: dict[str, str] = {}
+        self._keeps = config.keep and not config.embedded  # the agentd of a private cluster is never started again
+        self._key: KeyFile | None = None
+        self._head_endpoint = ""
+        self._node_id = ""
+        self._node_report: Callable[[Config], NodeReport] | None = None
         self._run_dir: RunDir | None = None
         self._session: Session | None = None
-        self._keeper: Workers | None = None
+        self._workers: Workers | None = None
         self._tasks = Tasks()
-        self._prestarting: asyncio.Task[None] | None = None
-        self._node: Callable[[Config], NodeReport] | None = None
-        self._head_endpoint = ""
-        self._key: KeyFile | None = None
-        self._node_id = ""
+        self._prestarted = False
         self._stopping = asyncio.Event()
-        self._orphaned = False
-        self._ended = ""
         self._handing_over = False
-        self._described_env: dict[str, str] = {}
+        self._orphaned = False
+        self._cluster_ended = ""  # why, if the head was told to end for good
 
     async def run(self) -> int:
-        """Serve until the end; returns the exit code.
+        """Serve until the end; return the exit code.
 
         Raises:
-            ConfigError: something is configured that cannot be.
-            OSError: an address is in use, a directory cannot be made.
+            ConfigError: the configuration cannot work.
+            OSError: an address is in use, or a directory cannot be made.
         """
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
             if self._config.owner_pid is not None:
-                watch(self._config.owner_pid, self._config.owner_start, self._owner_ended, stack)
+                watch_owner(self._config.owner_pid, self._config.owner_start, self._owner_ended, stack)
             watchdog = self._manager.watch(loop)
             if watchdog is not None:
                 stack.callback(watchdog.close)
             stack.callback(self._tasks.cancel)
             probing = self._tasks.start(self._probe(), "probing the hardware", expected=Exception)
-            await asyncio.sleep(0)  # its processes start now; what follows loads modules meanwhile
+            await asyncio.sleep(0)  # its processes start now; the imports below run meanwhile
             run_dir = self._open_run_dir(stack)
             on_stop_signals(loop, self._stop)
             loop.add_signal_handler(signal.SIGHUP, self._reload)
@@ -160,20 +153,20 @@ class Daemon:
             head = self._start_head(network, run_dir, stack)
             stopped = self._tasks.start(self._stopping.wait(), "waiting for the end")
             await asyncio.wait((probing, stopped), return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(0)  # a signal that came in this turn is acted on in the next, see above
             if self._stopping.is_set():  # not stopped.done(): that task is one turn of the loop behind the signal
                 if not self._handing_over and not self._config.embedded:
-                    await self._take_inventory(run_dir, False)
+                    from agentd.adoption import take_inventory
+
+                    await take_inventory(run_dir, keep=False)
                 return OK
             return await self._serve(network, run_dir, head, *probing.result())
 
-    # --- setting up ---
+    # --- start ---
 
     def _open_run_dir(self, stack: contextlib.AsyncExitStack) -> str:
         from agentd.run_dir import RunDir
-        from rlinf_actors import procfs
 
-        procfs.set_subreaper()  # what a killed template leaves behind comes to us
+        procfs.set_subreaper()  # orphans of a killed template become our children
         self._run_dir = directory = RunDir.open(self._config.run_dir, os.environ)
         stack.callback(self._close_run_dir, directory)
         directory.begin()
@@ -182,13 +175,12 @@ class Daemon:
     def _close_run_dir(self, directory: RunDir) -> None:
         self._run_dir = None
         directory.close()
-        if self._orphaned:  # else its driver keeps the logs if something failed, and removes it
+        if self._orphaned:  # a living driver keeps the logs after a failure, and removes the directory itself
             from rlinf_actors.kept_logs import keep
-            from rlinf_actors.settings import Settings
 
             parent = Settings.load().kept_logs
             if self._config.embedded and parent is not None:
-                with contextlib.suppress(OSError):  # the driver is gone: there is no one to report it to
+                with contextlib.suppress(OSError):  # no driver is left to report it to
                     keep(directory.path, parent)
             shutil.rmtree(directory.path, ignore_errors=True)
 
@@ -196,7 +188,6 @@ class Daemon:
         from rlinf_actors.net import fault_injection
         from rlinf_actors.net.socket_security import Security
         from rlinf_actors.net.zmq_network import ZmqNetwork
-        from rlinf_actors.settings import Settings
 
         settings = Settings.load()
         fault_injection.load(settings.faults)
@@ -206,51 +197,60 @@ class Daemon:
         return network
 
     def _start_head(self, network: ZmqNetwork, run_dir: str, stack: contextlib.AsyncExitStack) -> HeadServer | None:
-        """Listen if the head is ours; sets the endpoint of the head in any case."""
+        """Start the head if it is ours; set the head's endpoint in any case."""
         config = self._config
         if not config.head:
             assert config.connect is not None
             given = config.connect.startswith(("ipc://", "tcp://"))
             self._head_endpoint = config.connect if given else endpoint_of(config.connect, "--connect")
-            self._leave_record("node", [self._head_endpoint], stack)
+            self._publish_record("node", [self._head_endpoint], stack)
             return None
         from rlinf_actors.head.commands import Timing
         from rlinf_actors.head.server import HeadServer
         from rlinf_actors.head.store import HeadStore, own_keys
-        from rlinf_actors.settings import Settings
         from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
+        robot_lease_s = min(config.robot_lease_s, config.lease_s)
         timing = Timing(
             beat_s=config.beat_s,
             lease_s=config.lease_s,
-            robot_lease_s=min(config.robot_lease_s, config.lease_s),
-            # a private head is never a restarted one: nobody but its driver knows it
-            robot_settle_s=0.0 if config.embedded else min(config.robot_lease_s, config.lease_s) + ROBOT_END_S,
+            robot_lease_s=robot_lease_s,
+            # a private head is never a restarted one: only its driver knows it
+            robot_settle_s=0.0 if config.embedded else robot_lease_s + ROBOT_END_S,
             head_grace_s=config.head_grace_s,
             rank_hold_s=max(config.lease_s, config.head_grace_s),
         )
-        store = None if config.embedded else HeadStore(config.state_dir or run_dir)
-        keys = own_keys(self._key, Settings.load())
         head = HeadServer(
-            network, timing=timing, embedded=config.embedded, store=store, own=keys, on_end=self._end_cluster
+            network,
+            timing=timing,
+            embedded=config.embedded,
+            store=None if config.embedded else HeadStore(config.state_dir or run_dir),
+            own=own_keys(self._key, Settings.load()),
+            on_end=self._end_cluster,
         )
         stack.callback(self._close_head, head)
         endpoints = [f"ipc://{run_dir}/head"]
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{run_dir}/head")  # of one that was killed; the directory's lock is ours
+            os.unlink(f"{run_dir}/head")  # of a killed head; the directory's lock is ours
         if config.listen is not None:
             endpoints.append(endpoint_of(config.listen, "--listen"))
         bound = head.start(endpoints)
         self._head_endpoint = bound[0]
-        self._leave_record("private" if config.embedded else "head", bound, stack)
+        self._publish_record("private" if config.embedded else "head", bound, stack)
         return head
 
-    def _leave_record(self, kind: str, endpoints: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
-        """Have `rlinf-actors`, and an emergency stop above all, find this head, or the head that this node joins."""
-        from rlinf_actors.net import head_records
-        from rlinf_actors.settings import Settings
+    def _close_head(self, head: HeadServer) -> None:
+        if self._config.embedded:
+            head.close("the cluster was stopped")
+        else:  # drivers and agents wait for a restarted head
+            ended = self._cluster_ended
+            head.close(ended or "the head is being restarted", restarting=not ended)
 
-        config = self._config
+    def _publish_record(self, kind: str, endpoints: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
+        """Let `rlinf-actors`, and an emergency stop above all, find this head, or the head that this node joins."""
+        from rlinf_actors.net import head_records
+
+        config, key = self._config, self._key
         pid = config.owner_pid if config.embedded and config.owner_pid is not None else os.getpid()
         record = head_records.HeadRecord(
             kind,
@@ -258,12 +258,11 @@ class Daemon:
             time.time(),
             list(endpoints),
             head_records.script_of(pid),
-            self._key.path if self._key is not None else "",
-            self._key.server if self._key is not None else "",
+            key.path if key is not None else "",
+            key.server if key is not None else "",
             config.insecure,
         )
-        unit = Unit() if config.embedded else Unit.load()
-        stack.callback(head_records.publish(record, Settings.load(), unit.run_dir))
+        stack.callback(head_records.publish(record, Settings.load(), self._unit.run_dir))
 
     async def _probe(self) -> tuple[ProbeReport, Described | None]:
         from agentd.node_report import read_described, without_devices
@@ -285,6 +284,8 @@ class Daemon:
         described: Described | None,
     ) -> int:
         from agentd import node_report
+        from agentd.adoption import take_inventory
+        from agentd.launch_plan import Rules, allowed_interpreters
         from agentd.node_state import Policy
         from agentd.session import Session
 
@@ -293,87 +294,74 @@ class Daemon:
         remote = self._head_endpoint.startswith("tcp://")
         ip = node_report.address(config, listen, split_address(self._head_endpoint, "--connect")[0] if remote else "")
         self._node_id = node_report.node_id(config, run_dir)
-        self._node = lambda config: node_report.report(
-            named(config, self._key), probe, described, ip, self._node_id, self._started_with
+        self._node_report = lambda config: node_report.report(
+            named(config, self._key), probe, described, ip, self._node_id, self._inherited
         )
-        report = self._node(config)
-        self.standing.has(node_report.summary(report))
+        report = self._node_report(config)
+        self.status.hardware = node_report.summary(report)
         self._described_env = dict(described.env_vars) if described is not None else {}
         for fault in report.faults:
             log.warning("hardware: %s", fault)
         if self._keeps and head is None:
-            await self._ask_before_ending(network, run_dir)
-        survivors = None if config.embedded else await self._take_inventory(run_dir, self._keeps)
+            await self._check_version(network, run_dir)
+        survivors = None if config.embedded else await take_inventory(run_dir, self._keeps)
         if self._handing_over:
             return OK
-        self._session = Session(
+        rules = Rules(report.hostname, "", allowed=allowed_interpreters(config, report))
+        queries = node_report.HardwareQueries(
+            rules, f"{run_dir}/pkg", self._environment, described=described is not None
+        )
+        session = Session(
             network,
             self._head_endpoint,
             report,
             is_head=head is not None,
             keeps=self._keeps,
-            query_hardware=self._looker(run_dir, report, described is not None).look,
+            query_hardware=queries.query,
             policy=Policy(config.head_grace_s, config.stop_grace_s),
             on_registered=lambda: self._registered(head),
-            on_status=self.standing.up,
+            on_status=self.status.ready,
         )
-        self._session.attach(self._children(run_dir, report, self._session.report, survivors))
-        if survivors is not None and self._keeper is not None:
-            self._session.adopt(self._keeper.adopt(survivors), survivors.lost, survivors.since)
+        workers = self._make_workers(run_dir, report, session, survivors)
+        session.attach(workers)
+        if survivors is not None:
+            adopted = workers.adopt(survivors.templates, survivors.workers)
+            session.adopt(adopted, survivors.lost, survivors.since)
+        self._session, self._workers = session, workers
         if self._stopping.is_set():
             asyncio.get_running_loop().call_soon(self._stop, "stopped while it was starting")
-        end = await self._session.run()
-        if self._handing_over and self._keeper is not None:
-            self._keeper.abandon()
-        self.standing.ending(end.text)
+        end = await session.run()
+        if self._handing_over:
+            workers.abandon()
+        self.status.ending(end.text)
         if end.code != OK:
-            if self._keeper is not None:
-                await self._keeper.close(0.0, end.text)  # refused: no agentd comes for them
+            await workers.close(0.0, end.text)  # the head refused this node: no agentd comes for them
             log.error("%s", end.text)
-            self.standing.failed(end.code, end.text)
-        return FOR_GOOD if self._ended and not config.embedded and end.code == OK else end.code
+            self.status.failed(end.code, end.text)
+        return FOR_GOOD if self._cluster_ended and not config.embedded and end.code == OK else end.code
 
-    def _looker(self, run_dir: str, report: NodeReport, described: bool) -> Looker:
-        from agentd.launch_plan import Rules, allowed_interpreters
-        from agentd.node_report import Looker
-
-        rules = Rules(report.hostname, "", allowed=allowed_interpreters(self._config, report))
-        return Looker(rules, f"{run_dir}/pkg", self._environment, described=described)
-
-    @property
-    def _keeps(self) -> bool:
-        """Whether workers may go on without this process: a private cluster's agentd is never started again."""
-        return self._config.keep and not self._config.embedded
-
-    async def _ask_before_ending(self, network: ZmqNetwork, run_dir: str) -> None:
-        """Find out whether the head serves this agentd, if taking stock would end workers of another version.
+    async def _check_version(self, network: ZmqNetwork, run_dir: str) -> None:
+        """Check that the head serves this agentd, if the inventory would end workers of another version.
 
         Raises:
-            ProtocolMismatchError: it does not. The workers go on as without an agentd: for one of their own version.
+            ProtocolMismatchError: it does not. The workers run on for an agentd of their own version.
         """
-        from agentd.adoption import unspoken
+        from agentd.adoption import other_protocols
         from agentd.session import why_not_served
 
-        if not unspoken(run_dir):
+        if not other_protocols(run_dir):
             return
         refused = await why_not_served(network, self._head_endpoint)
         if refused:
             raise ProtocolMismatchError(f"{refused}. Workers of the version before go on for a lease: none was ended")
 
-    async def _take_inventory(self, run_dir: str, keep: bool) -> Survivors:
-        from agentd.adoption import take_inventory
-
-        return await take_inventory(run_dir, keep)
-
-    def _children(
-        self, run_dir: str, report: NodeReport, reported: Callable[[Report], None], survivors: Survivors | None
-    ) -> Workers:
+    def _make_workers(self, run_dir: str, report: NodeReport, session: Session, survivors: Survivors | None) -> Workers:
         from agentd.health import HealthTimes
-        from agentd.launch_plan import site
+        from agentd.launch_plan import make_site
         from agentd.workers import Workers
 
         config = self._config
-        where = site(
+        site = make_site(
             config,
             run_dir,
             report,
@@ -381,111 +369,96 @@ class Daemon:
             head=self._head_endpoint,
             head_key=self._key.server if self._key is not None else "",
             keeps=self._keeps,
-            keeper=self._unit_keeper,
+            keeper=self._unit.keeper,
         )
-        ledger = survivors.ledger if survivors is not None else None
-        times = HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s)
-        self._keeper = Workers(
+        return Workers(
             asyncio.get_running_loop(),
-            where,
-            reported,
-            ledger=ledger,
-            health=times,
-            says_deaths=not config.head,  # the head says them in this very log
+            site,
+            session.report,
+            ledger=survivors.ledger if survivors is not None else None,
+            health=HealthTimes(config.probe_s, config.unresponsive_s, config.long_call_s),
+            logs_deaths=not config.head,  # the head logs them here too
         )
-        return self._keeper
 
     def _environment(self) -> dict[str, str]:
-        """What this node gives its workers: what agentd was started with, and what is configured."""
-        return {**self._started_with, **self._described_env, **self._config.env}
+        """Return the node's environment for workers: inherited, described and configured variables."""
+        return {**self._inherited, **self._described_env, **self._config.env}
 
     def _registered(self, head: HeadServer | None) -> None:
         where = ", ".join(head.endpoints) if head is not None else self._head_endpoint
         log.info("node %s is registered; head: %s", self._node_id, where)
-        self.standing.up(f"registered; head: {where}")
-        self.standing.registered(head.endpoints[-1] if head is not None else self._head_endpoint, self._node_id)
-        if self._config.prestart is not None and self._keeper is not None and self._prestarting is None:
-            prestart = self._keeper.prestart(self._config.prestart)
-            self._prestarting = self._tasks.start(prestart, "starting a template ahead", expected=Exception)
-            self._prestarting.add_done_callback(_log_failure)
+        self.status.ready(f"registered; head: {where}")
+        self.status.registered(head.endpoints[-1] if head is not None else self._head_endpoint, self._node_id)
+        if self._config.prestart is not None and self._workers is not None and not self._prestarted:
+            self._prestarted = True
+            try:
+                self._workers.prestart(self._config.prestart)
+            except OSError as error:  # the first launch tries again, and reports it
+                log.warning("no template was started ahead of need: %s", error)
 
-    # --- the end, and changes ---
-
-    def _close_head(self, head: HeadServer) -> None:
-        """Drivers and agents wait for a head that was not stopped for good."""
-        if self._config.embedded:
-            head.close("the cluster was stopped")
-        else:
-            head.close(self._ended or "the head is being restarted", restarting=not self._ended)
-
-    def _end_cluster(self, reason: str) -> None:
-        """The head was told to end for good; its groups have ended."""
-        self._ended = reason
-        self._stop(reason)
-
-    def _owner_ended(self) -> None:
-        self._orphaned = True
-        self._stop("the driver ended")
+    # --- signals ---
 
     def _stop(self, reason: str) -> None:
         if self._handing_over:  # `systemctl restart` sends SIGTERM after SIGUSR1
             return
         self._stopping.set()
         if self._run_dir is not None and not self._config.embedded:
-            self._run_dir.stop_asked()
-        self.standing.ending(f"stopping: {reason}")
+            self._run_dir.mark_stopping()
+        self.status.ending(f"stopping: {reason}")
         if self._session is not None:
             self._session.stop(reason, 0.0 if self._orphaned else None)
 
+    def _end_cluster(self, reason: str) -> None:
+        self._cluster_ended = reason
+        self._stop(reason)
+
+    def _owner_ended(self) -> None:
+        self._orphaned = True
+        self._stop("the driver ended")
+
     def _hand_over(self) -> None:
-        """SIGUSR1: end, and leave the workers to the next agentd."""
+        """End, and leave the workers to the next agentd (SIGUSR1)."""
         if not self._keeps:
             why = "it belongs to a driver" if self._config.embedded else "workers.keep is false"
-            log.error("SIGUSR1 would end this agentd and keep its workers, which cannot be: %s", why)
+            log.error("SIGUSR1 cannot end this agentd and keep its workers: %s", why)
             return
         self._handing_over = True
         self._stopping.set()
-        self.standing.ending("handing over: workers go on for the next agentd")
+        self.status.ending("handing over: workers go on for the next agentd")
         log.info("handing over: workers without robots go on for the next agentd")
         if self._session is not None:
             self._session.hand_over("SIGUSR1")
 
     def _reload(self) -> None:
-        """SIGHUP: read the configuration again; what needs a restart is named and stays."""
-        self.standing.reloading()
+        """Read the configuration again (SIGHUP); changes that need a restart are logged and wait for it."""
+        self.status.reloading()
         try:
-            changes = take_over(self._config, load(self._arguments, self._environ))
+            changes = reload(self._config, load(self._arguments, self._environ))
         except ConfigError as error:
             log.error("the configuration stays as it was: %s", error)
-            self.standing.reloaded(f"the configuration stays as it was: {error}")
+            self.status.reloaded(f"the configuration stays as it was: {error}")
             return
         needed = f"a restart is needed for: {', '.join(changes.restart)}" if changes.restart else ""
         if needed:
             log.warning("%s", needed)
         self._config = changes.config
-        if self._session is not None and self._node is not None:
-            self._session.describe(self._node(self._config), self._config.stop_grace_s)
+        if self._session is not None and self._node_report is not None:
+            self._session.describe(self._node_report(self._config), self._config.stop_grace_s)
         log.info("configuration read again; taken over: %s", ", ".join(changes.applied) or "nothing")
-        self.standing.reloaded(needed)
+        self.status.reloaded(needed)
 
 
-def _log_failure(task: asyncio.Task[None]) -> None:
-    """A template that cannot be started ahead of need is tried again by the first launch, which reports it."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("no template was started ahead: %s", error)
-
-
-def watch(pid: int, started: int, ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> None:
-    """Call *ended* once, from the running loop, when the process ends; not after *stack* is closed.
+def watch_owner(pid: int, started: int, ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> None:
+    """Call *ended* once, on the running loop, when the owner ends, but not after *stack* is closed.
 
     Args:
-        pid: its.
-        started: when it began, in clock ticks since boot, so that nobody is mistaken for it; 0 if unknown.
+        pid: of the owner.
+        started: when it began, in clock ticks since boot, so that no other process is taken for it; 0 if unknown.
         ended: see above.
         stack: ends the watch.
 
     Raises:
-        RlinfActorsError: it is gone already.
+        RlinfActorsError: it has ended already.
     """
     loop = asyncio.get_running_loop()
     try:

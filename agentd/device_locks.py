@@ -1,17 +1,14 @@
-"""The accelerators' locks at work: workers ask through their templates, the table decides. Loop thread only.
+"""Locks of a node's accelerators: workers ask through their templates, a pure table decides. Loop thread only.
 
-Who may use which accelerator now: first come, first served on each, and all of one's own or none. Pure.
-
-House rules: requests keep the order in which they came; one is granted when no accelerator of it is
-held or wanted by an earlier one. So nobody is overtaken, and since all are taken at once, two
-workers that want the same two accelerators cannot block one another.
+A request is granted when none of its accelerators is held or wanted by an earlier request. So no request is overtaken.
+A worker gets all its accelerators at once, so two workers that want the same two cannot block one another.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rlinf_actors.hardware.probe_report import resources_from_reports
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo
@@ -23,8 +20,8 @@ NONE = AcceleratorType.NO_ACCEL.value
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A worker's request; `number` tells it from the worker's other ones."""
+class DeviceRequest:
+    """A worker's request for accelerators; `number` tells it from the worker's other requests."""
 
     worker: str
     number: int
@@ -35,29 +32,29 @@ class LockTable:
     """The locks of one node. A worker has one request at a time, waiting or granted."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Wanted] = {}
-        self._waiting: dict[str, Wanted] = {}
+        self._held: dict[str, DeviceRequest] = {}
+        self._waiting: dict[str, DeviceRequest] = {}
 
-    def ask(self, wanted: Wanted) -> list[Wanted]:
-        """A worker wants its accelerators; a request that it had before is dropped. Returns what is granted now."""
+    def ask(self, wanted: DeviceRequest) -> list[DeviceRequest]:
+        """Add a request, and drop the worker's earlier one. Return the requests that are granted now."""
         self._drop(wanted.worker)
         self._waiting[wanted.worker] = wanted
         return self._grant()
 
-    def leave(self, worker: str, number: int) -> list[Wanted]:
-        """A worker gives a request up, granted or not; one that is over is ignored. Returns what is granted now."""
+    def release(self, worker: str, number: int) -> list[DeviceRequest]:
+        """Remove a request, granted or not; an old number is ignored. Return the requests that are granted now."""
         request = self._held.get(worker) or self._waiting.get(worker)
         if request is None or request.number != number:
             return []
-        return self.gone(worker)
+        return self.remove(worker)
 
-    def gone(self, worker: str) -> list[Wanted]:
-        """A worker has ended, or wants nothing any more. Returns what is granted now."""
+    def remove(self, worker: str) -> list[DeviceRequest]:
+        """Remove a worker's request. Return the requests that are granted now."""
         self._drop(worker)
         return self._grant()
 
     def ahead_of(self, worker: str) -> tuple[list[str], list[str]]:
-        """Who holds what a waiting worker wants, and who waits for it before that one."""
+        """Return the holders of what a waiting worker wants, and the workers that asked for it earlier and wait."""
         wanted = self._waiting[worker].devices
         before = list(self._waiting)[: list(self._waiting).index(worker)]
         return (
@@ -69,7 +66,7 @@ class LockTable:
         self._held.pop(worker, None)
         self._waiting.pop(worker, None)
 
-    def _grant(self) -> list[Wanted]:
+    def _grant(self) -> list[DeviceRequest]:
         taken: set[str] = set().union(*(held.devices for held in self._held.values()))
         granted = []
         for wanted in list(self._waiting.values()):
@@ -81,14 +78,14 @@ class LockTable:
 
 
 def devices_of(spec: WorkerSpec, resources: Sequence[ResourceReport]) -> frozenset[str]:
-    """The physical accelerators of a worker, by names that are the same for every worker of the node.
+    """Return the names of a worker's physical accelerators, which are the same for every worker of the node.
 
-    Those that it was placed on, whether or not it sees others too; all of the node's for one that was placed on
-    the node; none for one without accelerators. Slices of one device that the vendor tells apart are apart here.
+    These are the accelerators that it was placed on, even if it sees others too; all of the node's if it was placed on
+    the node; none if it has no accelerators. Slices of one device that the vendor tells apart have names of their own.
 
     Args:
         spec: the worker; its environment says where it was placed.
-        resources: what its node has.
+        resources: of its node.
     """
     if spec.env.get("ACCELERATOR_TYPE", NONE) in ("", NONE):
         return frozenset()
@@ -105,22 +102,22 @@ def _name(info: HardwareInfo, position: int) -> str:
 
 
 PATIENCE_S = 30.0
-"""After that long a worker that waits is told, once, for whom."""
+"""Seconds after which a waiting worker is told, once, which workers it waits for."""
 
 
 @dataclass
 class _Asker:
     name: str
     send: Callable[[template_protocol.ToTemplate], None]
-    patience: asyncio.TimerHandle | None = field(default=None)
+    notice: asyncio.TimerHandle | None = None
 
 
 class DeviceLocks:
-    """Grants the accelerators of one node to its workers, whatever jobs they are of.
+    """Grants the accelerators of one node to its workers, of whatever job.
 
     Args:
         loop: for the timers.
-        resources: what the node has.
+        resources: of the node.
         patience_s: see PATIENCE_S.
     """
 
@@ -131,53 +128,46 @@ class DeviceLocks:
         self._resources = resources
         self._patience_s = patience_s
         self._table = LockTable()
-        self._askers: dict[str, _Asker] = {}
+        self._waiters: dict[str, _Asker] = {}
 
-    def said(
+    def handle(
         self,
         spec: WorkerSpec,
         packet: template_protocol.LockDevices | template_protocol.UnlockDevices,
         send: Callable[[template_protocol.ToTemplate], None],
     ) -> None:
-        """A living worker asks, or gives back.
-
-        Args:
-            spec: the worker.
-            packet: what it says.
-            send: to its template.
-        """
-        self._calm(spec.id)
+        """Handle the request or the release of a worker, with *send* to its template."""
+        self._cancel_notice(spec.id)
         if isinstance(packet, template_protocol.UnlockDevices):
-            self._tell(self._table.leave(spec.id, packet.request))
+            self._send_grants(self._table.release(spec.id, packet.request))
             return
-        asker = self._askers[spec.id] = _Asker(f"{spec.group}:{spec.rank} (namespace {spec.namespace!r})", send)
-        granted = self._table.ask(Wanted(spec.id, packet.request, devices_of(spec, self._resources)))
+        waiter = self._waiters[spec.id] = _Asker(f"{spec.group}:{spec.rank} (namespace {spec.namespace!r})", send)
+        granted = self._table.ask(DeviceRequest(spec.id, packet.request, devices_of(spec, self._resources)))
         if all(one.worker != spec.id for one in granted):
-            asker.patience = self._loop.call_later(self._patience_s, self._waits, spec.id, packet.request)
-        self._tell(granted)
+            waiter.notice = self._loop.call_later(self._patience_s, self._send_busy, spec.id, packet.request)
+        self._send_grants(granted)
 
-    def gone(self, worker: str) -> None:
-        """A worker has ended: what it held is free, and it waits no more."""
-        self._calm(worker)
-        if self._askers.pop(worker, None) is not None:
-            self._tell(self._table.gone(worker))
+    def worker_ended(self, worker: str) -> None:
+        self._cancel_notice(worker)
+        if self._waiters.pop(worker, None) is not None:
+            self._send_grants(self._table.remove(worker))
 
-    def _tell(self, granted: Sequence[Wanted]) -> None:
+    def _send_grants(self, granted: Sequence[DeviceRequest]) -> None:
         for one in granted:
-            self._calm(one.worker)
-            self._askers[one.worker].send(template_protocol.DevicesLocked(one.worker, one.number))
+            self._cancel_notice(one.worker)
+            self._waiters[one.worker].send(template_protocol.DevicesLocked(one.worker, one.number))
 
-    def _waits(self, worker: str, request: int) -> None:
-        holders, before = ([self._askers[id].name for id in ids] for ids in self._table.ahead_of(worker))
+    def _send_busy(self, worker: str, request: int) -> None:
+        holders, before = ([self._waiters[id].name for id in ids] for ids in self._table.ahead_of(worker))
         text = f"held by {', '.join(holders) or 'nobody'}"
         if before:
             text += f"; {', '.join(before)} came before"
-        self._askers[worker].send(
+        self._waiters[worker].send(
             template_protocol.DevicesBusy(worker, request, self._patience_s, text[: template_protocol.TEXT_CHARS])
         )
 
-    def _calm(self, worker: str) -> None:
-        asker = self._askers.get(worker)
-        if asker is not None and asker.patience is not None:
-            asker.patience.cancel()
-            asker.patience = None
+    def _cancel_notice(self, worker: str) -> None:
+        waiter = self._waiters.get(worker)
+        if waiter is not None and waiter.notice is not None:
+            waiter.notice.cancel()
+            waiter.notice = None

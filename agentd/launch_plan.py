@@ -1,8 +1,7 @@
-"""How a worker is started: which interpreter, which template, which environment and files.
+"""How the workers of this node are started: decisions, and what holds for all of them.
 
-Decisions only: it looks for interpreters on the disk, and changes nothing.
-
-Where the workers of this node run: decided by the daemon, once, and the same for all that start and end workers.
+`plan` decides interpreter, template, environment and files of one worker; it looks for interpreters on the disk and
+changes nothing. `make_site` decides once, when agentd starts, where workers run, and prepares their cgroups.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentd.config import Config, default_interpreters
+from agentd.config import Config, default_interpreters, default_log_dir
 from agentd.keeper_client import pid_of
-from agentd.run_dir import default_log_dir
 from agentd.sweep import clear_cgroups
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker_cgroup import prepare
 from rlinf_actors.errors import ConfigError, WorkerStartError
 from rlinf_actors.model.placement import merge_paths
 from rlinf_actors.net.socket_security import is_loopback
-from rlinf_actors.settings import WORKER_MARK
+from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import NodeReport, ResourceReport, WorkerSpec
 
@@ -39,7 +37,8 @@ SLOT = 128
 _LOAD_TIME = re.compile(
     r"(LD_|OMP_|KMP_|MKL_|GOMP_|OPENBLAS_|GLIBC_TUNABLES$|MALLOC_|PYTHON|TORCH|PYTORCH_|LANG$|LC_|CUDA_MODULE_LOADING$)"
 )
-"""Variables that an interpreter or its libraries read when they are loaded: changing them after a fork is too late."""
+"""Variables that an interpreter or its libraries read when they are loaded: after a fork it is too late to change them.
+"""
 
 _TEMPLATE_ENV = {
     "OPENBLAS_NUM_THREADS": "1",  # a pool of threads would forbid the fork; workers get theirs afterwards
@@ -57,7 +56,7 @@ BOOTSTRAP = (
 
 
 @dataclass(frozen=True)
-class Key:
+class TemplateKey:
     """Workers with equal keys can come from one template."""
 
     interpreter: str
@@ -66,10 +65,10 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """What starting one worker needs."""
 
-    key: Key
+    key: TemplateKey
     env: dict[str, str]
     out_path: str
     err_path: str
@@ -77,15 +76,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rules:
-    """What this node's agent allows and where it puts things.
+    """What this node allows, and where it puts things.
 
     Attributes:
         node: its name, for messages.
         log_dir: parent of the workers' log files.
         own: agentd's interpreter.
-        allowed: prefixes of other interpreters that may be started; None: any.
+        allowed: prefixes of other interpreters that may be started; None for any.
         cgroups: where workers' cgroups are made.
-        log_bytes: size at which a log file begins anew, 0 for none.
+        log_bytes: size at which a log file is rotated, 0 for none.
     """
 
     node: str
@@ -96,7 +95,65 @@ class Rules:
     log_bytes: int = 0
 
 
-def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> Plan:
+@dataclass(frozen=True)
+class Site:
+    """What holds for all workers of this node.
+
+    Attributes:
+        rules: which interpreters may be started, where output and cgroups go.
+        run_dir: directory for sockets; exists and is private.
+        head: the head's endpoint, for workers.
+        node_ip: the node's address.
+        host: equal for processes that can talk over ipc.
+        environment: returns the node's environment; called at every launch.
+        listen_ip: where workers bind TCP, "" for ipc only.
+        head_key: the head's public key, "" in a cluster without keys.
+        resources: the node's accelerators, for their locks.
+        owner_pid: process whose end ends every worker; None without one.
+        keep_s: seconds for which workers without robots go on when agentd has ended, until the next one adopts them;
+            None if they end with agentd.
+        keeper: socket of rlinf-workers@.service, whose keeper starts templates; "" if agentd starts a keeper itself.
+        entry: ``module:function`` that runs a worker.
+    """
+
+    rules: Rules
+    run_dir: Path
+    head: str
+    node_ip: str
+    host: str
+    environment: Callable[[], Mapping[str, str]]
+    listen_ip: str = ""
+    head_key: str = ""
+    resources: Sequence[ResourceReport] = ()
+    owner_pid: int | None = None
+    keep_s: float | None = None
+    keeper: str = ""
+    entry: str = "rlinf_actors.worker.main:run_worker"
+
+    @property
+    def node(self) -> str:
+        return self.rules.node
+
+    def place(self, out_path: str, err_path: str, lease_until: float, lease_s: float) -> WorkerPlace:
+        return WorkerPlace(
+            run_dir=str(self.run_dir),
+            host=self.host,
+            head=self.head,
+            node=self.node,
+            node_ip=self.node_ip,
+            listen_ip=self.listen_ip,
+            out_path=out_path,
+            err_path=err_path,
+            lease_until=lease_until,
+            lease_s=lease_s,
+            head_key=self.head_key,
+        )
+
+
+# --- one worker ---
+
+
+def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchPlan:
     """Decide how *spec* is started on this node.
 
     Raises:
@@ -115,11 +172,11 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> Plan:
     out_path, err_path = log_paths(spec, rules.log_dir)
     if "\0" in out_path:
         raise _refusal(spec, rules, f"its log directory {spec.log_dir!r} cannot be one")
-    return Plan(template_key(interpreter, env, spec.preload), env, out_path, err_path)
+    return LaunchPlan(template_key(interpreter, env, spec.preload), env, out_path, err_path)
 
 
 def worker_environment(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> dict[str, str]:
-    """The whole environment of a worker: its node's, with the specification's on top, and its mark."""
+    """Return the whole environment of a worker: the node's, overridden by the specification's, and its mark."""
     try:
         env = process_environment(node_env, spec.env, spec.path_env_merge_mode)
     except ValueError as error:
@@ -129,7 +186,7 @@ def worker_environment(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rul
 
 
 def process_environment(node_env: Mapping[str, str], asked: Mapping[str, str], merge_mode: str) -> dict[str, str]:
-    """The node's environment, and on top what is asked for.
+    """Return the node's environment overridden by *asked*.
 
     Raises:
         ValueError: it cannot be passed to a process.
@@ -141,14 +198,13 @@ def process_environment(node_env: Mapping[str, str], asked: Mapping[str, str], m
     return env
 
 
-def template_key(interpreter: str, env: Mapping[str, str], preload: Sequence[str]) -> Key:
-    """What a template that serves such workers is known by."""
+def template_key(interpreter: str, env: Mapping[str, str], preload: Sequence[str]) -> TemplateKey:
     variables = tuple(sorted((name, value) for name, value in env.items() if _LOAD_TIME.match(name)))
-    return Key(interpreter, variables, tuple(dict.fromkeys(preload)))
+    return TemplateKey(interpreter, variables, tuple(dict.fromkeys(preload)))
 
 
-def template_environment(key: Key, node_env: Mapping[str, str]) -> dict[str, str]:
-    """The environment that a template itself runs in; its workers get their own after the fork."""
+def template_environment(key: TemplateKey, node_env: Mapping[str, str]) -> dict[str, str]:
+    """Return a template's own environment; its workers get theirs after the fork."""
     env = {name: value for name, value in node_env.items() if not _LOAD_TIME.match(name)}
     env.update(key.variables)
     tunables = env.get("GLIBC_TUNABLES", "")
@@ -157,28 +213,28 @@ def template_environment(key: Key, node_env: Mapping[str, str]) -> dict[str, str
     return {**env, **_TEMPLATE_ENV, "GLIBC_TUNABLES": tunables, WORKER_MARK: "-" * SLOT}
 
 
-def template_command(key: Key, pkg: str, fd: int, node: str, config: str) -> list[str]:
-    """The argv of a template; *config* is a worker.template.Config as JSON."""
+def template_command(key: TemplateKey, pkg: str, fd: int, node: str, config: str) -> list[str]:
+    """Return the argv of a template; *config* is a template.Config as JSON."""
     return [key.interpreter, "-c", BOOTSTRAP, pkg, str(fd), node, config]
 
 
 def log_paths(spec: WorkerSpec, log_dir: str) -> tuple[str, str]:
-    """Files for a worker's stdout and stderr."""
+    """Return the files for a worker's stdout and stderr."""
     base = f"{spec.log_dir or log_dir}/{file_name(spec.namespace)}/{file_name(spec.group)}-{spec.rank}"
     return base + ".out", base + ".err"
 
 
 def file_name(name: str) -> str:
-    """*name* as a file name: itself if it is one, else cleaned, with a hash that keeps it distinct."""
+    """Return *name* if it can be a file name, else a cleaned one with a hash that keeps it distinct."""
     clean = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:120].lstrip(".") or "_"
     return clean if clean == name else f"{clean}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def find_interpreter(wanted: str | None, env: Mapping[str, str], rules: Rules) -> str:
-    """The path of an interpreter that may be started here.
+    """Return the path of an interpreter that may be started here.
 
     Args:
-        wanted: a path or a name to search in PATH; None for agentd's own.
+        wanted: a path, or a name to search in PATH of *env*; None for agentd's own.
         env: of the process that it is for.
         rules: of this node.
 
@@ -215,64 +271,10 @@ def _refusal(spec: WorkerSpec, rules: Rules, text: str) -> WorkerStartError:
     return WorkerStartError(f"{worker} cannot be started on node {rules.node}: {text}", worker=worker, node=rules.node)
 
 
-@dataclass(frozen=True)
-class Site:
-    """What a worker finds here, and what holds for all of them.
-
-    Attributes:
-        rules: which interpreters may be started, where output and cgroups go.
-        run_dir: directory for sockets; exists, is ours alone.
-        head: the coordinator's endpoint, as workers are told it.
-        node_ip: the node's address.
-        host: equal for processes that can talk over ipc.
-        environment: the node's, asked for at every launch.
-        listen_ip: where workers bind TCP, "" for ipc only.
-        head_key: the head's public key, "" in a cluster without keys.
-        resources: what the node has, for the accelerators' locks.
-        owner_pid: process whose end is the end of every worker; None without one.
-        keep_s: workers without robots go on that many seconds when agentd is gone, for the next one to adopt; None:
-            they end with it.
-        keeper: the socket of rlinf-workers@.service, whose keeper starts templates; "": agentd starts a keeper itself.
-        entry: ``module:function`` that runs a worker; see worker.template.
-    """
-
-    rules: Rules
-    run_dir: Path
-    head: str
-    node_ip: str
-    host: str
-    environment: Callable[[], Mapping[str, str]]
-    listen_ip: str = ""
-    head_key: str = ""
-    resources: Sequence[ResourceReport] = ()
-    owner_pid: int | None = None
-    keep_s: float | None = None
-    keeper: str = ""
-    entry: str = "rlinf_actors.worker.main:run_worker"
-
-    @property
-    def node(self) -> str:
-        """The node's name."""
-        return self.rules.node
-
-    def place(self, out_path: str, err_path: str, lease_until: float, lease_s: float) -> WorkerPlace:
-        """What a worker is told of where it is; see WorkerPlace."""
-        return WorkerPlace(
-            run_dir=str(self.run_dir),
-            host=self.host,
-            head=self.head,
-            node=self.node,
-            node_ip=self.node_ip,
-            listen_ip=self.listen_ip,
-            out_path=out_path,
-            err_path=err_path,
-            lease_until=lease_until,
-            lease_s=lease_s,
-            head_key=self.head_key,
-        )
+# --- the node ---
 
 
-def site(
+def make_site(
     config: Config,
     run_dir: str,
     report: NodeReport,
@@ -283,28 +285,28 @@ def site(
     keeps: bool,
     keeper: str = "",
 ) -> Site:
-    """Where the workers of this node run; makes their cgroups' root ready. Loop thread.
+    """Decide where the workers of this node run, and prepare their cgroups. Loop thread.
 
     Args:
         config: agentd's.
-        run_dir: its directory of sockets.
+        run_dir: its run directory.
         report: the node.
-        environment: what the node gives its workers.
-        head: the coordinator's endpoint.
+        environment: see Site.
+        head: the head's endpoint.
         head_key: its public key, "" without keys.
-        keeps: whether workers may go on without this process.
-        keeper: the socket of the keeper in the workers' unit, "" without one.
+        keeps: True if workers may go on without this process.
+        keeper: socket of the keeper in the workers' unit, "" without one.
 
     Raises:
         ConfigError: the configured cgroup cannot be used.
     """
-    found = roots(config, keeper)
-    clear_cgroups(asyncio.get_running_loop(), found)  # what workers of an earlier agentd left in theirs
+    cgroups = find_roots(config, keeper)
+    clear_cgroups(asyncio.get_running_loop(), cgroups)  # of an earlier agentd's workers
     rules = Rules(
         report.hostname,
         config.log_dir or default_log_dir(config, run_dir, os.environ),
         allowed=allowed_interpreters(config, report),
-        cgroups=found,
+        cgroups=cgroups,
         log_bytes=int(config.log_max_mb * 2**20),
     )
     return Site(
@@ -324,19 +326,18 @@ def site(
 
 
 def allowed_interpreters(config: Config, report: NodeReport) -> tuple[str, ...] | None:
-    """Prefixes of those that may be started: configured, else any on loopback, else the usual ones."""
-    found = config.interpreters
-    if found is None and not is_loopback(report.ip):
-        found = default_interpreters()
-    return None if found is None else tuple(found)
+    """Return the prefixes of allowed interpreters: configured ones, else any on loopback, else the usual ones."""
+    if config.interpreters is None and not is_loopback(report.ip):
+        return default_interpreters()
+    return config.interpreters
 
 
-def roots(config: Config, keeper: str) -> Roots:
-    """Where workers' cgroups are made; makes the parents of these ready, and says once what is missing.
+def find_roots(config: Config, keeper: str) -> Roots:
+    """Find where workers' cgroups are made, make the parents of these ready, and log what is missing.
 
     Args:
         config: agentd's.
-        keeper: the socket of the keeper in the workers' unit, "" without one.
+        keeper: socket of the keeper in the workers' unit, "" without one.
 
     Raises:
         ConfigError: the configured cgroup cannot be used.
@@ -350,14 +351,11 @@ def roots(config: Config, keeper: str) -> Roots:
         raise ConfigError(str(error), path="workers.cgroup") from None
     if "cgroup" in found.why:
         log.warning(
-            "workers get no cgroups, so memory_limit and pids_limit are unavailable, and what workers leave is found "
-            "by its brand alone. To have them: %s", found.why["cgroup"],
+            "workers get no cgroups, so memory_limit and pids_limit are unavailable, and processes that workers leave "
+            "behind are found by their brand alone. To have cgroups: %s", found.why["cgroup"],
         )  # fmt: skip
-    else:
-        for why, names in _by_reason(found.why).items():
-            log.info("%s unavailable: %s", " and ".join(f"{name}_limit" for name in names), why)
+        return found
+    for why in dict.fromkeys(found.why.values()):
+        names = [name for name in found.why if found.why[name] == why]
+        log.info("%s unavailable: %s", " and ".join(f"{name}_limit" for name in names), why)
     return found
-
-
-def _by_reason(why: Mapping[str, str]) -> dict[str, list[str]]:
-    return {text: [name for name in why if why[name] == text] for text in dict.fromkeys(why.values())}

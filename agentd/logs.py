@@ -1,10 +1,10 @@
-"""Workers' output: from their log files to those who watch, as fast as they take it.
+"""Workers' output: read from their log files, and sent to their owners as fast as these take it.
 
-The files are the buffer: without credit nothing is read, so a slow terminal costs no memory and
-loses nothing. Credit is counted per owner, by the cost of the lines sent (wire.agents.line_cost).
+The files are the buffer: without credit nothing is read, so a slow terminal costs no memory and loses no line. Credit
+is counted per owner, by the cost of the lines sent (wire's line_cost).
 
-What is never shown is counted, and the owner is told: when the owner ends (`flush`), when an ended worker's output has
-waited too long for credit, and when this agentd ends (`end`).
+Lines that are never sent are counted, and the owner is told: when the owner ends (`flush`), when an ended worker's
+output has waited too long for credit, and when agentd ends (`end`). Loop thread only; lines are counted on a thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlinf_actors.wire.agent_messages import MAX_PATH, UPDATE, LogLines, line_co
 log = logging.getLogger(__name__)
 
 MAX_LINE = 64 << 10
-"""Bytes; a longer line comes in pieces, each but the last with CUT at its end."""
+"""Bytes; a longer line is sent in pieces, each but the last with CUT at its end."""
 CUT = " [continues]"
 WINDOW = 1 << 20
 """Cost of the lines that one owner may have outstanding."""
@@ -34,7 +34,7 @@ _TURN = 512 << 10
 _BATCH = 128 << 10
 """Characters in one LogLines, about."""
 _PATIENCE_S = 60.0
-"""How long what a worker left in its files waits for credit after its end."""
+"""Seconds for which an ended worker's output waits for credit."""
 
 _COUNTED = 1 << 20
 """Bytes read at a time when lines are counted."""
@@ -43,10 +43,10 @@ _END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
 
 def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
-    """Return the complete lines in *data*, and how many bytes they are.
+    """Return the complete lines in *data*, and their size in bytes.
 
-    What a lone carriage return ends is the state of a progress bar: a line with UPDATE at its end, which the next line
-    takes the place of. With *final* the rest is a line as well; a piece of MAX_LINE bytes without an end is cut.
+    A lone carriage return ends the state of a progress bar: a line with UPDATE at its end, which the next line
+    replaces. With *final* the rest is a line too. A piece of MAX_LINE bytes without an end is cut.
     """
     lines: list[str] = []
     end = 0
@@ -69,12 +69,12 @@ def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
 
 
 Position = tuple[int, int]
-"""Bytes of a file, and which file: its inode, 0 for one that did not exist."""
+"""Bytes of a file that were read, and its inode, 0 if it did not exist."""
 
 
 @dataclass
 class _File:
-    """A log file and how far it was read. At its limit the template renames it, and begins a new one."""
+    """A log file, and how far it was read. At its limit the template renames it and begins a new one."""
 
     path: str
     stream: str
@@ -84,9 +84,9 @@ class _File:
     fault: str = ""
 
     def read(self) -> tuple[bytes, bool]:
-        """What is there after `offset`, at most MAX_LINE bytes; first of the file that was begun, if it was renamed.
+        """Return what follows `offset`, at most MAX_LINE bytes, and True if that file gets no more.
 
-        Returns it, and whether that file gets no more.
+        A renamed file is read to its end first.
 
         Raises:
             OSError: it cannot be read.
@@ -101,12 +101,12 @@ class _File:
                     return rest, len(rest) < MAX_LINE
                 self.offset = 0
             self.inode = found.st_ino
-            if found.st_size < self.offset:  # somebody truncated it
+            if found.st_size < self.offset:  # it was truncated
                 self.offset, self.skipped = 0, self.skipped + 1
             return os.pread(file.fileno(), MAX_LINE, self.offset), False
 
     def left(self) -> int:
-        """Return how many lines are there that were not read. Any thread."""
+        """Return the number of lines that were not read. Any thread."""
         lines = 0
         for path in (f"{self.path}.1", self.path):
             try:
@@ -116,12 +116,12 @@ class _File:
                         lines += _count(file, self.offset if begun or not self.inode else 0)
                     elif begun:  # else an older part, which was read
                         lines += _count(file, self.offset)
-            except OSError:  # there is none, or nobody may read it
+            except OSError:  # it does not exist, or cannot be read
                 continue
         return lines
 
     def more(self) -> bool:
-        """Whether there is something that was not read."""
+        """True if something was not read."""
         try:
             found = os.stat(self.path)
         except OSError:  # `read` says so
@@ -129,19 +129,19 @@ class _File:
         return found.st_size > self.offset or self.inode not in (0, found.st_ino)
 
     def _rest(self) -> bytes:
-        """What is left of the file that has another name now."""
+        """Return the rest of the renamed file."""
         try:
             with open(f"{self.path}.1", "rb", buffering=0, opener=_opened) as file:
                 if os.fstat(file.fileno()).st_ino == self.inode:
                     return os.pread(file.fileno(), MAX_LINE, self.offset)
         except OSError:
             pass
-        self.skipped += 1  # it is gone: renamed twice since, or removed
+        self.skipped += 1  # renamed twice since, or removed
         return b""
 
 
 def _count(file: io.FileIO, start: int) -> int:
-    """Return how many lines, with an unfinished last one, follow *start* in *file*."""
+    """Return the number of lines after *start* in *file*; an unfinished last one counts."""
     file.seek(start)
     lines, last = 0, b"\n"
     while data := file.read(_COUNTED):
@@ -150,7 +150,7 @@ def _count(file: io.FileIO, start: int) -> int:
 
 
 @dataclass
-class _Worker:
+class _WorkerLogs:
     id: str
     name: str
     owner: str
@@ -167,15 +167,15 @@ class _Owner:
     skipped: int = 0
 
 
-class Logs:
-    """Reads the files of one node's workers.
+class LogForwarder:
+    """Forwards the output of one node's workers.
 
     Args:
-        loop: everything here runs on it.
-        node: the node's name, as LogLines say it.
+        loop: agentd's.
+        node: the node's name, for LogLines.
         report: takes LogLines.
-        on_read: called with a worker's id, how far its two files were read, and whether that is their end;
-            then `grew` says when there is more.
+        on_read: called with a worker's id, how far its two files were read, and True if that is their end; `grew`
+            follows when there is more.
     """
 
     def __init__(
@@ -189,22 +189,21 @@ class Logs:
         self._node = node
         self._report = report
         self._on_read = on_read
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, _WorkerLogs] = {}
         self._pending: dict[str, None] = {}
         self._owners: dict[str, _Owner] = {}
         self._scheduled = False
-        self._held = False
+        self._paused = False
         self._flushing: dict[str, asyncio.TimerHandle] = {}
         self._tasks = Tasks(loop)
 
-    def hold(self) -> None:
-        """Read nothing before `go_on`: nobody could be given it."""
-        self._held = True
+    def pause(self) -> None:
+        """Read nothing until `resume`: no head could pass it on."""
+        self._paused = True
 
-    def go_on(self) -> None:
-        """Read what there is."""
-        if self._held:
-            self._held = False
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
             self._pump()
 
     def add(
@@ -216,27 +215,27 @@ class Logs:
         err_path: str,
         at: tuple[Position, Position] | None = None,
     ) -> None:
-        """Follow a worker's files from *at*, a new one's from where they are now; they need not exist yet."""
+        """Follow a worker's files from *at*, or from their ends. They need not exist yet."""
         out, err = at or (_end_of(out_path), _end_of(err_path))
         files = [_File(out_path, "out", *out), _File(err_path, "err", *err)]
-        self._workers[id] = _Worker(id, name, owner, files)
+        self._workers[id] = _WorkerLogs(id, name, owner, files)
         self._owners.setdefault(owner, _Owner())
 
     def grew(self, ids: list[str]) -> None:
-        """There is more in these workers' files."""
+        """Read on in these workers' files."""
         self._pending.update(dict.fromkeys(id for id in ids if id in self._workers))
         self._pump()
 
     def lost(self, id: str, text: str) -> None:
-        """Its output cannot be written, and why; "": it can be again. The owner is told: the files cannot say it."""
-        said = f"output is lost: {text}" if text else "output is written again"
-        log.warning("worker %s: %s", id, said)
+        """Tell the owner that a worker's output cannot be written, and why; "" if it can be again."""
+        state = f"output is lost: {text}" if text else "output is written again"
+        log.warning("worker %s: %s", id, state)
         worker = self._workers.get(id)
         if worker is not None:
-            self._report(LogLines(worker.owner, self._node, [(worker.name, "err", f"[rlinf-actors] {said}")]))
+            self._report(LogLines(worker.owner, self._node, [(worker.name, "err", f"[rlinf-actors] {state}")]))
 
     def finish(self, id: str) -> None:
-        """The worker has ended: read what is left, as far as there is credit, and the rest when there is."""
+        """Read the rest of an ended worker's output now, as far as there is credit, and later when there is more."""
         worker = self._workers.get(id)
         if worker is None or worker.final:
             return
@@ -244,37 +243,35 @@ class Logs:
         self._pending[id] = None
         self._pump(whole=True)
         if id in self._workers:
-            worker.drop = self._loop.call_later(_PATIENCE_S, self._give_up, [worker])
+            worker.drop = self._loop.call_later(_PATIENCE_S, self._drop, [worker])
 
     def flush(self, owner: str, wait_s: float) -> None:
-        """*owner* ends: show what its workers wrote so far, then say how many lines were left out after *wait_s* s.
-
-        The answer is a LogLines that is `final`.
+        """Send what the workers of an ending owner wrote, for *wait_s* seconds; then a final LogLines, with the number
+        of lines left out.
         """
         if owner in self._flushing:
             return
-        self._flushing[owner] = self._loop.call_later(wait_s, self._flush_over, owner)
+        self._flushing[owner] = self._loop.call_later(wait_s, self._end_flush, owner)
         self._pending.update(dict.fromkeys(worker.id for worker in self._of(owner)))
         self._pump()
 
-    def _flush_over(self, owner: str) -> None:
-        """The time is up: what the owner's workers that have ended left in their files is not shown any more."""
+    def _end_flush(self, owner: str) -> None:
         del self._flushing[owner]
-        self._give_up(self._of(owner), owner)
+        self._drop(self._of(owner), owner)
 
-    def _flushed(self) -> None:
-        """Answer those of whom nothing is left."""
+    def _answer_flushes(self) -> None:
+        """Answer the flushes of owners whose output is all sent."""
         waiting = {self._workers[id].owner for id in self._pending}
         for owner in [owner for owner in self._flushing if owner not in waiting]:
             self._flushing.pop(owner).cancel()
             self._report(LogLines(owner, self._node, [], final=True))
 
-    def _give_up(self, workers: list[_Worker], flushed: str | None = None) -> None:
+    def _drop(self, workers: list[_WorkerLogs], flushed: str | None = None) -> None:
         """Tell the owner of *workers* how many lines it will not see, and forget those that have ended.
 
         Args:
             workers: of one owner.
-            flushed: the owner whose `flush` this answers, None where it goes on.
+            flushed: the owner whose `flush` this answers, None if the owner goes on.
         """
 
         async def count(files: list[_File], owner: str) -> None:
@@ -292,7 +289,7 @@ class Logs:
             self._on_read(worker.id, (out.offset, out.inode), (err.offset, err.inode), True)
 
     def end(self) -> None:
-        """This agentd ends, and its workers have: tell their owners what they will not see."""
+        """Tell owners what they will not see, since agentd ends. All workers have ended."""
         for owner in list(self._owners):
             files = [file for worker in self._of(owner) for file in worker.files]
             paths = [file.path for file in files if file.more()]
@@ -300,15 +297,15 @@ class Logs:
                 left = sum(file.left() for file in files)
                 self._report(LogLines(owner, self._node, [], left=left, where=_where(paths)))
 
-    def _of(self, owner: str) -> list[_Worker]:
+    def _of(self, owner: str) -> list[_WorkerLogs]:
         return [worker for worker in self._workers.values() if worker.owner == owner]
 
     def credit(self, chars: int, owner: str) -> None:
-        """Lines of that cost may be sent to *owner*."""
+        """Let *owner* have more lines, of that cost."""
         state = self._owners.get(owner)
         if state is not None:
             state.credit = min(state.credit + chars, WINDOW)
-            self._soon()  # not now: a report that cannot be sent gives its credit back while it is made
+            self._soon()  # not now: a report that cannot be sent returns its credit while it is made
 
     def close(self) -> None:
         """Forget every worker."""
@@ -330,15 +327,18 @@ class Logs:
     def _soon(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._later)
+            self._loop.call_soon(self._pump_later)
 
-    def _later(self) -> None:
+    def _pump_later(self) -> None:
         self._scheduled = False
         self._pump()
 
     def _pump(self, whole: bool = False) -> None:
-        """Read in turns from all that have more and whose owner has credit; *whole*: without giving the loop a turn."""
-        if self._held:
+        """Read in turns from the workers that have more, as far as their owners have credit.
+
+        *whole*: read everything before the loop gets a turn.
+        """
+        if self._paused:
             return
         budget, ended, touched = _TURN, [], {}
         ready = [id for id in self._pending if self._owners[self._workers[id].owner].credit > 0]
@@ -362,19 +362,19 @@ class Logs:
         if ready:
             self._soon()
         if self._flushing:
-            self._flushed()
+            self._answer_flushes()
 
-    def _read(self, worker: _Worker, file: _File) -> int:
-        """Take one chunk of lines; returns how many bytes it was, 0 at the end."""
+    def _read(self, worker: _WorkerLogs, file: _File) -> int:
+        """Read one chunk of lines; return its size in bytes, 0 at the end."""
         owner = self._owners[worker.owner]
         if owner.credit <= 0:
             return 1 if file.more() else 0
         try:
             data, ended = file.read()
-        except FileNotFoundError:  # never opened, or removed by somebody: there is nothing to show
+        except FileNotFoundError:  # never written, or removed
             return 0
         except OSError as error:
-            self._unreadable(worker, file, f"{file.path}: {error.strerror}")
+            self._report_fault(worker, file, f"{file.path}: {error.strerror}")
             return 0
         lines, size = split(data, ended or (worker.final and len(data) < MAX_LINE))
         file.offset += size
@@ -388,8 +388,8 @@ class Logs:
             self._flush(worker.owner)
         return size
 
-    def _unreadable(self, worker: _Worker, file: _File, fault: str) -> None:
-        """Its owner is told once; what the worker writes next is another try."""
+    def _report_fault(self, worker: _WorkerLogs, file: _File, fault: str) -> None:
+        """Tell the owner once that a file cannot be read. The next output of the worker is another try."""
         if file.fault != fault:
             file.fault = fault
             log.warning("worker %s: its output cannot be shown: %s", worker.id, fault)
@@ -405,7 +405,7 @@ class Logs:
 
 
 def _where(paths: list[str]) -> str:
-    """Return the file that *paths* are, or their directory, as text that can be sent."""
+    """Return the one path, or the common directory, as text that can be sent."""
     if not paths:
         return ""
     where = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.dirname(path) for path in paths])
@@ -413,12 +413,12 @@ def _where(paths: list[str]) -> str:
 
 
 def _opened(path: str, flags: int) -> int:
-    """As the template opens it to write (worker.drain): it may be a link or a FIFO by now."""
+    """Open a file like the template does (template.log_pump): it may be a link or a FIFO by now."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _end_of(path: str) -> tuple[int, int]:
-    """Size and inode of a file, 0 for one that does not exist yet, or that nobody may look at."""
+    """Return a file's size and inode; 0 if it does not exist or cannot be read."""
     try:
         found = os.stat(path)
     except OSError:

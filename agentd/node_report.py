@@ -1,6 +1,6 @@
-"""What this node is: its address, its report, where its workers write.
+"""What this node is: its id, its address and its report for the head; and queries for configured hardware.
 
-Looking for the hardware that the configuration gives this node: a process asks the type, which is a user's code.
+A query runs in a process of its own, since a hardware type is a user's code. Loop thread, but for the pure functions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OUTSIDE = "192.0.2.1"
 
 
 class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What --hardware's file may say; what it leaves out is this machine's."""
+    """The contents of --hardware's file; what it leaves out is this machine's."""
 
     resources: list[ResourceReport] = []
     env_vars: dict[str, str] = {}
@@ -45,7 +45,7 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_described(path: str) -> Described:
-    """The described hardware in *path*.
+    """Read the described hardware in *path*.
 
     Raises:
         ConfigError: it cannot be read, or is not of that form.
@@ -59,7 +59,7 @@ def read_described(path: str) -> Described:
 
 
 def node_id(config: Config, run_dir: str) -> str:
-    """The configured one, or one that stays the same for this machine, network, user and run directory."""
+    """Return the configured id, or one that stays the same for this machine, network, user and run directory."""
     if config.node_id:
         return config.node_id
     try:
@@ -72,10 +72,10 @@ def node_id(config: Config, run_dir: str) -> str:
 
 
 def address(config: Config, listen: str, head: str) -> str:
-    """What others reach this node by: configured, else the head's own address, else the kernel's route to the head.
+    """Return this node's address: configured, else that of the head in this process, else by the route to the head.
 
     Args:
-        config: with `ip`.
+        config: agentd's.
         listen: host that the head in this process listens on, "" without one.
         head: host of the head elsewhere, "" for unix sockets only.
 
@@ -100,21 +100,22 @@ def address(config: Config, listen: str, head: str) -> str:
 def report(
     config: Config, probe: ProbeReport, described: Described | None, ip: str, id: str, environ: Mapping[str, str]
 ) -> NodeReport:
-    """What the head is told of this node.
+    """Return the report of this node for the head.
+
+    Of the environment it has only the variables that decide which devices and interfaces workers use, since a launch
+    must not contradict them: the others may hold secrets.
 
     Args:
         config: agentd's.
-        probe: what was found.
-        described: what is to be said instead, None on a real node.
-        ip: the node's address, see `address`.
-        id: its id, see `node_id`.
-        environ: what agentd was started with. Of that, and of the configured `env`, the variables that decide which
-            devices and interfaces workers use are told, since a launch must not contradict them. The others are
-            nobody's business but the workers' here: there may be secrets among them.
+        probe: the hardware that was found.
+        described: the hardware to report instead, None on a real node.
+        ip: see `address`.
+        id: see `node_id`.
+        environ: that agentd was started with.
     """
     given = described or Described()
     own = {**environ, **given.env_vars, **config.env}
-    told = given.env_vars.keys() | _told_variables()
+    reported = given.env_vars.keys() | _reported_variables()
     return NodeReport(
         node_id=id,
         hostname=config.name or probe.hostname,
@@ -126,7 +127,7 @@ def report(
         interpreter=probe.interpreter,
         rank=config.rank,
         resources=probe.resources if described is None else given.resources,
-        env_vars={name: own[name] for name in sorted(told & own.keys())},
+        env_vars={name: own[name] for name in sorted(reported & own.keys())},
         labels={**given.labels, **config.labels},
         interfaces=probe.interfaces if given.interfaces is None else given.interfaces,
         faults=probe.faults,
@@ -136,18 +137,18 @@ def report(
 
 
 def summary(report: NodeReport) -> str:
-    """What a node has, for people, in a few words."""
+    """Return what a node has, in a few words for people."""
     counts = [f"{len(one.infos)} {one.type}" for one in report.resources if one.infos]
     return ", ".join(counts) or "no accelerators or robots"
 
 
-def _told_variables() -> set[str]:
+def _reported_variables() -> set[str]:
     interfaces = {facts.nic_variable for facts in ACCELERATOR_TABLE.values() if facts.nic_variable}
     return {COMM_NET_DEVICES, GLOO_NIC_VARIABLE, *interfaces, *device_variables()}
 
 
 def without_devices() -> ProbeReport:
-    """What can be told of this machine without asking for hardware."""
+    """Return a report of this machine without its accelerators."""
     return ProbeReport(
         hostname=os.uname().nodename,
         num_cpus=len(os.sched_getaffinity(0)),
@@ -159,18 +160,18 @@ def without_devices() -> ProbeReport:
 
 
 MAX_LIMIT_S = 600.0
-"""No look takes longer, whatever its asker says."""
+"""No query takes longer, whatever its client asks for."""
 _CHILD = "rlinf_actors.hardware.probe_child:enumerate_main"
 
 
-class Looker:
-    """Starts such processes. Call it from the main thread: they end with the thread that started them.
+class HardwareQueries:
+    """Runs hardware queries. Use it on the main thread: a query's process ends with the thread that started it.
 
     Args:
         rules: which interpreters may be started here.
-        root: directory of rlinf_actors, and of nothing else: another interpreter has packages of its own.
-        environment: the node's, asked for at every look.
-        described: whether this node only pretends to have hardware.
+        root: a directory with rlinf_actors and nothing else: another interpreter has packages of its own.
+        environment: returns the node's environment; called at every query.
+        described: True if this node only pretends to have hardware.
     """
 
     def __init__(
@@ -181,8 +182,8 @@ class Looker:
         self._environment = environment
         self._mode = "described" if described else "real"
 
-    async def look(self, question: HardwareQuestion) -> HardwareAnswer:
-        """Ask the type. Cancelling kills the process. Whatever the process does, it is in the answer."""
+    async def query(self, question: HardwareQuestion) -> HardwareAnswer:
+        """Enumerate hardware of a type. The answer tells whatever the process did; cancelling kills the process."""
         try:
             env = process_environment(self._environment(), question.env, question.path_env_merge_mode)
             python = find_interpreter(question.interpreter, env, self._rules)
@@ -197,7 +198,7 @@ class Looker:
 
 
 def read_answer(end: ChildEnd, whose: str, limit_s: float) -> HardwareAnswer:
-    """What a process that ended like this said. Pure."""
+    """Return the answer of a process that ended like this. Pure."""
     fault = fault_of(end, whose, limit_s)
     if fault:
         return HardwareAnswer(kind="failed", text=f"{fault}; it was killed" if end.hung else fault)

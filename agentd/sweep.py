@@ -1,4 +1,4 @@
-"""Kill what the workers of a dead template left: they, and all that carries their marks."""
+"""Kill the workers of a template that has ended, and every process that carries their marks. Loop thread only."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
 PATIENCE_S = 3.0
-"""One that is in an uninterruptible call is not waited for longer."""
+"""Seconds after which a sweep ends: a process in an uninterruptible call may never end."""
 EXEC_S = 0.002
-"""When to look again at an orphan that is just executing a program: nothing tells that it has."""
+"""Seconds to the next search if an orphan is just executing a program: no event tells that it has."""
 
 log = logging.getLogger(__name__)
 
 
 def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[[], object] = lambda: None) -> bool:
-    """End what lives in the cgroups of templates that are gone, when their robots had the time to be made safe.
+    """Kill what lives in the cgroups of templates that have ended, after the time that making a robot safe may take.
 
-    Does not wait for it; *done* is called after the ends of what lived. Returns whether there was something.
+    Does not wait for it: *done* is called at the end. Return True if there was such a cgroup.
     """
     left = [cgroup for cgroup in leftovers(roots) if not cgroup.remove()]
 
@@ -43,15 +43,15 @@ def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[
 
 
 class Sweep:
-    """Looks, kills, waits for their ends, and looks again until nothing is found.
+    """Searches for processes of some workers, kills them, waits for their ends, and searches again until none is found.
 
     Args:
-        loop: waits for the ends.
+        loop: agentd's.
         ids: of the workers.
-        pids: of processes of theirs, as far as known, and when each began (clock ticks since boot), so that none is
-            mistaken for another that has its pid now; 0 for one that is gone, and only names a session.
-        done: called once, with the wait statuses of those that were children of this process.
-        reapers: pids of the processes that orphans of the workers may become children of.
+        pids: known processes of theirs, and when each began (clock ticks since boot; a pid may be another process's by
+            now). 0 for a process that has ended, whose pid names a session.
+        done: called once, with the wait statuses of processes that were children of this one.
+        reapers: pids of the processes that may inherit orphans of the workers.
     """
 
     def __init__(
@@ -72,40 +72,39 @@ class Sweep:
         self._statuses: dict[int, int] = {}
         self._over = False
         self._timer = loop.call_later(PATIENCE_S, self._finish)
-        self._look()
+        self._search()
 
-    def _look(self) -> None:
+    def _search(self) -> None:
         try:
-            self._search()
+            self._search_once()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            if not self._over:  # else it has taken too long already
-                log.warning("what workers have left is looked for again in %g s: %s", AGAIN_S, explain(error))
-                self._loop.call_later(AGAIN_S, self._look)
+            if not self._over:
+                log.warning("the search for what workers left is repeated in %g s: %s", AGAIN_S, explain(error))
+                self._loop.call_later(AGAIN_S, self._search)
 
-    def _search(self) -> None:
+    def _search_once(self) -> None:
         for pid in procfs.pids():
             stat = procfs.stat(pid)
             if stat is None:
                 continue
             if stat.state in "ZX":
                 if (pid in self._killed or self._named(stat)) and stat.parent == os.getpid():
-                    self._reap(pid)  # when it died, its parent still lived
+                    self._reap(pid)  # its parent lived when it died, and has ended since
             elif self._ours(stat):
                 self._kill(pid)
         if self._pidfds or self._over:
             return
         if any(self._missed(pid) for reaper in self._reapers for pid in procfs.children(reaper)):
-            self._loop.call_later(EXEC_S, self._look)
+            self._loop.call_later(EXEC_S, self._search)
         else:
             self._loop.call_soon(self._finish)
 
     def _missed(self, pid: int) -> bool:
-        """True if a child of a reaper may be one that the look has missed.
+        """True if the search may have missed this child of a reaper.
 
-        What one of them forked after the list was made is a reaper's child when that one has ended; what was between
-        two programs had no mark, and has one now, or will.
+        It may have been forked after the list of processes was made, or have had no mark between two programs.
         """
         if procfs.in_exec(pid):
             return True
@@ -120,7 +119,7 @@ class Sweep:
         )
 
     def _named(self, stat: procfs.Stat) -> bool:
-        """As far as can be said without its memory, which who has ended has not any more."""
+        """True if pid, session or cgroup name one of the workers; a process that has ended has no environment."""
         return self._known(stat) or not self._ids.isdisjoint(workers_of(stat.pid))
 
     def _known(self, stat: procfs.Stat) -> bool:
@@ -128,7 +127,7 @@ class Sweep:
             return True
         if stat.session not in self._pids or stat.session == stat.pid:
             return False
-        leader = procfs.stat(stat.session)  # as long as somebody is in its session, nobody else gets its pid
+        leader = procfs.stat(stat.session)  # while its session has members, no other process gets its pid
         return leader is None or leader.started == self._pids[stat.session]
 
     def _kill(self, pid: int) -> None:
@@ -148,10 +147,10 @@ class Sweep:
         self._forget(pid)
         self._reap(pid)
         if not self._pidfds:
-            self._look()  # what it forked while we looked
+            self._search()  # for what it forked meanwhile
 
     def _reap(self, pid: int) -> None:
-        with contextlib.suppress(ChildProcessError):  # somebody else's child
+        with contextlib.suppress(ChildProcessError):  # another process's child
             reaped, status = os.waitpid(pid, os.WNOHANG)
             if reaped:
                 self._statuses[pid] = status

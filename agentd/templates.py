@@ -1,6 +1,7 @@
-"""A template process as agentd sees it: its start, its socket, its end.
+"""The template processes of one agentd: one for each kind of worker, started when first needed, a few kept idle.
 
-The templates of one agentd: one for each kind of worker, started when first needed, a few kept idle.
+`TemplateProcess` is one of them: its start, its socket, its end. `TemplatePool` has all, and decides which one serves
+a worker and which may end. Loop thread only; nothing blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -22,8 +23,8 @@ import msgspec
 
 from agentd import keeper, launch_plan
 from agentd.keeper_client import KeeperClient, Started
-from agentd.launch_plan import Key, Site
-from agentd.run_dir import boot_id, make_directories, remove_files, write_file
+from agentd.launch_plan import Site, TemplateKey
+from agentd.run_dir import boot_id, make_directories, remove_template_files, write_file
 from rlinf_actors import procfs
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.installed import fingerprint
@@ -33,127 +34,92 @@ from rlinf_actors.version import VERSION
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.protocol import PROTOCOL
 
+log = logging.getLogger(__name__)
+
+MAX_IDLE = 4
+"""Templates without workers that are kept for later launches; the one used last stays longest."""
 _SO_SNDBUFFORCE = 32
 _OVERHEAD = 32
-"""So many bytes less than the send buffer (SO_SNDBUF) has a packet at most: unix_dgram_sendmsg in the kernel."""
+"""Bytes of the send buffer (SO_SNDBUF) that a packet cannot use: unix_dgram_sendmsg in the kernel."""
 _TURN = 64
 """Packets taken before the loop gets a turn."""
 _STDERR_LINES = 20
 _EXIT_S = 1.0
-"""How long a template may live on without its socket, in seconds: a process that ends closes it moments earlier."""
+"""Seconds that a template may live on without its socket: a process that ends closes it moments earlier."""
 
 
-class Record(msgspec.Struct, frozen=True):
-    """What another agentd finds of a template, in ``t/*.json``: which process it is, and what it serves.
+class TemplateRecord(msgspec.Struct, frozen=True):
+    """What the next agentd reads of a template, in ``t/*.json``: which process it is, and what it serves.
 
-    With `boot` (the kernel's boot id) and `started` (clock ticks since then) `pid` names a process for good. `protocol`
-    is that of its agentd; one of another protocol cannot be taken over. `settings` hashes what its agentd told it.
+    `boot` (the kernel's boot id), `started` (clock ticks since then) and `pid` name one process for good. `protocol` is
+    the protocol of its agentd; a template of another protocol cannot be taken over. `settings` hashes what its agentd
+    told it.
     """
 
     pid: int
     started: int
     boot: str
     protocol: int
-    key: Key
+    key: TemplateKey
     settings: str = ""
 
 
 @dataclass
-class Process:
-    """A template process, with the socket to it.
+class SurvivingTemplate:
+    """A running template of an earlier agentd, connected to this one.
 
     Attributes:
-        pid: its process id.
-        pidfd: of it.
-        socket: SOCK_SEQPACKET.
         stem: of its files in the run directory.
-        starting: what `pid` and `pidfd` come from, if the keeper has not started it yet.
+        workers: those that it has, or whose ends the head may not know.
+        inventory: the end of its answer.
+        strays: workers that no order on disk names; agentd ends them.
     """
 
-    pid: int
+    record: TemplateRecord
     pidfd: int
     socket: socket.socket
     stem: str
-    starting: asyncio.Future[Started] | None = None
+    workers: list[template_protocol.SurvivingWorker]
+    inventory: template_protocol.Inventory
+    strays: list[template_protocol.SurvivingWorker] = field(default_factory=list)
 
 
-def start(
-    keeping: KeeperClient,
-    key: Key,
-    command: list[str],
-    env: dict[str, str],
-    owner: int,
-    stem: str,
-) -> Process:
-    """Ask the keeper to start a template. Does not wait for that.
+class TemplateProcess:
+    """One template process. It owns its socket and its pidfd. Loop thread only.
 
     Args:
-        keeping: the connection to the keeper.
+        loop: watches the socket and the pidfd.
+        keeper: tells how the process ended.
         key: what the template serves.
-        command: its argv; its socket to us is the descriptor keeper.CONTROL.
-        env: its environment.
-        owner: pidfd that it inherits as keeper.OWNER, -1 without.
-        stem: of its files in the run directory; what it writes itself goes into one.
-
-    Raises:
-        OSError: the keeper cannot be asked, or a file cannot be written.
-    """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with contextlib.ExitStack() as stack:
-        stack.callback(ours.close)
-        stack.callback(remove_files, stem)
-        with theirs, open(f"{stem}.err", "wb") as err:
-            if fault_injection.active is not None:
-                fault_injection.active.start("spawn.template", key.interpreter)
-            fds = [theirs.fileno(), err.fileno(), *([owner] * (owner >= 0))]
-            process = Process(0, -1, ours, stem, keeping.start(command, env, fds))
-        stack.pop_all()
-    return process
-
-
-def reaped(pid: int) -> int | None:
-    """Reap a process that has ended, if it is a child of this one: its keeper has ended before it.
-
-    Returns:
-        Its wait status, None if it is another one's child.
-    """
-    try:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return None
-    return status if ended else None
-
-
-class Template:
-    """One template process. Loop thread only.
-
-    Args:
-        loop: watches its socket and its end.
-        keeping: says how it ended.
-        key: what it serves.
-        process: it; this object owns its socket and pidfd from now on.
+        sock: SOCK_SEQPACKET to it.
+        stem: of its files in the run directory.
+        process: its pid and pidfd; a future of them if the keeper has not started it yet.
         on_packet: called with each packet.
-        on_end: called once, after the last packet, when the process is gone and how it ended is known, if it ever is.
+        on_end: called once, after the last packet, when the process has ended and its status is known or never will be.
 
     Attributes:
-        ready: it said TemplateReady.
-        kept: another agentd may take it over, and finds its record.
-        failure: what is wrong with its interpreter, "" while nothing is known to be.
+        pid: 0 before the keeper has started it.
+        ready: True after TemplateReady.
+        kept: True if another agentd may take it over, by its record.
+        failure: what is wrong with its interpreter, "" if nothing is known to be.
         settings: hash of what its agentd told it.
-        installed: fingerprint of what it found in `paths` before it imported that; "" if it has not said.
+        installed: fingerprint of the code in `paths` before the template imported it; "" if unknown.
         paths: its sys.path.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        keeping: KeeperClient,
-        key: Key,
-        process: Process,
-        on_packet: Callable[[Template, template_protocol.ToAgent], None],
-        on_end: Callable[[Template], None],
+        keeper: KeeperClient,
+        key: TemplateKey,
+        sock: socket.socket,
+        stem: str,
+        process: tuple[int, int] | asyncio.Future[Started],
+        on_packet: Callable[[TemplateProcess, template_protocol.ToAgent], None],
+        on_end: Callable[[TemplateProcess], None],
     ) -> None:
         self.key = key
+        self.pid, self._pidfd = process if isinstance(process, tuple) else (0, -1)
         self.ready = False
         self.kept = False
         self.failure = ""
@@ -162,53 +128,47 @@ class Template:
         self.paths: tuple[str, ...] = ()
         self.gone = False
         self._loop = loop
-        self._keeping = keeping
-        self._abandoned = False
-        self._code: int | None = None
-        self._process = process
+        self._keeper = keeper
+        self._socket = sock
+        self._stem = stem
+        self._starting = None if isinstance(process, tuple) else process
         self._on_packet = on_packet
         self._on_end = on_end
-        self._buffer = memoryview(bytearray(template_protocol.MAX_PACKET))
+        self._abandoned = False
+        self._code: int | None = None
         self._stderr: list[str] = []
+        self._outgoing = PacketQueue(sock)
+        self._buffer = memoryview(bytearray(template_protocol.MAX_PACKET))
         self._exit_timer: asyncio.TimerHandle | None = None
-        self._socket, self._pidfd = process.socket, process.pidfd
-        self._socket.setblocking(False)
-        self._outgoing = PacketQueue(self._socket)
-        widen(self._socket)
-        room = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _OVERHEAD
-        self._largest = min(
-            room, template_protocol.MAX_PACKET
-        )  # the other end takes no more at once, and the rest would be lost
-        if process.starting is None:
+        sock.setblocking(False)
+        widen(sock)
+        room = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) - _OVERHEAD
+        self._largest = min(room, template_protocol.MAX_PACKET)  # the template reads no more, and would lose the rest
+        if self._starting is None:
             self._watch()
         else:
-            process.starting.add_done_callback(self._on_started)
-
-    @property
-    def pid(self) -> int:
-        """Its process id, 0 before the keeper has started it."""
-        return self._process.pid
+            self._starting.add_done_callback(self._on_started)
 
     def has_ended(self) -> bool:
-        """Whether its process has ended, also where the loop has not heard of that yet."""
+        """True if the process has ended, even if the loop has not noticed yet."""
         return self.gone or (self._pidfd >= 0 and procfs.has_ended(self._pidfd))
 
     def send(self, packet: template_protocol.ToTemplate) -> None:
-        """Send, or queue until there is room.
+        """Send a packet, or queue it until there is room.
 
         Raises:
-            OSError: the packet is larger than the kernel, or the other end, lets a packet be.
+            OSError: the packet is larger than the kernel or the template takes.
         """
         data = template_protocol.encode(packet)
         if self.gone:
             return
-        if len(data) > self._largest:  # now, and not when those before it have left: nobody would hear of it then
+        if len(data) > self._largest:  # refused now: once it is queued, no caller could be told
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
         if not self._outgoing.send(data):
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def kill(self) -> None:
-        """End the process at once; its workers get SIGKILL from the kernel."""
+        """Kill the process; the kernel kills its workers with it."""
         if self.gone:
             return
         if self._pidfd < 0:
@@ -218,14 +178,14 @@ class Template:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """Let go of the process: another agentd takes it over. One that is not ready ends with us."""
+        """Let go of the process for another agentd. A template that is not ready ends with this agentd."""
         self._abandoned = True
         if not self.gone:
             self.gone = True
             self._close()
 
     def last_words(self) -> str:
-        """How it ended and the last lines that it wrote."""
+        """Return how it ended, and the last lines that it wrote, for people."""
         if not self.pid:
             return "the keeper had not started it yet"
         code = self._code
@@ -235,8 +195,9 @@ class Template:
         lines = self._stderr[-_STDERR_LINES:]
         return f"{how}; it wrote:\n" + "\n".join(lines) if lines else how
 
+    # --- start ---
+
     def _on_started(self, starting: asyncio.Future[Started]) -> None:
-        """The keeper has answered, or will not."""
         if starting.cancelled():
             return
         error = starting.exception()
@@ -246,18 +207,18 @@ class Template:
                 self._not_started(f"its template cannot be started: {self.key.interpreter}: {explain(error)}")
             return
         started = starting.result()
-        if self.gone:  # since the keeper answered
+        if self.gone:  # killed since the keeper answered
             signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
             os.close(started.pidfd)
             return
-        self._process.pid, self._pidfd = started.pid, started.pidfd
+        self.pid, self._pidfd = started.pid, started.pidfd
         self._watch()
         if self.kept:
-            record = Record(started.pid, started.began, boot_id(), PROTOCOL, self.key, self.settings)
+            record = TemplateRecord(started.pid, started.began, boot_id(), PROTOCOL, self.key, self.settings)
             try:
-                write_file(Path(f"{self._process.stem}.json"), msgspec.json.encode(record))
+                write_file(Path(f"{self._stem}.json"), msgspec.json.encode(record))
             except OSError as why:
-                self.failure = f"its template's record {self._process.stem}.json cannot be written: {explain(why)}"
+                self.failure = f"its template's record {self._stem}.json cannot be written: {explain(why)}"
                 self.kill()
 
     def _not_started(self, failure: str) -> None:
@@ -266,16 +227,18 @@ class Template:
         self._close()
         self._loop.call_soon(self._finish, {})
 
+    # --- the socket ---
+
     def _watch(self) -> None:
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
-        self._loop.add_reader(self._pidfd, self._on_gone)
+        self._loop.add_reader(self._pidfd, self._on_process_end)
 
     def _on_writable(self) -> None:
         if self._outgoing.flush():
             self._loop.remove_writer(self._socket.fileno())
 
     def _on_readable(self, turns: int = _TURN) -> bool:
-        """Take packets; returns whether there may be more."""
+        """Take packets; return True if there may be more."""
         for _ in range(turns):
             try:
                 size = self._socket.recv_into(self._buffer)
@@ -285,22 +248,27 @@ class Template:
                 size = 0
             if size == 0:
                 self._loop.remove_reader(self._socket.fileno())
-                if self._exit_timer is None:  # it ends, or has let go of us, and then does nothing for us any more
+                if self._exit_timer is None:  # without its socket it is of no use, even if it lives
                     self._exit_timer = self._loop.call_later(_EXIT_S, self.kill)
                 return False
             self._on_packet(self, template_protocol.decode_to_agent(self._buffer[:size]))
         return True
 
-    def _on_gone(self) -> None:
+    # --- end ---
+
+    def _on_process_end(self) -> None:
         while self._on_readable():
             pass
         self.gone = True
         self._close()
-        status = reaped(self.pid)
-        if status is not None:
-            self._finish({self.pid: status})
+        try:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)  # ours, if its keeper ended first
+        except ChildProcessError:
+            pid, status = 0, 0
+        if pid:
+            self._finish({pid: status})
         else:
-            self._keeping.when_ended([self.pid], self._finish)
+            self._keeper.when_ended([self.pid], self._finish)
 
     def _finish(self, statuses: dict[int, int]) -> None:
         if self._abandoned:
@@ -308,8 +276,8 @@ class Template:
         if self.pid in statuses:
             self._code = os.waitstatus_to_exitcode(statuses[self.pid])
         with contextlib.suppress(FileNotFoundError):
-            self._stderr = Path(f"{self._process.stem}.err").read_text(errors="replace").splitlines()
-        remove_files(self._process.stem)
+            self._stderr = Path(f"{self._stem}.err").read_text(errors="replace").splitlines()
+        remove_template_files(self._stem)
         self._on_end(self)
 
     def _close(self) -> None:
@@ -321,107 +289,111 @@ class Template:
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
-        elif self._process.starting is not None:
-            self._process.starting.cancel()
+        elif self._starting is not None:
+            self._starting.cancel()
 
 
 def widen(sock: socket.socket) -> None:
-    """Room for the largest packet: the default buffer holds 200 KiB."""
+    """Make room for the largest packet: the default buffer holds 200 KiB."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, template_protocol.MAX_PACKET)
     except PermissionError:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, template_protocol.MAX_PACKET)
 
 
-log = logging.getLogger(__name__)
-
-MAX_IDLE = 4
-"""Templates without workers that are kept for later launches; the one used last stays longest."""
-
-
 class TemplatePool:
-    """All templates of this agent. Loop thread only.
+    """All templates of this agentd. Loop thread only.
 
     Args:
-        loop: the agent's.
+        loop: agentd's.
         site: where their workers run.
-        keeping: the connection to the keeper, which starts them.
-        owner: pidfd of the process whose end is the end of every template, -1 without.
+        keeper: starts them.
+        owner: pidfd of the process whose end ends every template, -1 without.
         on_packet, on_end: of each template.
 
     Attributes:
-        running: those whose process is not gone.
+        running: templates whose process has not ended.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         site: Site,
-        keeping: KeeperClient,
+        keeper: KeeperClient,
         owner: int,
-        on_packet: Callable[[Template, template_protocol.ToAgent], None],
-        on_end: Callable[[Template], None],
+        on_packet: Callable[[TemplateProcess, template_protocol.ToAgent], None],
+        on_end: Callable[[TemplateProcess], None],
     ) -> None:
-        self.running: set[Template] = set()
+        self.running: set[TemplateProcess] = set()
         self._loop = loop
         self._site = site
-        self._keeping = keeping
+        self._keeper = keeper
         self._owner = owner
         self._keep_s = site.keep_s
         self._on_packet = on_packet
         self._on_end = on_end
-        self._by_key: dict[launch_plan.Key, Template] = {}
-        self._told_to_end: set[Template] = set()
+        self._by_key: dict[TemplateKey, TemplateProcess] = {}  # those that serve launches; the last used is at the end
+        self._told_to_end: set[TemplateProcess] = set()
         self._numbers = count(1)
         self._pkg = make_directories(site.run_dir)
-        told = msgspec.json.encode((VERSION, site.entry, self._told()))
-        self._settings = hashlib.sha256(told).hexdigest()[:32]
+        self._node_settings = {"cgroups": site.rules.cgroups, "log_bytes": site.rules.log_bytes}
+        settings = msgspec.json.encode((VERSION, site.entry, self._node_settings))
+        self._settings = hashlib.sha256(settings).hexdigest()[:32]
 
-    def get(self, key: launch_plan.Key, node_env: Mapping[str, str]) -> Template:
-        """The template of this key; started if there is none.
+    def get(self, key: TemplateKey, node_env: Mapping[str, str]) -> TemplateProcess:
+        """Return the template of this key; start one if there is none. A template that cannot be started ends.
 
         Raises:
-            OSError: the keeper cannot be asked. Where a template cannot be started, it ends.
+            OSError: the keeper cannot be asked.
         """
         template = self._by_key.pop(key, None)
         if template is None or template.has_ended():
-            stem = self._stem()
-            owner = keeper.OWNER if self._owner >= 0 else -1
-            config = {"owner": owner, "entry": self._site.entry, "slot": launch_plan.SLOT}
-            if self._keep_s is not None:
-                config |= {"keep": f"{stem}.sock", "keep_s": self._keep_s}
-            json = msgspec.json.encode({**config, **self._told(), "preload": key.preload}).decode()
-            process = start(
-                self._keeping,
-                key,
-                launch_plan.template_command(key, self._pkg, keeper.CONTROL, self._site.node, json),
-                launch_plan.template_environment(key, node_env),
-                self._owner,
-                stem,
-            )
-            template = self._made(key, process)
-            template.settings, template.kept = self._settings, self._keep_s is not None
-        self._by_key[key] = template  # at the end: it was used last
+            template = self._start(key, node_env)
+        self._by_key[key] = template
         return template
 
-    def _told(self) -> dict[str, object]:
-        """What each template is told of this node's settings."""
-        rules = self._site.rules
-        return {"cgroups": rules.cgroups, "log_bytes": rules.log_bytes}
+    def _start(self, key: TemplateKey, node_env: Mapping[str, str]) -> TemplateProcess:
+        stem = self._new_stem()
+        config: dict[str, object] = {
+            **self._node_settings,
+            "owner": keeper.OWNER if self._owner >= 0 else -1,
+            "entry": self._site.entry,
+            "slot": launch_plan.SLOT,
+            "preload": key.preload,
+        }
+        if self._keep_s is not None:
+            config |= {"keep": f"{stem}.sock", "keep_s": self._keep_s}
+        text = msgspec.json.encode(config).decode()
+        command = launch_plan.template_command(key, self._pkg, keeper.CONTROL, self._site.node, text)
+        env = launch_plan.template_environment(key, node_env)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as stack:
+            stack.callback(ours.close)
+            stack.callback(remove_template_files, stem)
+            with theirs, open(f"{stem}.err", "wb") as err:
+                if fault_injection.active is not None:
+                    fault_injection.active.start("spawn.template", key.interpreter)
+                fds = [theirs.fileno(), err.fileno(), *([self._owner] * (self._owner >= 0))]
+                starting = self._keeper.start(command, env, fds)
+            stack.pop_all()
+        template = self._add(key, ours, stem, starting)
+        template.settings, template.kept = self._settings, self._keep_s is not None
+        return template
 
-    def adopt(self, record: Record, process: Process, inventory: template_protocol.Inventory) -> Template:
+    def adopt(self, found: SurvivingTemplate) -> TemplateProcess:
         """Take over a template of an earlier agentd."""
-        template = self._made(record.key, process)
+        record = found.record
+        template = self._add(record.key, found.socket, found.stem, (record.pid, found.pidfd))
         template.ready = True
-        template.settings, template.installed = record.settings, inventory.installed
-        template.paths = tuple(inventory.paths)
+        template.settings, template.installed = record.settings, found.inventory.installed
+        template.paths = tuple(found.inventory.paths)
         self._by_key.setdefault(record.key, template)
         return template
 
     def refresh(self) -> None:
-        """Retire each template that was told other settings, or imported other code, than the next one would.
+        """Retire the templates whose settings or imported code differ from those of a template started now.
 
-        Its workers go on. It ends when it has none (`trim`).
+        Their workers go on.
         """
         now: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
         for template in [one for one in self._by_key.values() if one.ready]:
@@ -434,20 +406,20 @@ class TemplatePool:
                 self.retire(template)
 
     def registered(self, seconds: float) -> None:
-        """The head has taken this node; templates wait that long for another agentd, where they do."""
+        """Note the head's registration: templates that outlive agentd wait *seconds* for the next one."""
         if self._keep_s is None:
             return
         self._keep_s = seconds
         for template in self.running:
             template.send(template_protocol.KeepFor(seconds))
 
-    def retire(self, template: Template) -> None:
-        """The next launch of its kind gets another one."""
+    def retire(self, template: TemplateProcess) -> None:
+        """Let the next launch of this kind have another template; `trim` ends this one once it has no workers."""
         if self._by_key.get(template.key) is template:
             del self._by_key[template.key]
 
-    def trim(self, busy: Collection[Template]) -> None:
-        """End the retired templates that are idle, and of the others those idle longest, beyond MAX_IDLE of them."""
+    def trim(self, busy: Collection[TemplateProcess]) -> None:
+        """End the retired templates that are idle, and those idle longest beyond MAX_IDLE."""
         idle = [key for key, template in self._by_key.items() if template.ready and template not in busy]
         for key in idle[:-MAX_IDLE]:
             self.retire(self._by_key[key])
@@ -458,23 +430,27 @@ class TemplatePool:
                 template.send(template_protocol.Shutdown())
 
     def shut_down(self) -> None:
-        """Tell all to end."""
+        """Tell all templates to end."""
         for template in self.running:
             if template.ready:
                 template.send(template_protocol.Shutdown())
             else:
                 template.kill()  # it may be in a long import, and has no workers yet
 
-    def _made(self, key: launch_plan.Key, process: Process) -> Template:
-        template = Template(self._loop, self._keeping, key, process, self._on_packet, self._ended)
+    def _add(
+        self, key: TemplateKey, sock: socket.socket, stem: str, process: tuple[int, int] | asyncio.Future[Started]
+    ) -> TemplateProcess:
+        template = TemplateProcess(
+            self._loop, self._keeper, key, sock, stem, process, self._on_packet, self._on_template_end
+        )
         self.running.add(template)
         return template
 
-    def _stem(self) -> str:
-        """Of files that no other template has, or will have while one without a record runs on.
+    def _new_stem(self) -> str:
+        """Return a stem for files that no other template has, or will have while one without a record runs on.
 
         Raises:
-            OSError: when this process began cannot be read.
+            OSError: the start of this process cannot be read.
         """
         this = procfs.stat_of(os.getpid())
         while True:
@@ -482,7 +458,7 @@ class TemplatePool:
             if not os.path.exists(f"{stem}.err"):
                 return stem
 
-    def _ended(self, template: Template) -> None:
+    def _on_template_end(self, template: TemplateProcess) -> None:
         self.running.discard(template)
         self._told_to_end.discard(template)
         self.retire(template)

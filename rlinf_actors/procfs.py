@@ -16,8 +16,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlinf_actors.settings import WORKER_MARK
-
+# no import of a package: interpreters without msgspec run this too
+WORKER_MARK = "RLINF_ACTORS_WORKER"
+"""Variable that is set in every worker to its id, so that a search of /proc finds the processes that it started."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36

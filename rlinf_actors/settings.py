@@ -54,8 +54,6 @@ FOR_THE_UNIT_ALONE = frozenset(
 )  # fmt: skip
 """Variables of systemd and agentd for one process of a unit. Its children do not inherit them."""
 NAMESPACE = "CLUSTER_NAMESPACE"
-WORKER_MARK = "RLINF_ACTORS_WORKER"
-"""Set in every worker to its id, so that a sweep of /proc finds the processes that the worker started."""
 CHILDREN = "RLINF_ACTORS_CHILDREN"
 """Set in every worker to the socket where its child processes become members. Not a secret."""
 CLUSTER_MARK = "RLINF_ACTORS_CLUSTER"

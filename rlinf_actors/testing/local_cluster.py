@@ -28,6 +28,7 @@ from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.net.loop import Tasks
+from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.settings import (
     CONFIG_FILE,
@@ -39,7 +40,6 @@ from rlinf_actors.settings import (
     NAMESPACE,
     NODE_RANK,
     RUN_DIR,
-    WORKER_MARK,
     Settings,
 )
 from rlinf_actors.testing.faults import keepers, kill_all, templates

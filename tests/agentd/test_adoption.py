@@ -20,8 +20,7 @@ from workers_kit import HERE, children, make, order, spec
 
 import agentd.sweep
 from agentd import adoption, daemon, keeper_client
-from agentd import adoption as remains
-from agentd.adoption import Remains, end_template, take_inventory
+from agentd.adoption import EndedTemplates, end_template, take_inventory
 from agentd.keeper_client import KeeperClient
 from agentd.launch_plan import Rules, Site
 from agentd.run_dir import make_directories
@@ -29,7 +28,7 @@ from agentd.sweep import Sweep
 from agentd.templates import TemplatePool
 from rlinf_actors import procfs
 from rlinf_actors.errors import RlinfActorsError
-from rlinf_actors.settings import WORKER_MARK
+from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.testing.faults import templates
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.protocol import OLDEST
@@ -59,10 +58,10 @@ async def left(tmp_path, *specs, **options):
 
 @contextlib.asynccontextmanager
 async def taken(tmp_path, template, goes=False, **options):
-    """The next agentd, once it has taken stock. It ends everything, or *goes* as the one before."""
+    """The next agentd, after its inventory. It ends everything, or *goes* as the one before."""
     survivors = await take_inventory(str(tmp_path / "run"), True)
     kids, reports = make(tmp_path, keep_s=60.0, ledger=survivors.ledger, **options)
-    kids.adopt(survivors)
+    kids.adopt(survivors.templates, survivors.workers)
     try:
         yield kids, reports, survivors
     finally:
@@ -173,7 +172,7 @@ async def test_a_keeper_that_stands_still_holds_nothing_up_and_is_replaced(tmp_p
         stand_still(keeper)
         kids.start(order([two]))
         assert procfs.stat(keeper).state == "T", "agentd has not waited for its answer"
-        kids._keeping._on_silence()
+        kids._keeper._on_silence()
         (up,) = await reports.up(two)
         assert procfs.stat(procfs.stat(up.pid).parent).parent not in (keeper, os.getpid())
         assert one.id not in reports.exits
@@ -181,13 +180,13 @@ async def test_a_keeper_that_stands_still_holds_nothing_up_and_is_replaced(tmp_p
 
 async def test_a_template_that_no_keeper_has_started_yet_can_end(tmp_path):
     async with children(tmp_path) as (kids, _):
-        stand_still(kids._keeping.pid)
+        stand_still(kids._keeper.pid)
         kids.start(order([spec()]))
         (template,) = kids._templates.running
         template.kill()
         await kids._until(lambda: not kids._templates.running, pace.PATIENCE_S)
         assert "had not started it yet" in template.last_words()
-        os.kill(kids._keeping.pid, signal.SIGCONT)
+        os.kill(kids._keeper.pid, signal.SIGCONT)
 
 
 async def test_what_ends_before_its_keeper_without_being_reaped_stays_no_zombie(tmp_path):
@@ -223,7 +222,7 @@ async def test_a_keeper_of_the_unit_that_stands_still_is_killed(tmp_path, unit_k
         one = spec()
         kids.start(order([one]))
         assert procfs.stat(process.pid).state == "T"
-        kids._keeping._on_silence()
+        kids._keeper._on_silence()
         assert "look at systemctl status" in (await reports.gone(one)).reason, "systemd starts another one"
     assert process.wait(pace.PATIENCE_S) == -signal.SIGKILL
 
@@ -253,7 +252,7 @@ async def test_a_template_that_still_imports_ends_with_its_agentd(tmp_path):
     (tmp_path / "hangs.py").write_text("import os, signal\nos.write(2, b'hangs')\nsignal.pause()\n")
     env = {"PYTHONPATH": f"{HERE}:{tmp_path}"}
     kids, _ = make(tmp_path, keep_s=60.0, env=env)
-    await kids.prestart(["hangs"])
+    kids.prestart(["hangs"])
     (template,) = kids._templates.running
     await template._process.starting
     pidfd = os.pidfd_open(template.pid)
@@ -313,20 +312,20 @@ async def test_an_answer_that_came_while_agentd_stood_still_counts(monkeypatch):
 
     with ours, theirs:
         asyncio.get_running_loop().call_soon(stand_still)
-        assert await adoption._inventory(ours) == (
+        assert await adoption._receive_inventory(ours) == (
             [template_protocol.SurvivingWorker("a")],
             template_protocol.Inventory(5.0),
         )
         with pytest.raises(asyncio.TimeoutError):
-            await adoption._inventory(ours)
+            await adoption._receive_inventory(ours)
 
 
 async def test_a_template_that_ignores_its_end_is_killed(monkeypatch):
-    monkeypatch.setattr(remains, "TEMPLATE_END_S", 0.05)
+    monkeypatch.setattr(adoption, "TEMPLATE_END_S", 0.05)
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as template:  # noqa: ASYNC220
         template.stdout.readline()
         pidfd = os.pidfd_open(template.pid)
-        await end_template(template.pid, pidfd, "why", True, Remains())
+        await end_template(template.pid, pidfd, "why", True, EndedTemplates())
         assert template.wait() == -signal.SIGKILL
         os.close(pidfd)
 
@@ -335,7 +334,7 @@ async def test_a_sweep_spares_who_has_the_pid_of_another_now():
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:  # noqa: ASYNC220
         stat = procfs.stat(process.pid)
         for started in (0, stat.started + 1):
-            await remains.sweep([], {process.pid: started})
+            await adoption.sweep([], {process.pid: started})
             assert process.poll() is None
         done = asyncio.Event()
         Sweep(asyncio.get_running_loop(), [], {process.pid: stat.started}, lambda _: done.set())
@@ -349,7 +348,7 @@ async def test_a_sweep_finds_the_session_of_a_process_that_is_gone():
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as leader:  # noqa: ASYNC220
         pidfd = os.pidfd_open(int(leader.stdout.readline()))
-    await remains.sweep([], {leader.pid: 0})
+    await adoption.sweep([], {leader.pid: 0})
     assert ended(pidfd)
     os.close(pidfd)
 
@@ -383,7 +382,7 @@ async def test_a_sweep_finds_what_was_forked_after_it_had_made_its_list(monkeypa
             return found
 
         monkeypatch.setattr(procfs, "pids", listed)
-        await remains.sweep([mark], {})
+        await adoption.sweep([mark], {})
     found = ended(late[0])
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(late[0], signal.SIGKILL)
@@ -396,7 +395,7 @@ async def test_a_sweep_finds_what_was_between_two_programs_when_it_looked(monkey
     with marked(["sleep", "1000"], mark) as process:
         unread.append(process.pid)
         monkeypatch.setattr(procfs, "mark_of", lambda pid: unread.remove(pid) if pid in unread else mark_of(pid))
-        await remains.sweep([mark], {})
+        await adoption.sweep([mark], {})
         left = procfs.stat(process.pid)
         process.kill()
     assert left is None
@@ -416,12 +415,12 @@ async def test_a_sweep_that_has_no_descriptor_looks_again(monkeypatch, caplog, c
     with marked(["sleep", "1000"], mark) as process:
         monkeypatch.setattr(os, call, limited)
         try:
-            await remains.sweep([mark], {})
+            await adoption.sweep([mark], {})
             left = procfs.stat(process.pid)
         finally:
             process.kill()
     assert (bool(failed), left) == (True, None)
-    assert "is looked for again in 0 s: Too many open files" in caplog.text
+    assert "is repeated in 0 s: Too many open files" in caplog.text
 
 
 async def test_a_sweep_does_not_mind_one_that_ends_before_it_is_watched(monkeypatch):
@@ -438,7 +437,7 @@ async def test_a_sweep_does_not_mind_one_that_ends_before_it_is_watched(monkeypa
 
         monkeypatch.setattr(os, "pidfd_open", late)
         try:
-            await remains.sweep([mark], {})
+            await adoption.sweep([mark], {})
         finally:
             process.kill()
 
@@ -450,7 +449,7 @@ async def test_an_owner_whose_number_is_a_sessions_yet_is_gone(monkeypatch):
     monkeypatch.setattr(os, "pidfd_open", late)
     async with contextlib.AsyncExitStack() as stack:
         with pytest.raises(RlinfActorsError, match="is gone already"):
-            daemon.watch(os.getpid(), 0, lambda: None, stack)
+            daemon.watch_owner(os.getpid(), 0, lambda: None, stack)
 
 
 def test_the_link_to_the_package_is_replaced_only_where_it_leads_elsewhere(tmp_path):
@@ -466,7 +465,7 @@ async def test_files_of_templates_are_named_for_their_agentd(tmp_path):
     site = Site(Rules("n0", ""), tmp_path, "", "", "", dict)
     loop = asyncio.get_running_loop()
     pool = TemplatePool(loop, site, KeeperClient(loop, tmp_path, False), -1, None, None)
-    assert pool._stem() == f"{tmp_path}/t/{this.pid}-{this.started}-1"
+    assert pool._new_stem() == f"{tmp_path}/t/{this.pid}-{this.started}-1"
 
 
 def test_a_record_that_goes_while_it_is_read_is_of_no_template(tmp_path):

@@ -9,8 +9,19 @@ import os
 import pytest
 
 from agentd import node_report
-from agentd.config import KEYS, RELOADABLE, Changes, Config, check_files, for_reaping, key_of, load, take_over
-from agentd.run_dir import RunDir, default_run_dir, inherited
+from agentd.config import (
+    KEYS,
+    RELOADABLE,
+    Changes,
+    Config,
+    check_files,
+    for_reaping,
+    inherited_environment,
+    key_of,
+    load,
+    reload,
+)
+from agentd.run_dir import RunDir, default_run_dir
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
 
@@ -212,10 +223,10 @@ def test_check_config_looks_at_what_is_named(tmp_path, text, path):
 def test_what_a_reload_takes_and_what_needs_a_restart():
     current = Config(name="a", env={"X": "1"}, stop_grace_s=3, files=("a",))
     fresh = Config(name="b", env={"X": "2"}, stop_grace_s=3, files=("a", "b"))
-    changes = take_over(current, fresh)
+    changes = reload(current, fresh)
     assert changes.config == Config(name="a", env={"X": "2"}, stop_grace_s=3, files=("a", "b"))
     assert (changes.applied, changes.restart) == (("node.env",), ("node.name",))
-    assert take_over(current, current) == Changes(current, (), ())
+    assert reload(current, current) == Changes(current, (), ())
 
 
 def test_every_field_that_changes_is_named_as_its_key():
@@ -225,7 +236,7 @@ def test_every_field_that_changes_is_named_as_its_key():
     assert all("." not in name for name in named - in_files), "these are in no file"
     for field in dataclasses.fields(Config):
         other = dataclasses.replace(Config(), **{field.name: "other"})
-        changes = take_over(Config(), other)
+        changes = reload(Config(), other)
         assert changes.applied + changes.restart == (() if field.name == "files" else (key_of(field.name),))
         assert bool(changes.applied) is (field.name in RELOADABLE)
 
@@ -359,5 +370,5 @@ def test_the_users_own_run_directory(tmp_path):
 def test_workers_get_what_agentd_was_started_with_as_far_as_messages_carry_it(caplog):
     """One byte of Latin-1 anywhere in it ended agentd at the first launch."""
     given = {"A": "\u00e9", "NOTIFY_SOCKET": "/run/x", "B": os.fsdecode(b"caf\xe9"), os.fsdecode(b"C\xff"): "c"}
-    assert inherited(given) == {"A": "\u00e9"}
+    assert inherited_environment(given) == {"A": "\u00e9"}
     assert [record.args for record in caplog.records] == [("'B'",), ("'C\\udcff'",)]

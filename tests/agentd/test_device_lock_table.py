@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentd.device_locks import LockTable, Wanted, devices_of
+from agentd.device_locks import DeviceRequest, LockTable, devices_of
 from rlinf_actors.wire.values import HardwareReport, ResourceReport, WorkerSpec
 
 
-def want(worker: str, *devices: str, number: int = 1) -> Wanted:
-    return Wanted(worker, number, frozenset(devices))
+def want(worker: str, *devices: str, number: int = 1) -> DeviceRequest:
+    return DeviceRequest(worker, number, frozenset(devices))
 
 
-def names(granted: list[Wanted]) -> list[str]:
+def names(granted: list[DeviceRequest]) -> list[str]:
     return [one.worker for one in granted]
 
 
@@ -24,8 +24,8 @@ def test_first_come_first_served():
     assert table.ask(want("b", "0")) == []
     assert table.ask(want("c", "0")) == []
     assert names(table.ask(want("d", "1"))) == ["d"]
-    assert names(table.leave("a", 1)) == ["b"]
-    assert names(table.gone("b")) == ["c"]
+    assert names(table.release("a", 1)) == ["b"]
+    assert names(table.remove("b")) == ["c"]
 
 
 def test_a_worker_with_two_accelerators_is_not_overtaken_on_either():
@@ -35,8 +35,8 @@ def test_a_worker_with_two_accelerators_is_not_overtaken_on_either():
     assert table.ask(want("late", "1")) == []
     assert table.ahead_of("late") == ([], ["both"])
     assert table.ahead_of("both") == (["a"], [])
-    assert names(table.leave("a", 1)) == ["both"]
-    assert names(table.leave("both", 1)) == ["late"]
+    assert names(table.release("a", 1)) == ["both"]
+    assert names(table.release("both", 1)) == ["late"]
 
 
 def test_who_leaves_the_queue_lets_the_next_one_in():
@@ -44,18 +44,18 @@ def test_who_leaves_the_queue_lets_the_next_one_in():
     table.ask(want("a", "0"))
     table.ask(want("both", "0", "1"))
     table.ask(want("late", "1"))
-    assert names(table.leave("both", 1)) == ["late"]
-    assert table.leave("a", 1) == []
+    assert names(table.release("both", 1)) == ["late"]
+    assert table.release("a", 1) == []
 
 
 def test_a_request_that_is_over_is_not_the_next_one():
     table = LockTable()
     table.ask(want("a", "0", number=1))
-    table.leave("a", 1)
+    table.release("a", 1)
     table.ask(want("a", "0", number=2))
     table.ask(want("b", "0"))
-    assert table.leave("a", 1) == []
-    assert names(table.leave("a", 2)) == ["b"]
+    assert table.release("a", 1) == []
+    assert names(table.release("a", 2)) == ["b"]
 
 
 def test_who_asks_anew_stands_at_the_end():
@@ -79,21 +79,21 @@ steps = st.lists(st.one_of(st.tuples(st.just("ask"), workers, devices), st.tuple
 @given(steps, st.randoms())
 def test_whatever_happens_the_locks_are_exclusive_in_order_and_never_forgotten(history, random):
     table = LockTable()
-    held: dict[str, Wanted] = {}
-    queue: list[Wanted] = []
+    held: dict[str, DeviceRequest] = {}
+    queue: list[DeviceRequest] = []
     for number, step in enumerate(history):
         worker = step[1]
         if step[0] == "ask":
             if worker in held or any(one.worker == worker for one in queue):
                 continue
-            wanted = Wanted(worker, number, step[2])
+            wanted = DeviceRequest(worker, number, step[2])
             queue.append(wanted)
             granted = table.ask(wanted)
         else:
             request = held.pop(worker, None) or next((one for one in queue if one.worker == worker), None)
             queue = [one for one in queue if one.worker != worker]
             gone = random.random() < 0.5 or request is None
-            granted = table.gone(worker) if gone else table.leave(worker, request.number)
+            granted = table.remove(worker) if gone else table.release(worker, request.number)
         for one in granted:
             assert not any(one.devices & other.devices for other in held.values()), "exclusive, and all of one's own"
             assert not any(one.devices & other.devices for other in queue[: queue.index(one)]), "nobody is overtaken"

@@ -108,18 +108,18 @@ async def test_who_waits_for_long_is_told_for_whom_once():
     locks = DeviceLocks(asyncio.get_running_loop(), GPUS, patience_s=0.01)
     a, b, c = (on_gpu("0", "", name) for name in "abc")
     for one in (a, b, c):
-        locks.said(one, template_protocol.LockDevices(one.id, 7), send)
+        locks.handle(one, template_protocol.LockDevices(one.id, 7), send)
     await told.wait()
     assert sent == [
         template_protocol.DevicesLocked(a.id, 7),
         template_protocol.DevicesBusy(b.id, 7, 0.01, "held by a:0 (namespace 'ns')"),
         template_protocol.DevicesBusy(c.id, 7, 0.01, "held by a:0 (namespace 'ns'); b:0 (namespace 'ns') came before"),
     ]
-    locks.gone(a.id)
-    locks.said(b, template_protocol.UnlockDevices(b.id, 7), send)
+    locks.worker_ended(a.id)
+    locks.handle(b, template_protocol.UnlockDevices(b.id, 7), send)
     assert sent[3:] == [template_protocol.DevicesLocked(b.id, 7), template_protocol.DevicesLocked(c.id, 7)]
     for one in (b, c):
-        locks.gone(one.id)
+        locks.worker_ended(one.id)
 
 
 async def test_what_a_waiter_is_told_fits_into_a_packet():
@@ -133,7 +133,7 @@ async def test_what_a_waiter_is_told_fits_into_a_packet():
     locks = DeviceLocks(asyncio.get_running_loop(), GPUS, patience_s=0.01)
     a, b = (on_gpu("0", "", name * template_protocol.MAX_PACKET) for name in "ab")
     for one in (a, b):
-        locks.said(one, template_protocol.LockDevices(one.id, 7), send)
+        locks.handle(one, template_protocol.LockDevices(one.id, 7), send)
     assert len(template_protocol.encode(await told)) < 2 * template_protocol.TEXT_CHARS
     for one in (a, b):
-        locks.gone(one.id)
+        locks.worker_ended(one.id)

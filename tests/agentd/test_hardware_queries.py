@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from agentd import state_events as e
 from agentd.launch_plan import Rules
-from agentd.node_report import Looker, read_answer
+from agentd.node_report import HardwareQueries, read_answer
 from agentd.session import Session
 from rlinf_actors.errors import ClusterTimeoutError, NodeLostError
 from rlinf_actors.hardware.child_process import ChildEnd
@@ -197,15 +197,15 @@ def test_an_answer_is_taken_as_it_is():
 
 async def test_an_interpreter_that_is_not_allowed_is_not_started(tmp_path):
     rules = Rules("n0", "", own="/usr/bin/own-python", allowed=("/nowhere",))
-    looker = Looker(rules, str(tmp_path), lambda: dict(os.environ), described=False)
-    answer = await looker.look(HardwareQuestion("Arm", 0, interpreter=sys.executable))
+    looker = HardwareQueries(rules, str(tmp_path), lambda: dict(os.environ), described=False)
+    answer = await looker.query(HardwareQuestion("Arm", 0, interpreter=sys.executable))
     assert answer.kind == "failed"
     assert "is not below a directory that agentd allows there (/nowhere)" in answer.text
 
 
 async def test_a_variable_that_cannot_be_passed_on(tmp_path):
-    looker = Looker(Rules("n0", ""), str(tmp_path), dict, described=False)
-    answer = await looker.look(HardwareQuestion("Arm", 0, env={"A": "\0"}))
+    looker = HardwareQueries(Rules("n0", ""), str(tmp_path), dict, described=False)
+    answer = await looker.query(HardwareQuestion("Arm", 0, env={"A": "\0"}))
     assert answer.text == "'A'='\\x00' cannot be an environment variable"
 
 
@@ -214,8 +214,8 @@ async def test_an_interpreter_without_our_packages_says_what_to_install(tmp_path
     python = str(tmp_path / "venv" / "bin" / "python")
     (tmp_path / "rlinf_actors").symlink_to(f"{ROOT}/rlinf_actors")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    looker = Looker(Rules("n0", ""), str(tmp_path), lambda: env, described=False)
-    answer = await looker.look(HardwareQuestion("Arm", 0, interpreter=python))
+    looker = HardwareQueries(Rules("n0", ""), str(tmp_path), lambda: env, described=False)
+    answer = await looker.query(HardwareQuestion("Arm", 0, interpreter=python))
     assert answer.kind == "failed"
     assert answer.text.startswith(f"interpreter {python} has no msgspec (No module named 'msgspec'): run '{python} -m ")
 
@@ -223,9 +223,9 @@ async def test_an_interpreter_without_our_packages_says_what_to_install(tmp_path
 @pytest.mark.parametrize(("described", "skipped"), [(True, True), (False, False)])
 async def test_a_node_that_is_only_described_pretends(tmp_path, described, skipped):
     (tmp_path / "lab_arm.py").write_text(ARM)
-    looker = Looker(Rules("n0", ""), ROOT, lambda: dict(os.environ), described=described)
+    looker = HardwareQueries(Rules("n0", ""), ROOT, lambda: dict(os.environ), described=described)
     env = {"PYTHONPATH": str(tmp_path), "RLINF_EXT_MODULE": "lab_arm"}
-    answer = await looker.look(HardwareQuestion("LabArm", 4, '[{"node_rank": 4}]', env=env))
+    answer = await looker.query(HardwareQuestion("LabArm", 4, '[{"node_rank": 4}]', env=env))
     assert (answer.kind, answer.text) == ("", "")
     assert [piece.model for piece in answer.pieces] == [f"4 {skipped}"]
 

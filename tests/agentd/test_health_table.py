@@ -1,8 +1,8 @@
-"""Who is silent, whose fault that is, and which calls take long; with a clock in hand."""
+"""The table of workers that answer, are silent, or run a long call; with a clock in hand."""
 
 from __future__ import annotations
 
-from agentd.health import NO_ANSWER, NO_TEMPLATE, Pulses
+from agentd.health import NO_ANSWER, NO_TEMPLATE, HealthTable
 from rlinf_actors.wire.template_protocol import Pong
 from rlinf_actors.wire.values import WorkerHealth
 
@@ -11,21 +11,21 @@ class Kit:
     """Workers a and b of template 1, c of template 2; probes every 2 s."""
 
     def __init__(self) -> None:
-        self.pulses = Pulses(silent_s=5.0, long_s=10.0)
+        self.table = HealthTable(silent_s=5.0, long_s=10.0)
         self.now = 100.0
         for id, template in (("a", 1), ("b", 1), ("c", 2)):
-            self.pulses.up(id, template, self.now)
+            self.table.worker_up(id, template, self.now)
 
     def round(self, *pongs: Pong | str, after: float = 2.0, templates: tuple[int, ...] = (1, 2)) -> list[WorkerHealth]:
         """A tick, and the templates' answers to its question 0.01 s later."""
         self.now += after
-        changes = self.pulses.look(self.now)
-        self.pulses.to_ask(self.now)
+        changes = self.table.changes(self.now)
+        self.table.to_probe(self.now)
         self.now += 0.01
         answers = [pong if isinstance(pong, Pong) else Pong(pong) for pong in pongs]
         for template in templates:
-            self.pulses.answered(template, [pong for pong in answers if (pong.id == "c") == (template == 2)], self.now)
-        return changes + self.pulses.look(self.now)
+            self.table.answered(template, [pong for pong in answers if (pong.id == "c") == (template == 2)], self.now)
+        return changes + self.table.changes(self.now)
 
 
 def told(changes: list[WorkerHealth]) -> list[tuple[str, str]]:
@@ -68,20 +68,20 @@ def test_a_template_that_does_not_answer_is_named_and_its_workers_were_not_silen
 
 def test_who_owes_an_answer_is_not_asked_again():
     kit = Kit()
-    assert kit.pulses.to_ask(100.0) == [1, 2]
-    kit.pulses.answered(2, [], 100.1)
-    assert kit.pulses.to_ask(102.0) == [2]
-    kit.pulses.template_gone(1)
-    assert kit.pulses.to_ask(104.0) == [1]
+    assert kit.table.to_probe(100.0) == [1, 2]
+    kit.table.answered(2, [], 100.1)
+    assert kit.table.to_probe(102.0) == [2]
+    kit.table.template_ended(1)
+    assert kit.table.to_probe(104.0) == [1]
 
 
 def test_while_we_stood_still_nobody_was_silent():
     kit = Kit()
     kit.round("a", "b", "c")
-    kit.pulses.to_ask(kit.now)
+    kit.table.to_probe(kit.now)
     kit.now += 60.0
-    kit.pulses.stalled(60.0, kit.now)
-    assert kit.pulses.look(kit.now) == []
+    kit.table.stalled(60.0, kit.now)
+    assert kit.table.changes(kit.now) == []
     assert kit.round("a", "b", "c", after=1.0) == []
 
 
@@ -112,6 +112,6 @@ def test_who_is_silent_in_a_long_call_is_unresponsive():
 
 def test_who_has_ended_is_not_missed():
     kit = Kit()
-    kit.pulses.gone("b")
+    kit.table.worker_ended("b")
     for _ in range(10):
         assert kit.round("a", "c") == []

@@ -7,7 +7,7 @@ import pytest
 from agentd import launch_plan
 from agentd.launch_plan import Rules, file_name, log_paths, plan, template_environment, template_key
 from rlinf_actors.errors import WorkerStartError
-from rlinf_actors.settings import WORKER_MARK
+from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.wire.values import WorkerSpec
 
 RULES = Rules("n0", "/log")

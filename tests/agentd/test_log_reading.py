@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentd.logs import CUT, MAX_LINE, WINDOW, Logs, split
+from agentd.logs import CUT, MAX_LINE, WINDOW, LogForwarder, split
 from rlinf_actors.wire.agent_messages import UPDATE
 
 
@@ -59,7 +59,7 @@ class Kit:
         self.loop = asyncio.new_event_loop()
         self.reports, self.reads, self.dir = [], [], tmp_path / "ns"
         self.answered = asyncio.Event()
-        self.logs = Logs(self.loop, "n0", self._reported, self._read)
+        self.logs = LogForwarder(self.loop, "n0", self._reported, self._read)
 
     def _reported(self, report):
         self.reports.append(report)
@@ -170,7 +170,7 @@ def test_credit_that_comes_back_while_lines_are_reported_is_for_later(tmp_path):
         kit.reports.append(report)
         kit.logs.credit(report.cost, report.owner)
 
-    kit.logs = Logs(kit.loop, "n0", dropped, kit._read)
+    kit.logs = LogForwarder(kit.loop, "n0", dropped, kit._read)
     out = kit.add()
     out.write_text("short\n" + ("x" * 1023 + "\n") * 4096)
     kit.logs.grew(["w"])

@@ -72,8 +72,8 @@ def test_an_agentd_that_runs_is_left_alone(run_dir):
 @pytest.mark.live
 def test_the_mark_of_a_stop_goes_with_what_it_was_for(run_dir):
     held = RunDir.open(run_dir, {})
-    held.stop_asked()
-    held.stop_asked()
+    held.mark_stopping()
+    held.mark_stopping()
     assert was_stopping(run_dir)
     held.close()
     assert reap(run_dir, SERVICE_RESULT="success").returncode == 0
@@ -82,7 +82,7 @@ def test_the_mark_of_a_stop_goes_with_what_it_was_for(run_dir):
 
 def test_an_agentd_that_begins_forgets_what_the_last_one_was_told(run_dir):
     held = RunDir.open(run_dir, {})
-    held.stop_asked()
+    held.mark_stopping()
     held.begin()
     held.begin()
     assert not was_stopping(run_dir)

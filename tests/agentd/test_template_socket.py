@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from agentd.keeper_client import KeeperClient
-from agentd.templates import Process, Template
+from agentd.templates import TemplateProcess
 from rlinf_actors.wire import template_protocol
 
 
@@ -31,9 +31,10 @@ async def standing(tmp_path, child):
     """A template that reads nothing, and the other end of the socket to it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ended = asyncio.Event()
-    process = Process(child.pid, os.pidfd_open(child.pid), ours, str(tmp_path / "t"))
+    process = child.pid, os.pidfd_open(child.pid)
     loop = asyncio.get_running_loop()
-    template = Template(loop, KeeperClient(loop, tmp_path, False), None, process, None, lambda template: ended.set())
+    keeper, stem = KeeperClient(loop, tmp_path, False), str(tmp_path / "t")
+    template = TemplateProcess(loop, keeper, None, ours, stem, process, None, lambda template: ended.set())
     yield template, theirs
     template.kill()
     await ended.wait()
@@ -63,7 +64,7 @@ async def test_a_packet_that_is_too_large_is_refused_at_once(standing, behind, c
 
 @pytest.mark.parametrize("size", [4096, 200_000])
 async def test_the_kernel_takes_as_much_as_it_is_taken_to(size):
-    """What Template counts on."""
+    """What TemplateProcess counts on."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)

@@ -18,7 +18,7 @@ from workers_kit import children, order, spec
 import agentd.workers
 from agentd.templates import MAX_IDLE
 from rlinf_actors import procfs
-from rlinf_actors.settings import WORKER_MARK
+from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.wire.agent_messages import WorkerReady
 
 pytestmark = pytest.mark.live
@@ -102,7 +102,7 @@ async def test_a_worker_is_watched_and_stopped_as_soon_as_there_is_a_descriptor_
         await reports.up(one)
         assert (await reports.gone(other)).exit_code == 3, "its template tells that"
         kids.stop([one.id], pace.PATIENCE_S)
-        assert "is watched once that can be done: Too many open files" in caplog.text
+        assert f"cannot watch worker {one.id} yet: Too many open files" in caplog.text
         none_left.clear()
         exit = await reports.gone(one)
         assert (exit.kind, exit.signal) == ("stopped", signal.SIGTERM)
@@ -231,7 +231,7 @@ async def test_stopped_while_its_template_is_starting(tmp_path):
 
 async def test_stop_overtakes_the_fork(tmp_path):
     async with children(tmp_path) as (kids, reports):
-        await kids.prestart()
+        kids.prestart()
         first = spec()
         kids.start(order([first]))
         await reports.up(first)
@@ -322,13 +322,13 @@ async def test_a_process_that_cannot_be_looked_at_is_why_a_worker_does_not_start
         await reports.up(two)
 
 
-@pytest.mark.parametrize("where", ["prepare", "ask"])
+@pytest.mark.parametrize("where", ["_prepare", "_ask"])
 async def test_a_fault_of_ours_costs_the_worker_that_it_met_alone(tmp_path, monkeypatch, caplog, where):
     async with children(tmp_path) as (kids, reports):
         before, one, two = spec(0), spec(1), spec(2)
         kids.start(order([before]))
         await reports.up(before)  # the template is ready, and so asked at once
-        right, met = getattr(kids._starter, where), []
+        right, met = getattr(kids, where), []
 
         def fault(*args):
             if met:
@@ -336,7 +336,7 @@ async def test_a_fault_of_ours_costs_the_worker_that_it_met_alone(tmp_path, monk
             met.append(args)
             raise RuntimeError("not thought of")
 
-        monkeypatch.setattr(kids._starter, where, fault)
+        monkeypatch.setattr(kids, where, fault)
         kids.start(order([one, two]))
         exit = await reports.gone(one)
         assert exit.kind == "start_failed"

@@ -19,7 +19,8 @@ from rlinf_actors.cli import app, doctor, doctor_checks
 from rlinf_actors.cli.doctor import agentds, directory, inspect_machine, key_files, processes, stale_run_dirs
 from rlinf_actors.cli.doctor_checks import Directory, Finding, KeyOnDisk, MachineFacts, OwnProcess, diagnose
 from rlinf_actors.cli.views import Figures
-from rlinf_actors.settings import CLIENT_CONFIG, WORKER_MARK, Settings
+from rlinf_actors.procfs import WORKER_MARK
+from rlinf_actors.settings import CLIENT_CONFIG, Settings
 
 GOOD = MachineFacts(
     user=1000,

@@ -11,8 +11,7 @@ import pytest
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.worker_cgroup import Cgroup
-from rlinf_actors.procfs import OomKills
-from rlinf_actors.settings import WORKER_MARK
+from rlinf_actors.procfs import WORKER_MARK, OomKills
 from rlinf_actors.template.child_setup import _count, import_path, unprotect
 from rlinf_actors.template.forked_workers import ForkedWorker, ForkedWorkers
 from rlinf_actors.template.log_pump import TAIL_LINE_BYTES, TAIL_LINES, LogPump, Tail

@@ -20,7 +20,7 @@ import pace
 import pytest
 
 from rlinf_actors import procfs
-from rlinf_actors.settings import WORKER_MARK
+from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.wire import template_protocol
 
 pytestmark = pytest.mark.slow
