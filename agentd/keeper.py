@@ -9,7 +9,7 @@ however it was started and whatever it did to hide (setsid, double fork, an empt
 subreapers too. So each child of the keeper that is no template belongs to a template that is gone. It is killed
 ORPHANS_S later, in which time robot workers make their robots safe. The keeper knows no workers and needs no marks.
 
-A driver whose agentd was killed says wait, and sees the keeper's end as the end of its connection.
+A driver whose agentd was killed sends wait, and notices the keeper's end by the end of its connection.
 
 It ends when it has no agentd and no child; with ``stay`` only by SIGTERM, which ends all templates first. When the
 keeper itself is killed, templates go on (those that are still importing end), and agentd starts another keeper.
@@ -38,7 +38,7 @@ MAX_PACKET = 65536
 CONTROL, OWNER = 3, 4
 """Descriptors of a template: the socket to its agentd, and the pidfd of its owner if it has one."""
 ORPHANS_S = 1.5
-"""Seconds that the workers of a dead template may live on: ROBOT_END_S of rlinf_actors.wire.template_protocol."""
+"""Seconds that the workers of a template live on after its end: ROBOT_END_S of rlinf_actors.wire.template_protocol."""
 TEMPLATES_S = 8.0
 """Seconds that a template may take to end: it gives robot workers 1.5 s, and the processes that it kills 5 s."""
 _CREDENTIALS = struct.Struct("3i")
@@ -51,14 +51,14 @@ class Keeper:
 
     Args:
         listener: SOCK_SEQPACKET, listens.
-        stays: it goes on without an agentd and without templates.
+        stays: True if it goes on without an agentd and without templates.
     """
 
     def __init__(self, listener: socket.socket, stays: bool = False) -> None:
         self._listener = listener
         self._stays = stays
         self._callers: dict[int, socket.socket] = {}
-        self._waiting: set[socket.socket] = set()  # for our end
+        self._waiting: set[socket.socket] = set()  # for the keeper's end
         self._agent: socket.socket | None = None
         self._keep = True
         self._ready: dict[int, bool] = {}  # templates, by pid
@@ -83,7 +83,7 @@ class Keeper:
         while True:
             if self._stop_asked and not self._stopping:
                 self._stop()
-            alone = self._look()
+            alone = self._tend_children()
             if alone and (self._stopping or not (self._stays or self._serves)):
                 return
             for fd, _ in self._poll.poll(self._patience_ms()):
@@ -92,7 +92,7 @@ class Keeper:
                 elif fd == self._listener.fileno():
                     self._accept()
                 elif fd in self._callers:
-                    self._hear(self._callers[fd])
+                    self._receive_from(self._callers[fd])
 
     @property
     def _serves(self) -> bool:
@@ -115,28 +115,29 @@ class Keeper:
 
     # --- processes ---
 
-    def _look(self) -> bool:
-        """Reap, and kill what is due; returns whether no child is left."""
+    def _tend_children(self) -> bool:
+        """Reap children, and kill those that are due; return True if none is left."""
         if 0 < self._kill_templates_at <= time.monotonic():
             self._kill_templates_at = 0.0
             for pid in self._ready:
                 os.kill(pid, signal.SIGKILL)
         found = children()
         while [pid for pid in found if self._reap(pid)]:
-            found = children()  # what the dead left are our children only now
+            found = children()  # the children of the dead are ours only now
         now = time.monotonic()
-        if now >= self._spare_until:  # no later list: in it are the robot workers of a template that died meanwhile
+        # with this list of children: a later one may hold the robot workers of a template that has just died
+        if now >= self._spare_until:
             orphans = [pid for pid in found if pid not in self._ready]
-            if orphans and any(is_dying(pid) for pid in self._ready):  # they may be its own
+            if orphans and any(is_dying(pid) for pid in self._ready):  # the orphans may be its own
                 self._spare_until = now + ORPHANS_S
             else:
                 self._spare_until = 0.0
                 for pid in orphans:
-                    kill(pid)  # what it has started is a child of ours when it has ended
+                    kill(pid)  # its own children become ours, and are next
         return not found
 
     def _reap(self, pid: int) -> bool:
-        """Reap a child, and tell agentd of it, if it has ended; returns whether it had."""
+        """Reap a child that has ended, and tell agentd; return True if it had ended."""
         leads = session(pid) == pid
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:
@@ -205,7 +206,7 @@ class Keeper:
         self._callers[caller.fileno()] = caller
         self._poll.register(caller, select.POLLIN)
 
-    def _hear(self, caller: socket.socket) -> None:
+    def _receive_from(self, caller: socket.socket) -> None:
         try:
             data, fds = receive(caller, 4)
         except BlockingIOError:
@@ -214,11 +215,11 @@ class Keeper:
             data, fds = b"", []
         try:
             if not data:
-                self._lose(caller)
+                self._disconnect(caller)
             else:
                 self._obey(caller, json.loads(data), fds)
-        except (ValueError, KeyError, TypeError, AssertionError):  # no agentd of ours says that
-            self._lose(caller)
+        except (ValueError, KeyError, TypeError, AssertionError):  # not from our agentd
+            self._disconnect(caller)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -227,7 +228,7 @@ class Keeper:
         what = order["do"]
         if what == "hello":
             if self._agent is not None:
-                self._lose(self._agent)  # the lock of its run directory says that it is gone
+                self._disconnect(self._agent)  # it has ended: the new one holds the run directory's lock
             self._agent, self._keep = caller, bool(order["keep"])
             if not self._stopping:
                 self._kill_templates_at = 0.0
@@ -235,7 +236,7 @@ class Keeper:
         elif what == "wait":
             self._waiting.add(caller)
         elif caller is not self._agent:
-            self._lose(caller)
+            self._disconnect(caller)
         elif what == "start":
             with open(fds[0], "rb", closefd=False) as file:
                 packet = json.loads(file.read())
@@ -254,10 +255,10 @@ class Keeper:
     def _tell(self, answer: dict[str, object], fds: list[int] | None = None) -> None:
         if self._agent is None:
             return
-        with contextlib.suppress(OSError):  # it has ended, or takes nothing: it learns of ends by its own pidfds
+        with contextlib.suppress(OSError):  # it has ended, or does not read; its own pidfds tell it of ends
             socket.send_fds(self._agent, [json.dumps(answer).encode()], fds or [])
 
-    def _lose(self, caller: socket.socket) -> None:
+    def _disconnect(self, caller: socket.socket) -> None:
         self._poll.unregister(caller)
         del self._callers[caller.fileno()]
         self._waiting.discard(caller)
@@ -266,16 +267,16 @@ class Keeper:
             return
         self._agent = None
         for pid, ready in self._ready.items():
-            if not ready:  # it may hang in an import, and would not see its agentd's end
+            if not ready:  # it may hang in an import, and would not notice agentd's end
                 os.kill(pid, signal.SIGKILL)
         if not self._keep and not self._stopping:
             self._kill_templates_at = time.monotonic() + TEMPLATES_S
 
 
 def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) -> None:
-    """In the child of *parent*: turn into a template. *fds*: its socket, its stderr, and perhaps its owner.
+    """Turn the child of *parent* into a template. *fds*: its socket, its stderr, and perhaps its owner.
 
-    It is killed with the keeper until it says otherwise: while it imports it could not notice the end of its agentd.
+    The kernel kills it with the keeper until it says otherwise: while it imports it cannot notice agentd's end.
 
     Raises:
         OSError: that cannot be executed.
@@ -288,7 +289,7 @@ def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) ->
     for handled in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(handled, signal.SIG_DFL)
     null = os.open("/dev/null", os.O_RDONLY)
-    # none is a low number that another one takes
+    # numbers above those that dup2 fills
     taken = [os.dup(fd) for fd in (null, fds[1], fds[1], fds[0], *fds[2:])]
     while min(taken) <= OWNER:
         taken = [os.dup(fd) for fd in taken]
@@ -299,24 +300,24 @@ def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) ->
 
 
 def receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """Take a packet and at most that many descriptors, which no program that is executed inherits.
+    """Receive a packet and at most *most* descriptors, which executed programs do not inherit.
 
     Raises:
         OSError: there is no packet now, or the other end is gone.
     """
-    data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET, most)  # takes flags, and drops them (CPython 3.10 to 3.13)
+    data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET, most)  # recv_fds ignores its flags (CPython 3.10 to 3.13)
     for fd in fds:
         os.set_inheritable(fd, False)
     return data, fds
 
 
 def began(pid: int) -> int:
-    """Return when a process that is not reaped began, in clock ticks since boot."""
+    """Return the start of an unreaped process, in clock ticks since boot."""
     return int(stat(pid)[19])
 
 
 def is_dying(pid: int) -> bool:
-    """True if the main thread of a process that is not reaped has ended; others of it may be about to."""
+    """True if the main thread of an unreaped process has ended; its other threads may be about to."""
     return stat(pid)[0] in (b"Z", b"X")
 
 

@@ -1,4 +1,8 @@
-"""agentd's connection to its keeper, the process that starts templates; see agentd.keeper."""
+"""agentd's connection to its keeper, the process that starts templates (agentd.keeper). Loop thread only.
+
+The client starts a keeper when none runs, and again when it has ended. It asks the keeper to start processes, and for
+the exit statuses of processes whose parent has ended. Nothing here blocks.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +32,15 @@ from rlinf_actors.settings import CLUSTER_MARK, FOR_THE_UNIT_ALONE
 log = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
-"""How long a keeper may take for its next answer. It takes a millisecond; one that is stopped is killed then."""
+"""Seconds that a keeper may take to answer, which takes a millisecond; a stopped keeper is killed then."""
 STATUS_S = 0.5
-"""How long after the end of a process its status may come: the keeper may have to wake first."""
+"""Seconds after the end of a process in which its status may come: the keeper may have to wake first."""
 END_S = 3.0
-"""How long the keeper's own end is waited for, when nothing is left that it keeps."""
-_NOT_FOR_IT = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
-"""By the mark a driver finds what it kills of a private cluster; the keeper ends what is left, and then itself."""
+"""Seconds to wait for the keeper's own end, when it has no processes left."""
+_NOT_FOR_KEEPER = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
+"""A driver kills the processes with its cluster mark; the keeper must survive that, and end what is left."""
 _STATUSES = 1024
-"""Statuses that are remembered: of processes whose ends agentd has not seen yet."""
+"""Statuses to remember, of processes whose ends agentd has not noticed yet."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,8 @@ class Started:
 
 
 @dataclass
-class _Order:
-    """What the keeper was asked to start. `fds` are our own; `sent` says to how many keepers it went."""
+class _StartOrder:
+    """A process that the keeper is to start. `fds` are our own; `sent` counts the keepers that got the order."""
 
     argv: Sequence[str]
     env: dict[str, str]
@@ -59,7 +63,6 @@ class _Order:
     sent: int = 0
 
     def close(self) -> None:
-        """It is answered, or nobody waits for that any more."""
         while self.fds:
             os.close(self.fds.pop())
 
@@ -70,17 +73,17 @@ class _Order:
 
 
 def remove_files(path: str) -> None:
-    """Remove what a keeper that is gone left: its socket, and what it wrote."""
+    """Remove the files of a keeper that has ended: its socket, and its stderr."""
     for name in (path, f"{path}.err"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
 
 
 def connect(path: str) -> socket.socket:
-    """Return a connection to the keeper that listens there. Never blocks.
+    """Connect to the keeper that listens there. Never blocks.
 
     Raises:
-        OSError: none does; it is BlockingIOError if the keeper has stood still for long.
+        OSError: none does; BlockingIOError if the keeper has stood still for long.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
@@ -91,17 +94,17 @@ def connect(path: str) -> socket.socket:
     return made
 
 
-def listens(sock: socket.socket) -> int:
-    """Return the pid of the process that listens at the other end, 0 if another user's does."""
+def listener_pid(sock: socket.socket) -> int:
+    """Return the pid of the process that listens at the other end, 0 if it is another user's."""
     pid, uid = peer_of(sock)
     return pid if uid == os.getuid() else 0
 
 
 def pid_of(path: str) -> int | None:
-    """Return the pid of the keeper of the workers' unit, which listens there; None if none does. Never blocks."""
+    """Return the pid of the keeper that listens there, None if none does. Never blocks."""
     try:
         with connect(path) as sock:
-            return listens(sock) or None
+            return listener_pid(sock) or None
     except OSError:
         return None
 
@@ -124,13 +127,13 @@ def become_keeper(path: str) -> NoReturn:
 
 
 class KeeperClient:
-    """The connection; made when it is first needed, and again when the keeper has ended. Loop thread only.
+    """The connection, made when it is first needed, and again when the keeper has ended.
 
     Args:
         loop: agentd's.
-        run_dir: where the keeper's socket is, if the keeper is this agentd's own.
-        keep: whether templates go on without this agentd.
-        of_unit: the socket of rlinf-workers@.service; "" without that unit: then agentd starts a keeper itself.
+        run_dir: where a keeper of agentd's own has its socket.
+        keep: True if templates go on without this agentd.
+        of_unit: socket of rlinf-workers@.service; "" if agentd starts a keeper itself.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, run_dir: Path, keep: bool, of_unit: str = "") -> None:
@@ -142,31 +145,32 @@ class KeeperClient:
         self._hint = ": look at systemctl status rlinf-workers@USER" if of_unit else ""
         self._socket: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
-        self._ending: dict[int, subprocess.Popen[bytes]] = {}  # keepers that have let go of us, by pidfd
-        self._orders: deque[_Order] = deque()  # that it has not answered yet: it does so in this order
+        self._ending: dict[int, subprocess.Popen[bytes]] = {}  # keepers that closed their sockets, by pidfd
+        self._orders: deque[_StartOrder] = deque()  # not answered yet; the keeper answers in order
         self._greeted = False
         self._silence: asyncio.TimerHandle | None = None
-        self._unreaped: set[int] = set()  # processes that have ended, and nobody told us how
+        self._unreaped: set[int] = set()  # ended processes whose statuses no keeper told
         self._statuses: dict[int, int] = {}
         self._waiting: dict[int, Callable[[int | None], None]] = {}
 
     def begin(self) -> None:
-        """Connect to the keeper, and start one where there is none. Returns before it runs.
+        """Connect to the keeper; start one if none runs, without waiting until it runs.
 
         Raises:
-            OSError: there is none, and none can be started.
+            OSError: none runs, and none can be started.
         """
         if self._socket is not None:
             return
         try:
             made = connect(self._path)
-            self.pid = 0 if self._starts else listens(made)  # the socket of our own names the agentd that made it
+            # the credentials of our own keeper's socket are of the agentd that made the socket
+            self.pid = 0 if self._starts else listener_pid(made)
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
             if not self._starts:
                 what = "the keeper on {} does not answer" if error.errno == errno.EAGAIN else "no keeper listens on {}"
                 raise ConnectionRefusedError(what.format(self._path) + self._hint) from None
             made = self._start_keeper()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has just ended: _on_readable hears of it
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has just ended: _on_readable notices
             made.send(json.dumps({"do": "hello", "keep": self._keep}).encode())
         self._socket = made
         self._loop.add_reader(made.fileno(), self._on_readable)
@@ -187,7 +191,7 @@ class KeeperClient:
         Raises:
             OSError: the keeper cannot be asked.
         """
-        order = _Order(argv, env, [], self._loop.create_future())
+        order = _StartOrder(argv, env, [], self._loop.create_future())
         try:
             for fd in fds:
                 order.fds.append(os.dup(fd))
@@ -198,15 +202,15 @@ class KeeperClient:
         return order.started
 
     def ready(self, pid: int) -> None:
-        """This template listens to its agentd; the keeper need not end it when that is gone."""
+        """Tell the keeper that a template listens to agentd, and need not be killed when agentd ends."""
         if self._socket is not None:
-            with contextlib.suppress(OSError):  # a keeper that has ended needs to know nothing
+            with contextlib.suppress(OSError):  # the keeper has ended
                 self._socket.send(json.dumps({"do": "ready", "pid": pid}).encode())
 
     def when_ended(self, pids: Iterable[int], done: Callable[[dict[int, int]], None]) -> None:
-        """Call *done* with the wait statuses of these processes, which have ended, as far as the keeper tells them.
+        """Call *done* with the wait statuses of these ended processes, as far as the keeper tells them.
 
-        It is called at once where all are known, and STATUS_S later where the keeper does not tell.
+        The call comes at once if all are known, and after STATUS_S at the latest.
         """
         wanted = set(pids)
         found = {pid: self._statuses.pop(pid) for pid in wanted & self._statuses.keys()}
@@ -233,16 +237,16 @@ class KeeperClient:
         self._waiting.update({pid: partial(told, pid) for pid in missing})
 
     def abandon(self) -> None:
-        """Let go of the keeper: the next agentd finds it."""
-        self._lose()
+        """Let go of the keeper for the next agentd."""
+        self._disconnect()
         self._forget()
 
     async def close(self) -> None:
-        """Let go of the keeper, and wait for its end if it is this agentd's own: nothing is left that it keeps."""
+        """Let go of the keeper, which has no processes left, and wait for its end if it is agentd's own."""
         pidfd = -1
         with contextlib.suppress(OSError):
             pidfd = procfs.pidfd_of(self.pid) if self.pid and self._starts else -1
-        self._lose()
+        self._disconnect()
         if pidfd >= 0:
             end = asyncio.Event()
             self._loop.add_reader(pidfd, end.set)
@@ -259,22 +263,22 @@ class KeeperClient:
     # --- the keeper's process ---
 
     def _start_keeper(self) -> socket.socket:
-        """Start a keeper that finds this connection waiting, so that it never runs without an agentd."""
+        """Start a keeper with this connection waiting, so that it never runs without an agentd."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)  # of one that is gone
+                os.unlink(self._path)  # of a keeper that has ended
             listener.bind(self._path)
             listener.listen(8)
             connected = connect(self._path)
             try:
-                with open(f"{self._path}.err", "ab") as err:  # it outlives us, and whoever reads what we write
+                with open(f"{self._path}.err", "ab") as err:  # it outlives agentd, and the reader of agentd's stderr
                     self._child = subprocess.Popen(
                         [sys.executable, "-I", "-S", keeper.__file__, str(listener.fileno()), self._path],
                         stdin=subprocess.DEVNULL,
                         stdout=err,
                         stderr=err,
                         cwd="/",
-                        env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT},
+                        env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_KEEPER},
                         pass_fds=(listener.fileno(),),
                         start_new_session=True,
                     )
@@ -284,10 +288,10 @@ class KeeperClient:
         self.pid = self._child.pid
         return connected
 
-    def _lost(self, why: str) -> None:
-        """The keeper has ended, or is killed: what it was asked for goes to another one, once."""
+    def _on_keeper_end(self, why: str) -> None:
+        """Give the orders of a keeper that has ended, or was killed, to another one, once."""
         orders, self._orders = self._orders, deque()
-        self._lose()
+        self._disconnect()
         self._reap()
         for order in orders:
             try:
@@ -298,14 +302,14 @@ class KeeperClient:
                 order.fail(error)
 
     def _reap(self) -> None:
-        """Wait for a keeper of ours that has closed its socket: that is the last that it does."""
+        """Reap our keeper after it has closed its socket, which is the last that it does."""
         child, self._child = self._child, None
         if child is None or child.poll() is not None:
             self._reap_what_it_left()
             return
         try:
             pidfd = procfs.pidfd_of(child.pid)
-        except OSError:  # no descriptor is left: it stays a zombie until we end
+        except OSError:  # no descriptor is left: it stays a zombie until agentd ends
             child.returncode = 0
             return
         self._ending[pidfd] = child
@@ -318,14 +322,14 @@ class KeeperClient:
         self._reap_what_it_left()
 
     def _reap_what_it_left(self) -> None:
-        """Reap what ended before its keeper, which never reaped it: it has become a child of ours."""
+        """Reap processes that ended before their keeper, which did not reap them: they are our children now."""
         for pid in self._unreaped:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         self._unreaped.clear()
 
     def _forget(self) -> None:
-        """Wait for no keeper any more: it outlives us, or has ended."""
+        """Stop waiting for keepers: they outlive agentd, or have ended."""
         for pidfd in self._ending:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
@@ -338,8 +342,7 @@ class KeeperClient:
 
     # --- packets ---
 
-    def _send(self, order: _Order) -> None:
-        """Raises OSError if the keeper cannot be asked."""
+    def _send(self, order: _StartOrder) -> None:
         self.begin()
         assert self._socket is not None
         with open(os.memfd_create("start"), "w+b") as file:
@@ -353,7 +356,7 @@ class KeeperClient:
         self._expect()
 
     def _expect(self) -> None:
-        """Wait for the next answer, if one is due."""
+        """Start the timer for the next answer, if one is due."""
         if self._silence is None and (self._orders or not self._greeted):
             self._silence = self._loop.call_later(ANSWER_S, self._on_silence)
 
@@ -363,11 +366,11 @@ class KeeperClient:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         if self._starts:
-            remove_files(self._path)  # one that has not even said who it is must not be found again
-        self._lost("the keeper does not answer")
+            remove_files(self._path)  # a keeper that has not even said hello must not be found again
+        self._on_keeper_end("the keeper does not answer")
 
     def _receive(self) -> tuple[dict[str, int] | None, list[int]]:
-        """One packet, None if there is none now. Raises ConnectionError at the end."""
+        """Receive a packet, None if there is none now; raise ConnectionError at the end."""
         assert self._socket is not None
         try:
             data, fds = keeper.receive(self._socket, 1)
@@ -382,7 +385,7 @@ class KeeperClient:
             packet, fds = self._receive()
         except ConnectionError:
             log.warning("keeper %d has ended; the templates that it started go on", self.pid)
-            self._lost("the keeper has ended")
+            self._on_keeper_end("the keeper has ended")
             return
         if packet is not None:
             self._unexpect()
@@ -401,7 +404,7 @@ class KeeperClient:
             self._orders.popleft().fail(OSError(packet["errno"], os.strerror(packet["errno"])))
         elif "pid" in packet:
             order = self._orders.popleft()
-            if not fds:  # no descriptor is left to take it; the process ends, as its socket is closed
+            if not fds:  # no descriptor was left for it; the process ends because its socket is closed
                 order.fail(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
             elif order.started.done():
                 signal.pidfd_send_signal(fds[0], signal.SIGKILL)
@@ -420,7 +423,7 @@ class KeeperClient:
             while len(self._statuses) > _STATUSES:
                 del self._statuses[next(iter(self._statuses))]
 
-    def _lose(self) -> None:
+    def _disconnect(self) -> None:
         if self._socket is None:
             return
         self._loop.remove_reader(self._socket.fileno())

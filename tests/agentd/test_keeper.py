@@ -84,27 +84,27 @@ def agent(kept):
 @pytest.mark.parametrize("state", [b"Z", b"T"], ids=["whole", "its last thread is ending"])
 def test_workers_of_a_template_that_dies_during_a_look_have_their_time(kept, kernel, state):
     kernel.then = lambda: kernel.template_dies(state)
-    kept._look()
-    kept._look()
+    kept._tend_children()
+    kept._tend_children()
     kernel.states.pop(TEMPLATE, None)
     kept._ready.clear()
     kernel.now += ORPHANS_S - 0.01
-    kept._look()
+    kept._tend_children()
     assert kernel.killed == []
     kernel.now += 0.01
-    kept._look()
+    kept._tend_children()
     assert kernel.killed == [(WORKER, KILLED)]
 
 
 def test_a_deadline_that_passes_before_the_keeper_waits_is_due_at_once(kept, kernel):
     kernel.template_dies()
-    kept._look()
+    kept._tend_children()
     kernel.now += ORPHANS_S - 0.001
-    kept._look()  # an event came early
+    kept._tend_children()  # an event came early
     assert kernel.killed == []
     kernel.now += 0.002
     assert kept._patience_ms() == 0.0
-    kept._look()
+    kept._tend_children()
     assert kernel.killed == [(WORKER, KILLED)]
     assert kept._patience_ms() is None, "it does not spin until the worker has ended"
 
@@ -120,7 +120,7 @@ def test_sigterm_while_a_template_is_reaped(kept, kernel, monkeypatch):
         self._ready.clear()
         return True
 
-    monkeypatch.setattr(Keeper, "_look", reaped_just_now)
+    monkeypatch.setattr(Keeper, "_tend_children", reaped_just_now)
     kept.run()
     assert kernel.killed == []
 
@@ -133,7 +133,7 @@ def test_a_keeper_that_stops_does_so_whatever_agentd_says(kept, kernel, agent, k
     kernel.now += 1.0
     kept._obey(theirs, {"do": "hello", "keep": keep}, [])
     assert json.loads(ours.recv(100)) == {"keeper": os.getpid()}
-    kept._lose(theirs)
+    kept._disconnect(theirs)
     assert kept._kill_templates_at == due
 
 

@@ -56,7 +56,7 @@ async def test_worker_comes_up_and_is_stopped(tmp_path):
 
 async def test_a_worker_is_up_once_however_often_it_says_so(tmp_path):
     """Each would go to the head, as fast as the worker can say it."""
-    again = "sock.send(spawn.encode(spawn.Up(spec.id, Endpoint('elsewhere'), 7, 0))); print('said', flush=True)"
+    again = "sock.send(spawn.encode(spawn.WorkerUp(spec.id, Endpoint('elsewhere'), 7, 0))); print('said', flush=True)"
     first = "from rlinf_actors.wire import template_protocol as spawn; from rlinf_actors.wire.values import Endpoint"
     async with children(tmp_path) as (kids, reports):
         one = spec(first=first, do=again)
