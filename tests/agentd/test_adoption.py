@@ -254,7 +254,7 @@ async def test_a_template_that_still_imports_ends_with_its_agentd(tmp_path):
     kids, _ = make(tmp_path, keep_s=60.0, env=env)
     kids.prestart(["hangs"])
     (template,) = kids._templates.running
-    await template._process.starting
+    await template._starting
     pidfd = os.pidfd_open(template.pid)
     kids.abandon()
     assert await asyncio.to_thread(procfs.has_ended, pidfd, pace.PATIENCE_S)

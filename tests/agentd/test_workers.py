@@ -363,7 +363,7 @@ async def test_a_template_that_has_just_ended_gets_no_worker(tmp_path):
 
 
 async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentd.worker_process.TEMPLATE_SILENT_S", 0.05)
+    monkeypatch.setattr("agentd.workers.TEMPLATE_SILENT_S", 0.05)
     async with children(tmp_path) as (kids, reports):
         code = "import time; print('here', flush=True); time.sleep(600)"  # until it runs, its mark cannot be read
         left = f"subprocess.Popen([sys.executable, '-c', {code!r}], start_new_session=True)"
