@@ -1,4 +1,4 @@
-"""docs/reference/settings.md names every variable that settings.py reads and every key of agentd.toml, and no other."""
+"""docs/reference/settings.md names every variable of settings.py and procfs.py and every key of agentd.toml, and no other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from agentd.config import KEYS, Config
-from rlinf_actors import settings
+from rlinf_actors import procfs, settings
 
 DOC = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 
@@ -14,7 +14,7 @@ DOC = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 def test_every_variable_is_documented():
     read = {
         value
-        for name, value in vars(settings).items()
+        for name, value in {**vars(settings), **vars(procfs)}.items()
         if name.isupper() and isinstance(value, str) and re.fullmatch(r"(RLINF|CLUSTER)_[A-Z_]+", value)
     }
     named = set(re.findall(r"`((?:RLINF|CLUSTER)_[A-Z_]+)`", DOC.read_text()))
