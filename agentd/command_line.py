@@ -18,7 +18,7 @@ from rlinf_actors import version
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.procfs import open_standard_descriptors
 from rlinf_actors.settings import Unit
-from rlinf_actors.systemd.service_manager import Voice
+from rlinf_actors.systemd.service_manager import DaemonStderr
 
 log = logging.getLogger(__name__)
 
@@ -88,45 +88,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     from rlinf_actors.net.socket_security import Security
     from rlinf_actors.settings import Settings
 
-    voice = Voice("agentd", sys.stderr, "")
+    stderr = DaemonStderr("agentd", sys.stderr, "")
     try:
         unit = Unit.load()
-        voice = Voice("agentd", sys.stderr, unit.journal_stream)
-        voice.set_up_logging()
+        stderr = DaemonStderr("agentd", sys.stderr, unit.journal_stream)
+        stderr.set_up_logging()
         if keeper:
-            return _keep(options["run_dir"] or unit.run_dir, voice)
+            return _keep(options["run_dir"] or unit.run_dir, stderr)
         config = load(options, os.environ) if not reap_only else for_reaping(options, os.environ)
         if not config.head and config.connect is None and not check_only and not reap_only:
             return _say(
-                voice, USAGE, "say what to be: --head, --connect HOST:PORT, or [head] in the configuration file"
+                stderr, USAGE, "say what to be: --head, --connect HOST:PORT, or [head] in the configuration file"
             )
         if config.embedded and config.owner_pid is None:
-            return _say(voice, USAGE, "--embedded belongs to a driver: give --owner-pid too")
+            return _say(stderr, USAGE, "--embedded belongs to a driver: give --owner-pid too")
         if not reap_only:
             check_addresses(config, Security.of(own_key(config, Settings.load()), config.insecure))
         if check_only:
             check_files(config)
     except ConfigError as error:
-        return _say(voice, CONFIGURATION, str(error), options.get("ready_fd"))
+        return _say(stderr, CONFIGURATION, str(error), options.get("ready_fd"))
     if check_only:
         print("\n".join(config.files) or "no configuration file; defaults")  # noqa: T201 - what was asked for
         return 0
     if reap_only:
         from agentd.adoption import reap
 
-        return _ends(lambda: reap(config, unit.result, unit.keeper), voice, lambda code, text: None)
-    return _run(config, options, voice)
+        return _ends(lambda: reap(config, unit.result, unit.keeper), stderr, lambda code, text: None)
+    return _run(config, options, stderr)
 
 
-def _keep(directory: str | None, voice: Voice) -> int:
+def _keep(directory: str | None, stderr: DaemonStderr) -> int:
     if directory is None:
-        return _say(voice, USAGE, "--keeper needs a directory for its socket: --run-dir, or RuntimeDirectory=")
+        return _say(stderr, USAGE, "--keeper needs a directory for its socket: --run-dir, or RuntimeDirectory=")
     from agentd.keeper_client import become_keeper
 
-    return _ends(lambda: become_keeper(f"{directory}/keeper"), voice, lambda code, text: None)
+    return _ends(lambda: become_keeper(f"{directory}/keeper"), stderr, lambda code, text: None)
 
 
-def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:
+def _run(config: Any, options: dict[str, Any], stderr: DaemonStderr) -> int:
     from agentd.daemon import Daemon
     from rlinf_actors.net.daemon import run_daemon
 
@@ -138,10 +138,10 @@ def _run(config: Any, options: dict[str, Any], voice: Voice) -> int:
         daemon.status.failed(code, "agentd was stopped before it was ready")
         return code
 
-    return _ends(serve, voice, daemon.status.failed)
+    return _ends(serve, stderr, daemon.status.failed)
 
 
-def _ends(work: Callable[[], int], voice: Voice, failed: Callable[[int, str], None]) -> int:
+def _ends(work: Callable[[], int], stderr: DaemonStderr, failed: Callable[[int, str], None]) -> int:
     """Run *work*; turn its exception into an exit code and one line, which *failed* gets too."""
     try:
         return work()
@@ -158,12 +158,12 @@ def _ends(work: Callable[[], int], voice: Voice, failed: Callable[[int, str], No
         log.critical("internal error", exc_info=True)
         code, text = INTERNAL_ERROR, f"internal error: {type(error).__name__}: {error}"
     failed(code, text)
-    return _say(voice, code, text)
+    return _say(stderr, code, text)
 
 
-def _say(voice: Voice, code: int, text: str, ready_fd: int | None = None) -> int:
+def _say(stderr: DaemonStderr, code: int, text: str, ready_fd: int | None = None) -> int:
     """Print one line for people, and tell the driver that waits."""
-    voice.say(text)
+    stderr.say(text)
     if ready_fd is not None:
         import json
 

@@ -1,4 +1,7 @@
-"""What to do when something of the machine has run out, or before it does."""
+"""Errors of exhausted resources, explained: descriptors, ports, processes and threads. Any thread.
+
+The system's own texts ("Too many open files", "can't start new thread") name neither the limit nor the remedy.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,22 @@ import time
 from pathlib import Path
 
 AGAIN_S = 0.5
-"""When to try again what no descriptor was left for: nothing tells when there is one."""
-LOOK_S = 0.0001
-"""How often to look whether the kernel has let go of a thread, in seconds: nothing tells of it."""
-GONE_S = 5.0
-"""How long that may take, in seconds: microseconds as a rule, more where a debugger holds it up."""
+"""Seconds to the next try after a lack of descriptors: no event tells when there is one again."""
+_POLL_S = 0.0001
+"""Seconds between two checks whether the kernel has freed a thread: no event tells."""
+_FREED_S = 5.0
+"""Seconds that this may take: microseconds as a rule, more under a debugger."""
 NO_THREAD = "can't start new thread"
-"""What Python says where pthread_create has failed."""
+"""Python's text for a failed pthread_create."""
 WORKERS = "rlinf-actors"
 """Name of the directory that holds workers' cgroups; as `cgroups.roots.PARENT`."""
 _PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
 def explain(error: OSError) -> str:
-    """What the system said, with the limit that was met, and how to raise it, where it is one of those known here.
+    """Return the system's text, with the limit that was met and how to raise it, if that is known here.
 
-    EADDRINUSE is taken as "no port is left", so it is for those who asked for any port.
+    EADDRINUSE is explained as "no port is left": use this only after asking for any port.
     """
     said = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.EMFILE:
@@ -49,7 +52,7 @@ def explain(error: OSError) -> str:
 def cause(error: BaseException) -> str:
     """Return which limit of processes made *error*, and how to raise it; "" where the error is of another kind.
 
-    Python says "can't start new thread" and "Resource temporarily unavailable", and not what has run out.
+    Python says "can't start new thread" or "Resource temporarily unavailable", and not what has run out.
     """
     if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
         return no_process()
@@ -59,10 +62,10 @@ def cause(error: BaseException) -> str:
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread of ours.
+    """Start a thread.
 
     Raises:
-        RuntimeError: there can be no more threads; names the limit and how to raise it.
+        RuntimeError: there can be no more threads; the text names the limit and how to raise it.
     """
     try:
         thread.start()
@@ -71,12 +74,12 @@ def start(thread: threading.Thread) -> None:
 
 
 def check_threads(count: int) -> None:
-    """Check that *count* threads can be started: a library that starts its own may abort the process if not.
+    """Check that *count* threads can be started: a library may abort the process if its own cannot.
 
-    The threads that it tries with count no more when it returns, so that the library's have their places.
+    The threads of the check are freed when it returns.
 
     Raises:
-        RuntimeError: as `start`; or such a thread does not end.
+        RuntimeError: as `start`; or a thread of the check is not freed.
     """
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(count)]
@@ -94,12 +97,12 @@ def check_threads(count: int) -> None:
 
 
 def _until_gone(thread: threading.Thread) -> None:
-    """Wait until the kernel has let go of a thread that was joined: every limit counts it until then."""
-    deadline = time.monotonic() + GONE_S
+    """Wait until the kernel has freed a joined thread: every limit counts it until then."""
+    deadline = time.monotonic() + _FREED_S
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):
         if time.monotonic() > deadline:
-            raise RuntimeError(f"thread {thread.native_id} has ended, and is still there {GONE_S:g} s later")
-        time.sleep(LOOK_S)
+            raise RuntimeError(f"thread {thread.native_id} has ended, and is still there {_FREED_S:g} s later")
+        time.sleep(_POLL_S)
 
 
 def _explained(error: RuntimeError) -> RuntimeError:
@@ -108,7 +111,7 @@ def _explained(error: RuntimeError) -> RuntimeError:
 
 
 def no_process(proc: Path = Path("/proc")) -> str:
-    """Return why no process or thread can be started, and what to do: the limit that is met, or those there are."""
+    """Return why no process or thread can be started: the limit that is met, else all limits; and what to do."""
     return _met(proc) or (
         "a limit of processes and threads is met: pids.max of a cgroup (TasksMax= of a systemd unit), ulimit -u, "
         "kernel.threads-max, or memory for their stacks; raise it, or start fewer"
@@ -116,7 +119,7 @@ def no_process(proc: Path = Path("/proc")) -> str:
 
 
 def _met(proc: Path) -> str:
-    """Return which limit of processes is met, with what to do; "" if none is, as far as can be seen."""
+    """Return the limit of processes that is met, with what to do; "" if none is visible."""
     for directory in _pids_cgroups(proc):
         limit, now, hits = (_count(directory / name) for name in ("pids.max", "pids.current", "pids.events"))
         if limit is None or not (hits or (now is not None and now >= limit)):
@@ -132,7 +135,7 @@ def _met(proc: Path) -> str:
     if soft == resource.RLIM_INFINITY or os.getuid() == 0:  # root may have any number
         return ""
     used = _threads_of(proc, os.getuid())
-    if used < 0.9 * soft:  # some may have ended since
+    if used < 0.9 * soft:  # threads may have ended meanwhile
         return ""
     return (
         f"ulimit -u is exhausted: user {os.getuid()} may have {soft} processes and threads, and has {used} now, in all "
@@ -142,7 +145,7 @@ def _met(proc: Path) -> str:
 
 
 def _pids_cgroups(proc: Path) -> list[Path]:
-    """Return the cgroups that may limit the processes of this one, from its own upwards."""
+    """Return the cgroups that may limit this process's threads, from its own upwards."""
     found = []
     try:
         mounts = [line.split() for line in (proc / "self/mountinfo").read_text().splitlines()]
@@ -164,7 +167,7 @@ def _pids_cgroups(proc: Path) -> list[Path]:
 
 
 def _count(file: Path) -> int | None:
-    """Return the number in a file of the pids controller, None where there is none."""
+    """Return the number in a file of the pids controller, None if it has none."""
     try:
         words = file.read_text().split()
         return int(words[-1])
@@ -185,10 +188,10 @@ def _threads_of(proc: Path, uid: int) -> int:
 
 
 def raise_file_limit() -> None:
-    """Let this process have as many descriptors as it may.
+    """Raise the limit of descriptors to its maximum. The soft limit of 1024 is for programs that use select().
 
-    Two go with every worker that one talks to, and one with each connection of a stranger until it is closed: whoever
-    listens must have room for those it waits for. The soft limit of 1024 is for programs that use select().
+    A process needs two for every worker that it talks to, and one for each unauthenticated connection until that is
+    closed.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:

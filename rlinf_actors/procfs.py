@@ -1,4 +1,4 @@
-"""What Linux says and does about processes: prctl and /proc. Stateless; no process is started here."""
+"""Linux's facts about processes: prctl, /proc and pidfds. Stateless; no process is started here. Any thread."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 _RLIMIT_LOCKS = 10
-"""A resource limit that Linux has ignored since 2.4.25, and that systemd and shells leave at infinity."""
+"""A resource limit that Linux has ignored since 2.4.25, and that systemd and shells leave unlimited."""
 _BRAND_BITS, _MIN_BRAND_BITS = 62, 40
 
 _PIDFD_INFO = struct.Struct("=Q52xi")
@@ -32,7 +32,7 @@ _PIDFD_INFO = struct.Struct("=Q52xi")
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _DEEPEST = 1000
-"""Processes on a way up; a longer one is no way."""
+"""Ancestors of a process at most; a longer chain is a loop of reused pids."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MARK = WORKER_MARK.encode() + b"="
@@ -45,9 +45,9 @@ def _prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
 
 
 def open_standard_descriptors() -> None:
-    """Put /dev/null where descriptor 0, 1 or 2 is closed (``script >&-``), before anything else gets its number.
+    """Open /dev/null as descriptor 0, 1 or 2 if that is closed (``script >&-``), before a socket gets its number.
 
-    libuv aborts at a socket that has one of them, and what is printed would go to that socket.
+    libuv aborts at such a socket, and printed text would go there.
     """
     for fd in (0, 1, 2):
         try:
@@ -63,16 +63,16 @@ def open_standard_descriptors() -> None:
 
 
 def set_subreaper() -> None:
-    """Orphaned descendants become children of this process instead of init's."""
+    """Make orphaned descendants children of this process instead of init's."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(signal: int, parent: int | None = None) -> None:
-    """Get *signal* when the thread that started this process ends; 0 takes it back.
+    """Send *signal* to this process when the thread that started it ends; 0 cancels that.
 
     Args:
         signal: its number.
-        parent: pid that the parent must have; the process exits when that one is gone already.
+        parent: the expected parent's pid; this process exits if that parent has ended already.
     """
     _prctl(_PR_SET_PDEATHSIG, signal)
     if parent is not None and os.getppid() != parent:
@@ -80,24 +80,24 @@ def die_with_parent(signal: int, parent: int | None = None) -> None:
 
 
 def set_name(name: str) -> None:
-    """What ps and top call this process (15 bytes)."""
+    """Set the name of this process in ps and top (15 bytes)."""
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
 
 
 def mark_slot() -> int:
-    """Address of the value of the worker mark in the environment this process was started with, 0 without one.
+    """Return the address of the worker mark's value in this process's initial environment, 0 without one.
 
-    Only true until somebody changes the variable.
+    The address is valid until the variable is changed.
     """
     _libc.getenv.restype = ctypes.c_void_p
     return _libc.getenv(WORKER_MARK.encode()) or 0
 
 
 def write_mark(slot: int, size: int, mark: str) -> None:
-    """Write *mark* into the environment block that /proc/PID/environ shows.
+    """Write *mark* into the environment block that /proc/PID/environ shows; do nothing if it exceeds *size* bytes.
 
-    A forked process keeps the block of the process it came from, whatever os.environ says; this
-    makes it, and what it forks, recognisable. Does nothing when *mark* is longer than *size* bytes.
+    A forked process keeps the block of its parent, whatever os.environ says. The mark tells it, and what it forks, from
+    other processes.
     """
     data = mark.encode()
     if slot and len(data) <= size:
@@ -105,7 +105,7 @@ def write_mark(slot: int, size: int, mark: str) -> None:
 
 
 def mark_of(pid: int) -> str | None:
-    """Id of the worker that *pid* is, or comes from; None if it has none, cannot be read or is gone."""
+    """Return the id of the worker that *pid* is or comes from; None if it has no mark or cannot be read."""
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -117,17 +117,17 @@ def mark_of(pid: int) -> str | None:
 
 
 def brand(worker: str) -> bool:
-    """Give this process, and all that it starts from now on, a mark that only root can take off again.
+    """Give this process, and all that it starts from now on, a mark that only root can remove.
 
-    It is the hard limit of a resource that the kernel counts no more. A limit is inherited over fork, exec, setsid and
-    an empty environment, everybody can read it (/proc/PID/limits), and without CAP_SYS_RESOURCE it can only be lowered.
-    A worker below another worker (a cluster within a worker) gets a number below that of the other one.
+    The mark is the hard limit of a resource that the kernel does not count any more. A limit is inherited over fork,
+    exec, setsid and an empty environment, every user can read it (/proc/PID/limits), and without CAP_SYS_RESOURCE it
+    can only be lowered. A worker below another worker gets a lower number than that one.
 
     Args:
         worker: its id.
 
     Returns:
-        Whether the process has it. It has not where its limit had been lowered to nearly nothing before.
+        False if the limit was too low for a mark already.
     """
     number, hard = _brand(worker), resource.getrlimit(_RLIMIT_LOCKS)[1]
     while hard != resource.RLIM_INFINITY and number >= hard:
@@ -139,9 +139,9 @@ def brand(worker: str) -> bool:
 
 
 def branded(pid: int, workers: Iterable[str]) -> str | None:
-    """Return which of these workers *pid* is, or comes from, by its brand; None if none of them, or it is gone.
+    """Return the one of these workers that *pid* is or comes from, by its brand; None if there is none.
 
-    A process of another user is none of them, unless this user is root: it may have chosen such a limit itself.
+    A process of another user counts only if this user is root: it may have chosen such a limit itself.
     """
     number = _limit(pid)
     if number is None or not _MIN_BRAND_BITS <= number.bit_length() <= _BRAND_BITS:
@@ -152,7 +152,7 @@ def branded(pid: int, workers: Iterable[str]) -> str | None:
 
 
 def _brand(worker: str) -> int:
-    """A number of exactly _BRAND_BITS bits."""
+    """Return a number of exactly _BRAND_BITS bits."""
     digest = int.from_bytes(hashlib.sha256(worker.encode()).digest()[:8], "big")
     return 1 << (_BRAND_BITS - 1) | digest >> (64 - _BRAND_BITS + 1)
 
@@ -169,7 +169,7 @@ def _limit(pid: int) -> int | None:
 
 
 def _user(pid: int) -> int:
-    """The real user of a process, -1 if it is gone. Its directory in /proc is root's where it may not be traced."""
+    """Return the real user of a process, -1 if it has ended. The owner of /proc/PID may be root instead."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             text = file.read()
@@ -180,7 +180,7 @@ def _user(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Stat:
-    """Some of /proc/PID/stat. `started` is in clock ticks since boot; with the pid it names a process for good."""
+    """Fields of /proc/PID/stat. `started` (clock ticks since boot) and the pid together name one process for good."""
 
     pid: int
     state: str
@@ -191,7 +191,7 @@ class Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """None when there is no such process."""
+    """Return the status of a process, None if there is no such process."""
     try:
         return stat_of(pid)
     except OSError:
@@ -199,10 +199,10 @@ def stat(pid: int) -> Stat | None:
 
 
 def stat_of(pid: int) -> Stat:
-    """The same of a process that is certainly there.
+    """Return the status of a process.
 
     Raises:
-        OSError: it cannot be looked at: no descriptor is left, perhaps.
+        OSError: it cannot be read: the process has ended, or no descriptor is left.
     """
     text = Path(f"/proc/{pid}/stat").read_bytes()
     fields = text[text.rindex(b")") + 2 :].split()
@@ -211,27 +211,25 @@ def stat_of(pid: int) -> Stat:
 
 
 def pidfd_of(pid: int) -> int:
-    """A pidfd of a process.
+    """Open a pidfd of a process.
 
     Raises:
-        ProcessLookupError: it is gone, though its number may be a group's or a session's yet.
-        OSError: it cannot be made: no descriptor is left.
+        ProcessLookupError: it has ended, though its pid may still name a group or a session.
+        OSError: no descriptor is left.
     """
     try:
         return os.pidfd_open(pid)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.EINVAL):  # EINVAL: a number that is one still, before Linux 6.15
+        if error.errno in (errno.ENOENT, errno.EINVAL):  # EINVAL: the pid of a group or session, before Linux 6.15
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
         raise
 
 
 def open_pidfd(pid: int, started: int) -> int:
-    """A pidfd of a process that began then (clock ticks since the boot); -1 if it is gone.
-
-    The pid may be another's by now, or a thread's.
+    """Open a pidfd of the process with this pid and start (clock ticks since boot); return -1 if it has ended.
 
     Raises:
-        OSError: nobody can tell: no descriptor is left.
+        OSError: no descriptor is left.
     """
     pidfd = -1
     try:
@@ -254,13 +252,13 @@ def open_pidfd(pid: int, started: int) -> int:
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Wait for the end of a process; whether it has come.
+    """Wait for the end of a process; return True if it has come.
 
-    By poll: select() takes no descriptor above 1023, and a process with many connections has such.
+    It uses poll: select() takes no descriptor above 1023.
 
     Args:
         pidfd: of the process.
-        timeout_s: how long to wait, in seconds; None waits for ever.
+        timeout_s: seconds; None waits for ever.
     """
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
@@ -268,37 +266,36 @@ def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
 
 
 def is_below(pid: int, ancestor: int) -> bool:
-    """True if *pid* certainly comes from the living process *ancestor*: by its parents, or as a member of its session.
+    """True if *pid* certainly descends from the living process *ancestor*, by its parents or by its session.
 
-    Only a fork makes a process a member of a session that another one leads, so those whose own parents have ended are
-    told by that. Hold a pidfd of *pid* while this looks; it reads the way up twice, since a number on it may be given
-    to another process meanwhile.
+    Only a fork makes a process a member of another process's session, so the session tells even if parents have ended.
+    Hold a pidfd of *pid* meanwhile. The ancestors are read twice, since a pid among them may be reused in between.
     """
     found = stat(pid)
     if found is None or pid == ancestor:
         return False
     if found.session == ancestor:
         return True
-    way = _way_up(pid, ancestor)
-    return way is not None and way == _way_up(pid, ancestor)
+    chain = _ancestors(pid, ancestor)
+    return chain is not None and chain == _ancestors(pid, ancestor)
 
 
-def _way_up(pid: int, ancestor: int) -> list[tuple[int, int]] | None:
-    """The processes from *pid* to *ancestor*, as (pid, start); None if it does not lead there."""
-    way: list[tuple[int, int]] = []
+def _ancestors(pid: int, ancestor: int) -> list[tuple[int, int]] | None:
+    """Return the processes from *pid* up to *ancestor*, as (pid, start); None if *ancestor* is none of them."""
+    chain: list[tuple[int, int]] = []
     while pid != ancestor:
         found = stat(pid)
-        if found is None or found.parent == 0 or len(way) > _DEEPEST:
+        if found is None or found.parent == 0 or len(chain) > _DEEPEST:
             return None
-        way.append((pid, found.started))
+        chain.append((pid, found.started))
         pid = found.parent
-    return way
+    return chain
 
 
 def exit_of(pidfd: int, pid: int, started: int) -> tuple[int | None, int | None] | None:
     """Return how a process of this user ended, as (exit code, signal); None if the kernel does not tell.
 
-    It tells as long as the process's parent has not reaped it, and since Linux 6.15 whoever held a pidfd before.
+    The kernel tells until the parent reaps the process, and since Linux 6.15 it tells the holder of a pidfd afterwards.
 
     Args:
         pidfd: of the process, which has ended.
@@ -328,7 +325,7 @@ def _status_of_zombie(pid: int, started: int) -> int | None:
 
 
 def in_exec(pid: int) -> bool:
-    """Whether *pid* is just between two programs: its new environment, and mark, can be read in a moment."""
+    """True if *pid* is just executing a program: its new environment, and mark, can be read in a moment."""
     try:
         between = not Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -338,12 +335,12 @@ def in_exec(pid: int) -> bool:
 
 
 def pids() -> list[int]:
-    """Every process that this one can see."""
+    """Return the pids of all processes that this one can see."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def children(pid: int) -> list[int]:
-    """Direct children of a process, zombies too."""
+    """Return the direct children of a process, zombies too."""
     while True:
         try:
             found: list[int] = []
@@ -355,11 +352,11 @@ def children(pid: int) -> list[int]:
                 return [c for c in pids() if (at := stat(c)) and at.parent == pid]  # a kernel without PROC_CHILDREN
             if not os.path.exists(f"/proc/{pid}/task"):
                 return []
-            # a thread has ended since it was listed: its children are another's now, which may have been read before
+            # a listed thread has ended: its children have gone to another thread, which may have been read before
 
 
 def subtree(pid: int) -> list[int]:
-    """*pid* and all its descendants, parents first."""
+    """Return *pid* and all its descendants, parents first."""
     found = [pid]
     for parent in found:
         found += [child for child in children(parent) if child not in found]
@@ -367,7 +364,7 @@ def subtree(pid: int) -> list[int]:
 
 
 def is_in_our_pid_namespace(pid: int) -> bool:
-    """True unless *pid* certainly belongs to a container: then its parents and its agentd may be out of sight."""
+    """Return False if *pid* certainly belongs to a container, whose other processes this one may not see."""
     try:
         return os.stat(f"/proc/{pid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -375,13 +372,13 @@ def is_in_our_pid_namespace(pid: int) -> bool:
 
 
 def marked(ids: Iterable[str]) -> list[int]:
-    """Living processes that carry the mark or the brand of one of these workers, wherever they are in the tree."""
+    """Return the living processes that carry the mark or the brand of one of these workers."""
     wanted = set(ids)
     return [pid for pid in pids() if mark_of(pid) in wanted or branded(pid, wanted) is not None]
 
 
 def threads() -> list[str]:
-    """Names of this process's threads, in the kernel's words."""
+    """Return the kernel's names of this process's threads."""
     names = []
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
@@ -391,13 +388,13 @@ def threads() -> list[str]:
 
 @dataclass(frozen=True)
 class OomKills:
-    """How often the kernel has killed for want of memory: in our memory cgroup, and on the machine."""
+    """Counts of processes that the kernel killed for lack of memory: in our memory cgroup, and on the machine."""
 
     group: int | None
     machine: int | None
 
     def blame(self, before: OomKills) -> str:
-        """Whether one unexpected SIGKILL since *before* was that: yes, suspected or no."""
+        """Return whether an unexpected SIGKILL since *before* was such a kill: yes, suspected or no."""
         if self.group is not None and before.group is not None and self.group > before.group:
             return "yes"
         if self.machine is not None and before.machine is not None and self.machine > before.machine:
@@ -406,7 +403,7 @@ class OomKills:
 
 
 def oom_kills() -> OomKills:
-    """The counters now; None for one that this machine does not have."""
+    """Read the counters; None for one that this machine does not have."""
     return OomKills(_first_count(_memory_files(), b"oom_kill"), _first_count([Path("/proc/vmstat")], b"oom_kill"))
 
 
@@ -439,7 +436,7 @@ def _first_count(files: list[Path], name: bytes) -> int | None:
 
 
 def flocks() -> dict[tuple[int, int], int]:
-    """Files that are locked by flock(2), as (device, inode), and which process has done so."""
+    """Return the files that are locked by flock(2), as (device, inode), with the locking process."""
     found = {}
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()
@@ -450,12 +447,12 @@ def flocks() -> dict[tuple[int, int], int]:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL to a process; one that is gone, or is not ours, is left."""
+    """Send SIGKILL to a process; ignore one that has ended, or belongs to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_group(pid: int) -> None:
-    """Send SIGKILL to a process group; one that is gone, or is not ours, is left."""
+    """Send SIGKILL to a process group; ignore one that has ended, or belongs to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

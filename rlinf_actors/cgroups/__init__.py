@@ -1,1 +1,1 @@
-"""cgroups: the kernel's limits on a worker and on all that it starts."""
+"""The kernel's limits on a worker and on all processes that it starts."""

@@ -1,6 +1,6 @@
-"""Where this machine lets us make cgroups for workers, and which limits hold there. Changes nothing.
+"""Find where this machine lets us make cgroups for workers, and which limits hold there. Changes nothing.
 
-cgroup v2 does everything. Of v1 only the memory and pids controllers are used, for workers that have such a limit.
+cgroup v2 is enough for everything. Of v1 only the memory and pids controllers are used, for workers with such limits.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PARENT = "rlinf-actors"
-"""Directory in a root that holds nothing but workers' cgroups."""
+"""Directory in a root, which holds workers' cgroups only."""
 LEAF = "keeper"
-"""Cgroup of the keeper in rlinf-workers@.service, beside PARENT: so the unit's own has no processes."""
+"""Cgroup of the keeper in rlinf-workers@.service, beside PARENT, so that the unit's own cgroup has no processes."""
 CONTROLLERS = ("memory", "pids")
 _OTHER_WAYS = (
     "start rlinf-workers@USER.service, set cgroup in [workers] to a directory that is delegated to this user, or start "
@@ -24,13 +24,13 @@ _OTHER_WAYS = (
 
 @dataclass(frozen=True)
 class Roots:
-    """Where workers' cgroups are made.
+    """Directories in which workers' cgroups are made.
 
     Attributes:
-        unified: a directory of cgroup v2, "" where we cannot make any there.
-        enforced: controllers that hold there.
-        v1: controller to a directory of cgroup v1, for those that v2 does not have here.
-        why: what is missing to why, for people: ``cgroup``, ``memory``, ``pids``; the text says what to do.
+        unified: of cgroup v2, "" if we cannot make cgroups there.
+        enforced: controllers that limit there.
+        v1: of cgroup v1, by controller, for controllers that v2 does not have here.
+        why: for ``cgroup``, ``memory`` and ``pids`` if missing: why, and what to do.
     """
 
     unified: str = ""
@@ -39,13 +39,13 @@ class Roots:
     why: dict[str, str] = field(default_factory=dict)
 
     def missing(self, memory: int | None, pids: int | None) -> str:
-        """Why such limits cannot hold here, "" if they can."""
+        """Return why these limits cannot hold here, "" if they can."""
         wanted = [name for name, limit in (("memory", memory), ("pids", pids)) if limit is not None]
         missing = [self.why.get(name, "no cgroups are used") for name in wanted if not self._holds(name)]
         return "; ".join(dict.fromkeys(missing))
 
     def limits(self, memory: int | None, pids: int | None) -> dict[str, int]:
-        """Those of the limits that can hold here, by controller."""
+        """Return the limits that can hold here, by controller."""
         wanted = {"memory": memory, "pids": pids}
         return {name: limit for name, limit in wanted.items() if limit is not None and self._holds(name)}
 
@@ -53,16 +53,12 @@ class Roots:
         return name in self.enforced or name in self.v1
 
     def directories(self) -> list[str]:
-        """All of them."""
         return [*([self.unified] if self.unified else []), *self.v1.values()]
-
-
-# --- where they can be ---
 
 
 @dataclass(frozen=True)
 class _Mount:
-    """One line of mountinfo: `root` is what of the hierarchy is seen at `point`."""
+    """A line of mountinfo: the part of the hierarchy below `root` is visible at `point`."""
 
     root: str
     point: str
@@ -70,23 +66,23 @@ class _Mount:
     options: frozenset[str]
 
     def directory(self, path: str) -> str:
-        """Where the cgroup *path* of /proc/self/cgroup is; "" if it cannot be seen here."""
+        """Return the directory of a *path* in /proc/self/cgroup; "" if it is not visible here."""
         relative = os.path.relpath(path, self.root)
         return "" if relative.startswith("..") else os.path.normpath(os.path.join(self.point, relative))
 
 
 def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None = None, pid: int | None = None) -> Roots:
-    """Where cgroups for workers can be made, and which limits hold there. Changes nothing.
+    """Find where cgroups for workers can be made, and which limits hold there.
 
     Args:
-        wanted: "auto": in the cgroup of the process, if that is ours to divide; "off"; or a directory of cgroup v2.
+        wanted: "auto" for the cgroup of the process, if that is ours to divide; "off"; or a directory of cgroup v2.
         proc: where /proc is.
-        under_systemd: whether systemd manages this machine's cgroups; None to look.
-        pid: of the process that would make them, None for this one.
+        under_systemd: True if systemd manages this machine's cgroups; None to find out.
+        pid: of the process that will make them, None for this one.
 
     Raises:
         ValueError: *wanted* is a directory that cannot be used; the text says why.
-        OSError: that process is gone.
+        OSError: that process has ended.
     """
     if wanted == "off":
         return _none("cgroups are switched off: set cgroup to auto in [workers]")
@@ -104,7 +100,7 @@ def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None =
             raise ValueError(why)
         return _unified(wanted, own_processes=False)
     unit, leaf = os.path.split(here)
-    if leaf == LEAF and unit.endswith(".service"):  # made by a keeper, which systemd lets divide its unit
+    if leaf == LEAF and unit.endswith(".service"):  # of a keeper, which systemd lets divide its unit
         return _unified(unit, own_processes=False) if _writable(unit, user) else _none(f"{unit} cannot be written")
     if under_systemd and not _is_delegated(here):
         return _none(f"systemd manages the cgroups here: {_OTHER_WAYS}")
@@ -142,7 +138,7 @@ def _mounts(mountinfo: str) -> list[_Mount]:
 
 
 def _own(text: str) -> dict[str, str]:
-    """Controller to path; "" is v2."""
+    """Return the paths by controller; "" is v2."""
     found = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -155,7 +151,7 @@ def _writable(directory: str, user: int) -> bool:
 
 
 def _may_write(path: str, user: int) -> bool:
-    """Of another user only what is owned can be told; that is what delegation does."""
+    """True if *user* can write there. For another user only ownership is known, which is what delegation changes."""
     if user == os.geteuid():
         return os.access(path, os.W_OK)
     try:
@@ -165,7 +161,7 @@ def _may_write(path: str, user: int) -> bool:
 
 
 def _is_delegated(directory: str) -> bool:
-    """Whether systemd left the cgroup of this process, a unit's, to that unit (Delegate=yes)."""
+    """True if systemd delegated the cgroup of a unit to that unit (Delegate=yes)."""
     if not directory.endswith((".scope", ".service")):
         return False
     for name in ("user.delegate", "trusted.delegate"):
@@ -175,8 +171,10 @@ def _is_delegated(directory: str) -> bool:
 
 
 def _in_service(directory: str, user: int) -> Roots:
-    """A delegated service: cgroups, so that nothing hides, and no limits. With a controller passed on, systemd (249 to
-    255) could not put a new main process beside the workers that are left: the service could not be restarted.
+    """Return the roots in a delegated service: cgroups without limits.
+
+    If a controller were passed on, systemd (249 to 255) could not put a new main process beside surviving workers, and
+    could not restart the service.
     """
     if not _writable(directory, user):
         return _none(f"{directory} cannot be written: {_OTHER_WAYS}")
@@ -203,10 +201,10 @@ def _unusable(wanted: str, here: str, mounts: Sequence[_Mount], user: int) -> st
 
 
 def _unified(directory: str, own_processes: bool) -> Roots:
-    """What holds in a directory of v2 that we can write."""
+    """Return the roots in a writable directory of v2."""
     offered = words(f"{directory}/cgroup.controllers")
     enabled = words(f"{directory}/cgroup.subtree_control")
-    is_root = not os.path.exists(f"{directory}/cgroup.events")  # only there processes and controllers go together
+    is_root = not os.path.exists(f"{directory}/cgroup.events")  # only the root may have processes and controllers
     why = {}
     for name in CONTROLLERS:
         if name in enabled:
@@ -233,7 +231,7 @@ def _with_v1(found: Roots, own: dict[str, str], mounts: Sequence[_Mount], user: 
 
 
 def words(path: str) -> list[str]:
-    """What a file of the kernel's holds; nothing if it cannot be read."""
+    """Return the words in a file of the kernel; none if it cannot be read."""
     try:
         return Path(path).read_text().split()
     except OSError:

@@ -1,7 +1,7 @@
-"""Workers' cgroups: made before the worker runs, entered by itself before any code of the user's, removed at its end.
+"""Workers' cgroups. The template makes one before its worker runs; the worker enters it before any user code runs.
 
-A cgroup's name tells the process that answers for it, so that whoever comes next knows what is left over.
-Stateless beside the file system.
+A cgroup's name holds the template's pid and start, so that a later agentd finds the cgroups of templates that have
+ended. All state is in the file system.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIMIT_FILES = {
 
 
 def prepare(roots: Roots) -> Roots:
-    """Make the parents of workers' cgroups and have the controllers passed on; what cannot be is left out, with why."""
+    """Make the parents of the cgroups, and pass the controllers on; return the roots that work, and why others fail."""
     why = dict(roots.why)
     unified, enforced, v1 = roots.unified, [], {}
     try:
@@ -53,10 +53,10 @@ def prepare(roots: Roots) -> Roots:
 
 
 def enter_leaf() -> str:
-    """Move this process into a leaf below its own cgroup, so that that one can pass controllers on to workers.
+    """Move this process into a leaf below its own cgroup, which can then pass controllers on to workers.
 
     Returns:
-        Why that cannot be, "" if it is done.
+        Why that failed, "" if it did not.
     """
     here = own_directory()
     if not here:
@@ -71,11 +71,11 @@ def enter_leaf() -> str:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """One worker's: a directory per hierarchy. Made or not; what is not there is as if it were empty.
+    """The cgroup of one worker: a directory per hierarchy. A missing directory counts as empty.
 
     Attributes:
         unified: its directory of v2, "" without.
-        v1: controller to its directory of v1.
+        v1: its directories of v1, by controller.
     """
 
     unified: str = ""
@@ -83,19 +83,18 @@ class Cgroup:
 
     @property
     def worker(self) -> str:
-        """Id of the worker that it is, or was, made for; "" without any directory."""
+        """Id of its worker, "" without any directory."""
         return _worker_name(os.path.basename(self.directories[0])) if self.directories else ""
 
     @property
     def directories(self) -> list[str]:
-        """All of them."""
         return [*([self.unified] if self.unified else []), *self.v1.values()]
 
     def make(self, limits: Mapping[str, int]) -> None:
-        """Make it, with `Roots.limits`.
+        """Make it, with the limits of `Roots.limits`.
 
         Raises:
-            OSError: it cannot be made; nothing of it is left then.
+            OSError: it cannot be made; nothing of it is left.
         """
         try:
             if self.unified:
@@ -113,7 +112,7 @@ class Cgroup:
             raise
 
     def enter(self) -> None:
-        """Move the calling process into it; what it starts from now on follows.
+        """Move the calling process into it, and what that starts from now on.
 
         Raises:
             OSError: the kernel refuses.
@@ -123,25 +122,25 @@ class Cgroup:
                 _write(f"{directory}/cgroup.procs", "0")
 
     def kill(self) -> None:
-        """SIGKILL to all that is in it: v2 reaches also what forks meanwhile, v1 what can be read now."""
+        """Kill all its processes; with v1, processes that fork meanwhile escape."""
         if self.unified:
-            with contextlib.suppress(OSError):  # gone already, or a kernel before 5.14
+            with contextlib.suppress(OSError):  # already removed, or a kernel before 5.14
                 _write(f"{self.unified}/cgroup.kill", "1")
                 return
         for pid in self.processes():
-            # one that has become another user's stays, and its cgroup, which whoever comes next finds
+            # a process of another user stays, and so does the cgroup, for the next cleaner
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> list[int]:
-        """The living ones in it."""
+        """Return its living processes."""
         found: dict[int, None] = {}
         for directory in self.directories:
             found.update(dict.fromkeys(map(int, words(f"{directory}/cgroup.procs"))))
         return list(found)
 
     def oom_kills(self) -> int | None:
-        """How many of its processes the kernel has killed for want of memory; None without a memory controller."""
+        """Return how many of its processes the kernel killed for lack of memory; None without a memory controller."""
         files = [f"{self.v1['memory']}/memory.oom_control"] if "memory" in self.v1 else []
         for path in [*files, f"{self.unified}/memory.events"]:
             for line in _lines(path):
@@ -151,24 +150,23 @@ class Cgroup:
         return None
 
     def remove(self) -> bool:
-        """Remove the directories that are empty; returns whether all are gone."""
+        """Remove the directories that are empty; return True if all are removed."""
         for directory in self.directories:
-            for inner, _, _ in os.walk(directory, topdown=False):  # a cluster in a worker has its own below
-                with contextlib.suppress(OSError):  # populated: somebody looks again
+            for inner, _, _ in os.walk(directory, topdown=False):  # a cluster in a worker has cgroups below
+                with contextlib.suppress(OSError):  # populated: removed later
                     os.rmdir(inner)
         return self.gone()
 
     def gone(self) -> bool:
-        """Whether it is not there."""
         return not any(map(os.path.isdir, self.directories))
 
 
 def cgroup_of(roots: Roots, keeper: procfs.Stat, worker: str) -> Cgroup:
-    """Where the cgroup of a worker is, or would be.
+    """Return the cgroup of a worker, made or not.
 
     Args:
-        roots: as `prepare` gave them.
-        keeper: the process that answers for it: its template.
+        roots: as `prepare` returned them.
+        keeper: the worker's template.
         worker: its id.
     """
     name = f"{PARENT}/{_keeper_name(keeper)}.{worker}"
@@ -177,7 +175,7 @@ def cgroup_of(roots: Roots, keeper: procfs.Stat, worker: str) -> Cgroup:
 
 
 def workers_of(pid: int) -> list[str]:
-    """Ids of the workers whose cgroups a process is in, or was when it died: nothing it does can hide that."""
+    """Return the ids of the workers whose cgroups a process is in, or was at its end. A process cannot hide that."""
     found: dict[str, None] = {}
     for line in _lines(f"/proc/{pid}/cgroup"):
         parts = line.split(":", 2)[2].removesuffix(" (deleted)").split("/")
@@ -188,7 +186,7 @@ def workers_of(pid: int) -> list[str]:
 
 
 def leftovers(roots: Roots) -> list[Cgroup]:
-    """Workers' cgroups whose template is gone. Those of other pid namespaces are nobody's here."""
+    """Return the cgroups of workers whose template has ended, of this pid namespace."""
     names = {name for root in roots.directories() for name in _names(f"{root}/{PARENT}")}
     found = []
     for name in sorted(names):

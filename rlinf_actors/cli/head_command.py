@@ -31,7 +31,7 @@ from rlinf_actors.net.host import endpoint_of
 from rlinf_actors.net.socket_security import Security, key_at
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import LISTEN, Settings, Unit
-from rlinf_actors.systemd.service_manager import Manager, Voice
+from rlinf_actors.systemd.service_manager import DaemonStderr, Manager
 from rlinf_actors.wire.client_messages import Done, StopCluster
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
@@ -73,7 +73,7 @@ def head(
     if context.invoked_subcommand is not None:
         return
     unit = Unit.load()
-    Voice("rlinf-actors head", sys.stderr, unit.journal_stream).set_up_logging()
+    DaemonStderr("rlinf-actors head", sys.stderr, unit.journal_stream).set_up_logging()
     settings = Settings.load()
     where, said_by = (listen, "--listen") if listen else (settings.listen or DEFAULT, LISTEN)
     host, _, port = where.rpartition(":")

@@ -1,9 +1,7 @@
-"""What a daemon tells the service manager: datagrams to $NOTIFY_SOCKET, as sd_notify(3) has them.
+"""A daemon's relations to systemd: its state as datagrams to $NOTIFY_SOCKET (sd_notify(3)), and its log lines.
 
-House rule: what is said is true when it is said. READY once the service can be used, STOPPING once it will end; what is
-out of order (a reload before READY, a READY after STOPPING) is told as a status only, or not at all.
-
-Log lines of a daemon: for people on a terminal or in a file, with priorities where systemd's journal reads them.
+House rule: READY is sent once the service can be used, STOPPING once it will end. A state out of order (a reload before
+READY, a READY after STOPPING) is sent as a status text only. Log lines carry priorities if the journal reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import TextIO
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0
-"""How long a change of state waits for a manager whose queue is full, in seconds; the loop stands still meanwhile."""
+"""Seconds for which a change of state waits if the manager's queue is full; the loop stands still meanwhile."""
 
 STARTING, READY, RELOADING, STOPPING = "starting", "ready", "reloading", "stopping"
 
@@ -29,16 +27,16 @@ NEXT = {
     RELOADING: {"reloaded": READY, "stop": STOPPING},
     STOPPING: {"stop": STOPPING},
 }
-"""What a service may say, by what it said last. What is not here is not said: the manager would take it for the start
-that it waits for, or for an end that was given up."""
+"""For each state the changes that may be sent. The manager would mistake others for the end of a start, or for an end
+that was called off."""
 
 
 class Manager:
-    """The service manager, as this process sees it; silent where there is none. Any thread, one at a time.
+    """The service manager; silent if there is none. Any thread, one at a time.
 
     Args:
         address: of its socket: a path, ``@name`` for an abstract one, "" for none.
-        watchdog_s: how long it takes silence for a hang, None for ever.
+        watchdog_s: silence that it takes for a hang, None for no watchdog.
     """
 
     def __init__(self, address: str = "", watchdog_s: float | None = None) -> None:
@@ -47,27 +45,26 @@ class Manager:
         self._state = STARTING
 
     def ready(self, status: str) -> None:
-        """The service can be used; *status* is for people."""
+        """Report that the service can be used; *status* is for people."""
         self._step("ready", READY="1", STATUS=status)
 
     def reloading(self, status: str) -> None:
-        """The configuration is read again; `reloaded` ends that."""
+        """Report that the configuration is read again; `reloaded` ends that."""
         self._step("reload", RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000), STATUS=status)
 
     def reloaded(self, status: str) -> None:
-        """That is over, whatever came of it."""
         self._step("reloaded", READY="1", STATUS=status)
 
     def stopping(self, status: str) -> None:
-        """The service will end. Twice is fine."""
+        """Report that the service will end. Twice is fine."""
         self._step("stop", STOPPING="1", STATUS=status)
 
     def status(self, text: str) -> None:
-        """A line for people, at any time."""
+        """Send a line for people, at any time."""
         self._send(STATUS=text)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> Watchdog | None:
-        """Say at half the time that *loop* goes on, until it is closed; None where nobody asked for that."""
+        """Return a watchdog for *loop*, which reports at half the interval; None if the unit asks for none."""
         if not self._address or self._watchdog_s is None:
             return None
         return Watchdog(loop, self._watchdog_s / 2, lambda: self._send(WATCHDOG="1"))
@@ -81,13 +78,13 @@ class Manager:
         self._send(**fields)
 
     def _send(self, **fields: str) -> None:
-        """A manager that is gone, or stands still, is logged only: the service is not worse for it."""
+        """Send a datagram; log it if the manager has ended or stands still, since the service can do without."""
         if not self._address:
             return
         lines = [f"{name}={' '.join(value.split())}" for name, value in fields.items()]
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-                # READY and the like are said once: worth a wait where the manager's queue is full
+                # READY and the like are sent once: worth a wait if the manager's queue is full
                 channel.settimeout(0.0 if fields.keys() <= {"STATUS", "WATCHDOG"} else PATIENCE_S)
                 channel.sendto("\n".join(lines).encode(), self._address)
         except OSError as error:
@@ -95,12 +92,9 @@ class Manager:
 
 
 class Watchdog:
-    """Calls *beat* from the loop, at once and then each *interval_s*: a loop that stands still says nothing.
+    """Calls *beat* on the loop, at once and then every *interval_s* seconds. A loop that stands still does not.
 
-    Args:
-        loop: is watched. `close` before it is closed.
-        interval_s: seconds.
-        beat: says that the loop goes on.
+    Close it before the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interval_s: float, beat: Callable[[], None]) -> None:
@@ -114,21 +108,20 @@ class Watchdog:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
 
     def close(self) -> None:
-        """Say no more. Twice is fine."""
+        """Stop. Twice is fine."""
         self._timer.cancel()
 
 
 ERROR, WARNING, INFO, DEBUG = 3, 4, 6, 7
-"""Of syslog, as sd-daemon(3) has them."""
+"""Priorities of syslog, see sd-daemon(3)."""
 
 
 def reads(fd: int, stream: str) -> bool:
-    """Whether the journal reads what is written to *fd*.
+    """True if *fd* is the journal's socket.
 
     Args:
-        fd: a descriptor; one that is closed is nobody's.
-        stream: $JOURNAL_STREAM, ``DEVICE:INODE`` of the journal's socket; a process that was started with another
-            stderr inherits it all the same.
+        fd: a descriptor, open or closed.
+        stream: $JOURNAL_STREAM, ``DEVICE:INODE`` of that socket. A process inherits it even with another stderr.
     """
     try:
         found = os.fstat(fd)
@@ -138,7 +131,7 @@ def reads(fd: int, stream: str) -> bool:
 
 
 def priority(level: int) -> int:
-    """A priority of syslog for a level of logging."""
+    """Return the priority of a level of logging."""
     if level >= logging.ERROR:
         return ERROR
     if level >= logging.WARNING:
@@ -147,21 +140,20 @@ def priority(level: int) -> int:
 
 
 def marked(text: str, level: int) -> str:
-    """*text* as the journal wants it: a mark at the beginning of each line, which is an entry of its own there."""
+    """Return *text* with a priority mark at the beginning of each line, which is an entry of its own in the journal."""
     mark = f"<{priority(level)}>"
     return "\n".join(mark + line for line in text.splitlines() or [""])
 
 
 class JournalFormatter(logging.Formatter):
-    """Marks, and no times: the journal has its own."""
+    """Adds marks and no times: the journal has its own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One record, with its traceback if it has one."""
         return marked(super().format(record), record.levelno)
 
 
-class Voice:
-    """How a daemon speaks on its stderr.
+class DaemonStderr:
+    """A daemon's stderr: log records and last messages, with marks if the journal reads it.
 
     Args:
         program: its name, the first word of each line outside the journal.
@@ -175,7 +167,7 @@ class Voice:
         self._journal = bool(journal_stream) and reads(stream.fileno(), journal_stream)
 
     def set_up_logging(self, level: int = logging.INFO) -> None:
-        """Send all that is logged here."""
+        """Send all log records there."""
         if self._journal:
             formatter: logging.Formatter = JournalFormatter("%(levelname)s: %(message)s")
         else:
@@ -185,6 +177,6 @@ class Voice:
         logging.basicConfig(level=level, handlers=[handler])
 
     def say(self, text: str, level: int = logging.ERROR) -> None:
-        """One message that is no log record: why the process ends."""
+        """Print one message that is no log record: why the process ends."""
         line = marked(text, level) if self._journal else f"{self._program}: {text}"
         print(line, file=self._stream, flush=True)

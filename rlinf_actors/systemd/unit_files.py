@@ -1,7 +1,7 @@
-"""The unit files that come with this package, filled in for this installation, and their way into a directory.
+"""The unit files of this package: filled in for this installation, and installed into a directory.
 
-What is installed carries a stamp: the hash of what follows it. So a file of an earlier version is replaced, and one
-that somebody has changed is not.
+An installed file begins with a stamp, the hash of its body. So a file of an earlier version is replaced, and a file
+that a person has changed is not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STAMP = "# rlinf-actors"
 
 
 def commands() -> dict[str, str]:
-    """How a unit starts the programs of this installation, by their names in the files."""
+    """Return the commands of this installation, by their placeholders in the files."""
     return {
         "@AGENTD@": _command("agentd", "agentd"),
         "@RLINF_ACTORS@": _command("rlinf-actors", "rlinf_actors.cli.main"),
@@ -38,17 +38,17 @@ def commands() -> dict[str, str]:
 
 
 def _command(script: str, module: str) -> str:
-    """The installed script; where there is none, this interpreter with the module."""
+    """Return the installed script, or this interpreter with the module if there is no script."""
     path = os.path.join(sysconfig.get_path("scripts"), script)
     words = [path] if os.access(path, os.X_OK) else [sys.executable, "-m", module]
     return " ".join(map(escaped, words))
 
 
 def escaped(word: str) -> str:
-    """One word of a command line in a unit file.
+    """Escape one word of a command line for a unit file.
 
     Raises:
-        ConfigError: systemd has no way to write it.
+        ConfigError: a unit file cannot contain it.
     """
     if any(ord(char) < 32 for char in word):
         raise ConfigError(f"is {word!r}: a path with control characters cannot be in a unit file", path="installation")
@@ -57,7 +57,7 @@ def escaped(word: str) -> str:
 
 
 def text(name: str, programs: Mapping[str, str] | None = None) -> str:
-    """A file as it is installed, with its stamp.
+    """Return a file as it is installed, with its stamp.
 
     Args:
         name: one of UNITS or DROP_INS.
@@ -74,7 +74,7 @@ def _hash(body: str) -> str:
 
 
 def is_ours(found: str) -> bool:
-    """Whether a file is as some version of this package wrote it."""
+    """True if a file is as some version of this package wrote it."""
     first, _, body = found.partition("\n")
     words = first.split()
     return first.startswith(_STAMP) and words[-1] == _hash(body)
@@ -90,10 +90,10 @@ class Step:
 
 
 def plan(directory: Path, names: Sequence[str], force: bool) -> list[Step]:
-    """What an installation will do. Changes nothing.
+    """Return the steps of an installation. Changes nothing.
 
     Raises:
-        ConfigError: a file was changed by somebody, and *force* is not set.
+        ConfigError: a person has changed a file, and *force* is not set.
         OSError: a file cannot be read.
     """
     steps = []
@@ -115,7 +115,7 @@ def plan(directory: Path, names: Sequence[str], force: bool) -> list[Step]:
 
 
 def carry_out(steps: Sequence[Step]) -> None:
-    """Write what a plan says, each file whole or not at all.
+    """Carry out a plan; each file is written whole or not at all.
 
     Raises:
         OSError: a file cannot be written; those before it are.

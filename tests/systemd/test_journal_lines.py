@@ -14,8 +14,8 @@ from rlinf_actors.systemd.service_manager import marked, reads
 CODE = """
 import logging, sys
 from rlinf_actors import settings
-from rlinf_actors.systemd.service_manager import Voice
-voice = Voice("agentd", sys.stderr, settings.Unit.load().journal_stream)
+from rlinf_actors.systemd.service_manager import DaemonStderr
+voice = DaemonStderr("agentd", sys.stderr, settings.Unit.load().journal_stream)
 voice.set_up_logging(logging.DEBUG)
 log = logging.getLogger("x")
 log.debug("d")
