@@ -1,4 +1,4 @@
-"""docs/reference/settings.md names every variable of settings.py and procfs.py and every key of agentd.toml, and no other."""
+"""docs/reference/settings.md names all variables of settings.py and procfs.py, all keys of agentd.toml, and no others."""
 
 from __future__ import annotations
 
