@@ -1,4 +1,4 @@
-"""docs/reference/settings.md names all variables of settings.py and procfs.py, all keys of agentd.toml, and no others."""
+"""docs/reference/settings.md names each variable of settings.py and procfs.py and each key of agentd.toml, and no more."""
 
 from __future__ import annotations
 
