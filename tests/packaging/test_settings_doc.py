@@ -1,4 +1,4 @@
-"""docs/reference/settings.md names each variable of settings.py and procfs.py and each key of agentd.toml, and no more."""
+"""docs/reference/settings.md names every variable that is read and every key of agentd.toml, and no other."""
 
 from __future__ import annotations
 
