@@ -1,15 +1,11 @@
-"""Named places where a test, or a drill, makes this process fail: the hooks, and what they hold back.
+"""Fault injection: named points where a test, or a drill, makes this process fail. Rules, their checks, and the hooks.
 
 House rules:
-* Off, which is the default, a hook is one look at `active`, which is None.
-* What is held back keeps its order: while something of a line (a socket and a peer) waits, all behind it waits too.
+* Off, which is the default, a hook is one read of `active`, which is None.
+* Messages that are held back keep their order: while one of a line (a socket and a peer) waits, all behind it wait too.
 * Chance comes from the rule's own seed alone.
 
 `rlinf_actors.testing.faults` is the front for people; RLINF_ACTORS_FAULTS brings rules into other processes.
-
-What faults there are, and when one strikes: points, actions, rules and their checks.
-
-`net.fault_injection` makes the fault happen.
 """
 
 from __future__ import annotations

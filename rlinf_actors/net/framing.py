@@ -1,7 +1,7 @@
-"""What leaves a ZeroMQ socket for one peer at one time: several messages in one. Pure.
+"""Framing: several messages for one peer become one ZeroMQ message, a chunk. Pure.
 
-A chunk is [records, big frame, big frame, ...]; records is a MessagePack array with one
-[header, part, ...] per message, a part being its bytes or the index of a big frame.
+A chunk is [records, big frame, big frame, ...]; records is a MessagePack array with one [header, part, ...] for each
+message, a part being its bytes or the index of a big frame.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 
 BIG = 16 << 10
-"""Parts of this size and more travel as frames of their own, without a copy (measured: pays from 16 KiB)."""
+"""Bytes from which a part travels as a frame of its own, without a copy (measured: pays from 16 KiB)."""
 FULL = 1 << 20
-"""A chunk with that many bytes of records takes no further message: what waited long for its peer must not become one
-message that is longer than its socket takes."""
+"""Bytes of records from which a chunk takes no further message: a long queue must not become one message that is longer
+than the peer's socket accepts."""
 MESSAGES = 1 << 16
-"""At most so many messages are in a chunk. An empty one is a byte or three on the wire, and a hundred here."""
+"""Most messages in a chunk. An empty one takes a byte or three on the wire, and a hundred in memory."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Annotated[list[list[bytes | int]], msgspec.Meta(max_length=MESSAGES)]).decode
 
 
 def pack(messages: Sequence[tuple[bytes, Sequence[Buffer]]], start: int = 0) -> tuple[bytes, list[Buffer], int]:
-    """The records and the big frames of *messages* from *start* on, which are headers with their parts.
+    """Pack messages (header and parts) from index *start* into a chunk.
 
     Returns:
-        The records, the big frames, and the first message that is for the next chunk.
+        The records, the big frames, and the index of the first message for the next chunk.
     """
     big: list[Buffer] = []
     rows: list[list[Buffer | int]] = []
@@ -53,11 +53,7 @@ def pack(messages: Sequence[tuple[bytes, Sequence[Buffer]]], start: int = 0) -> 
 
 
 def unpack(records: bytes, big: Sequence[Buffer]) -> list[tuple[bytes, list[Buffer]]]:
-    """The messages of a chunk, in order.
-
-    Raises:
-        RemoteWireError: it is none. Nothing of it is handed on then.
-    """
+    """Return the messages of a chunk, in order. Raises RemoteWireError if it is malformed anywhere."""
     try:
         rows = _decode(records)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,9 +1,4 @@
-"""Which processes share a kernel, its network and its process ids, and which process a pid is.
-
-Ports that are held for somebody who will listen on them later, such as torch's TCPStore, or a head that is away.
-
-HOST:PORT as people write it, and the ZeroMQ endpoint that it means. Pure.
-"""
+"""This host's identity and network: the key that local processes share, addresses, ports that are held for later."""
 
 from __future__ import annotations
 
@@ -18,9 +13,9 @@ from rlinf_actors.exhaustion import explain
 
 
 def host_key() -> str:
-    """A short key that is equal for processes that can use each other's unix sockets and pids.
+    """Return a short key that is equal for processes that can use each other's unix sockets and pids.
 
-    Made of the boot id, the network and pid namespaces and the user.
+    It is a hash of the boot id, the network and pid namespaces, and the user.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
@@ -28,13 +23,13 @@ def host_key() -> str:
 
 
 def pid_start(pid: int) -> int:
-    """When a process was started, in clock ticks since boot; with its pid it names the process for good. 0: none."""
+    """Return when a process was started, in clock ticks since boot, which with its pid identifies it; 0 if it ended."""
     found = procfs.stat(pid)
     return 0 if found is None or found.state == "Z" else found.started
 
 
 def route_ip(host: str) -> str:
-    """The address that this machine's packets to *host* (an address or a name) carry; nothing is sent.
+    """Return the source address of this machine's packets to *host* (an address or a name). Nothing is sent.
 
     Raises:
         OSError: the name has no address, or there is no route.
@@ -47,10 +42,10 @@ def route_ip(host: str) -> str:
 
 
 def free_port(below: int | None = None) -> int:
-    """A TCP port that nobody listens on now, below *below* if given. Nothing holds it.
+    """Return a TCP port that is free now, below *below* if given. Nothing holds it.
 
     Raises:
-        OSError: there is none.
+        OSError: no port is free.
     """
     for port in (0,) if below is None else range(below - 1, 1023, -1):
         with socket.socket() as probe:
@@ -63,12 +58,12 @@ def free_port(below: int | None = None) -> int:
 
 
 class HeldPorts:
-    """Ports bound on every address of the machine, but not listened on, until `release` or `close`.
+    """Ports that are bound on every address of the machine, but not listened on, until `release` or `close`.
 
-    The kernel gives a bound port to nobody who asks for any port, nor to outgoing connections. A listener on the
-    very number is let in if it sets SO_REUSEADDR or SO_REUSEPORT, since the socket here sets both: that is
-    asyncio, http.server, ZeroMQ, TCPStore and gRPC, on one address or all. So it is a reservation against accidents,
-    not against a program that asks for this number. One that sets neither option needs `release` first.
+    The kernel gives a bound port neither to a socket that asks for any port nor to an outgoing connection. A listener
+    that asks for this port gets it if it sets SO_REUSEADDR or SO_REUSEPORT, since the socket here sets both: asyncio,
+    http.server, ZeroMQ, TCPStore and gRPC do. So this prevents accidents; it does not stop a program that asks for
+    this port. A listener that sets neither option needs `release` first.
     """
 
     def __init__(self) -> None:
@@ -89,27 +84,22 @@ class HeldPorts:
         return port
 
     def release(self, port: int) -> None:
-        """Hold *port* no more.
-
-        Raises:
-            UsageError: it is not held.
-        """
+        """Stop holding *port*. Raises UsageError if it is not held."""
         held = self._held.pop(port, None)
         if held is None:
             raise UsageError(f"port {port} is not held here; held: {', '.join(map(str, self._held)) or 'none'}")
         held.close()
 
     def close(self) -> None:
-        """Give all ports back."""
+        """Release all ports."""
         for port in list(self._held):
             self.release(port)
 
 
 def _bound() -> socket.socket:
-    """A socket bound to a free port of IPv6 and IPv4, or of IPv4 alone where there is no IPv6."""
     try:
-        return _bind(socket.AF_INET6, "::")
-    except OSError:
+        return _bind(socket.AF_INET6, "::")  # which covers IPv4 too
+    except OSError:  # no IPv6 here
         return _bind(socket.AF_INET, "0.0.0.0")
 
 
@@ -131,14 +121,14 @@ DEFAULT_LISTEN = "127.0.0.1:6380"
 
 
 def split_address(address: str, path: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT`` (``[HOST]:PORT`` for IPv6, ``tcp://`` in front is fine).
+    """Return host and port of ``HOST:PORT`` (``[HOST]:PORT`` for IPv6, ``tcp://`` in front is fine).
 
     Args:
-        address: what somebody wrote.
-        path: where they wrote it, for the error.
+        address: the text.
+        path: where it was written, for the error.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the text is something else.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535 or "/" in host:
@@ -147,11 +137,7 @@ def split_address(address: str, path: str) -> tuple[str, int]:
 
 
 def endpoint_of(address: str, path: str) -> str:
-    """The ZeroMQ endpoint of ``HOST:PORT``; an endpoint of ours (ipc, tcp) stays what it is.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """Return the ZeroMQ endpoint of ``HOST:PORT``; an ipc or tcp endpoint stays what it is. Raises as split_address."""
     if address.startswith("ipc://"):
         return address
     host, port = split_address(address, path)

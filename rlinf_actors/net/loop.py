@@ -1,5 +1,6 @@
-"""Event loops: uvloop where there is one, a loop in a thread of its own, the owners of tasks, and what an exception of
-ours does to each.
+"""Event loops: a loop in a thread of its own, the owners of tasks, and the policy for exceptions of ours.
+
+Every task of the project belongs to a `Tasks`, a task group, or what runs a user's coroutines.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SHUT_DOWN = "the Cluster of this process was shut down: make a new one by Cluste
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A new loop; uvloop's where it is installed."""
+    """Return a new loop; uvloop's if that is installed."""
     open_standard_descriptors()
     try:
         import uvloop
@@ -43,12 +44,12 @@ def handling_failed(
 ) -> None:
     """Apply the process's policy to an exception that escaped the handler of a message. Every transport calls this.
 
-    The policy is the exception handler of the loop, which gets the exceptions of timers and descriptors too: a daemon
-    ends there (`net.daemon`); a driver or worker logs, fails what the message belonged to, and goes on.
+    The policy is the loop's exception handler, which gets the exceptions of timers and descriptors too: a daemon ends
+    there (`net.daemon`); a driver or worker logs, fails what the message belonged to, and goes on.
 
     Args:
-        loop: of the transport.
-        what: what was being done, for people.
+        loop: the transport's.
+        what: the activity that failed, for people.
         error: the exception.
         fail: fails what the message belonged to: the call, the message, the channel operation.
     """
@@ -57,11 +58,11 @@ def handling_failed(
     )
     if fail is None:
         return
-    said = InternalError(f"{what} failed, which is a bug of rlinf-actors: {type(error).__name__}: {error}")
-    said.__cause__ = error
+    failure = InternalError(f"{what} failed, which is a bug of rlinf-actors: {type(error).__name__}: {error}")
+    failure.__cause__ = error
     try:
-        fail(said)
-    except Exception as second:  # noqa: BLE001 - there is nobody left to tell
+        fail(failure)
+    except Exception as second:  # noqa: BLE001 - no caller is left
         loop.call_exception_handler({"message": f"internal error: failing {what} failed too", "exception": second})
 
 
@@ -75,12 +76,10 @@ def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., obj
 
 
 class Tasks:
-    """The tasks of one object: it sees the failure of each, and ends those that are left when it ends. Loop thread.
-
-    No other place of the project makes tasks, except task groups and what runs a user's coroutines.
+    """The tasks of one object: reports the failure of each, and cancels those that are left at its end. Loop thread.
 
     Args:
-        loop: where they run; the running one by default.
+        loop: where the tasks run; the running loop by default.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -95,15 +94,13 @@ class Tasks:
         expected: type[Exception] | tuple[type[Exception], ...] = (),
         failed: Callable[[InternalError], object] | None = None,
     ) -> asyncio.Task[T]:
-        """Run a coroutine as a task.
-
-        An exception is an internal error, and gets the process's policy; see `handling_failed`.
+        """Run a coroutine as a task. An exception that is not expected gets the process's policy (`handling_failed`).
 
         Args:
             work: the coroutine.
-            name: of the task, for people: what it does.
-            expected: exceptions that are none: whoever awaits the task sees them.
-            failed: fails what depends on the task after an internal error.
+            name: what the task does, for people.
+            expected: exceptions that the code that awaits the task handles.
+            failed: fails what depends on the task after an unexpected exception.
         """
         task = (self._loop or asyncio.get_running_loop()).create_task(work, name=name)
         self._running.add(task)
@@ -111,12 +108,12 @@ class Tasks:
         return task
 
     def cancel(self) -> None:
-        """Cancel those that run. Twice is fine."""
+        """Cancel all tasks. Idempotent."""
         for task in list(self._running):
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel those that run, and wait until they have ended."""
+        """Cancel all tasks and wait until they have ended."""
         self.cancel()
         if self._running:
             await asyncio.wait(self._running)
@@ -134,16 +131,12 @@ class Tasks:
 
 
 class IoThread:
-    """A thread that runs one event loop: the runtime's own I/O, away from the user's code.
-
-    Args:
-        name: of the thread.
-    """
+    """A thread that runs one event loop: the runtime's own I/O, away from the user's code."""
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
         self._made_in = forks.generation()
-        self._asking = threading.RLock()
+        self._submitting = threading.RLock()
         self._stopped = False
         self._under_way: set[concurrent.futures.Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -157,14 +150,14 @@ class IoThread:
         """Run a coroutine on the loop. Any thread.
 
         Raises:
-            UsageError: the thread was stopped: the Cluster was shut down. Or this process is a fork, and has no thread.
+            UsageError: the thread was stopped by the Cluster's shutdown, or this process is a fork and has no thread.
         """
         try:
             self.check_usable()
         except UsageError:
             coroutine.close()
             raise
-        with self._asking:  # what is asked before `stop` is begun before the loop's end, and ends with it at the latest
+        with self._submitting:  # a coroutine that is submitted before `stop` starts before the loop ends
             if not self._stopped:
                 future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
                 self._under_way.add(future)
@@ -174,19 +167,11 @@ class IoThread:
         raise UsageError(SHUT_DOWN)
 
     def under_way(self) -> list[concurrent.futures.Future[Any]]:
-        """Return what was submitted, or started, and has not ended. Any thread."""
+        """Return the futures of the coroutines that have not ended. Any thread."""
         return list(self._under_way)
 
     def start(self, work: Coroutine[Any, Any, object], name: str) -> None:
-        """Run a coroutine that nothing waits for; a failure is an internal error. Any thread.
-
-        Args:
-            work: the coroutine.
-            name: what it does, for people.
-
-        Raises:
-            UsageError: as `submit`.
-        """
+        """Run a coroutine that nothing awaits; a failure gets the process's policy. Any thread. Raises as `submit`."""
 
         async def owned() -> None:
             try:
@@ -205,18 +190,18 @@ class IoThread:
         self.call(self.loop.call_later, seconds, function)
 
     def check_usable(self) -> None:
-        """Raise UsageError in a forked child, which does not have the thread."""
+        """Raise UsageError in a forked child, which has no such thread."""
         forks.check(self._made_in)
 
     def inside(self) -> bool:
-        """Whether the caller runs on this thread."""
+        """Return True if the caller runs on this thread."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """End the loop and the thread. Not from the thread itself; twice is fine."""
+        """End the loop and the thread. Never from the thread itself. Idempotent."""
         if self.loop.is_closed():
             return
-        with self._asking:
+        with self._submitting:
             first, self._stopped = not self._stopped, True
             if first:
                 self.loop.call_soon_threadsafe(self.loop.stop)

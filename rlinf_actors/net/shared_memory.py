@@ -1,19 +1,14 @@
-"""Shared memory of one process, lent to others on its node: a memfd that nobody has to name or remove.
+"""Shared memory of one process, lent to others on its node: a memfd that needs no name and leaves nothing behind.
 
-Blocks are bytes as they lie in memory: both processes are on one machine, so in one byte order. Where they are is told
-in frames, which have one byte order everywhere.
+Theory of operation. An `Arena` is one memfd, divided into blocks by `Extents`. A block is written once by its owner and
+read by the processes that it is lent to (`net.buffer_lending`). It is free again when no view of it is left, here or
+there. The kernel frees the memory with the last process that maps it: a view outlives the process that wrote it.
+`Borrowed` is another process's arena, opened through /proc/PID/fd and checked by device, inode, size and seals.
 
-A block is written once by its owner and read by those it is lent to; it is free again when no view of
-it is left, here or there. The kernel frees the memory with the last process that maps it, so a view
-outlives the process that wrote it, and nothing is left behind however processes end.
+Bytes lie in a block as in the writer's memory: all readers are on this machine and have its byte order.
 
-Any thread. `Block.__del__` and `Loan.__del__` run wherever a view is collected, with any lock held: they
-only append to a deque, or hand a function to the loop.
-
-Which parts of an arena are in use. Pure; the caller holds a lock.
-
-First fit from the lowest address: what was used last and lies low is used again first, since a page
-that was touched before costs a tenth of a new one.
+Any thread. `_Bytes.__del__` runs wherever a view is collected, with any lock held: it must never take a lock. It only
+appends to a deque, or hands a function to the loop.
 """
 
 from __future__ import annotations
@@ -37,13 +32,10 @@ PAGE = 4096
 
 
 class Extents:
-    """Ranges of bytes inside ``0 .. size``.
+    """Divides ``0 .. size`` (a multiple of PAGE) into extents; `used` counts their bytes. The caller holds a lock.
 
-    Args:
-        size: bytes to divide, a multiple of PAGE.
-
-    Attributes:
-        used: bytes in use, in whole pages.
+    First fit from the lowest address: the lowest free extent was used before, and a page that was touched before costs
+    a tenth of a new one.
     """
 
     def __init__(self, size: int) -> None:
@@ -54,7 +46,7 @@ class Extents:
         self._taken: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
-        """The offset of *size* bytes (1 or more) that nobody else has, None where no gap is that long."""
+        """Return the offset of *size* free bytes (1 or more) and mark them used, None if no gap is that long."""
         need = -(-size // PAGE) * PAGE
         for n, length in enumerate(self._lengths):
             if length >= need:
@@ -70,7 +62,7 @@ class Extents:
         return None
 
     def give(self, start: int) -> None:
-        """The extent at *start*, as `take` returned it, is free again."""
+        """Free the extent that `take` returned."""
         length = self._taken.pop(start)
         self.used -= length
         n = bisect.bisect(self._starts, start)
@@ -84,19 +76,19 @@ class Extents:
             self._lengths.insert(n, length)
 
     def free(self) -> list[tuple[int, int]]:
-        """(start, length) of every gap, in order."""
+        """Return (start, length) of every gap, in order."""
         return list(zip(self._starts, self._lengths, strict=True))
 
 
 SHARED_FROM = 128 << 10
-"""Parts of this size (bytes) and more are lent; smaller ones are cheaper to send (measured)."""
+"""Bytes from which a part is lent; smaller ones are cheaper to send (measured)."""
 WARM = 64 << 20
 """Free memory (bytes) that an idle arena keeps: a new page costs ten times what a used one does."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """How another process of this user finds an arena: ``/proc/pid/fd/fd``, with the inode it must have."""
+    """The place of an arena for other processes of this user: ``/proc/pid/fd/fd``, with the inode that it must have."""
 
     pid: int
     fd: int
@@ -106,7 +98,7 @@ class Offer:
 
 
 class _Bytes(ctypes.Array):  # type: ignore[type-arg]
-    """Memory of an arena as a Python object: every view of it keeps it, and nothing else does."""
+    """Memory of an arena as a Python object. Only views keep it alive, so `ended` runs after the last one."""
 
     _type_ = ctypes.c_ubyte
     _length_ = 0
@@ -124,7 +116,6 @@ def _kind(size: int) -> Any:
 
 
 def _bytes_at(memory: mmap.mmap, offset: int, size: int, ended: Callable[[], object]) -> memoryview:
-    """*size* bytes of *memory*; *ended* is called when the last view of them is gone."""
     step = max(PAGE, (1 << size.bit_length()) // 16)  # a type per length would be many types
     whole = _kind(min(-(-size // step) * step, len(memory) - offset)).from_buffer(memory, offset)
     whole.ended = ended
@@ -135,7 +126,13 @@ class Arena:
     """This process's own shared memory.
 
     Args:
-        limit: bytes that may be in use; memory is taken from the system when it is first written.
+        limit: bytes that may be in use. Memory is taken from the system when it is first written.
+
+    Attributes:
+        size: bytes.
+        offer: the place to open it at.
+        stores: number of blocks written so far.
+        on_store: called after each.
 
     Raises:
         OSError: the system gives no memfd.
@@ -163,18 +160,18 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Bytes that blocks take, in whole pages."""
+        """Bytes that blocks take, in whole pages, after freed ones were taken back."""
         with self._lock:
             self._reclaim()
             return self._extents.used
 
     @property
     def crowded(self) -> bool:
-        """Whether more than half is in use: then those who are lent a block are asked to copy it soon."""
+        """True if more than half is in use: borrowers are then asked to copy their blocks soon."""
         return self._extents.used > self.size // 2
 
     def store(self, data: Buffer) -> memoryview | None:
-        """A copy of *data* (1 byte or more) in a block of its own, None where there is no room."""
+        """Copy *data* (1 byte or more) into a block of its own; return a view of it, None if there is no room."""
         source = data if type(data) is bytes else memoryview(data).cast("B")
         size = len(source)
         with self._lock:
@@ -191,7 +188,7 @@ class Arena:
         return block
 
     def copy(self, data: Buffer) -> Buffer:
-        """A snapshot of *data*: a block where it is large and there is room, else bytes of this process."""
+        """Return a snapshot of *data*: a block if it is large and there is room, else bytes."""
         if memoryview(data).nbytes >= SHARED_FROM:
             block = self.store(data)
             if block is not None:
@@ -199,7 +196,7 @@ class Arena:
         return bytes(data)
 
     def place(self, part: Buffer) -> int | None:
-        """The offset of a part that is a view of one of our blocks, else None."""
+        """Return the offset of a view of one of our blocks, None for anything else."""
         if type(part) is not memoryview or part.readonly or not isinstance(part.obj, _Bytes) or self._memory is None:
             return None
         offset = ctypes.addressof(ctypes.c_ubyte.from_buffer(part)) - self._base
@@ -211,7 +208,7 @@ class Arena:
         return ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory))
 
     def trim(self) -> None:
-        """Give free memory beyond WARM back to the system."""
+        """Return free memory beyond WARM to the system."""
         with self._lock:
             self._reclaim()
             kept = 0
@@ -225,7 +222,7 @@ class Arena:
                     self._memory.madvise(mmap.MADV_REMOVE, start + keep, end - start - keep)
 
     def close(self) -> None:
-        """Lend nothing more. The memory stays for those who have views of it."""
+        """Write no more blocks. The memory stays while views of it exist."""
         with self._lock:
             if self._memory is not None:
                 self._memory = None
@@ -237,10 +234,7 @@ class Arena:
 
 
 class Borrowed:
-    """Another process's arena, as this one sees it.
-
-    Args:
-        offer: how to find it.
+    """Another process's arena, mapped here.
 
     Raises:
         OSError: it cannot be opened from here (another user or container, or the process is gone).
@@ -253,22 +247,22 @@ class Borrowed:
                 raise OSError(f"the arena of process {offer.pid} is not sealed, and could shrink while we read it")
             self._size = offer.size
             self._alone = mmap.mmap(fd, offer.size)
-            # what several processes are lent: who writes to it gets pages of its own
+            # for blocks that several processes borrow: a borrower that writes gets pages of its own
             self._together = mmap.mmap(fd, offer.size, access=mmap.ACCESS_COPY)
         finally:
             os.close(fd)
 
     def view(self, offset: int, size: int, alone: bool, crowded: bool, ended: Callable[[], object]) -> memoryview:
-        """Bytes of it, writable, until the last view of them is gone; then *ended* is called.
+        """Return a writable view of a block.
 
         Args:
-            offset, size: in bytes.
-            alone: whether nobody else is lent them.
-            crowded: whether the owner has little room left.
-            ended: see above; on any thread.
+            offset, size: the block, in bytes.
+            alone: True if no other process borrows it.
+            crowded: True if the owner has little room left.
+            ended: called on any thread when the last view is gone.
 
         Raises:
-            ValueError: they are not inside the arena.
+            ValueError: the block is not inside the arena.
         """
         if not 0 <= offset <= offset + size <= self._size or size == 0:
             raise ValueError(f"bytes {offset} to {offset + size} are outside an arena of {self._size}")
@@ -289,7 +283,7 @@ class Borrowed:
 
 
 def _opened(offer: Offer) -> int:
-    """A descriptor of an arena. Anything else that is there is looked at and not opened: a device would notice."""
+    # O_PATH first: opening anything else that may be there, such as a device, could have effects
     there = os.open(f"/proc/{offer.pid}/fd/{offer.fd}", os.O_PATH | os.O_CLOEXEC)
     try:
         found = os.fstat(there)
@@ -319,7 +313,7 @@ class _PyBuffer(ctypes.Structure):
 
 
 def _copy(target: memoryview, source: Buffer, size: int) -> None:
-    """Memmove without the GIL: a slice assignment would hold it, and the I/O thread with it."""
+    # memmove without the GIL: a slice assignment would hold it, and stop the I/O thread
     view = _PyBuffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(source), ctypes.byref(view), 0)
     try:

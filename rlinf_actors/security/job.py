@@ -1,6 +1,6 @@
-"""The key pair that the members of a job share, its workers and its drivers on the links to them; and its gate.
+"""The key pair that the members of a job share, the gate of a worker's socket, and join tokens.
 
-Join tokens: all that a machine needs to list its own key, once, as one word that can be copied.
+A join token is all that a machine needs to list its own key, once, as one word that can be copied.
 """
 
 from __future__ import annotations

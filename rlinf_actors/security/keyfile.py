@@ -1,4 +1,4 @@
-"""Key files: one text file per identity, which is all that a machine needs to join; and who may read them.
+"""Key files: one text file per identity, which is all that a machine needs to join. Their format, place and protection.
 
     # rlinf-actors: key of agent 'gpu-1'. Whoever reads this file is that agent.
     role agent
@@ -7,15 +7,11 @@
     secret ...
     head ...
 
-`head` is the head's public key; the head's own file has none.
+`head` is the head's public key; the head's own file has none. `find` chooses the file of this process.
 
-Which key file is this process's own.
-
-Who this user is, and the key of this user's own processes, for loopback where nobody has made keys.
-
-Any user of a machine can connect to a loopback port, and take one that is free before somebody else's head does. So
-both ends prove that they belong to one user: by a key file that makes itself when it is first needed, which only that
-user can read. Whoever has it is `members.LOCAL`.
+Any user of a machine can connect to a loopback port, and bind a free one before another user's head does. So where no
+keys were made, both ends on loopback prove that they belong to one user, by a key file that is made when it is first
+needed (`key`). Only that user can read it, and its holder is `members.LOCAL`.
 """
 
 from __future__ import annotations
@@ -40,14 +36,14 @@ _FIELDS = ("role", "name", "public", "secret", "head")
 
 @dataclass(frozen=True)
 class KeyFile:
-    """What one file says.
+    """The contents of a key file.
 
     Attributes:
-        role: head, agent, driver, or local (security.thisuser).
+        role: head, agent, driver, or local (this user's own processes on loopback).
         name: of the node or driver, as the head lists it.
         pair: the identity.
         head: the head's public key; "" in the head's own file.
-        path: of the file that it was read from, "" where it was not.
+        path: the file that it was read from, "" if it was not.
     """
 
     role: str
@@ -58,27 +54,27 @@ class KeyFile:
 
     @property
     def server(self) -> str:
-        """The public key of the head, whosever file this is."""
+        """The public key of the head, also in the head's own file."""
         return self.head or self.pair.public
 
 
 def directory(settings: Settings) -> Path:
-    """Where this user's key files are."""
+    """Return the directory of this user's key files."""
     if settings.key_dir:
         return Path(settings.key_dir)
     return Path(settings.config_home).expanduser() / "rlinf-actors" / "keys"
 
 
 def path_of(folder: Path, role: str) -> Path:
-    """The file of an identity in its directory."""
+    """Return the file of a role in a directory."""
     return folder / f"{role}.key"
 
 
 def locate(settings: Settings, role: str) -> Path | None:
-    """The file of an identity, None if there is none: in RLINF_ACTORS_KEYS where that is set, else among the
-    credentials of our unit, else in the user's directory.
+    """Return the file of a role, None if there is none.
 
-    A credential that is blank is none: it stands for a file that systemd did not find (SetCredential= in the units).
+    It is in RLINF_ACTORS_KEYS if that is set, else among the credentials of our unit, else in the user's directory. A
+    blank credential counts as none: it stands for a file that systemd did not find (SetCredential= in the units).
 
     Raises:
         ConfigError: a credential cannot be read.
@@ -100,11 +96,11 @@ def load(path: str | Path, user: int | None = None) -> KeyFile:
     """Read a key file.
 
     Args:
-        path: of the file.
-        user: whose it must be: this process's user, unless root reads what another one's head uses.
+        path: the file.
+        user: the uid that must own it: this process's user, unless root reads the key of another user's head.
 
     Raises:
-        ConfigError: it is not there, others can read it, or it is no key file; the message says what to do.
+        ConfigError: the file is missing, others can read it, or it is no key file; the message says what to do.
         ValueError: the path has a null byte.
     """
     path, where = Path(path), str(path)
@@ -134,12 +130,12 @@ def load(path: str | Path, user: int | None = None) -> KeyFile:
 def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
     """Write a key file (mode 0600) at once or not at all; its directory is made with mode 0700.
 
-    It is there after a loss of power too: the head may be about to list a key that is nowhere else.
+    It survives a loss of power: the head may be about to list a key that exists nowhere else.
 
     Args:
         path: the file.
-        key: what it says.
-        in_private: refuse a directory that others can look into; a file to be copied elsewhere may be in any.
+        key: its contents.
+        in_private: True to refuse a directory that others can read; False for a file that is to be copied elsewhere.
 
     Raises:
         ConfigError: others can read the directory.
@@ -163,11 +159,7 @@ def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
 
 
 def save_new(path: Path, key: KeyFile) -> None:
-    """As `save`, where there is no such file yet.
-
-    Raises:
-        FileExistsError: there is: another process was as fast.
-    """
+    """Save a key file that does not exist yet. Raises FileExistsError if another process was first."""
     beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     save(beside, key)
     try:
@@ -178,7 +170,6 @@ def save_new(path: Path, key: KeyFile) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Have the kernel write what names are in a directory."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -187,9 +178,9 @@ def _sync(folder: Path) -> None:
 
 
 def is_private(mode: int, owner: int, user: int) -> bool:
-    """Whether what *owner* has with these permissions is for *user* alone.
+    """Return True if a file of *owner* with these permissions is for *user* alone.
 
-    What root owns may be readable for a group: systemd shows its credentials like that, and root has chosen it.
+    A file of root may be readable for a group: systemd shows its credentials like that, and root has chosen it.
     """
     if owner not in (user, 0):
         return False
@@ -242,17 +233,17 @@ def _parse(data: bytes, where: str) -> KeyFile:
 def find(
     settings: Settings, *roles: str, given: str | None = None, head: str | None = None, loopback: bool = False
 ) -> KeyFile | None:
-    """The key file of this process; None if it has none.
+    """Return the key file of this process, None if it has none.
 
     Args:
         settings: the environment's.
-        roles: what it is, the best first: the file of the first of them that there is (keyfile.locate) is taken.
-        given: path of the file, by configuration; it must be there.
-        head: public key of the head, by configuration, where the file's own is not to be believed (any more).
-        loopback: whether the head listens there, so that a key of a cluster elsewhere (`is_for_elsewhere`) is none.
+        roles: its possible roles, the best first; the first one that has a file counts (`locate`).
+        given: path of the file, by configuration; it must exist.
+        head: public key of the head, by configuration, instead of the file's own.
+        loopback: True if the head listens there, so that a key of a cluster elsewhere (`is_for_elsewhere`) is ignored.
 
     Raises:
-        ConfigError: the file is not there, is no key file, is of another role, or others can read it.
+        ConfigError: the file is missing, is no key file, has another role, or others can read it.
     """
     path = given or settings.key_file
     if path:
@@ -272,8 +263,10 @@ def find(
 
 
 def is_for_elsewhere(path: Path, settings: Settings) -> bool:
-    """Whether a key file is of a cluster whose head is not on this machine: it lies in the user's directory, where one
-    enrolls once, and no head.key beside it. What somebody names (RLINF_ACTORS_KEYS, a credential) is meant.
+    """Return True if a key file is of a cluster whose head is on another machine.
+
+    Such a file lies in the user's directory, without a head.key beside it. A file that the user names
+    (RLINF_ACTORS_KEYS, a credential) always counts.
     """
     usual = settings.key_dir is None and path.parent == directory(settings)
     return usual and not path_of(path.parent, "head").exists()
@@ -283,7 +276,7 @@ ROLE = "local"
 
 
 def who() -> str:
-    """Return ``USER@HOST`` of this process, for others to read. A container's user may have no name."""
+    """Return ``USER@HOST`` of this process, for people. A container's user may have no name."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # the latter since Python 3.13
@@ -292,10 +285,10 @@ def who() -> str:
 
 
 def key(settings: Settings) -> KeyFile:
-    """This user's; it is made if there is none. Any process, several at one moment too: all get the same.
+    """Return this user's own key file, made if it is missing. Several processes may call this at once: all get one key.
 
     Raises:
-        ConfigError: others can read it, it is no key file, or it cannot be made; says what to do.
+        ConfigError: others can read it, it is no key file, or it cannot be made; the message says what to do.
     """
     path = path_of(directory(settings), ROLE)
     if not path.exists():
@@ -303,7 +296,7 @@ def key(settings: Settings) -> KeyFile:
         try:
             save_new(path, KeyFile(ROLE, ROLE, pair, pair.public))
         except FileExistsError:
-            pass  # another process of this user was first: its key it is
+            pass  # another process of this user was first: its key counts
         except OSError as error:
             raise ConfigError(
                 f"cannot be made: {error.strerror}. By this key processes of one user know one another on loopback "

@@ -1,11 +1,7 @@
-"""Members of a cluster, and the table of who may say what. Pure.
+"""Members of a cluster: their names and public keys, their roles, and the table of who may send which message. Pure.
 
-House rules: every control message has an entry; what a message claims of its sender (a node, a namespace, a group)
-is checked by the head, which knows those (head.authority). A verb is the name of a control message's class.
-
-What the sockets ask of whoever knows the keys.
-
-Public keys and names of members as text. Pure.
+House rules: every control message has an entry; what a message claims of its sender (a node, a namespace, a group) is
+checked by the head, which knows those (head.authority). A verb is the tag of a control message.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ class Member:
     key: str = ""
 
     def is_same(self, other: Member) -> bool:
-        """Whether the other is this member too, whichever of its keys it came with."""
+        """Return True if *other* is the same member, whichever of its keys it came with."""
         return (self.role, self.name, self.job) == (other.role, other.name, other.job)
 
     def __str__(self) -> str:
@@ -134,25 +130,25 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 def may(member: Member, verb: str) -> bool:
-    """Whether *member* may say *verb* at all. An unknown verb: nobody."""
+    """Return True if *member* may send this message at all. No member may send an unknown one."""
     roles = VERBS.get(verb)
     return roles is not None and (member.role == "local" or member.role in roles)
 
 
 class Gate(Protocol):
-    """Decides whom a process lets in."""
+    """Decides which keys a process admits."""
 
     def admit(self, public_key: str) -> Member | None:
-        """Who the holder of this key is; None: it must not come in. Any thread, and cheap: every frame asks."""
+        """Return the holder of this key, None if it is not admitted. Any thread, and cheap: every frame asks."""
 
     def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
-        """A connection was turned away, or several. Loop thread.
+        """Note rejected connections. Loop thread.
 
         Args:
-            public_key: that it came with; "" if it never got so far (no key, no CURVE, wrong server key).
-            address: of the peer, "" if unknown.
-            why: what is known of it beside what `admit` knows.
-            times: so many were.
+            public_key: their key; "" if the handshake failed before that (no key, no CURVE, wrong server key).
+            address: the peer's, "" if unknown.
+            why: the reason, if it was not `admit`'s decision.
+            times: their number.
         """
 
 
@@ -166,7 +162,7 @@ NAME_RULE = "a name has 1 to 100 letters, digits, '.', '_', '@' and '-', the fir
 
 
 def is_key(text: str) -> bool:
-    """Whether a text can be a key, public or secret: not every five of these characters stand for four bytes."""
+    """Return True if a text can be a key, public or secret: not every five of its characters stand for four bytes."""
     if _Z85.fullmatch(text) is None:
         return False
     groups = (text[at : at + 5] for at in range(0, KEY_CHARS, 5))
@@ -174,30 +170,22 @@ def is_key(text: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Whether a member may have this name."""
+    """Return True if a member may have this name."""
     return _NAME.fullmatch(text) is not None
 
 
 def check_public(public: str, path: str) -> None:
-    """Refuse what is no public key; *path* says where it was written.
-
-    Raises:
-        ConfigError: it is no key.
-    """
+    """Raise ConfigError if a text is no public key; *path* says where it was written."""
     if not is_key(public):
         raise ConfigError(f"is {public[:60]!r}; a public key has {KEY_CHARS} characters of Z85", path=path)
 
 
 def check_name(name: str, path: str) -> None:
-    """Refuse a name that no member may have; *path* says where it was written.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Raise ConfigError if no member may have this name; *path* says where it was written."""
     if not is_name(name):
         raise ConfigError(f"is {name[:100]!r}; {NAME_RULE}", path=path)
 
 
 def fingerprint(public: str) -> str:
-    """The start of a public key, by which people tell keys apart."""
+    """Return the start of a public key, by which people tell keys apart."""
     return public[:8]

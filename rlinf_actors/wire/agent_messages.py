@@ -1,7 +1,4 @@
-"""Control messages between agents and the head: workers, what is looked for on a node, processes, output.
-
-Control messages that begin, keep and end a session: what every peer of the head says.
-"""
+"""Control messages of agents and the head (workers, hardware, processes, output), and those that every session has."""
 
 from __future__ import annotations
 

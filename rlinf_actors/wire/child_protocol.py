@@ -1,7 +1,8 @@
-"""What a worker and its child members say to one another, over a unix SOCK_SEQPACKET socket, a struct a packet.
+"""Packets between a worker and its child members: a struct in each packet of a unix SOCK_SEQPACKET socket.
 
-The child says Enter, the worker Granted or Denied; the child listens, says Listening, and hears Registered. After that
-the connection carries nothing. The worker looks who is there before it reads anything; see worker.children.
+The child sends Enter, the worker Granted or Denied; the child listens, sends Listening, and receives Registered. After
+that the connection carries nothing; its end shows the end of either side. The worker checks the peer's process before
+it reads anything (`worker.children`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Control messages between drivers or workers and the head: nodes, launches, groups, and who else is there.
-
-Control messages for people: what they ask the head by `rlinf-actors`, a Cluster, or an emergency stop.
-
-Control messages about keys: joining a cluster, and what the administrator asks. Secrets never ride in one.
-"""
+"""Control messages of clients and the head: nodes, launches, groups; the command line's queries; keys. No secrets."""
 
 from __future__ import annotations
 

@@ -1,15 +1,11 @@
-"""Control messages to bytes and back. Pure: no sockets, no time.
+"""All control messages and their envelopes, to bytes and back. Pure: no sockets, no time.
 
-Size is limited before decoding; msgspec validates every field and bounds the nesting (Python's
-recursion limit, raised as RecursionError). Anything wrong is a RemoteWireError, nothing else.
+`wire.agent_messages` holds the messages of agents and of sessions, `wire.client_messages` the others. A `Notice` needs
+no answer; a `Request` gets exactly one `Reply` or `Failed`.
 
-All control messages, and the envelopes they travel in: what `wire.control_codec` knows.
-
-`wire.agent_messages` holds what agents say, and the session messages; `wire.client_messages` the others.
-
-House rules: a message is a frozen struct in one of these files; user data never rides in one. Decoding
-validates types, so that a message that got past the door is well formed. `Notice` needs no
-answer; a `Request` gets exactly one `Reply` or `Failed`.
+House rules: a message is a frozen struct in one of these files; user data never rides in one. Size is limited before
+decoding; msgspec validates every field and bounds the nesting (by Python's recursion limit). Anything wrong is a
+RemoteWireError, and a decoded message is well formed.
 """
 
 from __future__ import annotations
@@ -102,8 +98,8 @@ class Reply(ControlMessage, frozen=True, tag="rep"):
 
 
 class Failed(ControlMessage, frozen=True, tag="err"):
-    """A request that was refused. `kind` names the error class at the asker (net.rpc.refusal):
-    hello (say hello first, then ask again), config, placement, timeout,
+    """A request that was refused. `kind` names the error class at the client (net.rpc.refusal):
+    hello (say hello first, then repeat the request), config, placement, timeout,
     name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost, emergency_stop.
     """
 
@@ -127,11 +123,11 @@ _SHORTER = {
     "Handles": "it tells of every worker that this process has a handle of: shut down groups that are not needed",
     "Status": "ask for one namespace",
 }
-"""What to do about messages that grow with what users do."""
+"""Advice for messages that grow with what users do."""
 
 
 class TooLongError(UsageError):
-    """A control message is longer than its receiver takes: it was not sent."""
+    """A control message is longer than its receiver accepts: it was not sent."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -139,11 +135,7 @@ _decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
 
 
 def encode(envelope: Envelope, limit: int = MAX_CONTROL_BYTES) -> bytes:
-    """One envelope as bytes.
-
-    Raises:
-        TooLongError: they are more than *limit*; says of what, and what to do.
-    """
+    """Return an envelope as bytes. Raises TooLongError, which says what to do, if they are more than *limit*."""
     data = _encoder.encode(envelope)
     if len(data) > limit:
         kind = type(getattr(envelope, "body", envelope)).__name__
@@ -153,11 +145,7 @@ def encode(envelope: Envelope, limit: int = MAX_CONTROL_BYTES) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Envelope:
-    """The envelope in *data*.
-
-    Raises:
-        RemoteWireError: *data* is too long, not MessagePack, or not a known message.
-    """
+    """Return the envelope in *data*. Raises RemoteWireError if that is too long, or no known message."""
     if len(data) > MAX_CONTROL_BYTES:
         raise RemoteWireError(f"a control message of {len(data)} bytes; the limit is {MAX_CONTROL_BYTES}")
     try:

@@ -1,4 +1,4 @@
-"""A worker's exception on its way to the caller, and what the caller catches."""
+"""A worker's exception on its way to the caller: encoded where it was raised, rebuilt where the caller catches it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with contextlib.suppress(NameError):
 
 
 def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Raised, list[Buffer]]:
-    """What a worker answers for *error*: always a text, and the exception itself where it pickles."""
+    """Return a worker's answer for *error*: always a text, and the exception itself if it pickles."""
     kind_name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     try:
         text = str(error)
@@ -40,14 +40,14 @@ def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Ra
 
 
 def _sendable(text: str) -> str:
-    """The end of *text*, without lone surrogates (file names have them), which UTF-8 cannot carry."""
+    # without lone surrogates (file names have them), which UTF-8 cannot carry
     return text[-_MAX_TEXT:].encode("utf-8", "backslashreplace").decode()
 
 
 def encode_exception(error: BaseException) -> list[Buffer]:
-    """The exception as parts that can be read again: as it pickles, else put together from its class and arguments.
+    """Return the exception as parts that unpickle: as it pickles, else rebuilt from its class and arguments.
 
-    An exception whose constructor takes other arguments than it passes on pickles, and does not unpickle.
+    An exception whose constructor takes other arguments than it passes to its base pickles, and does not unpickle.
     """
     name = type(error).__name__
     with contextlib.suppress(Exception):
@@ -62,7 +62,7 @@ def encode_exception(error: BaseException) -> list[Buffer]:
 
 
 class _Rebuilt:
-    """Stands for an exception, and becomes one where it arrives."""
+    """Pickles as a call of `_rebuild`, which makes the exception."""
 
     def __init__(self, cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> None:
         self._parts = (cls, args, state)
@@ -95,7 +95,7 @@ def _travels(value: Any) -> bool:
 
 
 def decode(raised: Raised, parts: AuthenticatedParts, *, worker: str, rank: int, node: str) -> Exception:
-    """The exception that the caller gets; see WorkerError for what it is."""
+    """Return the exception that the caller catches; see WorkerError."""
     if raised.kind == "start":
         return WorkerStartError(f"{worker} on {node} could not be started: {raised.text}", worker=worker, node=node)
     if raised.kind == "expired":
@@ -121,21 +121,21 @@ def decode(raised: Raised, parts: AuthenticatedParts, *, worker: str, rank: int,
 
 
 def unreadable(what: str, method: str, worker: str, node: str, error: Exception) -> SerializationError:
-    """Return the error of a value that arrived and cannot be unpickled here; *what* it is, of a call of *method*."""
+    """Return the error for a value (*what*) of a call of *method* that cannot be unpickled here."""
     return SerializationError(
         f"{what} of {method}() from {worker} on {node} cannot be read here: {type(error).__name__}: {error}"
     )
 
 
 def describe(answer: Raised | Exception, method: str, *, worker: str, node: str) -> str:
-    """The failure of a call in full, as text, without unpickling."""
+    """Return the failure of a call as text, in full, without unpickling."""
     if isinstance(answer, Exception):
         return f"{method}(): {answer}"
     return f"{method}() in {worker} on {node}: {answer.error}: {answer.text}\n{answer.traceback}"
 
 
 def mixed(original: BaseException, message: str, where: dict[str, Any]) -> WorkerError:
-    """A WorkerError that is also an instance of *original*'s type, where the two can be mixed."""
+    """Return a WorkerError that is also an instance of *original*'s type, if the two classes can be mixed."""
     kind: Any = type(original)
     cls = _mixed_class(getattr(kind, "_mixed_from", kind))  # an error that one worker passes on for another
     error: WorkerError = _blank(cls)
@@ -190,7 +190,7 @@ def _copy_state(original: BaseException, error: BaseException) -> None:
 
 
 def _format(error: BaseException) -> str:
-    """The traceback from the user's first frame on: ours above it say nothing."""
+    # from the user's first frame on: our frames above it say nothing
     top = error.__traceback__
     while top is not None and top.tb_next is not None and top.tb_frame.f_code.co_filename.startswith(_HERE):
         top = top.tb_next

@@ -1,37 +1,26 @@
-"""User data to buffers and back: the one module that pickles and unpickles.
+"""User data to buffers and back: the one module that pickles and unpickles. Any thread.
 
-Only drivers and workers import it, and what it unpickles is `AuthenticatedParts`: a proven member of the same job has
-sent it.
-An encoded object is a list of parts. Nothing at all stands for None (or for a call without
-arguments). The first byte of the first part says what follows:
+Only drivers and workers import it; agentd and the head never do. It unpickles `AuthenticatedParts` alone: the parts of
+a message whose sender is known to be a member of this process's job. They are made in four places, and a test holds
+that there is no fifth (tests/security/test_one_unpickler.py):
+
+* `worker.server`: the peer's Join had the job's token, on a socket that only this user, or the job's key, can reach;
+* `runtime.peer`: a worker's answer, on a link to the unix socket or the key that the head named as that worker's;
+* `worker.children`: what a worker gives to its child, over a unix socket of this user;
+* `wire.failure`: what this very process has just pickled, read again to see whether that can be done.
+
+An encoded object is a list of parts; no part at all stands for None, or for a call without arguments. The first byte of
+the first part says what follows:
 
     M  MessagePack of a plain scalar or string         B  raw bytes, in the second part
     A  MessagePack of [args, kwargs], all plain        P  pickle protocol 5, out-of-band buffers behind it
     C  the same by cloudpickle, after two bytes with Python's major and minor version
 
-Buffers (tensors, arrays) never go through pickle's stream, and arrive writable. A tensor on an accelerator is
-copied to the host and back to the receiver's current accelerator (without one it arrives on the CPU), unless
-who encodes gives a `Taker`, which takes tensors out; who decodes then gives them back.
-
-Names that one version of Python or numpy pickles and another one has elsewhere. Unpickles nothing itself.
-
-Any thread.
-
-The parts of a message whose sender is known to be a member of this process's job: all that `wire.payload` unpickles.
-
-Made in four places, and a test holds that there is no fifth (tests/security/test_one_unpickler.py):
-
-* `worker.worker_server`: the Join of the peer had the token of the job, on a socket that only this user, or the key of
-  the job, can reach;
-* `runtime.peer`: a worker's answer, on a link to the unix socket or the key that the head named as that worker's;
-* `worker.children`: what a worker gives to its child, over a unix socket of this user;
-* `wire.failure`: what this very process has just pickled, read again to see whether that can be done.
-
-A dense tensor's bytes as a buffer, without numpy: torch comes without it, and no tensor has the buffer protocol.
-
-They are in the machine's byte order; see `frames.Join`.
-
-Any thread.
+Buffers (tensors, arrays) never go through pickle's stream, and arrive writable. A tensor's bytes are in the machine's
+byte order (`frames.Join` names it). A tensor on an accelerator is copied to the host and back to the receiver's
+current accelerator (without one it arrives on the CPU), unless the sender gives a `Taker`, which takes tensors out;
+the receiver then passes them to `decode`. Names that one version of Python or numpy pickles and another has elsewhere
+are mapped.
 """
 
 from __future__ import annotations
@@ -54,21 +43,21 @@ from rlinf_actors.model.buffers import Buffer, keepable
 
 
 class AuthenticatedParts(list[Buffer]):
-    """Parts that may be unpickled. Whoever makes one says by that: a member of this job sent it."""
+    """Parts that may be unpickled: the code that makes one asserts that a member of this job sent them."""
 
     __slots__ = ()
 
     def cut(self, start: int, stop: int | None = None) -> AuthenticatedParts:
-        """Some of the parts, in order: vouched for as all of them are."""
+        """Return a slice of the parts, which is authenticated too."""
         return AuthenticatedParts(self[start:stop])
 
 
 _PINNED = 1 << 20
-"""What comes from an accelerator is copied into page-locked memory from this size on; torch keeps that."""
+"""Bytes from which a copy from an accelerator goes into page-locked memory, which torch caches."""
 
 
 class _Memory(ctypes.Array):  # type: ignore[type-arg]
-    """A tensor's memory as an exporter of buffers: views of it keep the tensor, and with it the memory."""
+    """A tensor's memory as an exporter of buffers (tensors have no buffer protocol); views of it keep the tensor."""
 
     _type_ = ctypes.c_ubyte
     _length_ = 0
@@ -168,9 +157,9 @@ def _major(numpy: Any) -> int:
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SMALL = 16 << 10
-"""bytes of this size and more skip MessagePack, which would copy them twice."""
+"""Length from which bytes skip MessagePack, which would copy them twice."""
 _SEARCHED = 64 << 10
-"""Pickles of at most so many bytes are searched for names that need a look-up of ours."""
+"""Bytes up to which a pickle is searched for names that need a look-up of ours."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -183,17 +172,17 @@ Copy = Callable[[Buffer], Buffer]
 
 
 class Taker(Protocol):
-    """Takes tensors out of an object while that is pickled."""
+    """Takes tensors out of an object while it is pickled."""
 
     def take(self, tensor: Any) -> int | None:
-        """The number under which a dense tensor is to be given back, None to leave it in."""
+        """Return the number under which `decode` gets this dense tensor back, None to leave it in the object."""
 
     def clear(self) -> None:
-        """Pickling begins again: forget what was taken."""
+        """Forget all tensors that were taken: pickling begins again."""
 
 
 class _Hooks(threading.local):
-    """What this thread's pickling takes out, and what its unpickling puts back."""
+    # of this thread's pickling and unpickling
 
     taker: Taker | None = None
     given: Sequence[Any] = ()
@@ -203,13 +192,13 @@ _hooks = _Hooks()
 
 
 def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes, taker: Taker | None = None) -> list[Buffer]:
-    """One object as parts. They are a snapshot: changing the object afterwards changes nothing that is sent.
+    """Return one object as parts. They are a snapshot: later changes of the object change nothing that is sent.
 
     Args:
         value: any picklable object.
         what: its name, for the error's path.
-        copy: copies each of its buffers; None: they are not copied, and must not change until they are sent.
-        taker: takes tensors out, which travel in another way.
+        copy: copies each of its buffers; None for no copy: they must not change until they are sent.
+        taker: takes tensors out, which travel on another path.
 
     Raises:
         SerializationError: something in it cannot be pickled; ``path`` says what.
@@ -232,7 +221,7 @@ def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes, taker:
 
 
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = bytes) -> list[Buffer]:
-    """The arguments of a call as parts, a snapshot made with *copy*.
+    """Return the arguments of a call as parts, a snapshot made with *copy*.
 
     Raises:
         SerializationError: with a path like ``args[0].lock``.
@@ -250,14 +239,14 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = b
 
 
 def decode(parts: AuthenticatedParts, given: Sequence[Any] = ()) -> Any:
-    """The object that `encode` made *parts* of. Unpickles: authenticated members of the same job only.
+    """Return the object that `encode` made *parts* of. Unpickles.
 
     Args:
         parts: what `encode` returned, from a member of this job.
-        given: the tensors that its taker took out, by number.
+        given: the tensors that the sender's taker took out, by number.
 
     Raises:
-        TypeError: nobody has vouched for the parts; nothing was unpickled.
+        TypeError: the parts are not authenticated; nothing was unpickled.
         ProtocolMismatchError: it was pickled by value by another minor version of Python.
         Exception: whatever unpickling raises (ImportError where a module is missing here).
     """
@@ -293,7 +282,7 @@ def _unpickle(head: Buffer, kind: Buffer, parts: Sequence[Buffer]) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds what other versions of Python and numpy have under other names."""
+    """Finds objects that other versions of Python and numpy pickle under other names."""
 
     def find_class(self, module: str, name: str) -> Any:
         return adapted(module, name, super().find_class(*found_at(module, name)))
@@ -308,7 +297,7 @@ def _loads(data: memoryview, parts: Sequence[Buffer]) -> Any:
 
 
 def decode_call(parts: AuthenticatedParts) -> tuple[Sequence[Any], dict[str, Any]]:
-    """The arguments that `encode_call` made *parts* of. Raises as `decode`."""
+    """Return the arguments that `encode_call` made *parts* of. Raises as `decode`."""
     if type(parts) is AuthenticatedParts and not parts:
         return (), {}
     args, kwargs = decode(parts)
@@ -319,7 +308,7 @@ def _pickled(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
     buffers: list[Buffer] = []
 
     def keep(buffer: pickle.PickleBuffer) -> None:
-        # a snapshot: it is sent later, by another thread, and the owner may reuse its memory meanwhile
+        # a snapshot: another thread sends it later, and the owner may reuse its memory meanwhile
         raw = buffer.raw()
         buffers.append(raw if copy is None or raw.readonly or is_private(raw) else copy(raw))
 
@@ -367,7 +356,7 @@ _cached: tuple[int, bool, Mapping[type, Callable[[Any], Any]]] = (-1, False, {})
 
 
 def _dispatch_table() -> Mapping[type, Callable[[Any], Any]]:
-    """Copyreg's table and ours; a table is looked up in C, where reducer_override costs a Python call an object."""
+    # copyreg's table and ours: C code looks a table up, where reducer_override costs a Python call for each object
     global _cached
     torch_loaded = "torch" in sys.modules
     if _cached[:2] != (len(copyreg.dispatch_table), torch_loaded):
@@ -384,7 +373,7 @@ def _tensor_reducers() -> _Table:
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """A dense tensor by number if it was taken out, else its bytes; others as torch does."""
+    # a dense tensor by number if it was taken out, else its bytes; others as torch does
     torch = sys.modules["torch"]
     if tensor.device.type == "meta" or tensor.layout != torch.strided or tensor.is_quantized:
         return tensor.__reduce_ex__(5)
@@ -447,7 +436,7 @@ def _rebuild_tensor(raw: Any, dtype: str, shape: tuple[int, ...], requires_grad:
 
 
 def _culprit(value: Any, path: str, depth: int = 0, seen: frozenset[int] = frozenset()) -> str:
-    """The path to the innermost part of *value* that cannot be pickled."""
+    """Return the path to the innermost part of *value* that cannot be pickled."""
     if depth > 12 or id(value) in seen:
         return path
     for name, part in _parts_of(value, path):

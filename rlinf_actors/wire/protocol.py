@@ -1,16 +1,12 @@
-"""What all control messages have in common: their base, and the version of the protocol.
+"""The protocol: its version, the base of all control messages, and the limits of what a message may hold. Pure.
 
 House rules. A head serves peers of `OLDEST` to `PROTOCOL`, and a worker takes links from them, so that a cluster can be
-upgraded node by node, the head first. So a message or frame only ever gains fields with a default; the default stands
-for what the older version does. A new message goes only to a peer whose session speaks the protocol that has it, or to
-one that may drop it while nobody waits for an answer.
+upgraded node by node, the head first. So a message or frame only ever gains fields with a default, which stands for
+what the older version does. A new message goes only to a peer whose session speaks the protocol that has it, or to one
+that may drop it while no process waits for an answer. A renamed class keeps its tag.
 
-What a message may hold: its length, and the numbers that go into timers, sums and system calls.
-
-Receivers drop what is beyond: msgspec refuses it while it decodes. So who writes a message must not make it, and what
-users give is checked by the functions below, where it comes in.
-
-What decoding raises for bytes that are not what they should be. Pure.
+Receivers refuse values beyond the limits while they decode. So senders must not make such values, and what users give
+is checked where it comes in (`waiting`, `deadline`).
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ def agreed(oldest: int, newest: int) -> int:
 
 
 def spoken(oldest: int, newest: int) -> str:
-    """Return the protocols of a peer, for people; arguments as of `agreed`."""
+    """Return the protocols of a peer, for people; for the arguments see `agreed`."""
     return f"protocol {oldest}" if newest <= oldest else f"protocols {oldest} to {newest}"
 
 
@@ -66,46 +62,46 @@ def what_to_upgrade(oldest: int, peer: str, this: str) -> str:
 
 
 MAX_CONTROL_BYTES = 16 << 20
-"""Of a control message. A launch of 10,000 workers with 1 KiB of environment each is 10 MiB."""
+"""Bytes of a control message. A launch of 10,000 workers with 1 KiB of environment each is 10 MiB."""
 MAX_ASKED_BYTES = MAX_CONTROL_BYTES // 8 * 7
-"""Of one that the head passes on, or answers with what it was told: it adds to that (a token for each worker)."""
+"""Bytes of a control message to the head, which passes it on or answers with it, and adds a token for each worker."""
 MAX_SIZE = 100_000
-"""Ranks of a group: a head that is told of more would count them one by one."""
+"""Ranks of a group: the head counts them one by one."""
 
 Number = Annotated[float, Meta(ge=-sys.float_info.max)]
 """Any number but NaN and minus infinity. No comparison holds for NaN: a timer that is due then never is, or always."""
 Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """What pidfd_open takes; 0 for none."""
 WorkerId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
-"""A worker's socket, its cgroup and its record are files of that name: one that is a path would lead elsewhere."""
+"""A worker's socket, its cgroup and its record are files of that name: a path would lead elsewhere."""
 MAX_DEPTH = 8
 """Ranks of an address: a worker's, its child's, that one's child's, ..."""
 ChildPath = Annotated[list[Annotated[int, Meta(ge=0, le=MAX_SIZE)]], Meta(min_length=1, max_length=MAX_DEPTH - 1)]
-"""Ranks that lead from a worker to one of its children, or to a child of that."""
+"""Ranks that lead from a worker to one of its children, or to a child's child."""
 Count = Annotated[int, Meta(ge=1, le=2**53)]
 """How often something happened."""
 Size = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
 """How many there are of something that is counted through."""
 
 TEXT_CHARS = 1000
-"""Most of a line of the event log, and of what a person gave as a reason: no message pushes other events out."""
+"""Characters of a line of the event log, and of a person's reason: no message may push other events out."""
 
 
 def printable(text: str, limit: int = TEXT_CHARS) -> str:
-    """Return a text of somebody else's for use within a line: it does nothing to a terminal and begins no new line."""
+    """Return another process's text for use within a line: without control characters and line breaks."""
     cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
     return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 def waiting(seconds: float | None, name: str = "the timeout") -> float | None:
-    """How long a user is ready to wait: None, as infinity, for ever; less than nothing is nothing.
+    """Return a user's timeout in seconds, at least 0; None, for ever, if it is None or infinite.
 
     Args:
-        seconds: as it was given.
-        name: what it is, for the error.
+        seconds: as the user gave it.
+        name: the parameter, for the error.
 
     Raises:
-        ValueError: it is no number of seconds.
+        ValueError: *seconds* is no number of seconds.
     """
     if seconds is None:
         return None
@@ -114,7 +110,7 @@ def waiting(seconds: float | None, name: str = "the timeout") -> float | None:
 
 
 def deadline(seconds: float, name: str = "the timeout") -> float | None:
-    """How long something may take that is given up then; as `waiting`, but above 0."""
+    """Return a user's limit in seconds, as `waiting` does; it must be above 0."""
     value = number(seconds, name)
     if not value > 0:
         raise ValueError(f"{name} is {seconds}; it must be a number of seconds above 0")
@@ -122,7 +118,7 @@ def deadline(seconds: float, name: str = "the timeout") -> float | None:
 
 
 def number(seconds: object, name: str) -> float:
-    """Any number of seconds; raises ValueError for what is none, NaN too."""
+    """Return any number of seconds as a float; raise ValueError for anything else, NaN too."""
     try:
         value = math.nan if isinstance(seconds, (str, bytes)) else float(seconds)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -138,4 +134,4 @@ MALFORMED = (
     RecursionError,  # msgspec bounds the nesting by Python's limit
     UsageError,  # a value that checks itself, like model.restart.RestartPolicy
 )
-"""Each decoder turns these into RemoteWireError, and nothing else is raised by one."""
+"""Errors of decoding malformed bytes. Each decoder turns these into RemoteWireError and raises nothing else."""

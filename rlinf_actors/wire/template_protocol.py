@@ -1,7 +1,7 @@
-"""What agentd and a template say to one another, over a unix SOCK_SEQPACKET socket, a struct a packet.
+"""Packets between agentd, its templates and their workers: a struct in each packet of a unix SOCK_SEQPACKET socket.
 
-A template is the small process that forks workers. agentd never runs user code and never imports
-what workers need, so the fork happens there. A packet is at most MAX_PACKET bytes.
+A template is the small process that forks workers. agentd never runs user code and never imports what workers need, so
+the fork happens in the template. A packet is at most MAX_PACKET bytes.
 """
 
 from __future__ import annotations

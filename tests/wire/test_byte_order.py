@@ -16,10 +16,9 @@ SOURCES = sorted(path for top in ("rlinf_actors", "agentd") for path in (ROOT / 
 
 NATIVE = {
     # structures of this machine's kernel and libraries, and an errno from a child: they never leave the machine
-    "agentd/adoption.py", "agentd/keeper.py", "agentd/keeper_client.py", "rlinf_actors/cli/estop_button.py",
-    "rlinf_actors/hardware/interfaces.py", "rlinf_actors/net/connection_watch.py",
-    "rlinf_actors/net/authentication.py", "rlinf_actors/procfs.py",
-    "rlinf_actors/wire/child_protocol.py", "rlinf_actors/template/agent_link.py",
+    "agentd/keeper.py", "rlinf_actors/cli/estop_button.py", "rlinf_actors/hardware/interfaces.py",
+    "rlinf_actors/net/connection_watch.py", "rlinf_actors/net/curve.py", "rlinf_actors/net/unix_sockets.py",
+    "rlinf_actors/procfs.py",
 }  # fmt: skip
 MEMORY = {
     # a CPU's memory through ctypes: of this process, or shared by processes of one machine
