@@ -18,6 +18,8 @@ from rlinf_actors.testing import LocalCluster
 
 pytestmark = pytest.mark.live
 
+SHORT_PAIRS = (("worker", "template"), ("template", "agentd"), ("agentd", "head"), ("head", "driver"))
+"""Pairs of the short form: neighbours, of which one tells the other's end. `--kill-rounds 2` kills every pair."""
 LEASES = pace.timers(lease_s=60.0)
 """An agentd that starts again beside other work may need more than the usual 10 s, and that ends its workers rightly.
 Nothing here waits for a lease.
@@ -36,6 +38,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     "victims", [*itertools.combinations(VICTIMS, 1), *itertools.combinations(VICTIMS, 2)], ids="+".join
 )
 def test_killed(scene: Scene, victims: tuple[str, ...], kill_rounds: int, kill_seed: int, figures: Figures) -> None:
+    if kill_rounds == 1 and len(victims) == 2 and victims not in SHORT_PAIRS:
+        pytest.skip("of the long form: --kill-rounds 2")
     rng = random.Random(f"{kill_seed} {victims}")
     figures.done(0, kill_rounds, "rounds")
     for number in range(kill_rounds):
