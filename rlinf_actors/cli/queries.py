@@ -90,7 +90,7 @@ def fetch_hardware(
     """Return the nodes with their reports of the hardware that the configuration gives them. Blocks.
 
     Raises:
-        As cluster.hardware_query.ask_nodes.
+        As cluster.cluster_nodes.ask_nodes.
     """
 
     async def ask() -> list[NodeInfo]:
