@@ -68,8 +68,9 @@ class StatusReporter:
             self._manager.ready(self._text)
 
     def registered(self, head: str, node_id: str) -> None:
-        """Tell the driver that it can connect."""
-        self._tell_driver({"head": head, "node_id": node_id})
+        """Tell the driver that it can connect, unless agentd ends already."""
+        if not self._ending:
+            self._tell_driver({"head": head, "node_id": node_id})
 
     def reloading(self) -> None:
         self._manager.reloading("reading the configuration again")
