@@ -45,7 +45,7 @@ MUTANTS = (
     Mutant("rlinf_actors/placement", "_with_local_ranks", "return list({0})", "LOCAL_RANK counts on its node",
            ("placement",)),
     Mutant("rlinf_actors/worker", "Lease.lost", "return False", "a lease that nobody renews is lost", ("worker",)),
-    Mutant("rlinf_actors/runtime", "Timer.cancel", "return", "a cancelled timer calls nothing", ("runtime",)),
+    Mutant("rlinf_actors/runtime", "DeadlineTimer.cancel", "return", "a cancelled timer calls nothing", ("runtime",)),
     Mutant("rlinf_actors/messaging", "Window.offer", "return True", "a sender stops when its window is full",
            ("messaging",)),
     Mutant("rlinf_actors/messaging", "Outbox._send", "{0}.complete_one()", "a send ends when Held comes",

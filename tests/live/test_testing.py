@@ -133,7 +133,7 @@ def test_bad_descriptions_are_named():
 
 
 def test_a_node_that_cannot_start_says_why(rlinf_leak_check):
-    with pytest.raises(RlinfActorsError, match=r"timers\.beats: is not a key"):
+    with pytest.raises(RlinfActorsError, match=r"timers\.beats: unknown key 'beats'; did you mean 'beat_s'\?"):
         LocalCluster(1, options={"timers": {"beats": 1}}).start()
 
 

@@ -1,11 +1,17 @@
-"""Links of pages lead to what is there, and pages that code names exist."""
+"""Links of pages lead to what is there, pages that code names exist, and generated pages are current."""
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+import reference_pages
+
+from rlinf_actors.config import cluster_config
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -44,3 +50,21 @@ def test_pages_that_code_names_exist():
         for path in ROOT.joinpath(package).rglob("*.py"):
             for name in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text()):
                 assert ROOT.joinpath(name).exists(), f"{path.relative_to(ROOT)} names {name}"
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="signatures and help texts differ between versions")
+@pytest.mark.parametrize("name", reference_pages.PAGES)
+def test_generated_pages_are_current(name):
+    written = (reference_pages.FOLDER / name).read_text()
+    assert written == reference_pages.PAGES[name](), "run: python -m tests.reference_pages"
+
+
+def test_every_key_of_the_cluster_section_is_documented():
+    structs = [
+        kind
+        for kind in vars(cluster_config).values()
+        if inspect.isclass(kind) and issubclass(kind, msgspec.Struct) and kind.__module__ == cluster_config.__name__
+    ]
+    keys = {field.encode_name for kind in structs for field in msgspec.structs.fields(kind)}
+    page = (reference_pages.FOLDER / "configuration.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == keys
