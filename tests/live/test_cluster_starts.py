@@ -64,15 +64,15 @@ class TestAtOnce:
         found[0].shutdown()
 
     async def test_the_second_tries_where_the_first_failed(self, rlinf_leak_check, monkeypatch):
-        real, failed = local_daemon._spawn, []
+        real, failed = local_daemon.start_agentd, []
 
-        def spawn(run_dir, tell, arguments):
+        def spawn(arguments, run_dir, tell, env):
             if not failed:
                 failed.append(run_dir)
                 raise OSError("no process left")
-            return real(run_dir, tell, arguments)
+            return real(arguments, run_dir, tell, env)
 
-        monkeypatch.setattr(local_daemon, "_spawn", spawn)
+        monkeypatch.setattr(local_daemon, "start_agentd", spawn)
         first, second = await asyncio.gather(Cluster.connect(), Cluster.connect(), return_exceptions=True)
         assert isinstance(first, OSError)
         assert second is Cluster()
@@ -81,13 +81,13 @@ class TestAtOnce:
 
 class TestGivenUp:
     async def test_a_cancelled_connect_leaves_nothing(self, rlinf_leak_check, monkeypatch):
-        spawned, real = threading.Event(), local_daemon._spawn
+        spawned, real = threading.Event(), local_daemon.start_agentd
 
-        def spawn(run_dir, tell, arguments):
+        def spawn(arguments, run_dir, tell, env):
             spawned.set()
-            return real(run_dir, tell, arguments)
+            return real(arguments, run_dir, tell, env)
 
-        monkeypatch.setattr(local_daemon, "_spawn", spawn)
+        monkeypatch.setattr(local_daemon, "start_agentd", spawn)
         connecting = asyncio.ensure_future(Cluster.connect()._connect())
         await asyncio.to_thread(spawned.wait, pace.PATIENCE_S)
         connecting.cancel()
@@ -146,13 +146,13 @@ class TestDeath:
             assert lw.Greeter.create_group().launch(fresh).greet().wait() == ["hello you from 0"]
 
     def test_a_death_while_it_starts(self, rlinf_leak_check, monkeypatch):
-        monkeypatch.setattr(local_daemon, "_spawn", _says_ready_and_ends)
+        monkeypatch.setattr(local_daemon, "start_agentd", _says_ready_and_ends)
         with pytest.raises(RlinfActorsError, match=r"ended while the Cluster started: its daemon.*ended with 3"):
             Cluster()
         assert not Cluster.has_initialized()
 
 
-def _says_ready_and_ends(run_dir, tell, arguments):
+def _says_ready_and_ends(arguments, run_dir, tell, env):
     source = 'import os, sys; os.write(int(sys.argv[1]), b\'{"head": "ipc:///tmp/nowhere"}\\n\'); sys.exit(3)'
     return subprocess.Popen([sys.executable, "-c", source, str(tell)], pass_fds=(tell,))
 
