@@ -68,9 +68,8 @@ class StatusReporter:
             self._manager.ready(self._text)
 
     def registered(self, head: str, node_id: str) -> None:
-        """Tell the driver that it can connect, unless agentd ends already."""
-        if not self._ending:
-            self._tell_driver({"head": head, "node_id": node_id})
+        """Tell the driver that it can connect."""
+        self._tell_driver({"head": head, "node_id": node_id})
 
     def reloading(self) -> None:
         self._manager.reloading("reading the configuration again")
@@ -154,6 +153,7 @@ class Daemon:
             head = self._start_head(network, run_dir, stack)
             stopped = self._tasks.start(self._stopping.wait(), "waiting for the end")
             await asyncio.wait((probing, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)  # a signal that came in this turn is acted on in the next: see on_stop_signals
             if self._stopping.is_set():  # not stopped.done(): that task is one turn of the loop behind the signal
                 if not self._handing_over and not self._config.embedded:
                     from agentd.adoption import take_inventory
