@@ -1,4 +1,8 @@
-"""Control messages of agents and the head (workers, hardware, processes, output), and those that every session has."""
+"""Control messages between agentd and the head (workers, hardware, processes, output), and those of every session.
+
+"Notice to an agent" is sent by the head to agentd, "notice of an agent" by agentd to the head. No reply follows a
+notice.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +24,21 @@ from rlinf_actors.wire.values import (
 )
 
 MAX_REFUSALS = 256
-"""In one report; who keeps them for one has room for fewer kinds (security.refusals)."""
+"""Largest number of entries in one RefusalReport."""
 
 LINE_COST = 32
-"""Credit that a line of output takes beside its characters, since keeping it does: empty ones would go on for ever."""
+"""Credit that a line of output takes in addition to its characters, so that empty lines are not free."""
 
 
 class StartWorkers(ControlMessage, frozen=True):
-    """Notice to an agent. Its answer, per worker, is WorkerReady or WorkerExited; ids it knows are
-    ignored, but for `owner` and `detached`, which an agent takes over where `detached` is set (since protocol 7).
-    `owner` is the incarnation of the client that owns the group, `cls` and `detail` are its Launch's.
-    `detached`: another client launched it, and the owner may have no handle of it; without an owner it ends by name.
+    """Notice to an agent: start these workers. The agent sends a WorkerReady or WorkerExited for each of them.
+
+    `owner` is the incarnation of the client that owns the group. `cls` and `detail` are those of the group's Launch.
+    `detached`: True if a client other than the owner launched the group; the owner may then have no handle of it. A
+    detached group without an owner ends only by a request that names it.
+
+    The agent ignores workers whose id it already has. Exception (since protocol 7): if `detached` is True, it takes
+    over `owner` and `detached` for such workers.
     """
 
     workers: list[WorkerSpec]
@@ -41,8 +49,10 @@ class StartWorkers(ControlMessage, frozen=True):
 
 
 class StopWorkers(ControlMessage, frozen=True):
-    """Notice to an agent: SIGTERM, and SIGKILL after `grace_s`. Unknown ids are ignored. Robot workers lose their
-    lease instead. `reason`: why, where it is not the owner's wish.
+    """Notice to an agent: end these workers by SIGTERM, and by SIGKILL after `grace_s` seconds.
+
+    The agent revokes the lease of a robot worker instead of sending a signal. It ignores unknown ids. `reason` says why
+    the workers end; "" if their owner asked for it.
     """
 
     ids: list[str]
@@ -51,27 +61,32 @@ class StopWorkers(ControlMessage, frozen=True):
 
 
 class LookForHardware(ControlMessage, frozen=True):
-    """Notice to an agent, which answers with HardwareFound of the same id."""
+    """Notice to an agent: enumerate hardware as `question` says, and send HardwareFound with the same id."""
 
     id: str
     question: HardwareQuestion
 
 
 class HardwareFound(ControlMessage, frozen=True):
-    """Notice of an agent; an id that nobody waits for any more is ignored."""
+    """Notice of an agent: the answer to the LookForHardware of this id. The head ignores an id that it does not wait
+    for.
+    """
 
     id: str
     answer: HardwareAnswer
 
 
 class StopLooking(ControlMessage, frozen=True):
-    """Notice to an agent: nobody waits for that answer any more. Unknown ids are ignored."""
+    """Notice to an agent: cancel the LookForHardware of this id. The agent ignores an unknown id."""
 
     id: str
 
 
 class Watch(ControlMessage, frozen=True):
-    """Notice to an agent: say ProcessGone when this process of your host ends."""
+    """Notice to an agent: send ProcessGone when this client's process on the agent's host ends.
+
+    `incarnation` is the client's, `pid_start` its start time in clock ticks since boot.
+    """
 
     incarnation: str
     pid: Pid
@@ -79,17 +94,24 @@ class Watch(ControlMessage, frozen=True):
 
 
 class Unwatch(ControlMessage, frozen=True):
-    """Notice to an agent: that client is gone, although its process may go on. Unknown ones are ignored."""
+    """Notice to an agent: stop watching the process of this client, whose session has ended. Unknown clients are
+    ignored.
+    """
 
     incarnation: str
 
 
 class ProcessGone(ControlMessage, frozen=True):
+    """Notice of an agent: the watched process of this client has ended."""
+
     incarnation: str
 
 
 class WorkerReady(ControlMessage, frozen=True):
-    """A worker's runtime listens; its class is not constructed yet."""
+    """Notice of an agent: the runtime of this worker listens at `endpoint`. Its class is not constructed yet.
+
+    `port` and `master_port` are the free TCP ports that the worker holds for its user; 0 for none.
+    """
 
     id: str
     pid: Pid
@@ -99,19 +121,26 @@ class WorkerReady(ControlMessage, frozen=True):
 
 
 class WorkerExited(ControlMessage, frozen=True):
+    """Notice of an agent: this worker has ended, or could not be started."""
+
     id: str
     exit: ExitReport
 
 
 class WorkersHealth(ControlMessage, frozen=True):
-    """Notice of an agent: these workers answer or do not answer, or are in one call for long, other than before."""
+    """Notice of an agent: the health of those workers whose health has changed.
+
+    A worker's health changes when its I/O thread stops or resumes answering, or when a long call begins or ends.
+    """
 
     workers: list[WorkerHealth]
 
 
 class Refusal(Value, frozen=True):
-    """Somebody whom a socket did not let in, `times` since that was said last. `text` follows "refused" in a line for
-    people: what, and why. `worker` is the id of the worker whose socket it was, "" for a template's.
+    """Connections that a socket rejected: `times` of the same kind since the last report.
+
+    `text` names the peer and the reason; it follows the word "refused" in a log line. `worker` is the id of the worker
+    whose socket it was, "" for a template's socket.
     """
 
     text: str
@@ -122,23 +151,29 @@ class Refusal(Value, frozen=True):
 class RefusalReport(ControlMessage, frozen=True):
     """Notice of an agent or template of an earlier version: peers that sockets of its node rejected. Ignored.
 
-    No process of this version sends it. It stays until the oldest protocol that is served is newer than 7.
+    No process of this version sends it. It can be removed once OLDEST is above 7.
     """
 
     refusals: Annotated[list[Refusal], Meta(max_length=MAX_REFUSALS)]
 
 
 UPDATE = "\r"
-"""At the end of a line's text: the state of a progress bar, which the next line of that stream takes the place of."""
+"""Last character of a line that is the state of a progress bar: the next line of the stream replaces that line."""
 MAX_LOG_WAIT_S = 60.0
 MAX_PATH = 4096
 
 
 class LogLines(ControlMessage, frozen=True):
-    """Lines that workers wrote, on their way agent -> head -> owner. `entries` are
-    (group:rank, stream, text); `skipped` says that lines were left out here (never in the files). `left` lines more
-    will not be shown, since their workers, or this agent, have ended, or the owner does (`final`: the answer to
-    FlushLogs); they are in `where`, a file or directory of the node.
+    """Output lines of workers, sent by their agent to the head and by the head to the owner of the workers.
+
+    Attributes:
+        owner: incarnation of the client that owns the workers.
+        node: id of the workers' node.
+        entries: the lines, each as (group:rank, stream, text).
+        skipped: number of lines left out here; the log files have them.
+        final: True if this is the answer to FlushLogs.
+        left: number of further lines that will not be shown, because their workers, this agent or the owner ended.
+        where: file or directory on the node that has those lines.
     """
 
     owner: str
@@ -151,20 +186,20 @@ class LogLines(ControlMessage, frozen=True):
 
     @property
     def cost(self) -> int:
-        """What they take of the owner's credit; see line_cost."""
+        """Credit that the lines take from the owner's window; see line_cost."""
         return sum(line_cost(text) for _, _, text in self.entries)
 
 
 def line_cost(text: str) -> int:
-    """What a line takes of its owner's credit: its characters, and LINE_COST."""
+    """Return the credit that a line takes from its owner's window: its characters and LINE_COST."""
     return len(text) + LINE_COST
 
 
 class FlushLogs(ControlMessage, frozen=True):
-    """The owner ends: show what its workers wrote, for *wait_s* seconds at most.
+    """Send the remaining output of the workers of an owner that is about to end, for at most `wait_s` seconds.
 
-    Request of the driver to the head, answered by Flushing; then notice of the head to the agents of the job's nodes.
-    Each answers with a LogLines that is `final`.
+    Request of the driver to the head, answered by Flushing. The head then sends it as a notice to the agents of the
+    job's nodes, and each of them answers with a LogLines whose `final` is True.
     """
 
     owner: str
@@ -172,13 +207,13 @@ class FlushLogs(ControlMessage, frozen=True):
 
 
 class Flushing(ControlMessage, frozen=True):
-    """The answer to FlushLogs: so many agents will answer."""
+    """Reply to FlushLogs. `agents` is the number of agents that will send a final LogLines."""
 
     agents: int
 
 
 class LogCredit(ControlMessage, frozen=True):
-    """The owner's answer to LogLines: lines of that cost were shown; send more."""
+    """Answer of the owner to LogLines: lines of `chars` cost were shown, and the agent may send as much again."""
 
     owner: str
     node: str
@@ -186,13 +221,20 @@ class LogCredit(ControlMessage, frozen=True):
 
 
 class AgentHello(ControlMessage, frozen=True):
-    """First message of an agent; answered by Welcome or Failed. `workers` is all it has: a head that
-    was restarted learns its groups from there.
+    """First message of an agent, answered by Welcome or Failed.
 
-    `keeps`: workers without robots go on for a lease when this agent ends, and the next incarnation lists them. `ended`
-    are ids of workers of an earlier one that it could not take over and ended, and why. `watched` are the clients whose
-    processes it watches, for this head or the one before: they are there, however long they are silent. It speaks
-    `protocol` (the oldest) to `newest` (0: the same).
+    Attributes:
+        protocol: the oldest protocol that the agent speaks.
+        incarnation: id of this run of agentd.
+        node: report of the node.
+        is_head: True if the head runs in this agentd.
+        workers: every worker that the agent has. A restarted head restores its groups from these.
+        keeps: True if workers without robots survive the end of this agentd for one lease, so that the next agentd can
+            take them over.
+        ended: reasons by worker id, for workers of an earlier agentd that this one could not take over and has ended.
+        watched: incarnations of the clients whose processes the agent watches. Those processes live, however long the
+            clients are silent.
+        newest: the newest protocol that the agent speaks; 0 if it is `protocol`.
     """
 
     protocol: int
@@ -208,11 +250,20 @@ class AgentHello(ControlMessage, frozen=True):
 
 
 class ClientHello(ControlMessage, frozen=True):
-    """First message of a driver or worker. `pid` and `pid_start` (clock ticks since boot, field
-    22 of /proc/PID/stat) let the agent on the same host watch the process. `token` is the job's: a worker was given it
-    when it was started, a driver that comes back has it from its first Welcome. The client speaks
-    `protocol` (the oldest) to `newest` (0: the same). A child of a worker (protocol 7) has the role "worker", an id of
-    its own as `worker_id`, and its worker's as `parent`.
+    """First message of a driver, a worker or a child of a worker.
+
+    Attributes:
+        protocol: the oldest protocol that the client speaks.
+        incarnation: id of this run of the client.
+        role: "driver" or "worker". A child of a worker (since protocol 7) has the role "worker".
+        namespace: name of the job.
+        host: host key of the client's machine.
+        pid: the client's process. The agent on the same host watches it.
+        pid_start: start time of that process in clock ticks since boot (field 22 of /proc/PID/stat).
+        worker_id: id of the worker or child, "" for a driver.
+        token: the job's membership token. A worker has it from its start, a returning driver from its first Welcome.
+        newest: the newest protocol that the client speaks; 0 if it is `protocol`.
+        parent: worker id of a child's parent, "" for other clients.
     """
 
     protocol: int
@@ -230,9 +281,17 @@ class ClientHello(ControlMessage, frozen=True):
 
 
 class Welcome(ControlMessage, frozen=True):
-    """The head's answer to a hello. `token` is the job's membership token (clients only). Agents with robot workers
-    beat four times in `robot_lease_s`, owners of such workers eight times. `head_grace_s` is how long the head may be
-    silent while its machine answers. `protocol` is the one that this session speaks.
+    """The head's answer to a hello.
+
+    Attributes:
+        epoch: id of this run of the head.
+        beat_s: seconds between two beats of the peer.
+        lease_s: seconds of silence after which the head gives a peer up.
+        token: the job's membership token (clients only).
+        robot_lease_s: length of a robot worker's lease. Agents with robot workers beat four times in it, owners of such
+            workers eight times.
+        head_grace_s: seconds that the head may be silent while its machine answers.
+        protocol: the protocol of this session.
     """
 
     epoch: str
@@ -246,9 +305,10 @@ class Welcome(ControlMessage, frozen=True):
 
 
 class Goodbye(ControlMessage, frozen=True):
-    """Sent by whoever ends a session on purpose. `lost`: the head has given up on the process that it is sent to.
+    """Last message of a session that the sender ends on purpose.
 
-    `restarting`: the head was stopped and is expected back, so that nothing ends.
+    `lost`: the head has declared the receiver dead. `restarting`: the head was stopped and will return, so that workers
+    and groups continue.
     """
 
     reason: str = ""
@@ -257,17 +317,18 @@ class Goodbye(ControlMessage, frozen=True):
 
 
 HELLO_AGAIN = "hello?"
-"""The `incarnation` of the head's Beat to a peer that it does not know: it is to say hello (again)."""
+"""The `incarnation` in the head's Beat to a peer without a session. That peer must send its hello again."""
 
 
 class Beat(ControlMessage, frozen=True):
-    """Sent every beat by agents and clients; the head answers with a Beat of its own (`incarnation`: its epoch).
+    """Heartbeat. Agents and clients send one in every beat interval, and the head answers with its own.
 
-    `at` is the sender's monotonic clock, in seconds; the answer repeats it. What a robot worker may still do is
-    counted from then, when the head was certainly not yet silent, and not from when the answer came.
-
-    `word` is the head's clock, in its answers to clients, which repeat it in their next beat (0 before the
-    first answer). So the head knows that its words arrive, and not only that the client's do.
+    Attributes:
+        incarnation: the sender's incarnation; the head's epoch in its answers.
+        at: time at which the peer sent its beat, in seconds of its monotonic clock; the answer repeats the number. A
+            robot lease is counted from that time, because the head was surely alive after it.
+        word: the head's clock in its answers to clients. A client repeats the number in its next beat (0 before the
+            first answer), so that the head knows that its messages reach the client.
     """
 
     incarnation: str = ""

@@ -1,8 +1,8 @@
 """Packets between a worker and its child members: a struct in each packet of a unix SOCK_SEQPACKET socket.
 
-The child sends Enter, the worker Granted or Denied; the child listens, sends Listening, and receives Registered. After
-that the connection carries nothing; its end shows the end of either side. The worker checks the peer's process before
-it reads anything (`worker.children`).
+The child sends Enter, the worker answers with Granted or Denied. The child then listens, sends Listening, and receives
+Registered. Neither side sends anything after that; the end of the connection reports the end of the other process. The
+worker checks the peer's process before it reads a packet (`worker.children`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
 
 MAX_PACKET = 1 << 16
-"""Bytes of a packet from a child, and of one from its worker: what unix sockets take without being asked for more."""
+"""Largest packet in bytes. Unix sockets accept this size without a larger buffer."""
 
 
 class Enter(ControlMessage, frozen=True):
-    """I am the child at `path` (ranks below the worker's own) of worker `parent` ("group:rank"), one of `siblings`."""
+    """Request of a child to become a member.
+
+    `parent` is the worker's address ("group:rank"), `path` the ranks below it that lead to the child, `siblings` the
+    number of children among which the child has its rank.
+    """
 
     parent: Annotated[str, msgspec.Meta(max_length=1000)]
     path: ChildPath
@@ -29,9 +33,14 @@ class Enter(ControlMessage, frozen=True):
 
 
 class Granted(ControlMessage, frozen=True):
-    """You may be. `spec` and `place` are the worker's, the job's token among them, with the child's own id and the
-    number of its siblings for the world size; `parent` is the worker's id. With it goes a file: the parts (a list) of
-    what the group's owner sent along with the class.
+    """Admission of a child. A file descriptor is passed along with the packet.
+
+    Attributes:
+        parent: the worker's id.
+        spec: the worker's spec with the job's token, changed to the child's id and to `siblings` as world size.
+        place: the worker's place.
+
+    The file holds a list: the parts of the user's data that the group's owner sent along with the class.
     """
 
     parent: WorkerId
@@ -40,23 +49,23 @@ class Granted(ControlMessage, frozen=True):
 
 
 class Denied(ControlMessage, frozen=True):
-    """You may not be, and why."""
+    """Rejection of a child. `text` is the reason."""
 
     text: str
 
 
 class Listening(ControlMessage, frozen=True):
-    """Others reach me there."""
+    """Packet of a child: other members reach it at `endpoint`."""
 
     endpoint: Endpoint
 
 
 class Registered(ControlMessage, frozen=True):
-    """Others find you."""
+    """Packet of the worker: other members can now find the child."""
 
 
 Answer = Union[Granted, Denied, Registered]
-"""What the worker says."""
+"""Packets that the worker sends."""
 
 M = TypeVar("M", Enter, Listening)
 
@@ -65,17 +74,19 @@ _answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def socket_path(run_dir: str, worker_id: str) -> str:
-    """Return where the children of a worker connect; agentd removes all that begins so when the worker has ended."""
+    """Return the path of the socket on which a worker's children connect to it.
+
+    agentd removes every file that begins with this path when the worker has ended.
+    """
     return f"{run_dir}/w/{worker_id}_"
 
 
 def encode(packet: Enter | Listening | Answer) -> bytes:
-    """One packet as bytes."""
     return _encoder.encode(packet)
 
 
 def decode(data: bytes, kind: type[M]) -> M:
-    """Return the packet of a child. Raises RemoteWireError if *data* is none of this kind."""
+    """Return the packet of a child. Raises RemoteWireError if *data* is not a packet of class *kind*."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except MALFORMED as error:
@@ -83,7 +94,7 @@ def decode(data: bytes, kind: type[M]) -> M:
 
 
 def decode_answer(data: bytes) -> Answer:
-    """Return the packet of a worker. Raises RemoteWireError if *data* is none."""
+    """Return the packet of a worker. Raises RemoteWireError if *data* is not one."""
     try:
         return _answer.decode(data)
     except MALFORMED as error:

@@ -1,4 +1,4 @@
-"""Control messages of clients and the head: nodes, launches, groups; the command line's queries; keys. No secrets."""
+"""Control messages between clients and the head: nodes, launches, groups, command-line queries, keys. No secrets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from rlinf_actors.wire.values import (
 
 
 class GetNodes(ControlMessage, frozen=True):
-    """Wait until `num_nodes` nodes are there (0: answer at once), then fix and return their ranks.
-    Answered by Nodes, or by Failed(kind=timeout) naming the missing after `timeout_s`.
+    """Wait until `num_nodes` nodes have registered (0: do not wait), then fix and return the ranks of the nodes.
+
+    Answered by Nodes. After `timeout_s` seconds (None: no limit) answered by Failed(kind=timeout) with the missing
+    ranks.
     """
 
     num_nodes: int = 0
@@ -30,13 +32,17 @@ class GetNodes(ControlMessage, frozen=True):
 
 
 class Nodes(ControlMessage, frozen=True):
+    """Reply to GetNodes: the nodes by rank, and warnings for the user."""
+
     nodes: list[NodeState]
     warnings: list[str] = []
 
 
 class EnumerateHardware(ControlMessage, frozen=True):
-    """Have a node look for the hardware that a node group has there. Answered by Enumerated, or by Failed when the node
-    is lost (node_lost) or gives no answer in time (timeout).
+    """Ask the head to have a node enumerate the hardware of a node group.
+
+    Answered by Enumerated, or by Failed: kind node_lost if the node is lost, kind timeout if it does not answer in
+    time.
     """
 
     node_id: str
@@ -44,18 +50,28 @@ class EnumerateHardware(ControlMessage, frozen=True):
 
 
 class Enumerated(ControlMessage, frozen=True):
+    """Reply to EnumerateHardware."""
+
     answer: HardwareAnswer
 
 
 class Launch(ControlMessage, frozen=True):
-    """Reserve the name and start the workers. Answered at once by Launched; each worker's fate
-    follows as WorkerChanged. The sender owns the group and is subscribed to it. `detached`: the job's first
-    driver owns it, if there is one, and the sender is subscribed. `wait_s`: seconds that it may wait for robots
-    that others hold; a StopGroup of its name withdraws it.
+    """Reserve the group's name and start its workers. The sender is subscribed to the group.
 
-    Since protocol 7: `outlives`: the sender will give the group up (Detach) once it is constructed; refused where that
-    cannot be. `get_if_exists`: where a group of that name and class is there, it is described instead, and the sender
-    is subscribed to it. An older head knows neither, and is not asked.
+    Answered at once by Launched; WorkerChanged then reports the state of each worker.
+
+    Attributes:
+        cls: "module:qualname" of the worker class, for people.
+        detail: JSON of the sender for clients that attach later.
+        detached: True if the job's first driver, if the job has one, owns the group instead of the sender.
+        wait_s: seconds that the launch may wait for robots that other groups hold. A StopGroup of the name withdraws a
+            waiting launch.
+        outlives: (since protocol 7) True if the sender will send Detach once the group is constructed. The head refuses
+            the launch if the group could not be detached.
+        get_if_exists: (since protocol 7) True to attach to a running group of this name and class instead, if there is
+            one.
+
+    A head of an older protocol ignores the last two, so clients do not send them to it.
     """
 
     namespace: str
@@ -70,14 +86,21 @@ class Launch(ControlMessage, frozen=True):
 
 
 class Launched(ControlMessage, frozen=True):
+    """Reply to Launch and FindGroup: the group."""
+
     group: GroupState
 
 
 class FindGroup(ControlMessage, frozen=True):
-    """Describe a group and subscribe to it. Answered by Launched or Failed(kind=not_found). `ended`: one that has
-    ended is described too, if the head remembers it. `launch`: only the group of this launch, and no namesake (what ids
-    of workers begin with; "" for any). `wait_s`: a group that is not there is answered once it was launched, within so
-    many seconds: the sender knows that its launch is on the way. Both since protocol 7; an older head looks at neither.
+    """Return a group and subscribe the sender to it. Answered by Launched or Failed(kind=not_found).
+
+    Attributes:
+        ended: True to return also a group that has ended, if the head remembers it.
+        launch: (since protocol 7) common beginning of the worker ids of the wanted launch (model.restart.launch_of).
+            Another group of the same name then counts as not found. "" accepts any group of the name.
+        wait_s: (since protocol 7) seconds to wait for the launch of a group that does not exist yet.
+
+    A head of an older protocol ignores `launch` and `wait_s`.
     """
 
     namespace: str
@@ -88,9 +111,11 @@ class FindGroup(ControlMessage, frozen=True):
 
 
 class Detach(ControlMessage, frozen=True):
-    """The owner of a group, which has constructed it, gives it up: a worker to its job's first driver, if there is one;
-    else no client owns it from now on, and it ends by name alone. The sender stays subscribed. `workers` are their ids.
-    Answered by Done, again if it is asked again. Since protocol 7.
+    """Give up the ownership of a constructed group. The sender stays subscribed. Since protocol 7.
+
+    If the sender is a worker and its job has a driver, the job's first driver becomes the owner. Otherwise no client
+    owns the group any longer, and it ends only by a request that names it. `workers` are the ids of the group's
+    workers. Answered by Done, also when sent twice.
     """
 
     namespace: str
@@ -99,11 +124,16 @@ class Detach(ControlMessage, frozen=True):
 
 
 class Handles(ControlMessage, frozen=True):
-    """Notice of a client to a head that has taken it back: the groups that it has handles of, with all their workers as
-    far as it knows them. Its subscriptions are renewed, and it hears of every worker that has ended meanwhile.
+    """Notice of a client to a head that has restored the client's session: the groups of which the client has handles.
 
-    `launching` are ids of workers of launches whose answer it waits for. A group that agents say is the client's, and
-    that is in neither, was shut down or given up while no head listened: it is stopped.
+    The head renews the client's subscriptions, and reports every worker that has ended since.
+
+    Attributes:
+        groups: the groups with all their workers, as far as the client knows them.
+        launching: ids of the workers of launches whose reply the client waits for.
+
+    If agents report a group of this client that is in neither list, the client shut it down or detached it while no
+    head ran: the head stops it.
     """
 
     groups: list[GroupHandle]
@@ -111,8 +141,11 @@ class Handles(ControlMessage, frozen=True):
 
 
 class StopGroup(ControlMessage, frozen=True):
-    """SIGTERM, after `grace_s` SIGKILL, for all workers of a group. Answered by Done when all are gone. `workers` are
-    ids of its workers: a namesake, which has none of them, is left alone; [] stops whichever group has the name.
+    """End the workers of a group by SIGTERM, and by SIGKILL after `grace_s` seconds. Answered by Done when all have
+    ended.
+
+    `workers` are ids of the group's workers; another group of the same name, which has none of them, is not stopped.
+    With an empty list any group of the name is stopped.
     """
 
     namespace: str
@@ -122,7 +155,7 @@ class StopGroup(ControlMessage, frozen=True):
 
 
 class WorkerChanged(ControlMessage, frozen=True):
-    """Notice to all who hold a handle: the new state of workers of one group."""
+    """Notice to every client that is subscribed to a group: the new states of some of its workers."""
 
     namespace: str
     group: str
@@ -130,31 +163,37 @@ class WorkerChanged(ControlMessage, frozen=True):
 
 
 class WatchClients(ControlMessage, frozen=True):
-    """Notice of a client to the head: say ClientGone when one of these clients of my namespace ends. Those that
-    the head does not know have one lease to say hello. Sent again, whole, to a head that was restarted.
+    """Notice of a client to the head: send ClientGone when one of these clients of the sender's namespace ends.
+
+    A client that the head does not know counts as ended if it sends no hello within one lease. The list is always
+    complete; it is sent again to a restarted head.
     """
 
     incarnations: list[str]
 
 
 class ClientGone(ControlMessage, frozen=True):
-    """Notice to who watches: that client has ended, and will not be let in again."""
+    """Notice to the clients that watch a client: it has ended, and the head will not accept it again."""
 
     incarnation: str
 
 
 class Warn(ControlMessage, frozen=True):
-    """Notice for a person; shown once."""
+    """Notice to a client: a warning that the client shows to its user once."""
 
     text: str
 
 
 class StopCluster(ControlMessage, frozen=True):
-    """End the cluster: every group first, then the head. Answered by Done when the groups have ended. `stay`: end the
-    groups only; the head and its agentd go on until they are asked again.
+    """End every group, then the head. Answered by Done when the groups have ended.
 
-    A driver may end its own private cluster; of any other cluster the administrator may, without a session. `by` and
-    `reason` are for people.
+    A driver may end its own private cluster. Any other cluster can be ended only by the administrator, without a
+    session.
+
+    Attributes:
+        stay: True to end the groups only. The head and its agentd continue until the next StopCluster.
+        by: the sender's name, for people.
+        reason: the sender's reason, for people.
     """
 
     stay: bool = False
@@ -163,17 +202,28 @@ class StopCluster(ControlMessage, frozen=True):
 
 
 class Done(ControlMessage, frozen=True):
-    """The request was carried out and has no other result."""
+    """Reply to a request that has no other result."""
 
 
 class GetStatus(ControlMessage, frozen=True):
-    """Answered by Status. `namespace` None: every namespace."""
+    """Return what the head knows. Answered by Status. `namespace`: the job to report, None for all jobs."""
 
     namespace: Union[str, None] = None
 
 
 class Status(ControlMessage, frozen=True):
-    """What a head knows. `at` is its clock, in seconds since the epoch. It serves protocols `oldest` to `protocol`."""
+    """Reply to GetStatus.
+
+    Attributes:
+        epoch: id of this run of the head.
+        clients: incarnations of the connected clients.
+        leases: exclusive hardware that groups hold.
+        stopped: emergency stops in force, one line each.
+        trouble: problems of the head that need a person, one line each.
+        at: the head's clock, in seconds since the epoch.
+        protocol: the newest protocol that the head speaks.
+        oldest: the oldest protocol that the head speaks.
+    """
 
     epoch: str
     version: str
@@ -190,11 +240,16 @@ class Status(ControlMessage, frozen=True):
 
 
 class GetEvents(ControlMessage, frozen=True):
-    """The entries of the event log after `since` (0: all that the head keeps, -1: none of the past), `limit` at most.
-    Answered by Events: at once if there are any, else when there is one, or after `wait_s` seconds without any.
+    """Return entries of the event log. Answered by Events as soon as there is an entry, else after `wait_s` seconds.
 
-    `log` is the Events' that `since` comes from; another head's numbers mean nothing, so that one answers from its
-    first entry on. `namespace` None: every job's; a client asks for its own, and is told of the cluster's too.
+    Attributes:
+        since: return entries after this number; 0 for all that the head keeps, -1 for future entries only.
+        log: the `log` of the Events that `since` comes from. If that is another head's log, the numbers differ, and the
+            head answers from its first entry on.
+        namespace: return entries of this job and of the whole cluster; None for all jobs. Clients ask for their own
+            job.
+        limit: largest number of entries.
+        wait_s: seconds to wait for an entry.
     """
 
     since: int = 0
@@ -205,8 +260,14 @@ class GetEvents(ControlMessage, frozen=True):
 
 
 class Events(ControlMessage, frozen=True):
-    """`next` is the `since` of the next question; `missing` entries up to there are not kept
-    any more; `more` says that there are further ones now. `at` is the head's clock, in seconds since the epoch.
+    """Reply to GetEvents.
+
+    Attributes:
+        log: id of this head's event log.
+        at: the head's clock, in seconds since the epoch.
+        next: `since` for the next GetEvents.
+        missing: number of entries before `next` that the head no longer keeps.
+        more: True if further entries are ready.
     """
 
     log: str
@@ -218,9 +279,10 @@ class Events(ControlMessage, frozen=True):
 
 
 class EStop(ControlMessage, frozen=True):
-    """Emergency stop of all robots, or of those of one namespace; `release` lifts it. Anybody whom the head's sockets
-    let in may ask. Until it is lifted no group that uses robots is launched there. Answered by EStopped. `by` is who
-    asks, for people.
+    """Stop all robots at once, or those of one namespace; with `release`, lift that stop. Answered by EStopped.
+
+    Any peer that the head's sockets admit may send it. While a stop is in force, the head refuses to launch groups that
+    use robots in that namespace. `by` is the sender's name, for people. `namespace` None means the whole cluster.
     """
 
     by: str
@@ -230,9 +292,13 @@ class EStop(ControlMessage, frozen=True):
 
 
 class EStopped(ControlMessage, frozen=True):
-    """Which workers were told to make their robots safe. `stopped` is what is in force now, a line each. `warning`: it
-    is in force, but a head that is restarted would not know. `lifted` is the stop that a release has ended, "" where
-    none was in force; None of a head before protocol 6, which does not say.
+    """Reply to EStop.
+
+    Attributes:
+        hits: the workers that were told to make their robots safe.
+        stopped: the stops that are now in force, one line each.
+        warning: set if the stop is in force but could not be saved: a restarted head would not know it.
+        lifted: the stop that `release` lifted, "" if none was in force. None from a head before protocol 6.
     """
 
     hits: list[RobotStop] = []
@@ -242,9 +308,10 @@ class EStopped(ControlMessage, frozen=True):
 
 
 class EndGroup(ControlMessage, frozen=True):
-    """End a group, whoever owns it: SIGTERM, after `grace_s` SIGKILL. Answered by Done when all workers are gone, or by
-    Failed(kind=not_found). A driver's key may end groups of its own jobs. `by` is who asks, for people. Since
-    protocol 7.
+    """End a group, whichever client owns it: SIGTERM, and SIGKILL after `grace_s` seconds. Since protocol 7.
+
+    Answered by Done when all workers have ended, or by Failed(kind=not_found). The holder of a driver's key may end
+    groups of its own jobs only. `by` is the sender's name, for people.
     """
 
     namespace: str
@@ -255,8 +322,9 @@ class EndGroup(ControlMessage, frozen=True):
 
 
 class DrainNode(ControlMessage, frozen=True):
-    """Start no new workers on a node; what runs there goes on until its owners end it. `undo` lifts it. Anybody whom
-    the head's sockets let in may ask; `by` is who asks, for people. Answered by Drained.
+    """Start no new workers on a node; running workers continue until their owners end them. Answered by Drained.
+
+    Any peer that the head's sockets admit may send it. `undo` lifts the drain. `by` is the sender's name, for people.
     """
 
     node_id: str
@@ -266,29 +334,31 @@ class DrainNode(ControlMessage, frozen=True):
 
 
 class Drained(ControlMessage, frozen=True):
-    """The node as it is now; None where it is away and its drain was lifted. `warning`: what went wrong beside that."""
+    """Reply to DrainNode. `node` is the node's new state, None if the drain of a lost node was lifted. `warning` is a
+    problem that did not prevent the drain.
+    """
 
     node: Union[NodeState, None] = None
     warning: str = ""
 
 
 KeyRole = Literal["agent", "driver"]
-"""What keys are listed for."""
+"""Roles that a listed key can have."""
 
 
 class KeyState(Value, frozen=True):
-    """One key that the head knows; times are in seconds since the epoch, by the head's clock.
+    """One key or join token that the head has listed. Times are in seconds since the epoch, by the head's clock.
 
     Attributes:
-        public: 40 characters of Z85.
-        role: what its holder is; for a join token, what its holder will be.
-        name: of that node or driver.
-        added_at: when it was listed.
-        added_by: by whom.
-        token: whether it is a join token's: all that it is good for is listing another.
-        expires_at: when it ends by itself, None for never.
-        ended_at: when it ended, None for one that is good.
-        why: it ended.
+        public: the public key, 40 characters of Z85.
+        role: role of the key's holder; for a join token, the role that its holder will get.
+        name: name of that node or driver.
+        added_at: time at which the key was listed.
+        added_by: name of the person or program that listed it.
+        token: True for a join token, which only permits its holder to list another key.
+        expires_at: time at which the key expires, None for never.
+        ended_at: time at which the key became invalid, None for a valid key.
+        why: reason why the key became invalid.
     """
 
     public: str
@@ -303,16 +373,18 @@ class KeyState(Value, frozen=True):
 
 
 class Enroll(ControlMessage, frozen=True):
-    """The one thing that the holder of a join token may say: list this key of mine. Answered by Enrolled, and the
-    token is used up.
+    """List the sender's key `public`. Answered by Enrolled, which uses up the join token.
+
+    This is the only request that the holder of a join token may send.
     """
 
     public: str
 
 
 class RotateKey(ControlMessage, frozen=True):
-    """An agent or driver has another key from now on. The one that it says this with stays good for `keep_s` seconds,
-    for what runs with it. Answered by Enrolled.
+    """Replace the key of the sending agent or driver by `public`. Answered by Enrolled.
+
+    The old key, with which this request is sent, stays valid for `keep_s` seconds for processes that still use it.
     """
 
     public: str
@@ -320,7 +392,9 @@ class RotateKey(ControlMessage, frozen=True):
 
 
 class Enrolled(ControlMessage, frozen=True):
-    """The key is listed. `warning`: it is, but a head that is restarted would not know."""
+    """Reply to Enroll and RotateKey: the key is listed. `warning` is set if the list could not be saved: a restarted
+    head would not know the key.
+    """
 
     role: KeyRole
     name: str
@@ -328,8 +402,11 @@ class Enrolled(ControlMessage, frozen=True):
 
 
 class AddKey(ControlMessage, frozen=True):
-    """List a key, or, with `token_s`, a join token for one that is made later, good for so many seconds. A name has
-    one key: the token before it is void. `by` is who asks, for people. Answered by Keys, with that key.
+    """List the key `public`. Answered by Keys with that key.
+
+    A name has one key: an earlier join token of the name becomes invalid. `by` is the sender's name, for people. If
+    `token_s` is not None, `public` is a join token's key that is valid for that number of seconds; its holder lists the
+    final key by Enroll.
     """
 
     public: str
@@ -340,8 +417,9 @@ class AddKey(ControlMessage, frozen=True):
 
 
 class RevokeKey(ControlMessage, frozen=True):
-    """End all keys and tokens of a name, and the sessions that have come with them. `role` None: whatever it is.
-    Answered by Keys, with those that ended.
+    """Revoke all keys and join tokens of a name and end their sessions. Answered by Keys with the revoked keys.
+
+    `role` limits this to keys of one role; None revokes keys of every role. `by` is the sender's name, for people.
     """
 
     name: str
@@ -350,12 +428,18 @@ class RevokeKey(ControlMessage, frozen=True):
 
 
 class GetKeys(ControlMessage, frozen=True):
-    """Answered by Keys."""
+    """Return the listed keys. Answered by Keys."""
 
 
 class Keys(ControlMessage, frozen=True):
-    """`head` is the head's public key ("" for one without keys), `listens` its TCP endpoints, `at` its clock.
-    `warning`: it is so, but a head that is restarted would not know.
+    """Reply to GetKeys, AddKey and RevokeKey.
+
+    Attributes:
+        keys: the keys in question.
+        head: the head's public key, "" for a head without keys.
+        listens: TCP endpoints on which the head listens.
+        at: the head's clock, in seconds since the epoch.
+        warning: set if the change was made but could not be saved: a restarted head would not know it.
     """
 
     keys: list[KeyState]

@@ -1,10 +1,10 @@
-"""All control messages and their envelopes, to bytes and back. Pure: no sockets, no time.
+"""Encode and decode all control messages and their envelopes. Pure: no sockets, no time.
 
-`wire.agent_messages` holds the messages of agents and of sessions, `wire.client_messages` the others. A `Notice` needs
-no answer; a `Request` gets exactly one `Reply` or `Failed`.
+`wire.agent_messages` holds the messages of agents and of sessions, `wire.client_messages` the others. A `Notice` has no
+reply; a `Request` has exactly one `Reply` or `Failed`.
 
-House rules: a message is a frozen struct in one of these files; user data never rides in one. Size is limited before
-decoding; msgspec validates every field and bounds the nesting (by Python's recursion limit). Anything wrong is a
+House rules: a message is a frozen struct in one of these files and never carries user data. The size is limited before
+decoding; msgspec validates every field and limits the nesting (by Python's recursion limit). Every fault is a
 RemoteWireError, and a decoded message is well formed.
 """
 
@@ -98,9 +98,10 @@ class Reply(ControlMessage, frozen=True, tag="rep"):
 
 
 class Failed(ControlMessage, frozen=True, tag="err"):
-    """A request that was refused. `kind` names the error class at the client (net.rpc.refusal):
-    hello (say hello first, then repeat the request), config, placement, timeout,
-    name_in_use, hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost, emergency_stop.
+    """Reply to a request that was refused or failed. `kind` names the error class at the client (net.rpc.refusal).
+
+    Kinds: hello (send the hello first, then repeat the request), config, placement, timeout, name_in_use,
+    hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost, emergency_stop.
     """
 
     id: int
@@ -123,11 +124,11 @@ _SHORTER = {
     "Handles": "it tells of every worker that this process has a handle of: shut down groups that are not needed",
     "Status": "ask for one namespace",
 }
-"""Advice for messages that grow with what users do."""
+"""Advice, by message name, for messages whose length depends on the user's program."""
 
 
 class TooLongError(UsageError):
-    """A control message is longer than its receiver accepts: it was not sent."""
+    """A control message was not sent because it is longer than its receiver accepts."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -135,7 +136,7 @@ _decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
 
 
 def encode(envelope: Envelope, limit: int = MAX_CONTROL_BYTES) -> bytes:
-    """Return an envelope as bytes. Raises TooLongError, which says what to do, if they are more than *limit*."""
+    """Return an envelope as bytes. Raises TooLongError, with advice, if it has more than *limit* bytes."""
     data = _encoder.encode(envelope)
     if len(data) > limit:
         kind = type(getattr(envelope, "body", envelope)).__name__
@@ -145,7 +146,7 @@ def encode(envelope: Envelope, limit: int = MAX_CONTROL_BYTES) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Envelope:
-    """Return the envelope in *data*. Raises RemoteWireError if that is too long, or no known message."""
+    """Return the envelope in *data*. Raises RemoteWireError if *data* is too long or is not a valid message."""
     if len(data) > MAX_CONTROL_BYTES:
         raise RemoteWireError(f"a control message of {len(data)} bytes; the limit is {MAX_CONTROL_BYTES}")
     try:

@@ -1,4 +1,4 @@
-"""A worker's exception on its way to the caller: encoded where it was raised, rebuilt where the caller catches it."""
+"""Encode a worker's exception where it was raised, and rebuild it in the caller's process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with contextlib.suppress(NameError):
 
 
 def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Raised, list[Buffer]]:
-    """Return a worker's answer for *error*: always a text, and the exception itself if it pickles."""
+    """Return the header for *error*, and the parts of the pickled exception ([] if it does not pickle)."""
     kind_name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     try:
         text = str(error)
@@ -45,9 +45,10 @@ def _sendable(text: str) -> str:
 
 
 def encode_exception(error: BaseException) -> list[Buffer]:
-    """Return the exception as parts that unpickle: as it pickles, else rebuilt from its class and arguments.
+    """Return the parts of *error*, checked to unpickle; [] if that is impossible.
 
-    An exception whose constructor takes other arguments than it passes to its base pickles, and does not unpickle.
+    If a plain pickle does not unpickle, the parts rebuild the exception from its class and arguments. That is the case
+    for an exception whose constructor takes other arguments than it passes to its base.
     """
     name = type(error).__name__
     with contextlib.suppress(Exception):
@@ -62,7 +63,7 @@ def encode_exception(error: BaseException) -> list[Buffer]:
 
 
 class _Rebuilt:
-    """Pickles as a call of `_rebuild`, which makes the exception."""
+    """Object whose pickle, when loaded, calls `_rebuild` and so becomes the exception."""
 
     def __init__(self, cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> None:
         self._parts = (cls, args, state)
@@ -79,7 +80,7 @@ def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, A
 
 
 def _blank(cls: type[BaseException], *args: Any) -> Any:
-    """Return an instance of *cls* without running a constructor in Python."""
+    """Return an instance of *cls* without calling a constructor that is written in Python."""
     built_in: Any = cls
     while built_in.__flags__ & _HEAP_TYPE:
         built_in = built_in.__base__  # not the next in the MRO: MemoryError.__new__ refuses a class laid out by another
@@ -95,7 +96,7 @@ def _travels(value: Any) -> bool:
 
 
 def decode(raised: Raised, parts: AuthenticatedParts, *, worker: str, rank: int, node: str) -> Exception:
-    """Return the exception that the caller catches; see WorkerError."""
+    """Return the exception for the caller: a WorkerError, or another class for some kinds of *raised*."""
     if raised.kind == "start":
         return WorkerStartError(f"{worker} on {node} could not be started: {raised.text}", worker=worker, node=node)
     if raised.kind == "expired":
@@ -121,21 +122,29 @@ def decode(raised: Raised, parts: AuthenticatedParts, *, worker: str, rank: int,
 
 
 def unreadable(what: str, method: str, worker: str, node: str, error: Exception) -> SerializationError:
-    """Return the error for a value (*what*) of a call of *method* that cannot be unpickled here."""
+    """Return the error for a value from a worker that cannot be unpickled here. *what* names the value, e.g. "the
+    result".
+    """
     return SerializationError(
         f"{what} of {method}() from {worker} on {node} cannot be read here: {type(error).__name__}: {error}"
     )
 
 
 def describe(answer: Raised | Exception, method: str, *, worker: str, node: str) -> str:
-    """Return the failure of a call as text, in full, without unpickling."""
+    """Return the failure of a call as text with its traceback. Unpickles nothing."""
     if isinstance(answer, Exception):
         return f"{method}(): {answer}"
     return f"{method}() in {worker} on {node}: {answer.error}: {answer.text}\n{answer.traceback}"
 
 
 def mixed(original: BaseException, message: str, where: dict[str, Any]) -> WorkerError:
-    """Return a WorkerError that is also an instance of *original*'s type, if the two classes can be mixed."""
+    """Return a WorkerError that is also an instance of *original*'s type, or a plain WorkerError if that is impossible.
+
+    Args:
+        original: the exception that the worker raised.
+        message: text of the error.
+        where: WorkerError's attributes: worker, rank, node, remote_traceback.
+    """
     kind: Any = type(original)
     cls = _mixed_class(getattr(kind, "_mixed_from", kind))  # an error that one worker passes on for another
     error: WorkerError = _blank(cls)
@@ -175,9 +184,10 @@ def _reduce(error: WorkerError) -> Any:
 
 
 def _copy_state(original: BaseException, error: BaseException) -> None:
-    """Copy what users read from exceptions: errno, filename, name, code, and instance attributes.
+    """Copy to *error* what users read from exceptions: errno, filename, name, code, and instance attributes.
 
-    Those of built-in types are slots in C; properties of the user's work on the copied attributes by themselves.
+    Attributes of built-in exception types are slots in C and are copied one by one. Properties of user classes need no
+    copy: they read the instance attributes.
     """
     for base in type(original).__mro__:
         if base.__module__ != "builtins" or base in (BaseException, Exception, object):
