@@ -21,7 +21,7 @@ from rlinf_actors import Cluster, ComponentPlacement, Worker, procfs
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.testing import simulated_arm_hardware
 from rlinf_actors.testing.simulated_arm import SimulatedArmClient, read_record
-from rlinf_actors.worker.lease_guard import INCLUDE_DIR
+from rlinf_actors.worker.leasepage import INCLUDE_DIR
 
 
 class Env(Worker):

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from rlinf_actors import Cluster, ClusterConfig, ComponentPlacement, Worker
-from rlinf_actors.placement.described_cluster import DescribedCluster
+from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.plan import plan
 from rlinf_actors.testing import LocalCluster
 

@@ -14,7 +14,7 @@ from rlinf_actors.hardware.configured import describe_hardware
 from rlinf_actors.hardware.extensions import load_module
 from rlinf_actors.hardware.probe_report import accelerator_type_of
 from rlinf_actors.net.discovery import client_settings
-from rlinf_actors.placement.described_cluster import DescribedCluster, parse_description
+from rlinf_actors.placement.described import DescribedCluster, parse_description
 from rlinf_actors.placement.node_order import RegisteredNode, missing_ranks, order_nodes
 from rlinf_actors.placement.plan import plan as make_plan
 from rlinf_actors.settings import Settings

@@ -127,7 +127,7 @@ class AcceleratorUtil:
 
         The probe calls the function in a child process, with a time limit, and only if one of *devices* or *libraries*
         exists. The function gets the node's environment, and returns the accelerators that its visibility variable
-        leaves; an exception becomes a fault of the node. ``hardware.visible_devices.visible_devices`` applies such a
+        leaves; an exception becomes a fault of the node. ``hardware.visibility.visible_devices`` applies such a
         variable; ``hardware.vendors.machine.Machine`` runs tools with a time limit.
 
         Args:

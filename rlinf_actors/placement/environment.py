@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.hardware.visible_devices import selected_devices, visible_devices
+from rlinf_actors.hardware.visibility import selected_devices, visible_devices
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLES, device_variables, facts_of
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo

@@ -14,7 +14,7 @@ from rlinf_actors.config.cluster_config import parse_labels
 from rlinf_actors.errors import PlacementError
 from rlinf_actors.model.node import CLUSTER_GROUP, NODE_GROUP, NodeInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.placement.described_cluster import DescribedCluster
+from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.node_groups import ClusterView, find_group
 from rlinf_actors.placement.resolver import ResourceTable, place, place_on_nodes
 

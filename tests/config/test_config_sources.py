@@ -149,7 +149,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 def test_omegaconf_is_not_imported_for_plain_configurations() -> None:
     code = (
         "import sys\n"
-        "from rlinf_actors.placement.described_cluster import DescribedCluster\n"
+        "from rlinf_actors.placement.described import DescribedCluster\n"
         "from rlinf_actors.placement.plan import plan\n"
         "config = {'num_nodes': 1, 'component_placement': {'a': '0:0-3'}}\n"
         "plan(config, DescribedCluster.identical(1, 0))\n"

@@ -13,7 +13,7 @@ from rlinf_actors.group.group import WorkerGroup
 from rlinf_actors.hardware.configured import piece_of
 from rlinf_actors.model.hardware import AcceleratorType, HardwareInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.placement.described_cluster import DescribedCluster
+from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
 from rlinf_actors.runtime.future import AsyncWork
 

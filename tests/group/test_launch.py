@@ -22,7 +22,7 @@ from rlinf_actors.hardware import registry
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.placement.described_cluster import DescribedCluster
+from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
 from rlinf_actors.settings import for_workers
 from rlinf_actors.wire.values import Claim

@@ -14,7 +14,7 @@ from rlinf_actors.hardware.accelerators import AcceleratorUtil
 from rlinf_actors.hardware.probe import ChildEnd, read_answer
 from rlinf_actors.hardware.probe_report import ReportedInfo, resource_from_report, resource_to_report
 from rlinf_actors.hardware.vendors.catalog import Vendor
-from rlinf_actors.hardware.visible_devices import selected_devices, visible_devices
+from rlinf_actors.hardware.visibility import selected_devices, visible_devices
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
 from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.values import HardwareReport, NodeReport, ResourceReport

@@ -153,7 +153,7 @@ def test_a_worker_that_does_not_know_the_type_has_no_device_of_it() -> None:
 LAB = """
 import os, signal
 from rlinf_actors import AcceleratorFacts, AcceleratorInfo, AcceleratorUtil, FoundAccelerators
-from rlinf_actors.hardware.visible_devices import visible_devices
+from rlinf_actors.hardware.visibility import visible_devices
 
 def tpu(name, devices, ask):
     facts = AcceleratorFacts(name + "_VISIBLE_DEVICES", "tccl", "tpu", "")

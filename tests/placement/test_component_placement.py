@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError, PlacementError
 from rlinf_actors.placement.component import ComponentPlacement, PlacementMode
-from rlinf_actors.placement.described_cluster import DescribedCluster
+from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.plan import plan
 from rlinf_actors.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy
 

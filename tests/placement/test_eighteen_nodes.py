@@ -15,7 +15,7 @@ from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.group.group_spec import WorkerOptions, worker_specs
 from rlinf_actors.hardware.registry import lookup
 from rlinf_actors.placement.component import ComponentPlacement
-from rlinf_actors.placement.described_cluster import DescribedCluster
+from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.wire.values import WorkerSpec
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "heterogeneous"

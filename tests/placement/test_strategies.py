@@ -17,7 +17,7 @@ from rlinf_actors.errors import PlacementError
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.placement.described_cluster import DescribedCluster
+from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.strategies import (
     FlexiblePlacementStrategy,
     NodePlacementStrategy,

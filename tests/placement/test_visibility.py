@@ -12,7 +12,7 @@ from rlinf_actors.group.group_spec import WorkerOptions, worker_specs
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareResource
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.placement.described_cluster import DescribedCluster
+from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.strategies import (
     FlexiblePlacementStrategy,
     NodePlacementStrategy,

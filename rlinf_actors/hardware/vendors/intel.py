@@ -15,7 +15,7 @@ from typing import Any
 
 from rlinf_actors.hardware.vendors.catalog import VENDORS, FoundAccelerators, only_visible
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
-from rlinf_actors.hardware.visible_devices import selected_devices
+from rlinf_actors.hardware.visibility import selected_devices
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 _KIND = AcceleratorType.INTEL_GPU
