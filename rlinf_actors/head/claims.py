@@ -1,8 +1,8 @@
-"""Names and robots that a worker may still use: which group holds which, and until when. Pure.
+"""Claims of workers on robots, and group names reserved for workers that were lost with their node. Pure.
 
-House rules: a robot is held as long as any worker that claims it may be running, and so is the name of its group. An
-end that the worker's agent reports frees both. A worker that was lost with its node holds them until that node comes
-back without it, or until nothing of a cut-off node can be running any more.
+House rules: a worker holds its robots and the name of its group as long as it may be running. When its agent reports
+its end, both are free. When its node is lost, both stay held until the node comes back without the worker, or until
+`Timing.rank_hold_s` has passed, after which no worker of a cut-off node can be running.
 """
 
 from __future__ import annotations
@@ -22,15 +22,22 @@ if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 SETTLE_S = 0.5
-"""Margin over ROBOT_END_S after which workers that no agent reports count as ended, in seconds."""
+"""Margin over ROBOT_END_S, in seconds, after which a worker that a new agent does not report counts as ended."""
 IN_USE = "hardware_in_use"
-"""Kind of a refusal for hardware that another group holds."""
+"""Error kind of a launch that is refused because another group holds its hardware."""
 ADVICE = ". Shut that group down, use another one of this type, or wait: launch(..., wait_for_hardware=SECONDS)"
 
 
 @dataclass(eq=False)
 class HardwareClaim:
-    """One worker's claim on one robot. `lost` is when its node was lost; then the robot is free at `until`."""
+    """One worker's claim on one robot. All times are monotonic seconds.
+
+    Attributes:
+        node: name of the worker's node, for people.
+        since: when the worker got the robot.
+        lost: when the worker's node was lost; None while the node is here.
+        until: when the robot becomes free if the node stays lost; infinity while the node is here.
+    """
 
     claim: Claim
     group: Group
@@ -43,7 +50,7 @@ class HardwareClaim:
 
     @property
     def worker_name(self) -> str:
-        """Group and rank, for people."""
+        """The worker's group and rank as "GROUP:RANK", for people."""
         return f"{self.group.name}:{self.worker.spec.rank}"
 
 
@@ -51,7 +58,8 @@ class ClaimTable:
     """All claims on robots.
 
     Attributes:
-        settled: when every node that may use a robot has reported it, or its workers' leases are over.
+        settled: the time from which robots may be given to new workers. By then each node has reported its robot
+            workers to this head, or their leases have ended.
     """
 
     def __init__(self, head: Coordinator) -> None:
@@ -62,11 +70,11 @@ class ClaimTable:
         self._lost: dict[tuple[str, str], HardwareClaim] = {}
 
     def check(self, claims: Iterable[Claim], group: Group | None = None) -> None:
-        """Refuse a launch that claims what is held.
+        """Raise Refused if another group holds one of these robots, or if the head has just started (`settled`).
 
         Args:
-            claims: of its workers.
-            group: of the workers if some of them run already: they share what they have.
+            claims: the claims of the workers to launch.
+            group: the workers' group if some of them run already; robots that this group holds are not refused.
         """
         now = self._head.now
         claims = list({claim.key: claim for claim in claims}.values())
@@ -82,14 +90,14 @@ class ClaimTable:
                     raise Refused(IN_USE, self._refusal(held))
 
     def states(self, now: float) -> list[LeaseState]:
-        """Return every robot that is held, by key."""
+        """Return the state of every robot that is held, sorted by the robot's key."""
         return [self._state(list(claims.values()), now) for _, claims in sorted(self._claims.items())]
 
     def take(self, group: Group, worker: WorkerRecord, node: Node) -> HardwareClaim | None:
-        """A worker that runs, or is about to, holds what it claims.
+        """Record that this worker holds all robots that it claims; it runs or is about to start on *node*.
 
         Returns:
-            A claim of another group on one of these robots: the two contradict one another. None without one.
+            The claim of another group that already holds one of these robots, which is a conflict; None without one.
         """
         other = None
         for claim in worker.spec.claims:
@@ -103,7 +111,7 @@ class ClaimTable:
         return other
 
     def free(self, worker: WorkerRecord) -> None:
-        """A worker's process has ended for certain."""
+        """Free the robots of a worker whose process has certainly ended."""
         self._workers.pop(worker.id, None)
         for claim in worker.spec.claims:
             claims = self._claims.get(claim.key, {})
@@ -113,13 +121,16 @@ class ClaimTable:
                 self._head.launches.retry_waiting()
 
     def ended(self, worker_id: str, node_id: str) -> None:
-        """The agent of a node reports the end of a worker that was lost with it."""
+        """Free the robots of a worker that was lost with its node, now that the node's agent reports its end."""
         worker = self._workers.get(worker_id)
         if worker is not None and worker.node_id == node_id:
             self.free(worker)
 
     def lose(self, worker: WorkerRecord, certain: bool) -> None:
-        """A worker's node is gone: unless its end is *certain*, the worker may go on for a while."""
+        """Free the robots of a worker that was declared lost: at once if its end is *certain*, else after rank_hold_s.
+
+        Until then the worker may still be running where no agent reports it.
+        """
         if certain:
             self.free(worker)
         for claim in worker.spec.claims:
@@ -130,10 +141,11 @@ class ClaimTable:
                 self._free_at(held, self._head.now + self._head.timing.rank_hold_s)
 
     def node_is_back(self, node_id: str, running: Collection[str], known: bool) -> None:
-        """A node reports its workers: robots that others of its workers held when it was lost are free.
+        """Free the robots of this node's lost workers that a node which has come back does not report as *running*.
 
-        They are free at once if its agent is *known*, the one that had them. A new agent does not report what the
-        earlier one's templates still have: those workers are making their robots safe, and are then killed.
+        If the agent is *known*, that is the same one as before the loss, the robots are free at once. A new agent does
+        not know the workers that the earlier agent's templates still have. Those workers are making their robots safe
+        and are then killed, so their robots become free after ROBOT_END_S and SETTLE_S at the latest.
         """
         for held in list(self._lost.values()):
             if held.worker.node_id == node_id and held.worker.id not in running:
@@ -183,7 +195,7 @@ class ClaimTable:
 
 
 def contradiction(held: HardwareClaim, group: Group) -> str:
-    """Return a line about a group that uses a robot which another group holds."""
+    """Return the log text for a robot that *group* uses while another group holds it."""
     return f"{held.claim.title} is held by two groups, {held.group.key} and {group.key}: the second is stopped"
 
 
@@ -197,7 +209,7 @@ class _LostWorker:
 
 
 class NameReservations:
-    """Names of groups with workers that were lost with their nodes: no other group gets such a name meanwhile."""
+    """Reserves the group names of workers that were lost with their node and may still be running."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
@@ -205,7 +217,7 @@ class NameReservations:
         self._keys: dict[str, tuple[str, str]] = {}
 
     def lost(self, group: Group, worker: WorkerRecord, node: Node) -> None:
-        """A worker may live on where no agent reports it."""
+        """Reserve the group's name for rank_hold_s: this lost worker may still be running on *node*."""
         until = self._head.now + self._head.timing.rank_hold_s
         timer = self._head.timers.at(until, lambda: self._free(worker.id))
         one = _LostWorker(f"{group.name}:{worker.spec.rank}", node.id, node.name, until, timer)
@@ -213,19 +225,19 @@ class NameReservations:
         self._keys[worker.id] = group.key
 
     def ended(self, worker_id: str, node_id: str) -> None:
-        """The agent of its node reports its end."""
+        """End the reservation for a lost worker whose end the agent of its node reports."""
         key = self._keys.get(worker_id)
         if key is not None and self._lost[key][worker_id].node_id == node_id:
             self._free(worker_id)
 
     def node_is_back(self, node_id: str, running: Container[str]) -> None:
-        """A node reports its workers: others that were lost with it have ended."""
+        """End the reservations for this node's lost workers that the returned node does not report as *running*."""
         for lost in list(self._lost.values()):
             for id in [id for id, one in lost.items() if one.node_id == node_id and id not in running]:
                 self._free(id)
 
     def check(self, namespace: str, name: str) -> None:
-        """Refuse a launch under a name that is reserved."""
+        """Raise Refused if this group name is reserved."""
         lost = self._lost.get((namespace, name))
         if lost:
             one = max(lost.values(), key=lambda one: one.until)

@@ -1,13 +1,13 @@
-"""Clients, that is drivers and workers: sessions, job membership, and how their end is noticed. Pure.
+"""Clients, that is drivers and workers: their sessions, their job membership, and how the head notices their end. Pure.
 
-A client whose process an agent on its host watches (by pidfd) ends when that process ends, and only then: a stopped
-driver may be silent as long as it likes. A worker ends with what its agent reports of it. Any other client lives by its
-heartbeats.
+If an agent on a client's host watches the client's process (by pidfd), the client ends only when that process ends: a
+driver that is stopped by SIGSTOP may be silent for any time. A worker ends when its agent reports its end. Any other
+client ends when the head receives no heartbeat from it for one lease.
 
-House rule: no agent's report alone ends a client. The kernel closes the connections of a process before anybody can see
-its end, so a reported death is a suspicion that the head verifies on the client's own connection: if that is closed the
-client has ended, else it lives by its heartbeats. Every agent of a client's host watches it, so that an agent which
-reports nothing hides no end.
+House rule: an agent's report alone does not end a client. The kernel closes the connections of a process before anybody
+can see its end. So the head verifies a reported death on the client's own connection: if that is closed, the client has
+ended, else the client lives by its heartbeats. Every agent on a client's host watches the client, so that one faulty
+agent cannot hide its end.
 """
 
 from __future__ import annotations
@@ -30,25 +30,28 @@ if TYPE_CHECKING:
 
 ROLES = ("driver", "worker")
 SOON_S = 4.0
-"""A client that lives reconnects to a restarted head within so many seconds: it tries every 3 s at most."""
+"""Seconds within which a living client reconnects to a restarted head; it tries at least every 3 s."""
 PING = ""
-"""The `incarnation` of a Beat that asks for nothing: sending it shows whether the peer is connected."""
+"""The `incarnation` of a Beat that needs no reaction. The head sends it to learn if the peer is connected."""
 FIRST_TRY_S = 0.05
-"""Pause before the second try of a connection, whose end may still be on its way; it doubles with each try."""
+"""Seconds between the first and the second check of a suspected client's connection; doubles with each check.
+
+The first check may come before the socket reports the end of the connection.
+"""
 LAST_TRY_S = 1.0
-"""The longest pause before a try; a connection that stands even then belongs to a living process."""
+"""Longest pause between two checks, in seconds. A connection that is still open then belongs to a living process."""
 
 
 @dataclass(eq=False)
 class ExpectedClient:
-    """A client that this head has heard of and that has sent no hello yet.
+    """A client that has sent no hello to this head yet, but that a member has named.
 
-    It owns workers that an agent reported after a restart, or another client wants to hear of its end.
+    The client owns workers that an agent reported after a restart of the head, or another client subscribed to its end.
 
     Attributes:
-        named_by: the member that named it.
-        until: when it counts as ended, unless an agent watches its process.
-        reported_dead: an agent reported the end of its process.
+        named_by: the member that named the client.
+        until: when the client counts as ended, unless an agent watches its process; monotonic seconds.
+        reported_dead: True if an agent reported the end of its process.
     """
 
     incarnation: str
@@ -59,7 +62,7 @@ class ExpectedClient:
 
 
 class ExpectedClients:
-    """All expected clients. `ClientTable.never_came` is called for one whose time is over."""
+    """All expected clients. Calls `ClientTable.never_came` for a client that sends no hello in time."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
@@ -71,11 +74,11 @@ class ExpectedClients:
         return incarnation in self._expected
 
     def may_name(self, member: Member) -> bool:
-        """True if this member may name another one."""
+        """True if this member may name one more expected client within its quota."""
         return not self._named_by.is_full(str(member))
 
     def add(self, incarnation: str, by: Member) -> None:
-        """Expect a client for `patience_s`; no change if it is expected already."""
+        """Expect this client, named by the member *by*, for `Timing.patience_s`; ignored if it is expected already."""
         if incarnation not in self._expected:
             expected = ExpectedClient(incarnation, by, self._head.now + self._head.timing.patience_s)
             self._expected[incarnation] = expected
@@ -83,16 +86,19 @@ class ExpectedClients:
             self._arm(expected)
 
     def has_come(self, incarnation: str) -> None:
-        """It has sent a hello."""
+        """Stop expecting a client that has sent its hello."""
         self._remove(incarnation)
         self._watched.pop(incarnation, None)
 
     def watched_on(self, node_id: str, incarnation: str) -> None:
-        """The agent of this node watches its process, as an earlier head has asked."""
+        """Record that the agent of this node watches the client's process, as an earlier head asked it to."""
         self._watched.setdefault(incarnation, set()).add(node_id)
 
     def reported_dead(self, node_id: str, incarnation: str) -> None:
-        """The agent of this node reports the end of its process. A living client says hello within SOON_S."""
+        """Record that the agent of this node reports the end of an expected client's process.
+
+        The client counts as ended if it sends no hello within SOON_S and no other agent watches its process.
+        """
         if incarnation in self._watched:
             self._unwatch(incarnation, node_id)
         expected = self._expected.get(incarnation)
@@ -102,7 +108,10 @@ class ExpectedClients:
             self._arm(expected)
 
     def node_gone(self, node_id: str, heard: float) -> None:
-        """An agent last heard at *heard* watches no process any more; its clients have a lease from then on."""
+        """Record that the agent of this node, last heard at *heard*, watches no process any more.
+
+        Its expected clients that no other agent watches get one lease, counted from *heard*.
+        """
         for incarnation in [i for i, nodes in self._watched.items() if node_id in nodes]:
             expected = self._expected.get(incarnation)
             if self._unwatch(incarnation, node_id) and expected is not None:
@@ -133,7 +142,7 @@ class ExpectedClients:
             self._named_by.free(str(expected.named_by))
 
     def _unwatch(self, incarnation: str, node_id: str) -> bool:
-        """Return True if no agent watches its process now."""
+        """Remove this node from the watchers of a client; return True if no agent watches the client now."""
         nodes = self._watched[incarnation]
         nodes.discard(node_id)
         if not nodes:
@@ -143,7 +152,7 @@ class ExpectedClients:
 
 @dataclass(eq=False)
 class SuspectedDeath:
-    """A client whose end an agent reported; the next try of its connection is after `pause`."""
+    """A client whose end an agent reported. The head checks its connection again after `pause` seconds."""
 
     client: Client
     pause: float = FIRST_TRY_S
@@ -159,27 +168,31 @@ class ProcessWatches:
         self._on_node: Index[Client] = Index()
 
     def ask(self, client: Client, node: Node) -> None:
-        """Have a node's agent watch a client of its host, if it does not yet."""
+        """Ask a node's agent to watch a client's process, if both are on one host and the agent was not asked yet."""
         if client.pid_start and node.report.host == client.host and node.id not in client.watchers:
             client.watchers[node.id] = node.peer
             self._on_node.add(node.id, client.incarnation, client)
             self._head.emit(Notify(node.peer, Watch(client.incarnation, client.pid, client.pid_start)))
 
     def end(self, client: Client) -> None:
-        """A client has ended."""
+        """Stop all watches of a client that has ended."""
         self.trust(client)
         for node_id, peer in client.watchers.items():
             self._on_node.discard(node_id, client.incarnation)
             self._head.emit(Notify(peer, Unwatch(client.incarnation)))
 
     def trust(self, client: Client) -> None:
-        """A client lives: it sent a hello over another connection."""
+        """Stop suspecting this client, for example because it has sent a hello over a new connection."""
         suspected = self._suspected.pop(client.peer, None)
         if suspected is not None:
             self._head.timers.cancel(suspected.timer)
 
     def reported_dead(self, node: Node, client: Client) -> bool:
-        """An agent reports the end of a client. Return False if it was not asked to watch that one."""
+        """Begin to verify the death of a client that the agent of *node* reports.
+
+        Returns:
+            False, and nothing begins, if that agent was not asked to watch this client.
+        """
         if client.watchers.pop(node.id, None) is None:
             return False
         self._on_node.discard(node.id, client.incarnation)
@@ -189,7 +202,7 @@ class ProcessWatches:
         return True
 
     def unreachable(self, peer: bytes) -> Client | None:
-        """Return the client suspected dead behind a peer that is not connected: it has ended."""
+        """Return the suspected client of a peer that is not connected, which proves its death; None without one."""
         suspected = self._suspected.get(peer)
         if suspected is None:
             return None
@@ -197,7 +210,7 @@ class ProcessWatches:
         return suspected.client
 
     def drop_node(self, node_id: str) -> list[Client]:
-        """An agent is gone; return the clients that it watched."""
+        """Remove an agent that is gone from the watchers of all clients; return the clients that it watched."""
         clients = self._on_node.of(node_id)
         for client in clients:
             self._on_node.discard(node_id, client.incarnation)
@@ -229,8 +242,8 @@ class ClientTable:
         self._drivers = Quota("drivers")
         self._ended = Tombstones(CLIENT, head.emit, before)
         self._expected = ExpectedClients(head)
-        self._end_subscribers: dict[str, dict[str, None]] = {}  # by the client whose end they hear of
-        self._end_subscriptions: dict[str, set[str]] = {}  # the same by subscriber
+        self._end_subscribers: dict[str, dict[str, None]] = {}  # watched client -> subscribers; all by incarnation
+        self._end_subscriptions: dict[str, set[str]] = {}  # subscriber -> watched clients
         self._watches = ProcessWatches(head)
 
     # --- queries ---
@@ -242,7 +255,7 @@ class ClientTable:
         return self._clients.get(incarnation)
 
     def of_worker(self, worker_id: str) -> Client | None:
-        """Return the client that is this worker."""
+        """Return the client session of this worker, None without one."""
         return self._by_worker.get(worker_id)
 
     def of_job(self, namespace: str) -> list[Client]:
@@ -257,31 +270,35 @@ class ClientTable:
         return self._clients.values()
 
     def ended(self, incarnation: str) -> str | None:
-        """Return why this client has ended; None if it has not."""
+        """Return why this client has ended; None if it has not, or so long ago that the reason was dropped."""
         return self._ended.get(incarnation)
 
     def expected(self, incarnation: str) -> bool:
-        """True if this client has been named and has not said hello yet."""
+        """True if a member has named this client and the client has sent no hello yet."""
         return incarnation in self._expected
 
     def driver_of(self, namespace: str) -> Client | None:
-        """Return the first driver of a job: its terminal shows the workers' output."""
+        """Return the first driver of a job, whose terminal shows the workers' output; None if the job has no driver."""
         return next((client for client in self._of_job.of(namespace) if client.role == "driver"), None)
 
     # --- sessions ---
 
     def check_driver(self, member: Member) -> None:
-        """Refuse one more process of a driver's key."""
+        """Raise Refused if this driver's key already has as many driver processes as the quota allows."""
         self._drivers.check(label(member), str(member))
 
     def hello(self, peer: bytes, hello: ClientHello, worker_namespace: str | None, member: Member) -> Client:
-        """Begin the session of a driver or worker, or note that it has reconnected.
+        """Begin the session of a driver or worker, or move its session to the connection that it has now.
 
         Args:
-            peer: its address.
-            hello: its message.
-            worker_namespace: of the worker that it claims to be, or a child of; None if there is no such worker.
-            member: who it is.
+            peer: the routing id of the client's connection.
+            hello: the client's message.
+            worker_namespace: namespace of the worker that the client says it is, or whose child it says it is; None if
+                there is no such worker.
+            member: the authenticated member that sent the hello.
+
+        Raises:
+            Refused: the head has declared this client dead, or the client may not join the job.
         """
         self._check(peer, hello, worker_namespace, member)
         now = self._head.now
@@ -337,10 +354,10 @@ class ClientTable:
             self._sessions.check(member.key, str(member))
 
     def _may_join(self, hello: ClientHello, worker_namespace: str | None) -> str:
-        """Return why a client is no member of the job that it names, "" if it is.
+        """Return why a client may not join the job that its hello names, "" if it may.
 
-        Without keys a driver joins by the namespace's name; with keys `head.authority` has checked it before. A worker
-        proves by the job's token that an agent started it.
+        Without keys a driver needs only the namespace's name; with keys `head.authority` has checked the driver before.
+        A worker proves by the job's token that an agent started it.
         """
         if hello.role not in ROLES:
             return f"{hello.role!r} is no role; the roles are {', '.join(ROLES)}"
@@ -357,7 +374,10 @@ class ClientTable:
         return ""
 
     def gone(self, client: Client, reason: str, certain: bool = True) -> None:
-        """A client has ended: what it owns ends too. Not *certain*: it was silent, and may yet come back."""
+        """Remove a client that has ended, and end the groups that it owns.
+
+        *certain* is False if the client was only silent: it may still run, and is then refused when it comes back.
+        """
         del self._clients[client.incarnation]
         self._by_peer.pop(client.peer, None)
         self._of_job.discard(client.namespace, client.incarnation)
@@ -375,7 +395,11 @@ class ClientTable:
         self._head.client_gone(client.incarnation, client)
 
     def expect(self, incarnation: str, by: Member) -> None:
-        """Expect a client that *by* names: it has `patience_s` to say hello, or as long as an agent watches it."""
+        """Expect a hello of the client that the member *by* names.
+
+        The client has `Timing.patience_s` for its hello, and longer while an agent watches its process. If the client
+        has already ended, its groups are ended at once.
+        """
         if incarnation in self._clients:
             return
         if self._ended.get(incarnation) is not None:
@@ -384,7 +408,7 @@ class ClientTable:
         self._expected.add(incarnation, by)
 
     def never_came(self, expected: ExpectedClient) -> None:
-        """An expected client has not said hello in time."""
+        """Declare an expected client ended because it has sent no hello in time."""
         dead = expected.reported_dead
         reason = "its process ended" if dead else "it did not return after the head was restarted"
         self._ended.add(expected.incarnation, reason, dead, expected.named_by)
@@ -394,27 +418,29 @@ class ClientTable:
     # --- watches ---
 
     def watch_on(self, node: Node) -> None:
-        """Have an agent watch every client of its host."""
+        """Ask the agent of *node* to watch every client on its host."""
         for client in self._of_host.of(node.report.host):
             self._watches.ask(client, node)
 
     def watch(self, client: Client, nodes: Iterable[Node]) -> None:
-        """Have a client watched by the agents of its host."""
+        """Ask the agents of those *nodes* that are on the client's host to watch the client."""
         for node in nodes:
             self._watches.ask(client, node)
 
     def watched_on(self, node_id: str, incarnations: Iterable[str]) -> None:
-        """The agent of this node already watches the processes of these clients, as an earlier head has asked."""
+        """Record that the agent of this node already watches these clients, as an earlier head asked it to."""
         for incarnation in incarnations:
             if incarnation not in self._clients and self._ended.get(incarnation) is None:
                 self._expected.watched_on(node_id, incarnation)
 
     def unwatch(self, node_id: str, heard: float) -> None:
-        """An agent is gone, or begins anew: the clients that it watched live by their heartbeats from now on.
+        """Drop the watches of an agent that is gone or has reconnected.
+
+        Clients that no other agent watches live by their heartbeats from now on.
 
         Args:
-            node_id: of the agent's node.
-            heard: when that node was last heard, and so its clients, who may be silent while they are watched.
+            node_id: id of the agent's node.
+            heard: when the node was last heard. Its watched clients count as heard then, because they may be silent.
         """
         for client in self._watches.drop_node(node_id):
             if not client.watchers:
@@ -424,9 +450,10 @@ class ClientTable:
         self._expected.node_gone(node_id, heard)
 
     def process_ended(self, node: Node, incarnation: str) -> None:
-        """The agent of *node* reports the end of a process.
+        """Handle the report of *node*'s agent that a client's process has ended.
 
-        A client that this head has not met may contradict by a hello soon after, or another agent by its own.
+        A known client is checked on its own connection. A client that has sent no hello to this head yet may still send
+        one within SOON_S, and stays expected while another agent watches its process.
         """
         client = self._clients.get(incarnation)
         if client is not None:
@@ -440,7 +467,7 @@ class ClientTable:
         self._expected.reported_dead(node.id, incarnation)
 
     def unreachable(self, peer: bytes) -> None:
-        """A message was sent to a peer that is not connected."""
+        """End the client behind a peer that is not connected, if an agent has reported its death."""
         client = self._watches.unreachable(peer)
         if client is not None:
             self.gone(client, "its process ended")
@@ -448,9 +475,10 @@ class ClientTable:
     # --- subscriptions to ends ---
 
     def subscribe(self, client: Client, incarnations: Sequence[str]) -> None:
-        """Tell *client* when these clients of its namespace end.
+        """Send *client* a ClientGone for each of these clients of its namespace when it ends.
 
-        Of those that are not known here, beyond what it may name, it hears at once: nothing else would end its wait.
+        Unknown incarnations beyond the member's quota are reported as ended at once, because nothing else would end
+        the wait of *client*.
         """
         for incarnation in incarnations:
             watched = self._clients.get(incarnation)
@@ -484,7 +512,7 @@ class ClientTable:
         self._expected.stalled(seconds)
 
     def _arm(self, client: Client) -> None:
-        """Schedule the end of a client's lease. Watched processes have none; agents report the end of workers."""
+        """Schedule the end of a client's lease. Workers and watched clients have no lease: agents report their end."""
         self._head.timers.cancel(self._timers.pop(client.incarnation, None))
         if client.role != "worker" and not client.watchers:
             due = client.last_seen + self._head.timing.lease_s
@@ -501,5 +529,5 @@ class ClientTable:
 
 
 def abandoned(reason: str) -> Goodbye:
-    """Return the message to a client that the head has declared dead."""
+    """Return the message that tells a client that the head has declared it dead for this *reason*."""
     return Goodbye(f"the head has given up on this process: {reason}", lost=True)

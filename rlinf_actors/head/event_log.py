@@ -1,8 +1,8 @@
-"""The event log: who joined, who died, and why. Pure.
+"""The event log: which nodes, drivers and workers joined, ended or failed, and why. Pure.
 
-House rules: only a LogEvent adds an entry, so this log and the head's own never differ. What is kept is bounded. The
-member, job or kind of refusals with most entries makes room, so that no member pushes out what concerns others. A
-refused peer adds one line a minute at most.
+House rules: only a LogEvent command adds an entry, so the event log and the head's own log file never differ. The event
+log is bounded: each member, each job and all refusals together have a share, and the largest share makes room, so that
+no member pushes out the entries of others. A refused peer adds at most one line a minute.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 KEPT_EVENTS = 10_000
 KEPT_CHARS = 16 << 20
-"""Most text that is kept: the last lines of workers that died make some events much longer than others."""
+"""Largest number of characters of text in the log. An event with the last output of a dead worker is long."""
 ANSWER_EVENTS = 1000
 ANSWER_CHARS = 1 << 20
-"""Most of one answer; a reader asks again for the rest."""
+"""Largest number of characters in one answer; a reader asks again for the rest."""
 MAX_WAIT_S = 60.0
 
 Sees = Callable[[str], bool]
-"""True for a namespace whose events a reader is shown; events without a namespace are shown to all."""
+"""Returns True for a namespace whose events a reader may see. Every reader sees events without a namespace."""
 
 
 @dataclass(eq=False)
@@ -55,7 +55,10 @@ class _Reader:
 
 @dataclass
 class _Share:
-    """Entries that are kept because of one member, of a job, or of refusals: numbers, the oldest first."""
+    """The entries in the log that one member or job caused, or all refusals.
+
+    `seqs` are the numbers of the entries, the oldest first; `chars` is the length of their texts.
+    """
 
     seqs: deque[int] = field(default_factory=deque)
     chars: int = 0
@@ -65,12 +68,12 @@ _SEQ = attrgetter("seq")
 
 
 class EventLog:
-    """The newest events, and the readers that wait for the next.
+    """The newest events, and the readers that wait for the next event.
 
     Args:
-        head: its epoch is the name of this log; that of another head differs.
-        kept: events at most.
-        kept_chars: characters of text at most.
+        head: the coordinator. Its epoch names this log, so a reader notices that another head has begun a new log.
+        kept: largest number of events in the log.
+        kept_chars: largest number of characters of text in the log.
     """
 
     def __init__(self, head: Coordinator, kept: int = KEPT_EVENTS, kept_chars: int = KEPT_CHARS) -> None:
@@ -88,7 +91,7 @@ class EventLog:
         self._of_key = Quota("readers of a key")
 
     def add(self, entry: LogEvent, whose: str = "") -> None:
-        """Add an entry in the share of *whose*; older entries make room."""
+        """Add an entry, counted in the share of *whose* (a member or job); drop older entries if the log is full."""
         self._last += 1
         event = ClusterEvent(
             self._last, self._head.wall, **{name: getattr(entry, name) for name in entry.__struct_fields__}
@@ -103,7 +106,15 @@ class EventLog:
             self._make_room()
 
     def ask(self, peer: bytes, id: int, asked: GetEvents, sees: Sees, key: str = "") -> Events | None:
-        """Return the answer to a reader with this key, or None when it comes later."""
+        """Return the events that a reader asks for; None if there is none yet and the answer is sent later.
+
+        Args:
+            peer: the reader's connection.
+            id: the number of the request.
+            asked: the request.
+            sees: returns True for a namespace whose events the reader may see.
+            key: the reader's public key, whose waiting readers are limited; "" for a local process.
+        """
         if asked.log and asked.log != self._log:
             asked = replace(asked, since=0)
         since = self._last if asked.since < 0 else min(asked.since, self._last)
@@ -121,7 +132,7 @@ class EventLog:
         return None
 
     def flush(self) -> None:
-        """Answer the readers for whom there are new entries since the last flush."""
+        """Answer the waiting readers that may see an entry added since the last flush."""
         if self._flushed < self._last:
             self._flushed = self._last
             for reader in list(self._readers):
@@ -130,12 +141,12 @@ class EventLog:
                     self._answer(reader, found)
 
     def forget(self, peer: bytes) -> None:
-        """A client has ended."""
+        """Drop the waiting requests of a client that has ended."""
         for reader in [reader for reader in self._readers if reader.peer == peer]:
             self._remove(reader)
 
     def forget_keys(self, keys: Container[str]) -> None:
-        """These keys are not valid any more."""
+        """Drop the waiting requests of readers with these keys, which are no longer valid."""
         for reader in [reader for reader in self._readers if reader.key in keys]:
             self._remove(reader)
 
@@ -180,7 +191,7 @@ class EventLog:
 
 
 def _chars(event: ClusterEvent) -> int:
-    """Return about how long an entry is."""
+    """Return the approximate length of an entry's text in characters."""
     exit = event.exit
     return len(event.text) + (0 if exit is None else len(exit.reason) + sum(map(len, exit.stderr_tail)))
 
@@ -188,17 +199,17 @@ def _chars(event: ClusterEvent) -> int:
 ERRORS = frozenset({"robot_conflict"})
 """Kinds of events that need a person."""
 WARNINGS = frozenset({"node_lost", "worker_died", "lease_lost", "estop", "estop_released", "refused", "events_missing"})
-"""Kinds of events that an orderly run does not have."""
+"""Kinds of events that do not occur in a run without faults."""
 
 
 def level(kind: str) -> int:
-    """Return the level at which the head logs an event of *kind*."""
+    """Return the `logging` level at which the head logs an event of *kind*."""
     if kind in ERRORS:
         return logging.ERROR
     return logging.WARNING if kind in WARNINGS else logging.INFO
 
 
-# In these, *text* follows the name of the node, driver, group or worker.
+# In the functions below the entry reads "NAME TEXT", with the name of the node, driver, group or worker.
 
 
 def of_node(kind: EventKind, node: Node, text: str) -> LogEvent:
@@ -232,7 +243,7 @@ def of_worker(kind: EventKind, worker: WorkerRecord, node: str, text: str) -> Lo
 
 
 def of_life(worker: WorkerRecord, before: WorkerLife, node: str) -> LogEvent | None:
-    """Return the entry for a step in the life of a worker, None for one without an entry."""
+    """Return the log entry for a worker's change from state *before* to its present state; None if it has no entry."""
     if worker.life is WorkerLife.RUNNING and before is WorkerLife.STARTING:
         if worker.spec.incarnation:
             return of_worker("worker_restarted", worker, node, f"is up again, restart {worker.spec.incarnation}")
@@ -248,7 +259,7 @@ def of_life(worker: WorkerRecord, before: WorkerLife, node: str) -> LogEvent | N
 
 
 def of_end(group: Group) -> LogEvent:
-    """Return the entry for the end of a group."""
+    """Return the log entry for a group that has ended."""
     died = [w for w in group.workers.values() if w.exit is not None and not orderly(group.name, w.exit)]
     count = len(group.workers)
     how = f"{len(died)} of its {count} workers died" if died else f"its workers ({count}) were stopped"
@@ -259,7 +270,7 @@ NAME_CHARS = 200
 
 
 def shown(record: LogEvent) -> LogEvent:
-    """Return an entry with its texts cut and made printable."""
+    """Return a copy of *record* with printable text, and with names cut to NAME_CHARS."""
     fields = ("node", "node_id", "namespace", "group", "worker_id")
     names = {name: printable(getattr(record, name), NAME_CHARS) for name in fields}
     return replace(record, text=printable(record.text), **names)
@@ -269,7 +280,7 @@ WINDOW_S = 60.0
 
 
 class RefusalLog:
-    """Logs what the head refuses: the first of each kind at once, repetitions by their number once a minute."""
+    """Logs refused messages and connections: the first of a kind at once, repetitions as a count once a minute."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
@@ -278,17 +289,17 @@ class RefusalLog:
 
     @property
     def count(self) -> int:
-        """Refusals so far."""
+        """The number of refusals since the head started."""
         return self._tally.count
 
     def note(self, who: str, kind: str, text: str, times: int = 1) -> None:
-        """Count a refusal.
+        """Count a refusal, and log it if it is not a repetition.
 
         Args:
-            who: was refused; a refusal is a repetition of the one before if *who* and *kind* are the same.
-            kind: of the refusal.
+            who: the member or address that was refused. Refusals with equal *who* and *kind* are repetitions.
+            kind: the kind of the refusal.
             text: one line for people.
-            times: how often.
+            times: how many refusals to count.
         """
         if self._tally.note(who, kind, LogEvent("refused", text), self._head.now, times):
             self._report()
@@ -302,7 +313,7 @@ class RefusalLog:
             self._arm()
 
     def _arm(self) -> None:
-        # A timer that is set stays: later refusals are due later.
+        # A timer that is already set is not moved: later refusals are due later.
         self._timer = self._head.timers.at(self._tally.next_deadline(), self._time_passed)
         if self._timer.action is None:
             self._timer = None
