@@ -122,7 +122,7 @@ def test_the_head_s_port_is_nobody_elses_while_the_head_is_away(local_cluster):
 
 
 def test_bad_descriptions_are_named():
-    with pytest.raises(ConfigError, match="no key 'gpus'"):
+    with pytest.raises(ConfigError, match="unknown key 'gpus'; did you mean 'cpus'"):
         per_node({"gpus": 3}, 1)
     with pytest.raises(ConfigError, match=r"hardware\[1\].type: is 'TPU'"):
         per_node([None, {"accelerators": 1, "type": "TPU"}], 2)
