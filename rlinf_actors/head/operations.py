@@ -1,4 +1,4 @@
-"""What people and tools do with nodes and workers: drains, hardware queries, and notes on workers' health. Pure."""
+"""Drains of nodes, hardware queries, and the health reports on workers. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ NOT_KEPT = "the head could not write that to its disk: a restarted one will not 
 
 
 class DrainTable:
-    """Drains: no new workers start on a drained node, what runs goes on, and its owners are warned.
+    """Drained nodes: no new workers start there, running workers go on, and the owners of their groups are warned.
 
-    A drain belongs to the node, not to its agentd: it stays while the node is away, until a person undoes it.
+    A drain belongs to the node, not to its agentd: it stays in force while the node is away, until a person undoes it.
     """
 
     def __init__(self, head: Coordinator) -> None:
@@ -42,7 +42,11 @@ class DrainTable:
         self._changed = True
 
     def ask(self, event: RequestReceived, asked: DrainNode) -> None:
-        """Drain a node, for another reason too, or undo that. Answered when it is on disk."""
+        """Drain a node, replace the reason of its drain, or undo the drain. Answers when the change is on disk.
+
+        Raises:
+            Refused: the node is unknown, or it is not drained and the request undoes a drain.
+        """
         nodes, id = self._head.nodes, asked.node_id
         self.changed()
         node = nodes.known(id)
@@ -84,7 +88,7 @@ class DrainTable:
             self._head.emit(of_node("node_undrained", node, f"takes new workers again, says {asked.by}"))
 
     def node_back(self, node: Node) -> None:
-        """An agent said hello: the log of this head must have an entry for a drain from before it."""
+        """Log the drain of a reconnected node if an earlier head began it, so that this head's log has it too."""
         self.changed()
         if node.draining and node.id not in self._logged:
             self._log(node)
@@ -94,11 +98,11 @@ class DrainTable:
         self._head.emit(of_node("node_draining", node, f"is being drained: {node.draining}"))
 
     def changed(self) -> None:
-        """A worker has ended, or a node is drained or back: check at the next flush which drained nodes are empty."""
+        """Check at the next flush which drained nodes are empty: a worker, a drain or a node has changed."""
         self._changed = True
 
     def flush(self) -> None:
-        """Log the nodes that are drained: no worker is left there."""
+        """Log each draining node that has no worker left, once."""
         changed, self._changed = self._changed, False
         for id in self._head.nodes.drained if changed else ():
             node = self._head.nodes.get(id)
@@ -108,9 +112,9 @@ class DrainTable:
 
 
 SPARE_S = 5.0
-"""Seconds on top of what a hardware query may take: for the way there and back, and to end a process that hangs."""
+"""Seconds added to the time limit of a hardware query, for the two messages and for ending a process that hangs."""
 MAX_LIMIT_S = 600.0
-"""No hardware query takes longer, whatever its sender asks for."""
+"""Longest time limit of a hardware query, in seconds, whatever its sender asks for."""
 
 
 @dataclass(eq=False)
@@ -124,9 +128,9 @@ class _HardwareQuery:
 
 
 class HardwareQueries:
-    """Queries for configured hardware, on their way from a client to a node and back.
+    """The queries for configured hardware that the head has forwarded to a node.
 
-    Each is answered once: by its node, when that node is lost, or when its time is over.
+    Each query gets one answer: the node's, or an error when the node is lost or the time limit has passed.
     """
 
     def __init__(self, head: Coordinator) -> None:
@@ -135,7 +139,7 @@ class HardwareQueries:
         self._queries: dict[str, _HardwareQuery] = {}
 
     def ask(self, event: RequestReceived, asked: EnumerateHardware) -> None:
-        """Ask a node to enumerate its hardware."""
+        """Ask a node to enumerate its hardware; the node's answer goes to the sender of *event*."""
         node = self._head.nodes.get(asked.node_id)
         if node is None or not node.usable:
             state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
@@ -149,14 +153,14 @@ class HardwareQueries:
         self._head.emit(Notify(node.peer, LookForHardware(name, asked.question)))
 
     def found(self, node: Node, body: HardwareFound) -> None:
-        """A node has answered."""
+        """Send a node's answer to the client that asked. Unknown queries are ignored."""
         query = self._queries.get(body.id)
         if query is not None and query.node.incarnation == node.incarnation:
             self._remove(body.id)
             self._head.emit(Answer(query.peer, query.id, Enumerated(body.answer)))
 
     def node_back(self, node: Node) -> None:
-        """A node has a new connection: send again what may be lost with the one before."""
+        """Resend to a reconnected node the open queries that may have been lost with its previous connection."""
         for name, query in self._queries.items():
             if query.node.incarnation == node.incarnation:
                 self._head.emit(Notify(node.peer, LookForHardware(name, query.question)))
@@ -170,7 +174,7 @@ class HardwareQueries:
                 self._head.emit(Refuse(query.peer, query.id, "node_lost", text))
 
     def forget(self, peer: bytes) -> None:
-        """A client has ended."""
+        """Cancel the queries of a client that has ended."""
         for name, query in list(self._queries.items()):
             if query.peer == peer:
                 self._stop(name)
@@ -195,13 +199,13 @@ class HardwareQueries:
 
 
 class WorkerHealthLog:
-    """Keeps what agents report of workers that do not answer, or are in one call for long; they are never killed."""
+    """Records which workers do not answer or are in one call for long. Such a worker is never killed for that."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
 
     def report(self, node: Node, body: WorkersHealth) -> None:
-        """An agent has seen changes."""
+        """Record the health changes that the agent of *node* reports, and send them to the holders of handles."""
         for health in body.workers:
             worker = self._head.groups.worker_on(node, health.id)
             if worker is not None:

@@ -1,9 +1,9 @@
-"""Limits on what one member may make the head remember or wait for. Pure.
+"""Limits on the number of things that one member may make the head store or wait for. Pure.
 
-The head serves members that may err or lie. What waits for an answer is examined again and again, and what is
-remembered takes memory and disk, so each kind of it has a limit in the table `LIMITS`. A quota refuses what exceeds
-its limit. A tombstone is never refused: the oldest one of the same member makes room, so that no member pushes out
-what the head knows of others.
+Members may be faulty or hostile. A waiting request is examined again and again, and stored state takes memory and disk,
+so each kind has a limit in the table `LIMITS`. A quota refuses a request that exceeds its limit. A tombstone is never
+refused: the oldest tombstone of the same member is dropped for it, so that no member pushes out the tombstones of
+others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from rlinf_actors.security.members import LOCAL, Member
 
 
 class Limit(NamedTuple):
-    """At most `most` of `what` for one `holder`; `advice` goes to a member that is refused."""
+    """One `holder` may have at most `most` things of the kind `what`.
+
+    `what` and `holder` are words for the error text. `advice` is added to that text.
+    """
 
     most: int
     what: str
@@ -48,20 +51,27 @@ LIMITS: dict[str, Limit] = {
 }
 
 KEPT_OF_ONE = 1024
-"""Tombstones of each kind that are kept because one member reported them."""
+"""Largest number of tombstones of one kind that the head keeps for one member."""
 ID_CHARS = 256
-"""Longer ids are not ours: rlinf-actors makes ids of a few dozen characters."""
+"""Longest id of a tombstone. The ids that rlinf-actors makes have a few dozen characters."""
 
 
 def check(limit: str, holder: str, count: int, kind: str = "usage") -> None:
-    """Refuse one more of what *holder* has *count* of."""
+    """Raise Refused with this error *kind* if *count*, which *holder* has already, has reached the limit *limit*.
+
+    *limit* is a key of LIMITS; *holder* is a name for people.
+    """
     most, what, whose, advice = LIMITS[limit]
     if count >= most:
         raise Refused(kind, f"{holder} has {most} {what} already, the most that one {whose} may have{advice}")
 
 
 class Quota:
-    """Counts what each holder has of one kind. The holder "" has no limit: local processes may do everything."""
+    """Counts the things of one kind that each holder has. The holder "" (local processes) has no limit.
+
+    Args:
+        limit: a key of LIMITS.
+    """
 
     def __init__(self, limit: str) -> None:
         self._limit = limit
@@ -71,7 +81,7 @@ class Quota:
         return bool(holder) and self._counts[holder] >= LIMITS[self._limit].most
 
     def check(self, holder: bytes | str, name: str, kind: str = "usage") -> None:
-        """Refuse one more; *name* is the holder for people."""
+        """Raise Refused if *holder* has reached the limit. *name* is the holder's name in the error text."""
         if holder:
             check(self._limit, name, self._counts[holder], kind)
 
@@ -84,14 +94,14 @@ class Quota:
             del self._counts[holder]
 
     def forget(self, holder: bytes | str) -> None:
-        """A holder has ended, and all that it had."""
+        """Set the count of a holder that has ended to zero."""
         self._counts.pop(holder, None)
 
 
 class RequestQuota:
-    """Requests that were let in and are not answered yet; those of local peers are not counted.
+    """Counts the accepted requests that have no answer yet. Requests of local processes are not counted.
 
-    The request at hand is counted by `wait` only, if it has no answer by then: most are answered at once.
+    Most requests are answered at once. So `begin` only notes a request, and `wait` counts it if it is still open.
     """
 
     def __init__(self) -> None:
@@ -102,7 +112,10 @@ class RequestQuota:
         self._at_hand: tuple[bytes, int, Quota, str] | None = None
 
     def begin(self, peer: bytes, id: int, member: Member) -> None:
-        """Let a request in. One with a known number was sent again: its answer may have been lost."""
+        """Accept a request, or raise Refused if its connection or key has too many open requests.
+
+        A request with the number *id* of an open request is a repetition of it, and is counted too.
+        """
         if member.key:
             of_key = self._jobs if member.role == "worker" else self._keys
             self._peers.check(peer, f"this connection of {member}")
@@ -110,7 +123,7 @@ class RequestQuota:
             self._at_hand = (peer, id, of_key, member.key)
 
     def wait(self) -> None:
-        """Count the request at hand, if it has no answer yet."""
+        """Count the request of the last `begin` if `done` was not called for it. Called at the end of each event."""
         if self._at_hand is not None:
             peer, id, quota, key = self._at_hand
             self._at_hand = None
@@ -119,7 +132,7 @@ class RequestQuota:
             quota.take(key)
 
     def done(self, peer: bytes, id: int) -> None:
-        """A request has its answer, or needs none. Unknown ones are ignored."""
+        """Stop counting a request that was answered or needs no answer. Unknown requests are ignored."""
         if self._at_hand is not None and self._at_hand[:2] == (peer, id):
             self._at_hand = None
             return
@@ -135,7 +148,7 @@ class RequestQuota:
             del self._of_peer[peer]
 
     def forget(self, peer: bytes) -> None:
-        """The sender has ended."""
+        """Stop counting the requests of a peer that has ended."""
         if self._at_hand is not None and self._at_hand[0] == peer:
             self._at_hand = None
         for waiting in self._of_peer.pop(peer, {}).values():
@@ -145,12 +158,12 @@ class RequestQuota:
 
 
 class Tombstones:
-    """Ids of one kind that have ended, and why, so that a process which returns is refused with the reason.
+    """The ids of processes of one kind that were declared ended, with the reasons; a returning process is refused.
 
     Args:
         kind: one of NODE, REPLACED, CLIENT and WORKER of head.commands.
-        emit: takes commands: a restarted head must know those that may still be there.
-        before: state of the head before this one.
+        emit: called with Persist commands, because a restarted head must also refuse processes that may still run.
+        before: the persistent state that the earlier head left.
     """
 
     def __init__(self, kind: str, emit: Emit, before: Snapshot) -> None:
@@ -162,13 +175,13 @@ class Tombstones:
         self._persistent = set(self._reasons)
 
     def add(self, id: str, reason: str, certain: bool = False, by: Member = LOCAL) -> None:
-        """Remember an end; the oldest one is forgotten.
+        """Add a tombstone, and drop the oldest one if there are too many.
 
         Args:
-            id: of the process that has ended.
-            reason: why.
-            certain: its end was seen, so a restarted head need not refuse it.
-            by: the member that reported it, or that it belongs to.
+            id: the id of the ended process.
+            reason: why it ended, for people.
+            certain: True if its end was seen, so that the tombstone need not survive a restart of the head.
+            by: the member that reported the end, or to which the process belongs.
         """
         if len(id) > ID_CHARS or self._reasons.get(id) == reason:
             return
@@ -187,7 +200,7 @@ class Tombstones:
             self._forget(next(iter(self._reasons)))
 
     def get(self, id: str) -> str | None:
-        """Return why *id* has ended; None if it has not, or too long ago."""
+        """Return why *id* has ended; None if it has no tombstone, or if that was dropped."""
         return self._reasons.get(id)
 
     def _forget(self, id: str) -> None:
@@ -204,5 +217,5 @@ class Tombstones:
 
 
 def label(member: Member) -> str:
-    """Return the name under which a quota counts a member, "" for local processes, which have no limit."""
+    """Return the holder name under which quotas count *member*; "" for local processes, which have no limit."""
     return "" if member.role == "local" else str(member)

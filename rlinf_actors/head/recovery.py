@@ -1,12 +1,13 @@
-"""Reconciliation: what agents and clients report against what this head knows. Pure.
+"""Reconciliation of the head's state with what agents and clients report, mostly after a restart of the head. Pure.
 
-After a restart of the head, agents, drivers and workers come back in any order. Until every registered node has
-reported its workers, or one lease has passed, this head knows a part only: a name that it does not know may well be in
-use. `EarlyMessages` holds back what cannot be answered until then. `Reconciler` adopts what agents report and tells
-clients what has become of the workers that they name. Only the owner of a group may know of a rank that ended before.
+After a restart of the head, agents, drivers and workers reconnect in any order. Until every registered node has
+reported its workers, or `Timing.patience_s` has passed, the head's knowledge is incomplete: a group name that the head
+does not know may be in use. `EarlyMessages` holds back the messages that cannot be answered until then. `Reconciler`
+adopts the workers that agents report, and sends clients the state of the workers in their handles. If a rank ended
+before the restart, the owner of its group may be the only process that knows.
 
-House rule: what is held back is bounded. Requests have a quota (`head.quotas`); of hellos and handles each peer has
-one; a peer without a session is asked to say hello first.
+House rule: the number of held messages is bounded. Requests have a quota (`head.quotas`). Of each peer at most one
+hello and one Handles message is held. A peer without a session is asked to say hello first.
 """
 
 from __future__ import annotations
@@ -68,27 +69,33 @@ NO_NODE_HAS_IT = "no node had it when the head was restarted: it ended meanwhile
 
 
 class Reconciler:
-    """Brings the groups in line with what agents and clients report."""
+    """Updates the group table from what agents and clients report."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
         self._missing_workers = Quota("missing workers")
-        self._ranks: dict[tuple[str, str], _KnownRanks] = {}  # caches of one `reconcile`
+        self._ranks: dict[tuple[str, str], _KnownRanks] = {}  # this and `_ended`: caches for one call of `reconcile`
         self._ended: dict[tuple[str, str], set[str]] = {}
 
     # --- agents ---
 
     def reconcile(self, node: Node, reported: Sequence[RunningWorker], known: bool) -> None:
-        """Bring our view of a node in line with its agent's; *known* if that agent has registered here before.
+        """Update the head's record of a node's workers from the *reported* ones.
 
-        Workers that we do not know belong to groups from before this head started: they are adopted. Of the workers
-        that we know and the agent does not report, those that are to start are ordered again (the agent ignores ids
-        that it has), and the others have ended unseen.
+        Reported workers that the head does not know belong to groups from before this head started: the head adopts
+        them. If the agent does not report a worker that the head knows, a starting worker is ordered again (the agent
+        ignores ids that it has), and any other worker counts as ended.
+
+        Args:
+            node: the node whose agent has sent a hello.
+            reported: the workers in that hello, running and ended.
+            known: True if this incarnation of the agent has registered with this head before.
         """
         groups = self._head.groups
         self._ranks.clear()
         self._ended.clear()
-        # living workers first: they decide what a name or a rank is now; agents list ends in the order of their time
+        # Living workers first: a living worker decides to which launch a name or rank belongs now. Agents list ended
+        # workers oldest first, so the newest end comes first here.
         ended = [one for one in reported if one.exit is not None]
         for running in [*(one for one in reported if one.exit is None), *reversed(ended)]:
             self._take_over(node, running)
@@ -103,11 +110,11 @@ class Reconciler:
                     groups.missing(worker, node, "its agent does not have it any more")
 
     def replaced(self, node: Node, hello: AgentHello) -> None:
-        """A new agentd has taken the place of a node's: workers of the earlier one that it does not list have ended.
+        """End the workers of a node's earlier agentd that the *hello* of its new agentd does not list.
 
-        An agentd that keeps workers has searched for all that the earlier one was asked for, and says why it ended
-        some. A worker that it does not mention may be making its robot safe, or was never asked for: `reconcile`
-        orders it again.
+        An agentd that keeps workers (`hello.keeps`) has searched for all workers that the earlier agentd was asked to
+        start, and `hello.ended` says why it ended some. If such an agentd does not mention a starting worker, the order
+        never arrived, and `reconcile` sends it again. Any other unlisted worker may still be making its robots safe.
         """
         groups = self._head.groups
         listed = {running.spec.id for running in hello.workers}
@@ -151,7 +158,11 @@ class Reconciler:
             groups.ready(node, ready)
 
     def _adopt(self, node: Node, running: RunningWorker) -> bool:
-        """Return True if a worker that we did not know is one of ours from now on."""
+        """Adopt a reported worker that the head does not know, with its group if that is unknown too.
+
+        Returns:
+            False if the worker is not adopted. A living worker that must not run is then stopped.
+        """
         groups, clients, jobs, spec = self._head.groups, self._head.clients, self._head.jobs, running.spec
         grace_s = self._head.timing.orphan_grace_s
         believed = node.member == LOCAL and not jobs.settled  # from before this cluster had keys
@@ -196,7 +207,7 @@ class Reconciler:
         self._head.emit(Notify(node.peer, StopWorkers([spec.id], grace_s, reason)))
 
     def _is_over(self, spec: WorkerSpec) -> bool:
-        """True if its group has ended, and its agent has not heard yet that we know of its end."""
+        """True if the worker belongs to a group that this head has recorded as ended."""
         key = (spec.namespace, spec.group)
         if key not in self._ended:
             over = self._head.groups.ended(*key)
@@ -213,13 +224,16 @@ class Reconciler:
     # --- clients ---
 
     def check_owner(self, hello: ClientHello) -> None:
-        """Refuse a client with the incarnation of the owner of another job's groups."""
+        """Raise Refused if the client's incarnation owns a group of another job."""
         for group in self._head.groups.of_owner(hello.incarnation):
             if group.namespace != hello.namespace:
                 raise Refused("authentication", f"this {hello.role} says that it owns groups of another job")
 
     def handles(self, client: Client, message: Handles) -> None:
-        """A client that is back says which groups it knows: tell it what has become of their workers."""
+        """Answer a reconnected client's handles with the present state of the workers in its groups.
+
+        Stops a group of this owner that the owner's handles no longer name: the owner has shut it down.
+        """
         own = {handle.name: handle for handle in message.groups if handle.namespace == client.namespace}
         for handle in own.values():
             self._handle(client, handle)
@@ -250,7 +264,7 @@ class Reconciler:
         self._head.emit(Notify(client.peer, WorkerChanged(handle.namespace, handle.name, states)))
 
     def _ends_of(self, client: Client, handle: GroupHandle) -> list[WorkerState]:
-        """Return how the workers of a group that is not there have ended."""
+        """Return the final states of the workers in a handle whose group does not exist any more."""
         ended = self._head.groups.ended(handle.namespace, handle.name)
         known = {state.id: state for state in ended.workers} if ended is not None else {}
         states = []
@@ -266,7 +280,7 @@ class Reconciler:
         return states
 
     def _add_ended(self, client: Client, group: Group, state: WorkerState) -> None:
-        """Add a rank that no agent has any more, so that every holder of a handle hears of it."""
+        """Record the end of a rank that only this client's handle names, so that all subscribers are notified."""
         known = next(iter(group.workers.values())).spec
         spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
         worker = WorkerRecord(spec, "", state.node_ip)
@@ -277,7 +291,7 @@ class Reconciler:
             self._abandon(client, state)
 
     def _abandon(self, client: Client, state: WorkerState) -> None:
-        """The client was told that this worker has ended: it must not come back."""
+        """Refuse this worker from now on if an agent reports it, because the client was told that it has ended."""
         if not self._missing_workers.is_full(client.incarnation):
             self._missing_workers.take(client.incarnation)
             self._head.groups.abandon(state.id, NO_NODE_HAS_IT, client.member)
@@ -287,13 +301,13 @@ class Reconciler:
 
 
 def _detached_meanwhile(group: Group, running: RunningWorker) -> bool:
-    """True if one of two nodes of a group has not heard yet that its owner detached it."""
+    """True if *running* has another owner than *group* only because one node missed the order that detached it."""
     same_launch = launch_of(running.spec.id) in map(launch_of, group.workers)
     return same_launch and group.detached != running.detached and (group.detached or group.unclaimed)
 
 
 class _KnownRanks:
-    """Ranks and launches of a group, indexed while an agent reports its workers, of which there may be thousands."""
+    """The known ranks and launches of a group as sets, because an agent may report thousands of workers at once."""
 
     def __init__(self) -> None:
         self._ranks: set[int] = set()
@@ -304,19 +318,19 @@ class _KnownRanks:
         self._launches.add(launch_of(spec.id))
 
     def lack(self, spec: WorkerSpec) -> bool:
-        """True if the rank is missing and the worker is of the same launch: its ids differ in the rank alone."""
+        """True if the worker's rank is not known yet and its launch is: it completes the same launch."""
         return spec.rank not in self._ranks and launch_of(spec.id) in self._launches
 
 
 _NO_NEWS = (Beat, LogLines, LogCredit, FlushLogs, WorkerReady, WorkersHealth, GetStatus, GetEvents, GetNodes)
-"""Messages after which a message that is held back is still too early."""
+"""Messages that cannot make a held message ready, so that `EarlyMessages.take` need not look after them."""
 
 
 class EarlyMessages:
     """Holds back messages that a restarted head cannot answer yet.
 
     Attributes:
-        over: every node of the head before this one is back, or lost.
+        over: True once every node of the earlier head has registered again or was declared lost.
     """
 
     def __init__(self, head: Coordinator) -> None:
@@ -331,7 +345,7 @@ class EarlyMessages:
         self._arm()
 
     def holds(self, event: Message) -> bool:
-        """Return True if a message is too early; then it is kept for `take`."""
+        """Keep a message for `take` and return True if the head cannot answer it yet; else return False."""
         if not self._too_early(event):
             return False
         number = next(self._numbers)
@@ -348,16 +362,16 @@ class EarlyMessages:
         return True
 
     def settle(self) -> bool:
-        """Return True if the waiting for nodes has ended just now."""
+        """Return True once: at the first call after all nodes are back or the time to wait for them is over."""
         if self.over or not (self._late or not self._head.nodes.missing):
             return False
         self.over = True
         return True
 
     def take(self, after: Sequence[Event]) -> list[Message]:
-        """Return what was held back and can go on after these events, in the order in which it came.
+        """Return the held messages that can be handled after these events, in the order of their arrival.
 
-        Lookups come last: the handles and launches of others may report ranks that no agent has any more.
+        FindGroup requests come last, because Handles and Launch messages may report ranks that no agent has.
         """
         if not self._held or all(map(_is_no_news, after)):
             return []
@@ -365,7 +379,7 @@ class EarlyMessages:
         return sorted(map(self._release, ready), key=lambda event: isinstance(event.body, FindGroup))
 
     def forget(self, peer: bytes) -> None:
-        """A client has ended."""
+        """Drop the held messages of a client that has ended."""
         for number in [number for number, event in self._held.items() if event.peer == peer]:
             self._release(number)
 
@@ -377,7 +391,7 @@ class EarlyMessages:
         return self._head.now >= self._until
 
     def _arm(self) -> None:
-        """Have an event when the waiting is over at the latest."""
+        """Schedule a timer at the time when the head stops waiting for its nodes."""
         if self._timer is None and (self._held or not self.over):
             self._timer = self._head.timers.at(max(self._until, self._head.now), self._time_passed)
 

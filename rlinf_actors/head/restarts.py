@@ -1,7 +1,7 @@
-"""How workers and groups have ended: restart policies, first failures, and groups that are over. Pure.
+"""Restart policies of workers, the first failure of each group, and the final states of ended groups. Pure.
 
-House rule: only an end that the worker's agent reported leads to a restart, so a rank never runs twice at once. A
-worker whose node is lost is not restarted: it may still run.
+House rule: a worker is restarted only if its agent reported its end, so a rank never runs twice at once. A worker whose
+node is lost is not restarted, because it may still run.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _FAILURES = ("exited", "signalled", "start_failed")
 
 
 class Restarts:
-    """Applies the restart policies: counts the past restarts of each rank, as far as they matter."""
+    """Applies the restart policies of workers. Keeps the times of each rank's restarts within its policy's window."""
 
     def __init__(self) -> None:
         self._past: dict[tuple[str, str], dict[int, deque[float]]] = {}
 
     def after(self, group: Group, worker: WorkerRecord, now: float) -> tuple[WorkerRecord, float] | None:
-        """Return the successor of a worker that has ended and when it is to start, None if it is not restarted.
+        """Return the next incarnation of an ended worker and the time to start it; None if it is not restarted.
 
-        Adds to the worker's exit report if there were too many restarts.
+        If the rank was restarted too often, the reason in the worker's exit report says so.
 
         Args:
-            group: of the worker.
-            worker: it, in its last state alive; ``exit`` is how it ended.
-            now: the time.
+            group: the worker's group.
+            worker: the ended worker: ``exit`` is set, ``life`` is still its last state before the end.
+            now: the present time, in monotonic seconds.
         """
         exit, policy = worker.exit, worker.spec.restart
         if exit is None or policy is None or not policy.restarts:
@@ -54,12 +54,12 @@ class Restarts:
         return successor, now + delay_s
 
     def forget(self, group: Group) -> None:
-        """A group has ended."""
+        """Drop the restart counts of a group that has ended."""
         self._past.pop(group.key, None)
 
 
 def not_restarted(exit: ExitReport | None, why: str) -> ExitReport:
-    """Return the exit report of a worker whose restart was withdrawn."""
+    """Return *exit* with the reason *why* the planned restart of the worker was cancelled."""
     return _with_reason(exit or ExitReport("exited"), f"it is not started again: {why}")
 
 
@@ -74,24 +74,25 @@ def _is_failure(exit: ExitReport, incarnation: int) -> bool:
 
 
 TOGETHER_S = 30.0
-"""Ends of one group within this time may have one cause: the others of a collective fail at once, or by its timeout."""
+"""Seconds within which failures in one group may have one cause: in a collective all ranks fail soon after the first.
+"""
 
 
 class FirstFailures:
-    """The first failure of each group, as long as it may be the cause of others."""
+    """The first failure of each group, for TOGETHER_S: it may be the cause of the failures that follow."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], tuple[float, int, str]] = {}
 
     def annotate(self, group: Group, worker: WorkerRecord, node: str, exit: ExitReport, now: float) -> ExitReport:
-        """Return *exit* with the failure that came before it in its group, where that may be the cause.
+        """Return *exit* with a mention of the group's first failure, if that may be the cause of this one.
 
         Args:
-            group: of the worker.
-            worker: whose end it is.
-            node: its node's name, for people.
-            exit: as its agent reports.
-            now: the time.
+            group: the worker's group.
+            worker: the ended worker.
+            node: the name of the worker's node, for people.
+            exit: the exit report of the worker's agent.
+            now: the present time, in monotonic seconds.
         """
         if group.stopping or exit.kind == "stopped" or exit.exit_code == 0:
             return exit
@@ -104,16 +105,16 @@ class FirstFailures:
         return _with_reason(exit, f"the first of its group to end, {now - at:.1f} s before, was {first}")
 
     def forget(self, group: Group) -> None:
-        """A group has ended."""
+        """Drop the first failure of a group that has ended."""
         self._first.pop(group.key, None)
 
 
 class EndedGroups:
-    """The last groups that ended, for clients that ask too late.
+    """The final states of the groups that ended last, for clients that ask after the end.
 
     Args:
-        limit: workers of all of them together. Beyond it the oldest groups of the job that has most are forgotten;
-            the newest group never is.
+        limit: largest number of workers in all these groups together. Beyond the limit, the oldest group of the job
+            with the most workers is dropped; the newest group never is.
     """
 
     def __init__(self, limit: int = 4096) -> None:
@@ -122,7 +123,7 @@ class EndedGroups:
         self._workers: Counter[str] = Counter()
 
     def add(self, state: GroupState) -> None:
-        """Remember a group whose last worker is gone."""
+        """Add the final state of a group whose last worker is gone; drop older groups beyond the limit."""
         key = (state.namespace, state.name)
         self.forget(key)
         self._states[key] = replace(state, detail="")
@@ -132,12 +133,12 @@ class EndedGroups:
             self.forget(max(older, key=lambda key: self._workers[key[0]]))  # the oldest of the job that has most
 
     def get(self, key: tuple[str, str], token: str) -> GroupState | None:
-        """Return how a group ended; None if there was none of that name, or too long ago."""
+        """Return the final state of the last group with this (namespace, name), *token* added; None if unknown."""
         state = self._states.get(key)
         return None if state is None else replace(state, token=token)
 
     def forget(self, key: tuple[str, str]) -> None:
-        """Its name is used again."""
+        """Drop the final state of the group with this (namespace, name), because the name is used again."""
         state = self._states.pop(key, None)
         if state is not None:
             self._workers[key[0]] -= len(state.workers)
@@ -145,6 +146,6 @@ class EndedGroups:
                 del self._workers[key[0]]
 
     def forget_job(self, namespace: str) -> None:
-        """The job has ended: a later job of this namespace has nothing to do with it."""
+        """Drop the final states of a job that has ended; a later job of the same namespace must not see them."""
         for key in [key for key in self._states if key[0] == namespace]:
             self.forget(key)

@@ -1,8 +1,8 @@
-"""Robot workers: when they lose their robots because of silence, and the emergency stop. Pure.
+"""Leases of robot workers, and the emergency stop. Pure.
 
-Agents renew the leases of their robot workers themselves, from the head's answers to their heartbeats. The head ends a
-lease sooner when nothing is heard of the owner any more, or when a person presses the emergency stop; and it tells the
-owner of workers whose lease must have ended out of sight.
+An agent renews the leases of its robot workers whenever the head answers its heartbeat. The head ends a lease sooner if
+the owner of the group is silent, or if a person triggers an emergency stop. If an agent is silent for one lease, its
+robot workers must have lost their leases: the head reports them to their owners as lost.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 OWNER_PART = 0.8
-"""Part of the robot lease after which an owner that is out of touch loses its robots: 1.6 s of 2 s, as the guard of a
-worker without renewals acts. The owner answers eight times in the lease; the head learns of an answer with the next.
+"""Fraction of the robot lease after which a silent owner loses its robots: 1.6 s of a lease of 2 s.
+
+A worker whose lease is not renewed acts at the same fraction. The owner sends eight heartbeats in one lease; each
+heartbeat tells the head which of the head's earlier messages has arrived.
 """
 ALL = "*"
 """Key of the emergency stop of every namespace; no namespace has that name."""
@@ -52,11 +54,11 @@ RELEASE_NOT_KEPT = (
 
 @dataclass(eq=False)
 class _OwnerWatch:
-    """When a robot group's owner was heard.
+    """The watch on the owner of a group with robots. All times are monotonic seconds.
 
     Attributes:
-        owner_missing_since: when a restarted head first missed the owner, None if it is here.
-        began: when the head first saw the group with its owner here.
+        owner_missing_since: when the head first noticed that the owner has no session; None while it has one.
+        began: when the head first saw this group while its owner had a session; None before.
     """
 
     group: Group
@@ -66,7 +68,7 @@ class _OwnerWatch:
 
 
 class RobotTable:
-    """The leases of groups with claims, and the emergency stops in force."""
+    """The leases of groups with robot workers, and the emergency stops in force."""
 
     def __init__(self, head: Coordinator, before: Snapshot) -> None:
         self._head = head
@@ -77,12 +79,12 @@ class RobotTable:
     # --- silence ---
 
     def owner_changed(self, incarnation: str) -> None:
-        """A client has said hello, or fewer agents watch its process: look at its robots at the next flush."""
+        """Check the leases of this client's groups at the next flush: it has reconnected or lost an agent's watch."""
         for group in self._head.groups.of_owner(incarnation):
             self._head.groups.robots_changed[group.key] = group
 
     def flush(self) -> None:
-        """Schedule the ends of the leases of the groups that have changed."""
+        """Schedule the ends of the leases in the groups that have changed since the last flush."""
         changed, self._head.groups.robots_changed = self._head.groups.robots_changed, {}
         for group in changed.values():
             watch = self._watches.get(group.key)
@@ -115,7 +117,7 @@ class RobotTable:
         watch.timer = self._head.timers.at(min(times), lambda: self._time_passed(watch)) if times else None
 
     def _time_passed(self, watch: _OwnerWatch) -> None:
-        """End what is not vouched for, and tell of what has ended where the head cannot see it."""
+        """Stop the group if its owner is silent; declare its workers lost whose agents are silent."""
         group, now = watch.group, self._head.now
         if not group.stopping and now >= self._owned_until(watch):
             why = self._silence(watch)
@@ -131,7 +133,7 @@ class RobotTable:
         self._head.groups.robots_changed[group.key] = group
 
     def _owned_until(self, watch: _OwnerWatch) -> float:
-        """Return when the owner loses the group's robots if nothing more is heard."""
+        """Return the time at which the owner loses the group's robots unless the head hears from it before."""
         client, now = self._head.clients.get(watch.group.owner), self._head.now
         if client is None:  # a restarted head waits for its return
             if watch.owner_missing_since is None:
@@ -145,7 +147,7 @@ class RobotTable:
         return max(in_touch + OWNER_PART * self._lease_s, *(seen + self._lease_s for seen in watchers), 0.0)
 
     def _watchers(self, group: Group, owner: Client) -> list[Node]:
-        """Return the nodes whose agents watch the owner's process, if that suffices to keep the robots."""
+        """Return the nodes whose agents watch the owner's process; none if a robot worker needs the owner's answers."""
         if any(self._must_answer(worker, owner) for worker in self._robots(group)):
             return []
         return [node for node in map(self._head.nodes.get, owner.watchers) if node is not None]
@@ -174,7 +176,10 @@ class RobotTable:
     # --- the emergency stop ---
 
     def estop(self, event: RequestReceived, asked: EStop) -> None:
-        """Stop the robots of a namespace, or all, at once; or allow them again. Answered when it is on disk."""
+        """Stop the robots of one namespace or of all at once, or release an emergency stop.
+
+        The orders to stop go out at once; the request is answered when the change is on disk.
+        """
         key = asked.namespace if asked.namespace is not None else ALL
         answer = self._released(asked) if asked.release else self._pressed(asked)
         change = StopReleased(key) if asked.release else StopPressed(key, self._stops[key])
@@ -204,11 +209,11 @@ class RobotTable:
         return EStopped(self._stop(lambda worker: key in (ALL, worker.spec.namespace), reason), self.stopped())
 
     def stopped(self) -> list[str]:
-        """Return the emergency stops in force, a line each."""
+        """Return one line of text for each emergency stop in force."""
         return list(self._stops.values())
 
     def check(self, asked: Launch) -> None:
-        """Refuse a launch that an emergency stop forbids."""
+        """Raise Refused if the launch uses robots and an emergency stop is in force for its namespace."""
         robots = sorted({claim.title for spec in asked.workers for claim in spec.claims})
         stop = self._in_force(asked.namespace)
         if robots and stop:
@@ -220,7 +225,10 @@ class RobotTable:
             )
 
     def node_back(self, node: Node) -> None:
-        """An agent said hello: its robot workers may not have received an emergency stop."""
+        """Stop the robot workers of a reconnected node again if an emergency stop is in force for them.
+
+        An order may have been lost with the previous connection.
+        """
         for namespace in {group.namespace for group in self._robot_groups()}:
             stop = self._in_force(namespace)
             if stop:
@@ -249,5 +257,5 @@ class RobotTable:
 
 
 def titles(worker: WorkerRecord) -> str:
-    """Return the robots of a worker, for people."""
+    """Return the names of a worker's robots as one text for people."""
     return ", ".join(claim.title for claim in worker.spec.claims)
