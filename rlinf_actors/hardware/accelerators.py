@@ -20,7 +20,7 @@ from rlinf_actors.model.hardware import AcceleratorType, HardwareResource
 from rlinf_actors.model.node import ANY_ACCELERATOR
 
 _WORKERS_TYPE = "ACCELERATOR_TYPE"
-"""Set in every worker from its placement."""
+"""Environment variable of every worker: the name of the accelerator type that its placement gave it."""
 
 _Found = TypeVar("_Found", bound=Find)
 
@@ -28,18 +28,21 @@ _Found = TypeVar("_Found", bound=Find)
 class AcceleratorUtil:
     """Facts about accelerator types. Every method is static; none loads a vendor's library or torch unless it says so.
 
-    A type may be given as its name. An unknown type is a ConfigError.
+    Each method takes an accelerator type as an AcceleratorType or as its name. An unknown type raises ConfigError.
     """
 
     @staticmethod
     def get_accelerator_type(environ: Mapping[str, str] | None = None) -> AcceleratorType:
-        """Return the type of accelerator of this process: a worker's from its placement, another's from device files.
+        """Return the accelerator type of this process.
+
+        A worker's type comes from its placement. Outside a worker the type is a guess from the device files of this
+        machine; ``Cluster.get_node_info`` is exact.
 
         Args:
             environ: the environment, os.environ by default.
 
         Returns:
-            NO_ACCEL without any. Outside a worker this is a guess from device files; Cluster.get_node_info is exact.
+            The type; NO_ACCEL if there is no accelerator.
         """
         env = os.environ if environ is None else environ
         named = env.get(_WORKERS_TYPE)
@@ -52,14 +55,14 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_visibility_variable(accelerator_type: AcceleratorType | str) -> str:
-        """Return the variable that lists the devices which a process may see; "" for NO_ACCEL."""
+        """Return the name of the environment variable that lists the visible devices; "" for NO_ACCEL."""
         return facts_of(accelerator_type).visibility_variable
 
     @staticmethod
     def get_accelerator_env_var(
         accelerator_type: AcceleratorType | str, visible_accelerators: Sequence[str | int]
     ) -> dict[str, str]:
-        """Return the environment that shows a process exactly *visible_accelerators* (indices or UUIDs)."""
+        """Return the environment variables that limit a process to *visible_accelerators* (indices or UUIDs)."""
         facts = facts_of(accelerator_type)
         if not facts.visibility_variable:
             return {}
@@ -69,7 +72,15 @@ class AcceleratorUtil:
     def get_visible_devices(
         accelerator_type: AcceleratorType | str, environ: Mapping[str, str] | None = None
     ) -> list[int | str] | None:
-        """Return the devices in the visibility variable: indices as int, UUIDs as text; None if it is not set."""
+        """Return the devices that the visibility variable of the type lists.
+
+        Args:
+            accelerator_type: the type.
+            environ: the environment, os.environ by default.
+
+        Returns:
+            Indices as int and UUIDs as text, in the order of the variable; None if the variable is not set.
+        """
         facts = facts_of(accelerator_type)
         value = (os.environ if environ is None else environ).get(facts.visibility_variable)
         if value is None:
@@ -81,22 +92,25 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_ccl_backend(accelerator_type: AcceleratorType | str) -> str:
-        """Return torch.distributed's backend for the type: nccl, hccl, …; gloo for NO_ACCEL."""
+        """Return the name of the torch.distributed backend for the type: nccl, hccl, …; gloo for NO_ACCEL."""
         return facts_of(accelerator_type).ccl or "gloo"
 
     @staticmethod
     def get_ccl_socket_ifname_env_var(accelerator_type: AcceleratorType | str) -> str:
-        """Return the variable of the collectives' network interface; gloo's for NO_ACCEL."""
+        """Return the name of the variable that chooses the network interface of the type's collective library.
+
+        NO_ACCEL has the variable of gloo.
+        """
         return facts_of(accelerator_type).nic_variable or GLOO_NIC_VARIABLE
 
     @staticmethod
     def get_device_type(accelerator_type: AcceleratorType | str) -> str:
-        """Return torch's name of the device: cuda, npu, …; cpu for NO_ACCEL."""
+        """Return the name that torch gives devices of the type: cuda, npu, …; cpu for NO_ACCEL."""
         return facts_of(accelerator_type).torch_device_type
 
     @staticmethod
     def get_torch_platform(accelerator_type: AcceleratorType | str) -> Any:
-        """Return torch's module of the device, such as ``torch.cuda``. Imports torch.
+        """Import torch and return its module for devices of the type, such as ``torch.cuda``.
 
         Raises:
             ImportError: torch is not installed.
@@ -112,9 +126,10 @@ class AcceleratorUtil:
         devices: Sequence[str] = (),
         libraries: Sequence[str] = (),
     ) -> Callable[[_Found], _Found]:
-        """Register a vendor with this process: a decorator of the function that finds the vendor's accelerators.
+        """Return a decorator that registers an accelerator type, and the function that finds its accelerators.
 
-        Such as, in a module that RLINF_EXT_MODULE or an entry point of group ``rlinf_actors.accelerators`` names::
+        The type is registered in this process only. So do this in a module that RLINF_EXT_MODULE or an entry point of
+        group ``rlinf_actors.accelerators`` names::
 
             def register():
                 @AcceleratorUtil.register_accelerator(
@@ -126,18 +141,19 @@ class AcceleratorUtil:
                     return FoundAccelerators([AcceleratorInfo("MY_TPU", "Model 1", index=0)], faults=[])
 
         The probe calls the function in a child process, with a time limit, and only if one of *devices* or *libraries*
-        exists. The function gets the node's environment, and returns the accelerators that its visibility variable
-        leaves; an exception becomes a fault of the node. ``hardware.visibility.visible_devices`` applies such a
-        variable; ``hardware.vendors.machine.Machine`` runs tools with a time limit.
+        exists. The function gets the node's environment, and returns the accelerators that the visibility variable of
+        the type does not hide; an exception becomes a fault of the node. To apply the visibility variable, call
+        ``hardware.visibility.visible_devices``; to run tools with a time limit, use
+        ``hardware.vendors.machine.Machine``.
 
         Args:
             name: name of the type, as in ``AcceleratorType(name)``, in placements and in ``AcceleratorInfo.type``.
-            facts: the vendor's row in the table.
-            devices: glob patterns of the device files of its driver.
-            libraries: file names of its library, searched in the linker's usual directories.
+            facts: properties of the type, such as its visibility variable and its collective backend.
+            devices: glob patterns of the device files that the vendor's driver makes.
+            libraries: file names of the vendor's library, searched in LD_LIBRARY_PATH and the usual directories.
 
         Raises:
-            ValueError: the name is no identifier, is built in, or another function has registered it.
+            ValueError: the name is not an identifier, is built in, or is registered by another function.
         """
 
         def decorate(find: _Found) -> _Found:
@@ -149,20 +165,23 @@ class AcceleratorUtil:
 
 
 class Accelerator(Hardware):
-    """The accelerators of a machine, as one hardware type. Not registered: they are found, not configured."""
+    """The accelerators of this machine, with the interface of a hardware type.
+
+    This class is not in the registry of hardware types: accelerators are detected and need no configuration.
+    """
 
     HW_TYPE: ClassVar[str] = ANY_ACCELERATOR
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
-        """Ask the vendors' libraries on this machine. Blocks until they have answered, 8 s at most.
+        """Return the accelerators that the vendors' libraries report on this machine. Blocks, for about 8 s at most.
 
         Args:
-            node_rank: not used: the machine is always this one.
+            node_rank: not used; the machine is always the one of this process.
             configs: not used.
 
         Returns:
-            The accelerators of the first type found, None without any.
+            The accelerators of the first type found; None if there is no accelerator.
         """
         from rlinf_actors.hardware.probe import run_probe
 

@@ -1,7 +1,8 @@
-"""Child processes for code that may hang, crash or print nonsense: a vendor's library, or a user's hardware type.
+"""Run code that may hang, crash or print nonsense (a vendor's library, a user's hardware type) in a child process.
 
-The probe, agentd's hardware query and `hw scan` call `run_child` in their event loop; it waits for the end of the child
-and never blocks the loop. The child's function begins with `probe_child.contain` and ends with `probe_child.finish`.
+The probe, agentd's hardware query and `hw scan` call `run_child` in their event loop. It waits until the child has
+ended, and does not block the loop. The child's function begins with `probe_child.contain` and ends with
+`probe_child.finish`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from rlinf_actors import procfs
 log = logging.getLogger(__name__)
 
 _STACK_S = 0.5
-"""Seconds for a hung child to write its stack (faulthandler, on SIGABRT)."""
+"""Seconds that a hung child gets to write its stack (faulthandler does it on SIGABRT)."""
 _KILL_S = 0.5
-"""Seconds from SIGKILL until a process is given up as unkillable, in a driver's uninterruptible sleep."""
+"""Seconds after SIGKILL until a process counts as unkillable (in the uninterruptible sleep of a device driver)."""
 _MAX_OUTPUT = 1 << 20
-"""Bytes of a child's output that are read."""
+"""Largest number of bytes that are read from a child's standard output, and from its standard error."""
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _START = """
@@ -43,8 +44,14 @@ _FRAME = re.compile(r'^\s*File ".*", line \d+ in (\w+)', re.MULTILINE)
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """End of a child: its exit code or less signal; None if it was killed for its time, or could not be killed or
-    started.
+    """How a child process ended, and what it wrote.
+
+    Attributes:
+        code: exit code, or minus the number of the signal. None if the child exceeded its time limit, could not be
+            started or could not be killed.
+        output: bytes of its standard output.
+        errors: text of its standard error.
+        note: why the child could not be started or killed, "" otherwise.
     """
 
     code: int | None
@@ -54,7 +61,7 @@ class ChildEnd:
 
     @property
     def hung(self) -> bool:
-        """True if the child was killed because its time was over."""
+        """True if the child was killed because it exceeded its time limit."""
         return self.code is None and not self.note
 
 
@@ -68,18 +75,18 @@ async def run_child(
     root: str = _ROOT,
     given: bytes = b"",
 ) -> ChildEnd:
-    """Run a function in a child process, wait for its end, and kill the rest of its process group and session.
+    """Run a function in a child process, wait until it has ended, and kill what is left of its process group.
 
-    Call it from the main thread: the child ends when the thread that started it does. Cancelling kills it.
+    Call it from the main thread: the child ends when the thread that started it ends. Cancelling kills the child.
 
     Args:
         module: module with ``main(argv)``, or ``module:function`` for another function.
-        arguments: follow this process's pid in its ``argv``.
-        env: the child's whole environment.
-        timeout_s: seconds until the child is killed; the result is there a second later.
+        arguments: the rest of the child's ``argv``; its first element is the pid of this process.
+        env: the whole environment of the child.
+        timeout_s: seconds until the child is killed; this function returns at most about a second later.
         python: the child's interpreter.
-        root: directory of rlinf_actors.
-        given: the child's standard input.
+        root: directory that contains the package rlinf_actors.
+        given: bytes that the child can read from its standard input.
     """
     # Files instead of pipes: a grandchild that keeps a pipe open, or fills it, cannot hold us up.
     with (
@@ -105,12 +112,12 @@ async def run_child(
 
 
 def fault_of(end: ChildEnd, whose: str, timeout_s: float) -> str:
-    """Return the fault of a child that ended like this, "" if it ended well. Pure.
+    """Return a sentence that says how the child failed, "" if it ended with exit code 0.
 
     Args:
-        end: the end.
-        whose: name of the code that it ran, as the sentence's subject.
-        timeout_s: its time limit.
+        end: how the child ended.
+        whose: name of the code that the child ran; the subject of the sentence.
+        timeout_s: time limit of the child.
     """
     if end.note:
         return end.note
@@ -177,21 +184,19 @@ async def _ended(pidfd: int, timeout_s: float) -> bool:
 
 
 def _has_failed(pid: int) -> bool:
-    """True if a child that has ended, and is not reaped yet, ended by a signal or with an exit code."""
+    """True if an unreaped child ended by a signal or with a nonzero exit code, or still runs."""
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return ended is None or ended.si_code != os.CLD_EXITED or ended.si_status != 0
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and its process group. Call it before the child is reaped: its group number is not reused until
-    then.
-    """
+    """Kill the child and its process group. Call it before the child is reaped: later the group id may be reused."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
 def _kill_session(leader: int) -> None:
-    """Kill the tools of a child that could not do so itself. Each has a process group of its own in its session."""
+    """Kill all processes in the session of *leader*: tools that a failed child left, each in its own process group."""
     for pid in procfs.pids():
         stat = procfs.stat(pid)
         if stat is not None and stat.session == leader and stat.state not in "ZX":
@@ -204,12 +209,15 @@ def _kill_session(leader: int) -> None:
 
 
 def _log_unkillable(pid: int) -> None:
-    """Log a tool that became another user (sudo, setuid): only that user, or root, can end it."""
+    """Log a process that now runs as another user (sudo, setuid): only that user, or root, can kill it."""
     log.warning("process %d, which the hardware probe started, cannot be killed: it became another user's process", pid)
 
 
 def _reap_orphans(leader: int) -> None:
-    """Reap the processes that the child left to this process, if this process is a subreaper, as agentd is."""
+    """Kill and reap processes of the ended child *leader* that became children of this process.
+
+    That happens only if this process is a subreaper, as agentd is.
+    """
     for pid in procfs.children(os.getpid()):
         stat = procfs.stat(pid)
         if stat is None or stat.session != leader:

@@ -1,11 +1,11 @@
-"""Configured hardware: the robots and other pieces that node groups own, from configuration entry to HardwareInfo.
+"""Turn the entries for configured hardware (robots and other pieces that node groups own) into HardwareInfos.
 
-A type's ``enumerate`` is the user's code and examines the machine, so it runs on the node in a child process
+The ``enumerate`` of a hardware type is user code and examines the machine. So it runs on the node in a child process
 (`probe_child.enumerate_main`). Only `describe_hardware`, for a cluster that does not exist, runs it in this process.
 
-`piece_of` and `info_of` carry a piece over the wire. Dataclasses inside an info (mostly its config) travel with their
-names and become instances of the same class; numbers, text, lists and mappings travel as they are, everything else as
-its text. A name from the wire is never imported.
+`piece_of` and `info_of` convert a HardwareInfo to a message and back. Dataclasses inside the info (mostly its config)
+travel with their class names and become instances of the same class. Numbers, text, lists and mappings travel
+unchanged, all other values as text. A class name in a message never leads to an import.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.wire.values import Piece
 
 DISABLE_VALIDATE = "disable_validate"
-"""Field of a type's config that keeps ``enumerate`` from looking at the machine."""
+"""Field of a config dataclass: if it is True, ``enumerate`` does not examine the machine."""
 
 
 _ENTRY = re.compile(r"\bconfigs\[(\d+)\]")
 
 
 def values_of(section: HardwareSection, node_rank: int) -> list[dict[str, Any]] | None:
-    """Return the section's entries for a node, as plain values from which the node makes the type's config class.
+    """Return the entries of *section* for a node, as mappings of plain values to send to the node.
 
-    None if the section has no entries at all: then ``enumerate`` alone decides. A node without entries is not asked if
-    other nodes have some.
+    Returns:
+        None if the section has no entries for any node: then ``enumerate`` on the node decides alone. [] if only other
+        nodes have entries: then the node has no piece of this type, and the caller need not query it.
     """
     if not section.configs:
         return None
@@ -54,8 +55,9 @@ def _values(config: Any) -> dict[str, Any]:
 
 
 def without_types(config: ClusterConfig) -> ClusterConfig:
-    """Return *config* with the entries of its hardware sections as mappings: for processes that may not know their
-    types.
+    """Return *config* with mappings instead of config dataclasses in its hardware sections.
+
+    Processes that do not know the hardware types can read the result.
     """
     groups = []
     for group in config.node_groups:
@@ -67,10 +69,10 @@ def without_types(config: ClusterConfig) -> ClusterConfig:
 
 
 def describe_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """Return *nodes*, which are only described, with the hardware that their groups own, unless they list it
-    themselves.
+    """Return *nodes* with the hardware that their node groups own added. For nodes that are described, not real.
 
-    Types set ``disable_validate`` and so do not examine this machine. Types that no package here knows are left out.
+    A type that a node lists already is not added to it. ``disable_validate`` is set where a type has that field, so
+    that ``enumerate`` does not examine this machine. Types that are not registered here are left out.
 
     Raises:
         ConfigError: an entry is wrong, or a type's ``enumerate`` refuses it.
@@ -98,7 +100,7 @@ def describe_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[
 
 
 def merge(resources: list[HardwareResource], found: HardwareResource | None) -> None:
-    """Add *found* to the resources of a node, in place. Two groups may own the same pieces."""
+    """Add *found* to the *resources* of a node, in place. A piece that is there already is not added again."""
     if found is None:
         return
     for index, resource in enumerate(resources):
@@ -112,14 +114,14 @@ def merge(resources: list[HardwareResource], found: HardwareResource | None) -> 
 def section_error(
     error: ConfigError, section: HardwareSection, node_rank: int, path: str, where: str = ""
 ) -> ConfigError:
-    """Return the error of one node's entries in terms of the whole section, whose paths count the entries of all nodes.
+    """Return *error* with indices into the whole section instead of indices into the entries of one node.
 
     Args:
-        error: its ``path`` and text count the node's entries, such as ``configs[0].robot_ip``.
-        section: the section.
-        node_rank: the node.
+        error: an error whose ``path`` and text have indices into the node's entries, such as ``configs[0].robot_ip``.
+        section: the section with the entries of all nodes.
+        node_rank: rank of the node.
         path: config path of the section.
-        where: appended to the text; the node's name.
+        where: text to append to the message, such as the name of the node.
     """
     places = [index for index, rank in enumerate(section.node_ranks) if rank == node_rank]
 
@@ -137,16 +139,17 @@ def section_error(
 def enumerate_values(
     kind: str, node_rank: int, entries: Sequence[Mapping[str, Any]] | None, *, described: bool = False
 ) -> HardwareResource | None:
-    """Return the pieces of one type on a node, from plain entries of the configuration.
+    """Return the pieces of one type on a node, from plain entries of the configuration. Calls `enumerate_type`.
 
     Args:
         kind: the registered type.
         node_rank: cluster rank of the node.
         entries: the entries for that node, None if the configuration has none at all.
-        described: True on a node whose hardware is described: sets ``disable_validate`` if the type has it.
+        described: True if the hardware of the node is described, not real: sets ``disable_validate`` if the config
+            class has that field.
 
     Raises:
-        ConfigError: as :func:`enumerate_type`, or an entry is wrong; the path begins with ``configs[0]``.
+        ConfigError: an entry is wrong (its path begins with ``configs[INDEX]``), or `enumerate_type` raised it.
     """
     configs = []
     for index, entry in enumerate(entries or ()):
@@ -158,16 +161,17 @@ def enumerate_values(
 
 
 def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any], path: str = "") -> HardwareResource | None:
-    """Return the pieces of one type on one node, None if there is none.
+    """Return the pieces of one type on a node, None if there are none. Calls the ``enumerate`` of the type.
 
     Args:
         kind: the registered type.
         node_rank: cluster rank of the node.
-        configs: the configuration's entries for that node.
-        path: config path of the section, for messages.
+        configs: the entries for that node, as instances of the config class.
+        path: config path of the hardware section, for messages.
 
     Raises:
-        ConfigError: no Hardware class of that type; or its ``enumerate`` raised, or returned no HardwareResource of it.
+        ConfigError: the type has no Hardware class, or its ``enumerate`` raised or returned something else than a
+            HardwareResource of that type.
     """
     classes = hardware_classes(kind)
     for cls in classes:
@@ -202,10 +206,11 @@ def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any], path: str 
 
 
 _CLASS = "class of these fields"
-"""Key of a dataclass's name; no field can be called so."""
+"""Key for the class name of a dataclass in its mapping. No field can have this name: it has spaces."""
 
 
 def piece_of(info: HardwareInfo) -> Piece:
+    """Return *info* as a value for messages; `info_of` is the inverse."""
     if isinstance(info, ReportedInfo):
         detail: dict[str, Any] = _plain(info.detail)
     else:
@@ -221,13 +226,15 @@ def piece_of(info: HardwareInfo) -> Piece:
 
 
 def info_of(piece: Piece, path: str = "") -> HardwareInfo:
-    """Return the info: an instance of its own class if this process knows the class, else a ReportedInfo.
+    """Return the HardwareInfo in *piece*: an instance of its original class if this process has the class loaded.
+
+    Otherwise the result is a ReportedInfo with the same values. *path* is the config path for messages.
 
     Raises:
-        ConfigError: the class here has other fields than the one on the node.
+        ConfigError: the class here has other fields than the class on the node.
     """
     if is_built_in(piece.type):
-        lookup(piece.type)  # our own module of that type, which nobody may have needed here before
+        lookup(piece.type)  # imports our module of that type, so that _known() below finds its classes
     detail = json.loads(piece.detail)
     cls = _known(piece.cls, HardwareInfo)
     if cls is HardwareInfo:
@@ -258,7 +265,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item) for item in value]
-    value = getattr(value, "value", value)  # of an enum
+    value = getattr(value, "value", value)  # the value of an enum member
     return value if type(value) in (bool, int, float, str) else str(value)
 
 
@@ -277,7 +284,10 @@ def _name(cls: type) -> str:
 
 
 def _known(name: str, base: type[Any]) -> type[Any] | None:
-    """Return the class of that name among *base* and its subclasses; the latest one if a module was loaded twice."""
+    """Return the class called *name* among *base* and its subclasses, None if there is none.
+
+    If a module was loaded twice, the result is the later of its two classes.
+    """
     classes = [base, *_below(base)]
     return next((cls for cls in reversed(classes) if _name(cls) == name), None)
 

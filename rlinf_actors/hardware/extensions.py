@@ -1,9 +1,10 @@
-"""Extensions: other packages' code that registers hardware types, by RLINF_EXT_MODULE or by entry points.
+"""Load extensions: code of other packages that registers hardware types.
 
-An entry point of group ``rlinf_actors.robots`` or ``rlinf_actors.accelerators`` names a module, which registers by
-being imported (its ``register()`` is called if it has one), a class of it, or a function, which is called. A package
-with a broken entry point loses only its own types. A process searches for entry points only when it needs a type that
-it does not know. Any thread; each extension is tried once a process.
+The environment variable RLINF_EXT_MODULE or an entry point of group ``rlinf_actors.robots`` or
+``rlinf_actors.accelerators`` names an extension. An entry point may name a module (imported, and its ``register()``
+called if it has one), a class (only its module is imported) or a function (called). A broken entry point affects only
+the types of its own package. A process searches for entry points only when it needs a type that is not registered in
+it. The functions may be called on any thread; a process loads each extension once.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ log = logging.getLogger(__name__)
 ROBOTS = "rlinf_actors.robots"
 ACCELERATORS = "rlinf_actors.accelerators"
 GROUPS = (ACCELERATORS, ROBOTS)
-"""Groups of entry points, as a package's pyproject.toml names them."""
+"""The groups of entry points that a package can use in its pyproject.toml."""
 
 _loaded: dict[Extension, str] = {}
-"""Extensions that this process has tried to load, to their fault, "" for none."""
+"""Extensions that this process has tried to load, each with its error message; "" if the extension was loaded."""
 _scanned: set[str] = set()
+"""Groups whose installed entry points this process has searched for and loaded."""
 
 
 def load_module(name: str) -> None:
-    """Import module *name* and call its ``register()``; once per process and name, later calls do nothing.
+    """Import module *name* and call its ``register()``. After a success, further calls with that name do nothing.
 
     Raises:
-        ConfigError: the module is missing, cannot be imported, has no ``register`` or that raised;
+        ConfigError: the module is missing or cannot be imported, or its ``register`` is missing or raised;
             ``path`` is ``RLINF_EXT_MODULE``.
     """
     extension = Extension(name, EXT_MODULE)
@@ -58,9 +60,9 @@ def load_module(name: str) -> None:
 
 
 def installed(groups: Sequence[str] = GROUPS) -> list[Extension]:
-    """Return the entry points of installed packages on this process's import path. Reads files; imports none of them.
+    """Return the entry points of *groups* in the packages on sys.path. Reads files; imports no extension.
 
-    Takes milliseconds without any: importlib.metadata, which takes 30 ms to import, is not imported then.
+    If no package has such an entry point, this takes milliseconds: importlib.metadata (30 ms) is not imported.
     """
     if not any(_mentions(directory) for directory in dict.fromkeys(sys.path)):
         return []
@@ -75,10 +77,10 @@ def installed(groups: Sequence[str] = GROUPS) -> list[Extension]:
 
 
 def load_installed(groups: Sequence[str] = GROUPS) -> list[str]:
-    """Load the entry points of all installed packages; once per process.
+    """Load the entry points of *groups* in all installed packages, once per process and group.
 
     Returns:
-        Faults of those that could not be loaded, a sentence each, this time or before.
+        A sentence for each extension of *groups* that could not be loaded, now or in an earlier call.
     """
     wanted = [group for group in groups if group not in _scanned]
     _scanned.update(wanted)
@@ -91,22 +93,24 @@ def load(extension: Extension) -> None:
     """Load one extension.
 
     Raises:
-        ConfigError: it is missing or broken.
+        ConfigError: the extension is missing or broken.
     """
     if fault := _try(extension):
         raise ConfigError(fault)
 
 
 def load_for(kind: str, extensions: Iterable[Extension], module: str | None) -> list[str]:
-    """Load extensions until type *kind* is known, in a process that enumerates its pieces.
+    """Load the extensions that may register hardware type *kind*.
+
+    Installed packages are searched only if the type is still unknown after *module* and *extensions* are loaded.
 
     Args:
         kind: the hardware type.
         extensions: the extensions that the driver has loaded.
-        module: RLINF_EXT_MODULE's here, None without.
+        module: value of RLINF_EXT_MODULE in this process, None if it is not set.
 
     Returns:
-        If the type is still unknown: faults of the extensions that could not be loaded, a sentence each.
+        [] if the type is known now; else a sentence for each extension that could not be loaded.
     """
     faults = []
     for extension in [*([Extension(module, EXT_MODULE)] if module else []), *extensions]:
@@ -120,10 +124,10 @@ def load_for(kind: str, extensions: Iterable[Extension], module: str | None) -> 
 
 
 def load_types(kinds: Iterable[str]) -> list[str]:
-    """Load the entry points of installed packages if one of these hardware types is not known.
+    """Load the entry points of installed packages if one of the hardware types *kinds* is not known.
 
     Returns:
-        If a type is still unknown: faults of those that could not be loaded.
+        [] if all types are known now; else a sentence for each entry point that could not be loaded.
     """
     wanted = list(kinds)
     if all(map(is_known, wanted)):
@@ -133,9 +137,9 @@ def load_types(kinds: Iterable[str]) -> list[str]:
 
 
 def load_accelerators(kinds: Iterable[str]) -> None:
-    """Load the entry points of installed packages if one of these accelerator types is not known.
+    """Load the entry points of installed packages if one of the accelerator types *kinds* is not known.
 
-    A type that stays unknown is an error for the launch that places a worker on such a device.
+    A type that stays unknown raises no error here. The launch that places a worker on such a device fails.
     """
     if not all(map(is_accelerator_type, kinds)):
         for fault in load_installed([ACCELERATORS]):
@@ -143,21 +147,21 @@ def load_accelerators(kinds: Iterable[str]) -> None:
 
 
 def is_known(kind: str) -> bool:
-    """True if hardware type *kind* is built in or registered in this process, at least its config class."""
+    """True if this process knows the config class of hardware type *kind*: built in or registered."""
     from rlinf_actors.hardware.registry import hardware_types  # not at the top: agentd's probe needs no types
 
     return kind in hardware_types()
 
 
 def load_driver_extensions(extensions: Iterable[Extension], where: str) -> None:
-    """Load the extensions that the driver has loaded for this process's hardware.
+    """Load the extensions that the driver has loaded for the hardware of this worker.
 
     Args:
         extensions: the extensions.
-        where: this interpreter and node, for the message.
+        where: name of this interpreter and node, for the message.
 
     Raises:
-        ConfigError: one of them is missing or broken; the message says what to install where.
+        ConfigError: an extension is missing or broken; the message says what to install on which node.
     """
     for extension in extensions:
         fault = _try(extension)
@@ -171,16 +175,15 @@ def load_driver_extensions(extensions: Iterable[Extension], where: str) -> None:
 
 
 def loaded() -> list[Extension]:
-    """What this process has loaded."""
+    """Return the extensions that this process has loaded."""
     return [extension for extension, fault in _loaded.items() if not fault]
 
 
 def providers(modules: Iterable[str]) -> list[Extension]:
-    """What another process has to load so that it knows what was defined in *modules* of this one.
+    """Return the extensions that another process must load to have the types that *modules* define here.
 
-    Loaded extensions of the same top-level packages; for a module without one, the module itself. Types that every
-    node knows by itself, this library's but for those for tests, and those of a script that was started (``__main__``)
-    need, or have, none.
+    For each module, the result has the loaded extensions of its top-level package; if there are none, the module
+    itself as an extension. Modules of rlinf_actors (except rlinf_actors.testing) and ``__main__`` need no extension.
     """
     found: dict[Extension, None] = {}
     for module in modules:
@@ -195,7 +198,7 @@ def providers(modules: Iterable[str]) -> list[Extension]:
 
 
 def _try(extension: Extension) -> str:
-    """Load an extension once, and return its fault, "" for none."""
+    """Load an extension if this process has not tried it yet. Return its error message, "" if it is loaded."""
     if extension not in _loaded:
         try:
             _load(extension)
@@ -228,6 +231,7 @@ def _module_of(extension: Extension) -> str:
 
 
 def title_of(extension: Extension) -> str:
+    """Return the name of an extension for messages."""
     if extension.group == EXT_MODULE:
         return f"{EXT_MODULE}={extension.name}"
     if not extension.group:
@@ -237,7 +241,7 @@ def title_of(extension: Extension) -> str:
 
 
 def _mentions(directory: str) -> bool:
-    """True if a package installed in *directory* has an entry point of ours."""
+    """True if a package installed in *directory* has an entry point in a ``rlinf_actors.*`` group."""
     files = [*glob.iglob(f"{glob.escape(directory)}/*-info/entry_points.txt")] if directory else []
     for file in files:
         with contextlib.suppress(OSError):  # it was uninstalled meanwhile

@@ -1,4 +1,4 @@
-"""Network interfaces and their IPv4 addresses, directly from the kernel (psutil takes 40 ms to import)."""
+"""Read network interfaces and their IPv4 addresses from the kernel, without psutil (40 ms to import)."""
 
 from __future__ import annotations
 
@@ -14,28 +14,26 @@ _SIOCGIFADDR = 0x8915
 _IFREQ = struct.Struct("16s24x")
 """struct ifreq; on return, sockaddr_in's address is at bytes 20-23."""
 _IFREQ_SIZE = 16 + struct.calcsize("P") * 3
-"""Bytes: a name, and a union whose largest member is struct ifmap (two longs, and less than a third)."""
+"""Bytes of a struct ifreq: 16 for the name, then a union; its largest member, struct ifmap, takes three longs."""
 _IFCONF = struct.Struct("iP")
-"""struct ifconf: size and address of the room for ifreqs."""
+"""struct ifconf: size and address of the buffer for ifreqs."""
 
 
 def ipv4_interfaces() -> dict[str, str]:
-    """Return interface name to its first IPv4 address; interfaces without one are left out."""
+    """Return a mapping of interface name to its first IPv4 address, without interfaces that have no address."""
     found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(asker, _SIOCGIFADDR, _IFREQ.pack(name.encode()))
-            except OSError:  # no IPv4 address, or it went away since
+            except OSError:  # the interface has no IPv4 address, or was removed since
                 continue
             found[name] = socket.inet_ntoa(answer[20:24])
     return found
 
 
 def interface_of(ip: str) -> str:
-    """Return the interface with the IPv4 address *ip*, first or further address; "" if this machine has no such
-    address.
-    """
+    """Return the name of the interface that has the IPv4 address *ip*; "" if no interface has it."""
     size = _IFREQ_SIZE * 64
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         while True:

@@ -1,10 +1,10 @@
-"""The hardware probe: finds the accelerators of this node. ``python -m rlinf_actors.hardware.probe`` prints them as
-JSON.
+"""The hardware probe: find the accelerators of this node. ``python -m rlinf_actors.hardware.probe`` prints them (JSON).
 
-agentd runs it before it registers, `hw scan` and `doctor` on command. Each vendor has a child process, started only if
-the vendor's device files or library exist, all at once; so has each extension (RLINF_EXT_MODULE, entry points), and
-then each vendor that it registers. A child that hangs, crashes or prints nonsense loses its own devices and becomes a
-fault in the report. Without accelerators and extensions no process is started.
+agentd runs the probe before it registers; `hw scan` and `doctor` run it too. The probe starts a child process for each
+vendor whose device files or library exist, and for each extension (RLINF_EXT_MODULE, entry points). The children run
+side by side. An extension may register further vendors; each of them gets a child after that. If a child hangs, crashes
+or prints nonsense, the report has a fault and lacks only the devices of that child. Without accelerators and extensions
+no process is started.
 """
 
 from __future__ import annotations
@@ -34,8 +34,14 @@ _CHILD = "rlinf_actors.hardware.probe_child"
 
 
 class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Report of a child: `infos` have the fields of AcceleratorInfo, `vendors` maps each registered vendor to its
-    module.
+    """What one child process reports.
+
+    Attributes:
+        infos: the accelerators found.
+        faults: a sentence for each thing that could not be read.
+        types: hardware types that the extension registered.
+        vendors: accelerator types that the extension registered and whose devices may be present, each with the name of
+            the module that registered it.
     """
 
     infos: list[AcceleratorInfo] = []
@@ -47,18 +53,16 @@ class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def run_probe(
     python: str | None = None, timeout_s: float = PROBE_TIMEOUT_S, env: Mapping[str, str] | None = None
 ) -> ProbeReport:
-    """Find the hardware of this node.
+    """Return the hardware of this node. Hardware that misbehaves raises nothing: see ``faults`` of the report.
 
-    Call it from the main thread: the children end when the thread that started them does. Cancelling it kills them.
+    Call it from the main thread: the children end when the thread that started them ends. Cancelling kills them.
 
     Args:
         python: interpreter of the children, this one by default. It needs nvidia-ml-py for NVIDIA.
-        timeout_s: seconds that each vendor may take, and each extension with the vendors that it registers. The
-            report is there a second later in any case.
-        env: environment of the children, os.environ by default; its visibility variables decide what is reported.
-
-    Raises:
-        Nothing because of the hardware's behaviour: that is in the report's ``faults``.
+        timeout_s: seconds that each vendor may take, and each extension including the vendors that it registers. This
+            function returns at most about a second after that.
+        env: environment of the children, os.environ by default. Accelerators that its visibility variables hide are not
+            reported.
     """
     environ = dict(os.environ if env is None else env)
     machine = Machine(environ)
@@ -95,7 +99,7 @@ async def run_probe(
 
 @dataclass(frozen=True)
 class _Answer:
-    """Report of a vendor, with the module that registered the type, or of an extension."""
+    """Report of one child, with the accelerator type (or "extension") and the module that registered the type."""
 
     name: str
     report: ChildReport
@@ -104,7 +108,15 @@ class _Answer:
 
 @dataclass(frozen=True)
 class _VendorQueries:
-    """Queries vendors until `ends`, in the loop's time, which is `timeout_s` after the start."""
+    """Start the children of one probe and read their reports.
+
+    Attributes:
+        python: interpreter of the children.
+        environ: environment of the children.
+        ends: deadline, in seconds of the event loop's clock.
+        timeout_s: seconds from the start of the probe to the deadline, for messages.
+        registered: accelerator types from extensions that have a child already.
+    """
 
     python: str
     environ: Mapping[str, str]
@@ -118,7 +130,7 @@ class _VendorQueries:
     async def extension(self, extension: Extension) -> list[_Answer]:
         """Load the extension, then query the vendors that it registers in the remaining time."""
         first = _Answer(EXTENSION, await self._ask(EXTENSION, extension))
-        # two extensions of one package may register the same type: who is first asks
+        # two extensions of one package may register the same type: only the first one queries it
         vendors = {name: module for name, module in first.report.vendors.items() if name not in self.registered}
         self.registered.update(vendors)
         async with TaskGroup() as tasks:
@@ -149,7 +161,14 @@ def _extensions(environ: Mapping[str, str]) -> list[Extension]:
 
 
 def read_answer(end: ChildEnd, name: str, timeout_s: float, extension: str = "") -> ChildReport:
-    """Return the report of a child that ended like this; a failed child has one fault. Pure."""
+    """Return the report of a child, or a report with one fault if the child failed or its report is not valid.
+
+    Args:
+        end: how the child ended, with its output.
+        name: accelerator type that the child queried, or "extension".
+        timeout_s: time limit, for messages.
+        extension: title of the extension that the child loaded, "" without one.
+    """
     whose = extension if name == EXTENSION else "the vendor's library"
     fault = fault_of(end, whose, timeout_s)
     if fault:

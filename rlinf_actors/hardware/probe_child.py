@@ -1,10 +1,10 @@
-"""The children of the probe and of agentd's hardware query: processes that may hang or crash. child_process starts
-them.
+"""Code of the child processes of the probe and of agentd's hardware query. These processes may hang or crash.
 
-`main` asks one vendor or loads an extension; `enumerate_main` asks one hardware type for its pieces. Each writes one
-JSON object to standard output and ends without any clean-up, which could hang as well. Output of the library itself
-goes to standard error; the parent shows its last line if the child dies. The interpreter is the node group's, which
-may lack msgspec: this module imports nothing but the standard library before that is known.
+`child_process.run_child` starts them. `main` queries one vendor or loads one extension; `enumerate_main` asks one
+hardware type for its pieces. Each function writes one JSON object to standard output and ends the process without
+clean-up, since clean-up could hang. Output of the vendor's library goes to standard error; the parent shows its last
+line if the child dies. The interpreter is the one of the node group and may lack msgspec. So this module imports only
+the standard library until it has checked that.
 """
 
 from __future__ import annotations
@@ -22,29 +22,32 @@ if TYPE_CHECKING:
 
 EXTENSION = "extension"
 _MAX_OUTPUT_BYTES = 64 << 20
-"""A library that prints for ever must not fill the memory that the parent's files are in."""
+"""Limit of a child's output: the parent's files for it are in memory, which an endless output would fill."""
 
 
 def main(argv: list[str]) -> None:
     """Query one vendor, or load one extension, and write the result.
 
     Args:
-        argv: the parent's pid; an accelerator type or "extension"; the extension (JSON) for "extension" or
-            a type that it registers.
+        argv: the parent's pid; an accelerator type, or "extension" to load one; an Extension as JSON: the one to load,
+            or the one that registers the type (left out for a built-in type).
     """
     answer, what = contain(int(argv[0])), argv[1]
     try:
         result = _extension(argv[2]) if what == EXTENSION else _vendor(what, argv[2:])
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it on this vendor
+    except Exception as error:  # noqa: BLE001 - the parent reports it as a fault of this vendor
         result = {"faults": [_describe(error)]}
     finish(answer, json.dumps(result).encode())
 
 
 def contain(parent: int) -> int:
-    """End with the parent, leave no core file of the size of a driver's mappings, write no endless output.
+    """Set up this process as a child: it dies with its parent, writes no core file and has limited output.
+
+    Args:
+        parent: pid of the parent.
 
     Returns:
-        The descriptor for the answer. Other output to standard output goes to standard error from now on.
+        The descriptor for the answer. From now on, all other standard output goes to standard error.
     """
     from rlinf_actors import procfs
 
@@ -61,7 +64,7 @@ def contain(parent: int) -> int:
 
 
 def finish(answer: int, data: bytes) -> NoReturn:
-    """Write the answer and end, without any clean-up."""
+    """Write *data* to the descriptor *answer* and exit the process at once, without clean-up."""
     os.write(answer, data)
     sys.stderr.flush()
     os._exit(0)
@@ -115,10 +118,10 @@ def _describe(error: Exception) -> str:
 
 
 def enumerate_main(argv: list[str]) -> None:
-    """Ask one hardware type for its pieces on this node, and write a HardwareAnswer.
+    """Read a HardwareQuestion from standard input, ask the type for its pieces on this node, write a HardwareAnswer.
 
     Args:
-        argv: the parent's pid; "described" on a node that only pretends to have hardware, else "real".
+        argv: the parent's pid; "described" if the hardware of this node is described, not real, else "real".
     """
     answer = contain(int(argv[0]))
     try:
@@ -136,7 +139,7 @@ def enumerate_main(argv: list[str]) -> None:
 
 
 def ask_type(question: HardwareQuestion, described: bool) -> HardwareAnswer:
-    """Load the extensions that register the type, and enumerate its pieces. Runs the user's code."""
+    """Load the extensions that register the type of *question*, and return its pieces. Runs user code."""
     from rlinf_actors.errors import ConfigError
     from rlinf_actors.hardware.configured import enumerate_values, piece_of
     from rlinf_actors.hardware.extensions import is_known, load_for

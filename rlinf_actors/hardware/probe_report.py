@@ -1,4 +1,4 @@
-"""The result of a probe, and its conversion to control messages and back. Pure."""
+"""The result of a probe, and conversion of hardware resources to message values and back. Pure."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _ACCELERATOR_FIELDS = {spec.name: spec for spec in dataclasses.fields(Accelerato
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The hardware of a node: the fields of NodeReport that a probe can fill, under the same names.
+    """The hardware of a node. Its fields have the names that they have in the message NodeReport.
 
     Attributes:
-        hostname: the kernel's name of the node.
-        num_cpus: logical CPUs that this process may use.
-        memory_bytes: physical memory.
-        python: version of the interpreter, e.g. ``3.11.7``.
-        interpreter: its path.
-        resources: accelerators, one entry a type, in the order of their local ranks.
-        interfaces: network interface to its first IPv4 address.
-        faults: hardware that could not be read, one sentence each, the vendor first.
+        hostname: host name of the node, from the kernel.
+        num_cpus: number of logical CPUs that this process may use.
+        memory_bytes: physical memory in bytes.
+        python: version of this interpreter, e.g. ``3.11.7``.
+        interpreter: path of the interpreter that the probe used.
+        resources: one entry for each accelerator type; its accelerators are in the order of their local ranks.
+        interfaces: name of each network interface to its first IPv4 address.
+        faults: one sentence for each piece of hardware that could not be read; begins with the vendor.
         extension_types: hardware types that extensions registered.
     """
 
@@ -48,12 +48,12 @@ class ProbeReport:
 
 @dataclass
 class ReportedInfo(HardwareInfo):
-    """A piece of hardware of a type whose class this process does not know.
+    """A piece of hardware whose class this process does not know; another process knows the class.
 
     Attributes:
-        detail: the fields that its type adds.
-        reported_identity: the identity that its type gives it.
-        reported_keys: the claim keys that its type gives it.
+        detail: fields that the class adds to HardwareInfo, by name.
+        reported_identity: value of the instance's ``identity`` in the process that knows the class.
+        reported_keys: value of the instance's ``claim_keys`` there.
     """
 
     detail: Mapping[str, Any] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class ReportedInfo(HardwareInfo):
 
 
 def resource_to_report(resource: HardwareResource) -> ResourceReport:
-    """Return *resource* as plain values; a field that is no plain value becomes its text."""
+    """Return *resource* as a value for messages. A field that is not a plain value becomes text."""
     return ResourceReport(resource.type, [_info_to_report(info) for info in resource.infos], resource.registered_by)
 
 
@@ -87,12 +87,12 @@ def resources_from_reports(reports: Sequence[ResourceReport]) -> list[HardwareRe
 
 
 def holds_accelerators(report: ResourceReport) -> bool:
-    """True if the pieces are accelerators, also of a type that only the node itself knows."""
+    """True if the pieces are accelerators, even if only the node that reported them knows their type."""
     return bool(report.registered_by) or is_accelerator_type(report.type)
 
 
 def accelerator_type_of(resources: Sequence[ResourceReport]) -> str:
-    """Return the type of a node's first accelerators; NO_ACCEL without any."""
+    """Return the first accelerator type in *resources*; NO_ACCEL if there is none."""
     found = (resource.type for resource in resources if holds_accelerators(resource))
     return next(found, AcceleratorType.NO_ACCEL.value)
 

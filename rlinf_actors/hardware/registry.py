@@ -1,7 +1,8 @@
-"""The registry of hardware types: how their pieces are found on a node and configured. Built-in types: hardware.robots.
+"""The registry of hardware types: for each type, the class that finds its pieces and the class of its configuration.
 
-A user's type is registered by the import of its module. ``RLINF_EXT_MODULE`` names a module whose
-``register()`` runs in agentd's probe, in every worker, and in the driver before it reads the configuration.
+The built-in types are in hardware.robots. Importing the module of a user's type registers it. ``RLINF_EXT_MODULE``
+names a module whose ``register()`` runs in agentd's probe, in every worker, and in the driver before it reads the
+configuration.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _ConfigClass = TypeVar("_ConfigClass", bound="type[HardwareConfig]")
 
 
 class Hardware:
-    """Base of hardware types; a subclass implements how its pieces are found on a node.
+    """Base of the classes of hardware types. The ``enumerate`` of a subclass finds the pieces of its type on a node.
 
-    Such as::
+    Example::
 
         @Hardware.register()
         class MyArm(Hardware):
@@ -53,8 +54,8 @@ class Hardware:
         """Class decorator: register a subclass under its ``HW_TYPE``.
 
         Raises:
-            TypeError: not a subclass of Hardware, or without ``enumerate`` of its own.
-            ValueError: another class has that type, or the name belongs to accelerators.
+            TypeError: the class is not a subclass of Hardware, or does not define ``enumerate``.
+            ValueError: another class is registered for that type, or an accelerator type has the name.
         """
 
         def decorate(found: _HardwareClass) -> _HardwareClass:
@@ -73,10 +74,10 @@ class Hardware:
 
         Args:
             node_rank: cluster rank of the node.
-            configs: the configuration's entries for that node, None without any.
+            configs: the configuration's entries for that node, None if there are none.
 
         Returns:
-            The pieces, in the order of their local ranks; None if there is none.
+            The pieces, in the order of their local ranks; None if there are none.
         """
         raise NotImplementedError(f"{cls.__name__} has no enumerate(node_rank, configs)")
 
@@ -86,15 +87,15 @@ class NodeHardwareConfig:
     """The ``hardware`` part of a node group.
 
     Attributes:
-        type: the registered type that the group owns.
-        configs: one entry a piece; mappings become instances of the type's dataclass.
+        type: the registered hardware type that the group owns.
+        configs: one entry for each piece; mappings become instances of the type's config dataclass.
     """
 
     type: str
     configs: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check the configs against the type. Raises ConfigError."""
+        """Convert the mappings in ``configs`` to the config dataclass of the type. Raises ConfigError."""
         self.type = str(self.type)
         self.configs = [
             parse_config(self.type, entry, f"configs[{index}]") if isinstance(entry, Mapping) else entry
@@ -103,11 +104,11 @@ class NodeHardwareConfig:
 
     @classmethod
     def register_hardware_config(cls, type: str) -> Callable[[_ConfigClass], _ConfigClass]:
-        """Class decorator, above ``@dataclass``: the configs of *type* become instances of this class.
+        """Class decorator, above ``@dataclass``: register the class as the config dataclass of *type*.
 
         Raises:
-            TypeError: not a dataclass that derives from HardwareConfig.
-            ValueError: another class has that type, or the name belongs to accelerators.
+            TypeError: the class is not a dataclass that derives from HardwareConfig.
+            ValueError: another class is registered for that type, or an accelerator type has the name.
         """
 
         def decorate(found: _ConfigClass) -> _ConfigClass:
@@ -127,11 +128,11 @@ _configs: dict[str, type[HardwareConfig]] = {}
 _BUILT_IN: Mapping[str, str] = MappingProxyType(
     {"Franka": "franka", "DualFranka": "franka", "GimArm": "gim_arm", "DOSW1": "dosw1", "Turtle2": "turtle2"}
 )
-"""Type to its module in hardware.robots, which has a Hardware class of that name and its ``*Config``."""
+"""Each built-in type to its module in hardware.robots, with classes TYPE (a Hardware) and TYPEConfig."""
 
 
 def _built_in(kind: str) -> ModuleType:
-    """Return the module of a built-in type, imported now: most processes need none. Raises KeyError."""
+    """Import and return the module of a built-in type. Raises KeyError for other types."""
     return importlib.import_module(f"rlinf_actors.hardware.robots.{_BUILT_IN[kind]}")
 
 
@@ -149,7 +150,7 @@ def _enter(table: dict[str, Any], kind: str, found: type, what: str) -> None:
 
 
 class _Types(Mapping[str, type[HardwareConfig]]):
-    """Type to config dataclass. Built-in ones are imported when they are looked up."""
+    """Mapping of type to config dataclass. The module of a built-in type is imported at its first look-up."""
 
     def __getitem__(self, kind: str) -> type[HardwareConfig]:
         if kind in _configs:
@@ -165,17 +166,20 @@ class _Types(Mapping[str, type[HardwareConfig]]):
 
 
 def hardware_types() -> Mapping[str, type[HardwareConfig]]:
-    """Return type to config dataclass, built-in and registered: the ``hardware_types`` of ClusterConfig.from_any."""
+    """Return a mapping of type to config dataclass, of all built-in and registered types.
+
+    It can be given to ClusterConfig.from_any as *hardware_types*.
+    """
     return _Types()
 
 
 def is_built_in(kind: str) -> bool:
-    """True if the type is part of this library."""
+    """True if hardware type *kind* is part of this library."""
     return kind in _BUILT_IN
 
 
 def registered_types() -> list[str]:
-    """Return the types that were registered in this process, without the built-in ones."""
+    """Return the names of the types that were registered in this process; built-in types are not included."""
     return sorted({*_configs, *_hardware})
 
 
@@ -183,7 +187,7 @@ def lookup(kind: str) -> type[HardwareConfig]:
     """Return the config dataclass of a type.
 
     Raises:
-        ConfigError: there is no such type; names the nearest.
+        ConfigError: there is no such type; the message names the most similar one.
     """
     known = hardware_types()
     if kind in known:
@@ -195,16 +199,16 @@ def lookup(kind: str) -> type[HardwareConfig]:
 
 
 def hardware_classes(kind: str) -> list[type[Hardware]]:
-    """Return the classes that may find pieces of a type: the one with that HW_TYPE, else those without any HW_TYPE."""
+    """Return the Hardware classes that may find pieces of a type: its own class, else all without a HW_TYPE."""
     if kind in _hardware:
         return [_hardware[kind]]
-    if kind in _BUILT_IN and kind not in _configs:  # who registers a config of that name brings the class too
+    if kind in _BUILT_IN and kind not in _configs:  # a config registered under this name has its own class
         return [getattr(_built_in(kind), kind)]
     return [found for found in _hardware.values() if not found.HW_TYPE]
 
 
 def is_exclusive(kind: str) -> bool:
-    """True if only one group may use a piece of the type at a time; also for types without a class here."""
+    """True if only one group may use a piece of the type at a time, or if the type has no class in this process."""
     return all(found.EXCLUSIVE for found in hardware_classes(kind) if found.HW_TYPE)
 
 
@@ -213,11 +217,12 @@ def parse_config(kind: str, values: Mapping[str, Any], path: str = "") -> Hardwa
 
     Args:
         kind: the registered type.
-        values: the fields, as the configuration gives them.
+        values: the fields, as they are in the configuration.
         path: config path of *values*, for messages.
 
     Raises:
-        ConfigError: unknown type; unknown, missing or ill-typed field; or the class refuses the values.
+        ConfigError: the type is unknown, a field is unknown, missing or of the wrong type, or the class rejects the
+            values.
     """
     config: HardwareConfig = build(lookup(kind), values, path)
     return config

@@ -1,4 +1,4 @@
-"""Torch's module of an accelerator, with the vendor's plug-in if torch needs one. Imports torch when called."""
+"""Find torch's module for an accelerator type. Imports torch, and the vendor's plug-in if needed, when called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_actors.model.hardware import AcceleratorType
 
 
 def torch_platform(accelerator: AcceleratorType | str) -> Any:
-    """Return torch's module of the device, such as ``torch.cuda``.
+    """Return torch's module for devices of the type, such as ``torch.cuda``.
 
     Raises:
         ConfigError: this process does not know the type.

@@ -1,4 +1,4 @@
-"""The devices of a node that its visibility variables leave. Pure."""
+"""Apply visibility variables, such as CUDA_VISIBLE_DEVICES, to the devices of a node. Pure."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from rlinf_actors.model.hardware import AcceleratorInfo
 
 _HIDE_THE_REST = ("-1", "NoDevFiles")
-"""CUDA shows no device from such an entry on; that is how people hide all of them."""
+"""CUDA hides the devices of such an entry and of all entries after it. Users hide all devices this way."""
 
 
 def visible_devices(
     infos: Sequence[AcceleratorInfo], value: str | None, variable: str
 ) -> tuple[list[AcceleratorInfo], list[str]]:
-    """Return the devices that *value* lists, in its order, and the faults of the list.
+    """Return the devices that *value* lists, in its order, and a sentence for each entry that is wrong.
 
     Args:
         infos: all devices, each with the vendor's index and UUID.
-        value: value of the visibility variable: indices or UUIDs (also their first characters, as CUDA allows; a slice
-            of a device by its UUID only); None if it is not set: all are visible.
-        variable: its name, for messages.
+        value: value of the visibility variable: indices, UUIDs or the first characters of UUIDs, separated by commas. A
+            MIG slice can be named by UUID only. None if the variable is not set: then all devices are visible.
+        variable: name of the variable, for messages.
     """
     if value is None:
         return list(infos), []
@@ -69,24 +69,24 @@ def _spell(infos: Sequence[AcceleratorInfo]) -> str:
 
 _BACKENDS = ("*", "level_zero", "opencl", "cuda", "hip", "native_cpu")
 _SEEN_BY = ("*", "level_zero")
-"""Torch takes its xpu devices from Level Zero; what a term says of another backend concerns none of them."""
+"""Backends of terms that concern torch: torch takes its xpu devices from Level Zero."""
 _DEVICE = re.compile(r"\*|gpu|cpu|fpga|acc|[0-9]{1,4}")
 
 
 def selected_devices(
     infos: Sequence[AcceleratorInfo], value: str | None, variable: str
 ) -> tuple[list[AcceleratorInfo], list[str]]:
-    """Return the GPUs that a ONEAPI_DEVICE_SELECTOR leaves, by index, and the faults of the selector.
+    """Return the GPUs that a ONEAPI_DEVICE_SELECTOR selects, by index, and a sentence for each term that is wrong.
 
-    Its terms are ``backend:devices``, separated by ``;``: ``level_zero:0,1``, ``level_zero:gpu``, ``*:gpu``, ``*:*``.
-    Terms that begin with ``!`` remove devices, and stand after the others; if there are no others, they remove from all
-    devices. Case does not matter. A term that is not understood is ignored and becomes a fault; parts of a device
-    (``level_zero:0.1``) are such terms.
+    The selector has terms ``backend:devices``, separated by ``;``: ``level_zero:0,1``, ``level_zero:gpu``, ``*:gpu``,
+    ``*:*``. Terms that begin with ``!`` remove devices from the selected ones, or from all devices if every term begins
+    with ``!``. Case does not matter. A term that is not understood is ignored and becomes a fault; parts of a device
+    (``level_zero:0.1``) are not understood.
 
     Args:
-        infos: all devices, each with its number in Level Zero.
-        value: value of the variable; None or empty: all are visible.
-        variable: its name, for messages.
+        infos: all devices, each with its number in Level Zero as index.
+        value: value of the variable. None or empty: all devices are visible.
+        variable: name of the variable, for messages.
     """
     if not (value or "").strip():
         return list(infos), []

@@ -1,4 +1,4 @@
-"""DOSW1: two arms, and the two leader arms, each behind a server."""
+"""DOSW1: a robot with two arms and two leader arms. Each arm has a server."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlinf_actors.model.hardware import HardwareInfo
 
 @dataclass
 class DOSW1Config(RobotConfig):
-    """One robot with two arms.
+    """Configuration of one DOSW1, a robot with two arms.
 
     Attributes:
-        robot_url: host of its servers, or their URL.
+        robot_url: host or URL of the robot's servers.
         left_arm_port, right_arm_port: TCP ports of the arms' servers.
         left_lead_port, right_lead_port: TCP ports of the servers of the leader arms, which a person moves.
-        camera_serials: serial numbers of its cameras; None for all connected ones of that type.
+        camera_serials: serial numbers of the robot's cameras; None for all connected cameras of that type.
         camera_type: realsense, zed or lumos.
     """
 
@@ -33,30 +33,30 @@ class DOSW1Config(RobotConfig):
     REQUIRED: ClassVar[tuple[str, ...]] = ("robot_url",)
 
     def links(self) -> list[TcpPort]:
-        """The arms' servers. The servers of the leader arms run only during teleoperation."""
+        """Return the ports of the two arms' servers. The leader arms' servers run only during teleoperation."""
         host = host_of(self.robot_url)
         return [TcpPort(field, host, getattr(self, field), True) for field in ("left_arm_port", "right_arm_port")]
 
     def cameras(self) -> list[CameraSet]:
-        """Its cameras."""
+        """Return the cameras of the robot that have to be connected."""
         return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
 
 
 @dataclass
 class DOSW1HWInfo(HardwareInfo):
-    """One robot with two arms, as its worker gets it."""
+    """A DOSW1 that a worker holds; ``config`` has its addresses and cameras."""
 
     config: DOSW1Config
 
     @property
     def identity(self) -> str:
-        """Its host; "" for a loopback address, which means another machine on each node."""
+        """Host of the robot; "" for a loopback address, which means a different machine on each node."""
         host = host_of(self.config.robot_url)
         return "" if host in ("localhost", "::1") or host.startswith("127.") else host
 
 
 class DOSW1(Robot):
-    """Robots with two arms behind servers."""
+    """The hardware type DOSW1."""
 
     HW_TYPE: ClassVar[str] = "DOSW1"
     CONFIG: ClassVar[type[RobotConfig]] = DOSW1Config

@@ -1,4 +1,4 @@
-"""Franka's arms, one or two on a node."""
+"""The hardware types Franka (one arm) and DualFranka (two arms that work as one robot)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig, Tc
 from rlinf_actors.model.hardware import HardwareInfo
 
 CONTROL_PORT = 1337
-"""libfranka, research_interface::robot::kCommandPort: where an arm's control box listens."""
+"""TCP port of an arm's control box (libfranka, research_interface::robot::kCommandPort)."""
 
 
 @dataclass
 class FrankaConfig(RobotConfig):
-    """One arm of Franka's.
+    """Configuration of one Franka arm.
 
     Attributes:
-        robot_ip: address of its control box.
-        camera_serials: serial numbers of its cameras; None for all connected ones of that type.
+        robot_ip: address of the arm's control box.
+        camera_serials: serial numbers of the arm's cameras; None for all connected cameras of that type.
         camera_type: realsense, zed or lumos.
         gripper_type: franka or robotiq.
         gripper_connection: connection of a Robotiq gripper: a serial device (``/dev/ttyUSB0``) or ``host[:port]``.
-        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. If it is
-            another node, this node does not check arm and gripper.
+        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. If
+            another node drives the arm, this node does not check arm and gripper.
     """
 
     robot_ip: str = ""
@@ -39,36 +39,36 @@ class FrankaConfig(RobotConfig):
     REQUIRED: ClassVar[tuple[str, ...]] = ("robot_ip",)
 
     def missing(self) -> Mapping[str, str]:
-        """The connection of a Robotiq gripper."""
+        """Return the field of a Robotiq gripper's connection with the reason, if it is not given."""
         return _arm_missing(self, "")
 
     def links(self) -> list[TcpPort]:
-        """The control box, and a gripper on the network."""
+        """Return the port of the control box, and of a gripper on the network."""
         return _arm_links(self, "")
 
     def cameras(self) -> list[CameraSet]:
-        """Its cameras."""
+        """Return the cameras of the robot that have to be connected."""
         return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
 
     def devices(self) -> Mapping[str, str]:
-        """The gripper's serial device."""
+        """Return the gripper's serial device, by field."""
         return _arm_devices(self, "")
 
 
 @dataclass
 class FrankaHWInfo(HardwareInfo):
-    """One arm of Franka's, as its worker gets it."""
+    """A Franka arm that a worker holds; ``config`` has its address and cameras."""
 
     config: FrankaConfig
 
     @property
     def identity(self) -> str:
-        """Its address."""
+        """Address of the arm's control box."""
         return self.config.robot_ip
 
 
 class Franka(Robot):
-    """Franka's arms."""
+    """The hardware type Franka: one arm."""
 
     HW_TYPE: ClassVar[str] = "Franka"
     CONFIG: ClassVar[type[RobotConfig]] = FrankaConfig
@@ -77,15 +77,19 @@ class Franka(Robot):
 
 @dataclass
 class DualFrankaConfig(RobotConfig):
-    """Two arms of Franka's that work as one robot; each has FrankaConfig's fields, prefixed with left_ or right_.
+    """Configuration of two Franka arms that work as one robot.
+
+    Each arm has the fields of FrankaConfig, prefixed with left_ or right_.
 
     Attributes:
-        left_robot_ip, right_robot_ip: addresses of their control boxes.
+        left_robot_ip, right_robot_ip: addresses of the arms' control boxes.
         left_camera_serials, right_camera_serials: serial numbers of the cameras on each arm.
         left_camera_type, right_camera_type: realsense, zed or lumos.
         left_gripper_type, right_gripper_type: franka or robotiq.
-        left_gripper_connection, right_gripper_connection: of Robotiq grippers: serial devices or ``host[:port]``.
-        left_controller_node_rank, right_controller_node_rank: the nodes that drive each arm; None for the robot's own.
+        left_gripper_connection, right_gripper_connection: connections of Robotiq grippers: a serial device or
+            ``host[:port]``.
+        left_controller_node_rank, right_controller_node_rank: cluster rank of the node that drives the arm; None for
+            the robot's own node.
         base_camera_serials: serial numbers of the cameras that are on neither arm.
         base_camera_type: realsense, zed or lumos.
     """
@@ -108,7 +112,7 @@ class DualFrankaConfig(RobotConfig):
     REQUIRED: ClassVar[tuple[str, ...]] = ("left_robot_ip", "right_robot_ip")
 
     def __post_init__(self) -> None:
-        """Check every field, and that nothing is on both arms. Raises ConfigError."""
+        """Check every field, and that the arms share no address and no camera. Raises ConfigError."""
         super().__post_init__()
         if self.left_robot_ip and self.left_robot_ip == self.right_robot_ip:
             raise ConfigError(f"is {self.right_robot_ip}, as is left_robot_ip: two arms", path="right_robot_ip")
@@ -120,15 +124,15 @@ class DualFrankaConfig(RobotConfig):
                 seen[serial] = cameras.field
 
     def missing(self) -> Mapping[str, str]:
-        """The connections of Robotiq grippers."""
+        """Return the fields of Robotiq grippers' connections that are not given, with the reason."""
         return {**_arm_missing(self, "left_"), **_arm_missing(self, "right_")}
 
     def links(self) -> list[TcpPort]:
-        """Both control boxes, and grippers on the network."""
+        """Return the ports of both control boxes, and of grippers on the network."""
         return _arm_links(self, "left_") + _arm_links(self, "right_")
 
     def cameras(self) -> list[CameraSet]:
-        """The named cameras of both arms and of the base: an unnamed camera could belong to any of them."""
+        """Return the cameras that the fields name. A camera without a name could belong to either arm or the base."""
         return [
             CameraSet(f"{side}camera_serials", getattr(self, f"{side}camera_type"), serials)
             for side in ("left_", "right_", "base_")
@@ -136,29 +140,29 @@ class DualFrankaConfig(RobotConfig):
         ]
 
     def devices(self) -> Mapping[str, str]:
-        """The grippers' serial devices."""
+        """Return the grippers' serial devices, by field."""
         return {**_arm_devices(self, "left_"), **_arm_devices(self, "right_")}
 
 
 @dataclass
 class DualFrankaHWInfo(HardwareInfo):
-    """Two arms of Franka's, as their worker gets them."""
+    """Two Franka arms that a worker holds; ``config`` has their addresses and cameras."""
 
     config: DualFrankaConfig
 
     @property
     def identity(self) -> str:
-        """Both addresses."""
+        """Addresses of both control boxes, joined by ``+``."""
         return f"{self.config.left_robot_ip}+{self.config.right_robot_ip}"
 
     @property
     def claim_keys(self) -> list[str]:
-        """The keys of both arms, each as of a Franka of its own."""
+        """The keys that both arms would have as single Frankas, so that no group can get one of the arms."""
         return [f"{Franka.HW_TYPE}:{self.config.left_robot_ip}", f"{Franka.HW_TYPE}:{self.config.right_robot_ip}"]
 
 
 class DualFranka(Robot):
-    """Pairs of Franka's arms."""
+    """The hardware type DualFranka: two arms that work as one robot."""
 
     HW_TYPE: ClassVar[str] = "DualFranka"
     CONFIG: ClassVar[type[RobotConfig]] = DualFrankaConfig

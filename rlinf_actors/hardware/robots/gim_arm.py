@@ -1,4 +1,4 @@
-"""GimArm: an arm on a CAN bus."""
+"""The hardware type GimArm: an arm on a CAN bus."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rlinf_actors.model.hardware import HardwareInfo
 
 @dataclass
 class GimArmConfig(RobotConfig):
-    """One arm on a CAN bus.
+    """Configuration of one GimArm, an arm on a CAN bus.
 
     Attributes:
-        can_interface: the bus's network interface, such as ``can0``.
-        arm_variant: the maker's name of the variant, "" for the standard one.
-        camera_serials: serial numbers of its cameras; None for all connected ones of that type.
+        can_interface: network interface of the bus, such as ``can0``.
+        arm_variant: the maker's name of the variant, "" for the standard variant.
+        camera_serials: serial numbers of the arm's cameras; None for all connected cameras of that type.
         camera_type: realsense, zed or lumos.
-        enable_gripper: True if it has a gripper that is to be used.
-        gripper_type: the maker's name of the gripper, None for the standard one.
-        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. If it is
-            another node, this node does not check the bus.
+        enable_gripper: True if the arm has a gripper and the worker shall use it.
+        gripper_type: the maker's name of the gripper, None for the standard gripper.
+        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. If
+            another node drives the arm, this node does not check the bus.
     """
 
     can_interface: str = ""
@@ -38,24 +38,24 @@ class GimArmConfig(RobotConfig):
     FREE_TEXT: ClassVar[frozenset[str]] = frozenset({"gripper_type"})
 
     def cameras(self) -> list[CameraSet]:
-        """Its cameras."""
+        """Return the cameras of the robot that have to be connected."""
         return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
 
     def can_interfaces(self) -> Mapping[str, str]:
-        """Its bus."""
+        """Return the CAN interface by field; {} if another node drives the arm."""
         here = self.controller_node_rank in (None, self.node_rank)
         return {"can_interface": self.can_interface} if here else {}
 
 
 @dataclass
 class GimArmHWInfo(HardwareInfo):
-    """One arm on a CAN bus, as its worker gets it. The interface's name identifies it on its node only."""
+    """A GimArm that a worker holds. It has no identity: the name of a CAN interface is unique on its node only."""
 
     config: GimArmConfig
 
 
 class GimArm(Robot):
-    """Arms on CAN buses."""
+    """The hardware type GimArm."""
 
     HW_TYPE: ClassVar[str] = "GimArm"
     CONFIG: ClassVar[type[RobotConfig]] = GimArmConfig
@@ -63,5 +63,5 @@ class GimArm(Robot):
 
     @classmethod
     def model_of(cls, config: RobotConfig) -> str:
-        """The variant, if one is given."""
+        """Return the variant of the arm, ``GimArm`` if none is given."""
         return getattr(config, "arm_variant", "") or cls.HW_TYPE

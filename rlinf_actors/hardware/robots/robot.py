@@ -1,7 +1,8 @@
-"""Robot: how the built-in types are found on their node. RobotAutoConfig: robots in a node's environment variables.
+"""Robot finds the robots of a built-in type on a node. RobotAutoConfig reads robots from environment variables.
 
-The variable of a field is its name in upper case: ``ROBOT_IP``, ``CAMERA_SERIALS``, ``CAN_INTERFACE``. A comma
-separates robots. In lists, such as camera serials, a comma separates the items and a semicolon the robots.
+The variable of a field is the field's name in upper case: ``ROBOT_IP``, ``CAMERA_SERIALS``, ``CAN_INTERFACE``. A comma
+separates the values of different robots. In fields that hold lists, such as camera serials, a semicolon separates the
+robots and a comma the items.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 @dataclass(frozen=True)
 class RobotAutoConfig:
-    """The fields of one type of robot, from an environment. Pure.
+    """The field values for one type of robot that a node's environment variables give. Pure.
 
     Attributes:
-        kind: the class of the configurations.
-        values: field to its values, one a robot. A single value is for all robots, except for fields of which every
-            robot needs its own.
+        kind: the config class of the type.
+        values: each field to its values, one for each robot. A single value counts for all robots, except for fields
+            that differ between robots, such as addresses.
     """
 
     kind: type[RobotConfig]
@@ -40,10 +41,10 @@ class RobotAutoConfig:
 
     @classmethod
     def from_environ(cls, kind: type[RobotConfig], environ: Mapping[str, str]) -> RobotAutoConfig:
-        """Read the variables of the fields of *kind*; empty ones count as not set.
+        """Read the variables of the fields of *kind*. An empty variable counts as not set.
 
         Raises:
-            ConfigError: a value is not valid for its field; ``path`` is the variable.
+            ConfigError: a value is not valid for its field; ``path`` is the name of the variable.
         """
         hints = typing.get_type_hints(kind)
         values: dict[str, Sequence[Any]] = {}
@@ -54,15 +55,15 @@ class RobotAutoConfig:
         return cls(kind, values)
 
     def count(self) -> int:
-        """Return the number of robots that the environment names: by the required fields, 1 for types without any."""
+        """Return the number of robots that have all required fields; 1 if the type has no required field."""
         needed = [len(self.values.get(name, ())) for name in self.kind.REQUIRED]
         return min(needed) if needed else 1
 
     def robots(self, node_rank: int) -> list[RobotConfig]:
-        """Return the robots that the environment alone describes, none if it names none.
+        """Return the robots that the environment variables alone describe; [] if a required field has no variable.
 
         Raises:
-            ConfigError: the variables contradict each other.
+            ConfigError: some required fields have a variable and others have none, or the values do not fit.
         """
         named = [name for name in self.kind.REQUIRED if name in self.values]
         if named and len(named) < len(self.kind.REQUIRED):
@@ -71,11 +72,11 @@ class RobotAutoConfig:
         return self.fill([self.kind(node_rank=node_rank) for _ in range(self.count())])
 
     def fill(self, given: Sequence[_Config]) -> list[_Config]:
-        """Return *given* with missing fields from the environment. Nothing passed in is changed.
+        """Return copies of *given* whose missing fields are filled from the environment variables.
 
         Raises:
-            ConfigError: a required field is given nowhere, the numbers of values and robots differ, or a value is not
-                valid.
+            ConfigError: a required field is missing in both, a variable has the wrong number of values, or a value is
+                not valid.
         """
         filled = [config.as_values() for config in given]
         for spec in dataclasses.fields(self.kind):
@@ -96,7 +97,10 @@ class RobotAutoConfig:
         return [build(self.kind, values, f"configs[{index}]") for index, values in enumerate(filled)]
 
     def _share(self, name: str, lacking: Sequence[int], robots: int) -> Sequence[Any]:
-        """Return a value for each robot that lacks *name*, None without one."""
+        """Return the value of field *name* for each robot in *lacking*, None if the environment has no value.
+
+        *lacking* has the indices of the robots without the field; *robots* is the number of all robots.
+        """
         values = self.values.get(name, ())
         if not values or not lacking:
             return [None] * len(lacking)
@@ -117,6 +121,7 @@ class RobotAutoConfig:
 
 
 def variable(field: str) -> str:
+    """Return the name of the environment variable for a field."""
     return field.upper()
 
 
@@ -150,8 +155,8 @@ class Robot(Hardware):
     """Base of the built-in types of robots.
 
     Attributes:
-        CONFIG: the class of their configurations.
-        INFO: the class of the info that a worker gets: type, model and config.
+        CONFIG: the config class of the type.
+        INFO: the HardwareInfo class that a worker gets; its fields are type, model and config.
     """
 
     CONFIG: ClassVar[type[RobotConfig]]
@@ -159,18 +164,19 @@ class Robot(Hardware):
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
-        """Return the robots of this machine: those in *configs*, completed by the environment, and checked.
+        """Return the robots of this machine, after checks that each one is there as configured.
 
-        Blocks while addresses are tried (2 s at most) and a camera maker's SDK finds its cameras.
+        The robots are the ones in *configs*, with missing fields from environment variables. Blocks while addresses are
+        tried (2 s at most) and while a camera maker's SDK searches for cameras.
 
         Args:
             node_rank: cluster rank of this machine.
-            configs: the configuration's entries; those of other nodes are skipped. None, or none for this node:
-                the robots that the environment alone names.
+            configs: entries of the configuration; entries for other nodes are skipped. None or []: the robots that the
+                environment variables alone describe.
 
         Raises:
-            ConfigError: a value is missing or not valid, or a robot that is to be validated is not as configured; all
-                faults of all robots are named.
+            ConfigError: a value is missing or not valid, or a robot is not as configured (not checked with
+                ``disable_validate``); the message lists the faults of all robots.
         """
         return cls.on_machine(node_rank, configs, os.environ, MACHINE)
 
@@ -183,7 +189,7 @@ class Robot(Hardware):
         if given:
             filled = auto.fill(given)
         elif configs:
-            return None  # the configuration names robots, and none here
+            return None  # all configured robots are on other nodes
         else:
             filled = auto.robots(node_rank)
         faults = [
@@ -209,7 +215,7 @@ class Robot(Hardware):
 
 
 def _shared(configs: Sequence[RobotConfig]) -> list[str]:
-    """Return faults of cameras that two robots of a node would share, by name or because neither names its own."""
+    """Return a sentence for each camera that two robots share: both name it, or neither names its cameras."""
     found: list[str] = []
     owners: dict[tuple[str, str], tuple[int, str]] = {}
     for index, config in enumerate(configs):
@@ -227,7 +233,10 @@ def _shared(configs: Sequence[RobotConfig]) -> list[str]:
 
 
 def _with_cameras(config: RobotConfig, machine: CheckedMachine) -> RobotConfig:
-    """Return *config* with the connected cameras if it names none; without cameras if nothing is to be checked."""
+    """Return *config* with the connected cameras in its camera fields that are None.
+
+    With ``disable_validate`` these fields become [] and no camera is searched.
+    """
     open_sets: list[CameraSet] = [cameras for cameras in config.cameras() if cameras.serials is None]
     if not open_sets:
         return config

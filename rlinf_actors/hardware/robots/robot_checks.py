@@ -1,7 +1,7 @@
-"""Checks of a robot's configuration on this machine: addresses, CAN buses, devices, and its cameras.
+"""Check a robot's configuration on this machine: addresses, CAN buses, device files and cameras.
 
-Cameras are found through their makers' SDKs if those are installed, else as USB devices in /sys. An SDK may hang or
-crash, so this code runs in a child process of the node (probe_child), never in a daemon. Blocks.
+Cameras are found by their maker's SDK if it is installed, else as USB devices in /sys. An SDK may hang or crash, so
+this code runs in a child process (probe_child), never in a daemon. The functions block.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig, Tc
 
 @dataclass(frozen=True)
 class CameraKind:
-    """How one maker's cameras are found.
+    """One kind of camera, and how to find cameras of that kind.
 
     Attributes:
-        name: as in ``camera_type``.
-        sdk: module of its SDK, "" for cameras that any video program can use.
-        install: how to install that module.
-        vendors: USB vendor ids of the maker (usb.org), in hexadecimal; empty for any.
-        serials: returns the serial numbers, given the SDK's module.
-        usb_differs: True if the serial number on USB differs from the SDK's.
+        name: value of ``camera_type`` for this kind.
+        sdk: Python module of the maker's SDK, "" for cameras that need no SDK.
+        install: command or advice that installs the module.
+        vendors: USB vendor ids of the maker (usb.org), in hexadecimal; empty for all ids that no other kind has.
+        serials: function that returns the serial numbers of the connected cameras, given the SDK's module.
+        usb_differs: True if the serial number on USB differs from the one that the SDK reports.
     """
 
     name: str
@@ -49,10 +49,10 @@ class UsbCamera:
     """A camera as /sys shows it.
 
     Attributes:
-        serial: of the USB device, "" if it has none.
-        name: what the device calls itself.
+        serial: serial number of the USB device, "" if the device has none.
+        name: product name that the device reports.
         vendor: USB vendor id, in hexadecimal.
-        video: its video devices, such as ``video0``.
+        video: names of the camera's video devices, such as ``video0``.
     """
 
     serial: str
@@ -66,10 +66,10 @@ class Cameras:
     """The connected cameras of one kind.
 
     Attributes:
-        kind: the kind.
-        serials: their serial numbers.
-        from_sdk: True if the SDK reported them.
-        problem: why the SDK was not used or failed, "" if it answered or there is none.
+        kind: the kind of the cameras.
+        serials: serial numbers of the cameras.
+        from_sdk: True if the SDK reported the cameras, False if they were found as USB devices.
+        problem: why the SDK is missing or failed, "" if it answered or the kind has no SDK.
     """
 
     kind: CameraKind
@@ -79,11 +79,11 @@ class Cameras:
 
 
 def connected(kind: str, sys_root: Path) -> Cameras:
-    """Return the cameras of one kind. Loads its SDK, which may take seconds or crash the process.
+    """Return the connected cameras of one kind. Loads its SDK, which may take seconds or crash the process.
 
     Args:
-        kind: one of robot_config.CAMERA_TYPES.
-        sys_root: root of sysfs.
+        kind: name of the kind, one of robot_config.CAMERA_TYPES.
+        sys_root: directory where sysfs is mounted.
     """
     camera = CAMERAS[kind]
     problem = ""
@@ -97,7 +97,7 @@ def connected(kind: str, sys_root: Path) -> Cameras:
         else:
             problem = f"{camera.sdk} is not installed for {sys.executable}: {camera.install}"
     found = [one for one in usb_cameras(sys_root) if one.vendor in camera.vendors]
-    if not camera.vendors:  # a kind without a vendor id of its own: what is no other kind's
+    if not camera.vendors:  # a kind without vendor ids has the cameras that belong to no other kind
         others = {vendor for other in CAMERAS.values() for vendor in other.vendors}
         found = [one for one in usb_cameras(sys_root) if one.vendor not in others]
     return Cameras(camera, tuple(sorted({one.serial for one in found if one.serial})), False, problem)
@@ -117,7 +117,7 @@ def usb_cameras(sys_root: Path) -> list[UsbCamera]:
 
 
 def _usb_device(device: Path) -> Path | None:
-    """Return the USB device of a video device's ``device`` link: the interface's parent."""
+    """Return the sysfs directory of the USB device behind a video device's ``device`` link, None if it is not USB."""
     resolved = device.resolve()
     return next((path for path in (resolved, *resolved.parents) if (path / "idVendor").exists()), None)
 
@@ -125,14 +125,14 @@ def _usb_device(device: Path) -> Path | None:
 def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
-    except OSError:  # it has none, or was unplugged meanwhile
+    except OSError:  # no such attribute, or the device was unplugged meanwhile
         return ""
 
 
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
@@ -155,25 +155,25 @@ CAMERAS: Mapping[str, CameraKind] = MappingProxyType(
         )
     }
 )
-"""Kind to how its cameras are found; the names are robots.robot_config.CAMERA_TYPES."""
+"""Each kind of camera by its name. The names are robots.robot_config.CAMERA_TYPES."""
 
 REACH_S = 2.0
-"""How long all addresses together may take to answer. A robot is a switch or two away: milliseconds."""
+"""Seconds that all addresses together may take to answer. A robot on the local network needs milliseconds."""
 
 _ARPHRD_CAN = "280"
 """linux/if_arp.h: the type of a CAN interface."""
 _IFF_UP = 0x1
-"""linux/if.h."""
+"""linux/if.h: flag of an interface that is up."""
 
 
 @dataclass(frozen=True)
 class CheckedMachine:
-    """Places and limits of the checks.
+    """Directories and time limit of the checks; tests use directories of their own.
 
     Attributes:
-        sys: root of sysfs.
+        sys: directory where sysfs is mounted.
         dev: directory of device files.
-        reach_s: seconds that all addresses together may take.
+        reach_s: seconds that all addresses together may take to answer.
     """
 
     sys: Path = Path("/sys")
@@ -183,16 +183,16 @@ class CheckedMachine:
 
 @dataclass(frozen=True)
 class ConfigFault:
-    """A fault of one field of the configuration."""
+    """A fault of one field of the configuration; ``text`` continues a sentence that begins with the field's name."""
 
     field: str
     text: str
 
 
 def faults_of(config: RobotConfig, machine: CheckedMachine) -> list[ConfigFault]:
-    """Return all faults of one robot, in the order of its fields' importance.
+    """Return all faults of one robot's configuration, the most important fields first.
 
-    Takes as long as the camera's SDK, and at most ``machine.reach_s`` for the addresses.
+    Blocks for as long as the cameras' SDKs take, and for at most ``machine.reach_s`` seconds for the addresses.
     """
     found = [ConfigFault(name, f"is not given: {why}") for name, why in config.missing().items()]
     found += link_faults(config.links(), machine.reach_s)
@@ -212,7 +212,7 @@ def faults_of(config: RobotConfig, machine: CheckedMachine) -> list[ConfigFault]
 
 
 def link_faults(links: Sequence[TcpPort], within_s: float) -> list[ConfigFault]:
-    """Return the faults of the *links* that do not answer within *within_s* seconds; all are tried at once."""
+    """Connect to all *links* at once; return a fault for each that does not answer within *within_s* seconds."""
     answers: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     for index, link in enumerate(links):
         # daemons: a name server that does not answer holds a thread longer than we wait
@@ -224,7 +224,7 @@ def link_faults(links: Sequence[TcpPort], within_s: float) -> list[ConfigFault]:
             index, text = answers.get(timeout=max(0.0, deadline - time.monotonic()))
             texts[index] = text
     except queue.Empty:
-        pass  # those that have not answered keep that text
+        pass  # links that have not answered keep the text from above
     return [
         ConfigFault(link.field, f"{link.host} port {link.port} {texts[index]}: {_advice(link)}")
         for index, link in enumerate(links)
@@ -252,6 +252,7 @@ def _advice(link: TcpPort) -> str:
 
 
 def can_faults(interface: str, sys_root: Path) -> list[str]:
+    """Return a text for each reason why *interface* cannot be used as a CAN interface; [] if it is up."""
     directory = sys_root / "class/net" / interface
     if not directory.exists():
         there = ", ".join(can_interfaces(sys_root)) or "none"
@@ -270,12 +271,12 @@ def can_interfaces(sys_root: Path) -> list[str]:
 
 
 def is_up(directory: Path) -> bool:
-    """Whether the network interface that sysfs shows in *directory* is set up."""
+    """True if the network interface with the sysfs directory *directory* is up."""
     return bool(int(_read(directory / "flags") or "0", 16) & _IFF_UP)
 
 
 def camera_faults(wanted: CameraSet, found: Cameras) -> list[ConfigFault]:
-    """Return the faults of *wanted* cameras that are not among *found*. Pure."""
+    """Return a fault that lists the *wanted* cameras that are not in *found*; [] if all are there. Pure."""
     missing = [serial for serial in wanted.serials or () if serial not in found.serials]
     if not missing:
         return []

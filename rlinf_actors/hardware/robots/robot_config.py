@@ -1,4 +1,4 @@
-"""RobotConfig: the common part of all robots' configurations: checked fields, and properties that a node checks."""
+"""RobotConfig, the base of all robots' config classes: checks the fields, and lists what a node has to check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 CAMERA_TYPES = ("realsense", "zed", "lumos")
-"""Kinds of cameras that can be looked for; see robots.robot_checks."""
+"""Kinds of cameras that robots.robot_checks can find."""
 GRIPPER_TYPES = ("franka", "robotiq")
 
 _LABEL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}"
@@ -28,13 +28,13 @@ _MAX_INTERFACE_NAME = 15
 
 @dataclass(frozen=True)
 class TcpPort:
-    """A TCP port that has to answer.
+    """A TCP port of a robot that has to answer.
 
     Attributes:
-        field: the field of the configuration that names it.
-        host: address or name.
-        port: TCP port.
-        must_listen: True if a refused connection is a fault; else it proves that the host is there.
+        field: the field of the configuration that gives the address.
+        host: IP address or host name.
+        port: number of the TCP port.
+        must_listen: True if a refused connection is a fault; False if it counts as an answer of the host.
     """
 
     field: str
@@ -45,12 +45,12 @@ class TcpPort:
 
 @dataclass(frozen=True)
 class CameraSet:
-    """Cameras of one kind that have to be connected; *serials* None stands for all connected ones.
+    """Cameras of one kind that have to be connected.
 
     Attributes:
-        field: the field of the configuration that names them.
+        field: the field of the configuration that lists the cameras.
         kind: one of CAMERA_TYPES.
-        serials: their serial numbers.
+        serials: serial numbers of the cameras; None for all connected cameras of the kind.
     """
 
     field: str
@@ -60,10 +60,10 @@ class CameraSet:
 
 @dataclass
 class RobotConfig(HardwareConfig):
-    """Base of the robots' configurations.
+    """Base of the config classes of robots.
 
-    A field that is not given may come from the environment of the robot's node: see RobotAutoConfig. The given fields
-    are remembered, so that a given value that equals the default is not replaced.
+    A field that is not given may come from the environment of the robot's node: see RobotAutoConfig. An instance
+    remembers which fields were given, so that the environment does not replace a given value that equals the default.
 
     Attributes:
         disable_validate: True if the node checks no address, camera, interface or device.
@@ -72,10 +72,10 @@ class RobotConfig(HardwareConfig):
     disable_validate: bool = False
 
     REQUIRED: ClassVar[tuple[str, ...]] = ()
-    """Fields without a useful default: one value a robot, from the configuration or the node's environment."""
+    """Fields that need a value for each robot, from the configuration or from the node's environment."""
 
     FREE_TEXT: ClassVar[frozenset[str]] = frozenset()
-    """Fields that may hold any text, where those of other robots may not."""
+    """Fields that may hold any text, although the same field of other robots is limited to certain values."""
 
     _given: ClassVar[frozenset[str]] = frozenset()
 
@@ -87,7 +87,7 @@ class RobotConfig(HardwareConfig):
         return self
 
     def __post_init__(self) -> None:
-        """Check and normalize every field. Raises ConfigError, whose path is the field."""
+        """Check and normalize every field. Raises ConfigError, whose ``path`` is the field."""
         for spec in dataclasses.fields(self):
             check = _text if spec.name in self.FREE_TEXT else _CHECKS.get(_bare(spec.name))
             value = getattr(self, spec.name)
@@ -95,31 +95,31 @@ class RobotConfig(HardwareConfig):
                 setattr(self, spec.name, check(value, spec.name))
 
     def as_values(self) -> dict[str, Any]:
-        """Return the given fields as plain values; fields that are not given are left to the node's environment."""
+        """Return the given fields as plain values. Fields that were not given are left out."""
         return {name: value for name, value in super().as_values().items() if name in self._given}
 
     def lacks(self, name: str) -> bool:
-        """True if a field was not given, or was given as nothing."""
+        """True if the field *name* was not given, or was given as None or ""."""
         return name not in self._given or getattr(self, name) in (None, "")
 
     def missing(self) -> Mapping[str, str]:
-        """Field that is not given although other fields need it, to the reason."""
+        """Return each field that is missing although another field requires it, with the reason."""
         return {}
 
     def links(self) -> list[TcpPort]:
-        """Ports that have to answer."""
+        """Return the ports that have to answer."""
         return []
 
     def cameras(self) -> list[CameraSet]:
-        """Cameras that have to be connected."""
+        """Return the cameras that have to be connected."""
         return []
 
     def can_interfaces(self) -> Mapping[str, str]:
-        """Field to CAN interface that has to be up."""
+        """Return the CAN interfaces that have to be up, by field."""
         return {}
 
     def devices(self) -> Mapping[str, str]:
-        """Field to device file that has to exist."""
+        """Return the device files that have to exist, by field."""
         return {}
 
 
@@ -127,7 +127,7 @@ def host_of(address: str) -> str:
     """Return the host in an address or URL: ``10.0.0.1``, ``[::1]:80``, ``http://arm.local:8000/x``.
 
     Raises:
-        ValueError: there is none.
+        ValueError: *address* has no host.
     """
     found = urlsplit(address if "://" in address else f"//{address}").hostname
     if not found:
@@ -136,7 +136,7 @@ def host_of(address: str) -> str:
 
 
 def port_of(address: str, default: int) -> int:
-    """Return the port in an address or URL, *default* without one."""
+    """Return the port in an address or URL, *default* if it has no port."""
     port = urlsplit(address if "://" in address else f"//{address}").port
     return default if port is None else port
 
@@ -147,16 +147,17 @@ def is_device(connection: str | None) -> bool:
 
 
 def gripper_links(field: str, kind: str, connection: str | None) -> list[TcpPort]:
+    """Return the port of a Robotiq gripper on the network; [] for other grippers and connections."""
     if kind != "robotiq" or not connection or is_device(connection):
         return []
     return [TcpPort(field, host_of(connection), port_of(connection, MODBUS_TCP_PORT))]
 
 
 MODBUS_TCP_PORT = 502
-"""Registered for Modbus/TCP, which Robotiq's grippers speak over Ethernet."""
+"""Default TCP port of Modbus/TCP, the protocol of Robotiq grippers over Ethernet."""
 
 
-# --- checks of fields, by the fields' names less left_, right_ and base_ ---
+# --- checks of fields, by the field names without left_, right_ and base_ ---
 
 
 def _bare(name: str) -> str:
@@ -168,7 +169,7 @@ def _address(value: Any, field: str) -> str:
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
-        # digits and dots only were meant as an IPv4 address
+        # text of digits and dots only was meant as an IPv4 address
         if re.fullmatch(r"[0-9.]+", text) or not _HOST_NAME.match(text):
             raise ConfigError(f"is {text!r}; it must be an IP address or a host name", path=field) from None
     return text

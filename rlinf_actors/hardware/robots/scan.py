@@ -1,4 +1,4 @@
-"""The scan for robots on this machine: cameras, CAN buses, serial devices, and robots in the environment.
+"""Scan this machine for robots: cameras, CAN buses, serial devices, and robots in environment variables.
 
 `rlinf-actors hw scan --robots` runs `main` in a child process, because a camera maker's SDK may hang or crash.
 """
@@ -35,12 +35,20 @@ _NAMED: Mapping[str, type[RobotConfig]] = {
     "GimArm": GimArmConfig,
     "DOSW1": DOSW1Config,
 }
-"""The types that an environment can name; a Turtle2 is its node, so that there is nothing to tell it by."""
+"""The types that environment variables can describe. A Turtle2 has no required field, so no variable shows one."""
 
 
 @dataclass(frozen=True)
 class FoundCamera:
-    """A camera. `kind` is its ``camera_type``, "" for an unknown maker; `source` is ``sdk`` or ``usb``."""
+    """A connected camera.
+
+    Attributes:
+        serial: serial number, "" if the camera has none.
+        kind: its ``camera_type``, "" for an unknown maker.
+        name: product name on USB, "" if the SDK found the camera.
+        source: "sdk" or "usb".
+        video: names of its video devices, such as ``video0``.
+    """
 
     serial: str
     kind: str
@@ -51,7 +59,7 @@ class FoundCamera:
 
 @dataclass(frozen=True)
 class FoundRobot:
-    """A robot that the environment names, with its faults."""
+    """A robot that environment variables describe: its fields as text, and a sentence for each fault."""
 
     type: str
     values: dict[str, str]
@@ -60,15 +68,15 @@ class FoundRobot:
 
 @dataclass(frozen=True)
 class RobotScan:
-    """Everything for robots on a machine.
+    """The result of a scan.
 
     Attributes:
         cameras: the connected cameras.
-        can: CAN interface to its fault, "" for none.
-        serial: stable names of serial devices (``/dev/serial/by-id``) to the device.
-        robots: robots in the environment, by the types that it fits.
-        variables: the environment's variables for robots, as they are set.
-        faults: sources that could not be read.
+        can: each CAN interface to its fault, "" if it has none.
+        serial: each stable name of a serial device (``/dev/serial/by-id``) to the device file.
+        robots: robots that environment variables describe, one for each type that the variables fit.
+        variables: the environment variables for robots that are set.
+        faults: a sentence for each kind of camera or type of robot that could not be read.
     """
 
     cameras: list[FoundCamera] = field(default_factory=list)
@@ -80,7 +88,7 @@ class RobotScan:
 
 
 def scan(environ: Mapping[str, str], machine: CheckedMachine) -> RobotScan:
-    """Scan this machine. Loads the installed SDKs; tries the addresses that the environment names."""
+    """Scan this machine. Loads the installed camera SDKs; connects to the addresses in the environment variables."""
     found = RobotScan(variables=_variables(environ))
     _cameras(found, machine)
     for name in can_interfaces(machine.sys):
@@ -129,7 +137,7 @@ def _text(value: object) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Write the scan as JSON.
+    """Scan this machine, and write the result to standard output as JSON.
 
     Args:
         argv: the parent's pid.

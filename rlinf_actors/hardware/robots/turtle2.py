@@ -1,4 +1,4 @@
-"""Turtle2: a robot with two arms whose own computer is the node."""
+"""The hardware type Turtle2: a robot with two arms. The robot's own computer is the node."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlinf_actors.model.hardware import HardwareInfo
 
 @dataclass
 class Turtle2Config(RobotConfig):
-    """One robot; the node is its computer, so it has no address.
+    """Configuration of one Turtle2. It has no address, because the node is the robot's own computer.
 
     Attributes:
-        camera_serials: serial numbers of its cameras; None for all connected ones of that type.
+        camera_serials: serial numbers of the robot's cameras; None for all connected cameras of that type.
         camera_type: realsense, zed or lumos.
     """
 
@@ -23,19 +23,19 @@ class Turtle2Config(RobotConfig):
     camera_type: str = "realsense"
 
     def cameras(self) -> list[CameraSet]:
-        """Its cameras."""
+        """Return the cameras of the robot that have to be connected."""
         return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
 
 
 @dataclass
 class Turtle2HWInfo(HardwareInfo):
-    """One robot, as its worker gets it."""
+    """A Turtle2 that a worker holds; ``config`` has its cameras."""
 
     config: Turtle2Config
 
 
 class Turtle2(Robot):
-    """Robots whose own computers are nodes."""
+    """The hardware type Turtle2."""
 
     HW_TYPE: ClassVar[str] = "Turtle2"
     CONFIG: ClassVar[type[RobotConfig]] = Turtle2Config
