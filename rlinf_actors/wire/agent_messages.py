@@ -110,7 +110,8 @@ class ProcessGone(ControlMessage, frozen=True):
 class WorkerReady(ControlMessage, frozen=True):
     """Notice of an agent: the runtime of this worker listens at `endpoint`. Its class is not constructed yet.
 
-    `port` and `master_port` are the free TCP ports that the worker holds for its user; 0 for none.
+    `port` is the TCP port of `endpoint`, 0 for none. `master_port` is a free TCP port that rank 0 holds as MASTER_PORT;
+    0 for other ranks.
     """
 
     id: str

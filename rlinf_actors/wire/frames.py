@@ -1,10 +1,10 @@
-"""Headers of what processes of one job say directly to one another; the user's data rides behind them.
+"""Headers of the messages that processes of one job send directly to each other. User data follows a header.
 
-Kept as MessagePack arrays with a numeric tag, since one goes with every call. A link's first
-message is a Join; until it was accepted nothing else from that peer is looked at.
+A header is a MessagePack array with a numeric tag, because every call carries one. The first message of a link is a
+Join; the receiver ignores everything else from that peer until it has accepted the Join.
 
-MessagePack and pickle have one byte order on all machines, and numpy's arrays say theirs. A tensor's
-bytes travel as they lie in memory: so both ends of a link must have the same order, which Join names.
+MessagePack and pickle have the same byte order on all machines, and numpy arrays carry theirs. The bytes of a tensor
+travel as they are in memory, so both ends of a link must have the same byte order, which Join names.
 """
 
 from __future__ import annotations
@@ -23,10 +23,18 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Join(Frame, frozen=True, tag=0):
-    """First on every link. `token` proves membership of the job; `python` is "3.11"; `worker_id`
-    is whom the sender means to reach, so that a recycled address is noticed. `succeeds` are the identities of links
-    of the same process whose connections were lost, `worker` is that process's own worker id, "" for a driver. The
-    sender speaks `protocol` (the oldest) to `newest` (0: the same). `byte_order` is its machine's, "little" or "big".
+    """First message of every link.
+
+    Attributes:
+        protocol: the oldest protocol that the sender speaks.
+        python: the sender's Python version, such as "3.11".
+        name: name of the sender, such as "trainer:0".
+        token: membership token of the job.
+        worker_id: id of the worker that the sender means to reach. Another worker at a reused address rejects the Join.
+        succeeds: link identities of the same process whose connections were lost.
+        worker: the sender's own worker id, "" for a driver.
+        newest: the newest protocol that the sender speaks; 0 if it is `protocol`.
+        byte_order: byte order of the sender's machine, "little" or "big".
     """
 
     protocol: int
@@ -42,16 +50,21 @@ class Join(Frame, frozen=True, tag=0):
 
 
 class Rejected(Frame, frozen=True, tag=1):
-    """The answer to a Join that is not accepted. `kind` as in messages.Failed."""
+    """Reply to a Join that the receiver does not accept. For `kind` see control_codec.Failed."""
 
     kind: str
     text: str
 
 
 class Create(Frame, frozen=True, tag=2):
-    """Construct the worker's class: payload (class or None, args, kwargs, extras). `cls` is
-    "module:qualname" where the class is imported, "" where it comes by value; `env` is set first, and `extensions`,
-    which register the types of the worker's hardware, are loaded before anything is decoded.
+    """Construct the worker's class. Payload: class or None, args, kwargs, extras. Answered by Ok or Raised.
+
+    Attributes:
+        cls: "module:qualname" if the worker imports the class, "" if the payload has it by value.
+        env: environment variables to set first.
+        max_concurrency: number of calls that may run at a time; 0 for the default.
+        extensions: code that registers the types of the worker's hardware. The worker loads it before it decodes the
+            payload.
     """
 
     id: int
@@ -62,7 +75,10 @@ class Create(Frame, frozen=True, tag=2):
 
 
 class Call(Frame, frozen=True, tag=3):
-    """Run a method; `deadline_s` is what is left of the caller's time in seconds, 0 for no limit."""
+    """Run a method. Answered by Ok or Raised. `deadline_s` is the caller's remaining time in seconds, 0 for no limit.
+
+    The payload is the arguments.
+    """
 
     id: int
     method: str
@@ -70,7 +86,9 @@ class Call(Frame, frozen=True, tag=3):
 
 
 class Stream(Frame, frozen=True, tag=4):
-    """Run an async generator method; at most `window` items may be on their way at a time."""
+    """Run an async generator method. Answered by Items, then by Ok or Raised. `window` items may be unconsumed at a
+    time.
+    """
 
     id: int
     method: str
@@ -78,20 +96,22 @@ class Stream(Frame, frozen=True, tag=4):
 
 
 class Credit(Frame, frozen=True, tag=5):
-    """`n` more items of the stream may be sent."""
+    """Permission to send `n` more items of stream `id`."""
 
     id: int
     n: int
 
 
 class Cancel(Frame, frozen=True, tag=6):
-    """Forget the call: dropped if queued, cancelled if async, left to finish if it blocks a thread."""
+    """Cancel call `id`. A queued call is dropped, an async method is cancelled, a method that blocks a thread runs to
+    its end.
+    """
 
     id: int
 
 
 class Ok(Frame, frozen=True, tag=7):
-    """The call's result, or the end of a stream; `seconds` is how long the method ran."""
+    """Result of a call, or the end of a stream. `seconds` is the running time of the method."""
 
     id: int
     seconds: Number = 0.0
@@ -104,8 +124,10 @@ class Item(Frame, frozen=True, tag=8):
 
 
 class Raised(Frame, frozen=True, tag=9):
-    """The call failed. The payload is the pickled exception, or nothing if it does not pickle.
-    `kind`: raised (by the method), start (class not importable, ...), expired, cancelled, usage.
+    """Failure of a call. The payload is the pickled exception, or nothing if it does not pickle.
+
+    `kind` is raised (by the method), start (the class cannot be imported, ...), expired, cancelled or usage. `error` is
+    the name of the exception's class, `text` its message.
     """
 
     id: int
@@ -116,10 +138,11 @@ class Raised(Frame, frozen=True, tag=9):
 
 
 class WhatRuns(Frame, frozen=True, tag=12):
-    """What does the receiver's user code do? Answered by its I/O thread with Runs. Since protocol 6; a worker that
-    does not know it answers nothing, and whoever asks does not wait for long.
+    """Ask which method the receiver's user code runs. Answered by the receiver's I/O thread with Runs. Since protocol
+    6.
 
-    `constructed`: answered once the class is constructed, with Raised if it cannot be. Since protocol 7; an older
+    A worker of an older protocol does not answer, so the sender uses a short timeout. If `constructed` is True (since
+    protocol 7), the worker answers once its class is constructed, or with Raised if the construction fails; an older
     worker answers at once.
     """
 
@@ -128,8 +151,13 @@ class WhatRuns(Frame, frozen=True, tag=12):
 
 
 class Runs(Frame, frozen=True, tag=13):
-    """`method` has been running for `seconds`, the longest of those that run ("" if none does), and so many calls wait
-    for their turn. The worker speaks `protocol` (one of protocol 6 does not say).
+    """Reply to WhatRuns.
+
+    Attributes:
+        method: the method that has been running longest, "" for none.
+        seconds: its running time so far.
+        waiting: number of queued calls.
+        protocol: the newest protocol that the worker speaks. A worker of protocol 6 omits it.
     """
 
     id: int
@@ -140,8 +168,15 @@ class Runs(Frame, frozen=True, tag=13):
 
 
 class Memory(Frame, frozen=True, tag=10):
-    """The sender's shared memory, as ``/proc/pid/fd/fd`` with that device, inode and size in bytes; pid 0: none is
-    offered. `opened`: whether the sender has opened the receiver's, and may be lent parts of it.
+    """Offer of the sender's shared memory to the receiver.
+
+    Attributes:
+        pid: the sender's process, 0 if it offers no memory. The receiver opens ``/proc/PID/fd/FD``.
+        fd: the file descriptor in that process.
+        device: device number of the file, to verify the opened file.
+        inode: inode number of the file, to verify the opened file.
+        size: size of the memory in bytes.
+        opened: True if the sender has opened the receiver's memory, so that messages may refer to blocks in it.
     """
 
     pid: Pid = 0
@@ -153,16 +188,24 @@ class Memory(Frame, frozen=True, tag=10):
 
 
 class Dropped(Frame, frozen=True, tag=11):
-    """Nobody here looks at these leases of the receiver's shared memory any more."""
+    """Release of `leases`, which are blocks of the receiver's shared memory: the sender no longer reads them."""
 
     leases: list[int]
 
 
 class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor that is not among a message's parts. `kind` is torch's type of its device.
+    """Description of one tensor whose bytes are not among the parts of its message.
 
-    `path` says where its bytes are: "lane" (next on the transfer's lane), "staged" (the next of the parts at
-    the end), "ipc" (at `offset` of the memory that `handle` opens), "local" (in this very process), "" (none).
+    Attributes:
+        dtype: name of the tensor's dtype without "torch.".
+        shape: the tensor's shape.
+        requires_grad: the tensor's requires_grad.
+        kind: torch's type of the tensor's device, such as "cuda".
+        path: place of the bytes: "lane" (next on the transfer's lane), "staged" (the next of the parts at the end of
+            the message), "ipc" (at `offset` of the memory that `handle` opens), "local" (in the same process), "" (no
+            bytes).
+        handle: handle of the device memory, for "ipc".
+        offset: offset in that memory in bytes, for "ipc".
     """
 
     dtype: str
@@ -175,10 +218,17 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorTransfer(msgspec.Struct, array_like=True):
-    """The tensors that travel beside a message. Answers to the sender name them by `sender` and `n`.
+    """The tensors that travel beside a message. Later answers name the transfer by `sender` and `n`.
 
-    `lane` (its number), `backend` and `store` (HOST:PORT) say which process group carries the tensors with
-    the path "lane", and `options` how it is made. `event` is a CUDA event to wait for before ipc is read.
+    Attributes:
+        sender: id of the tensor sender.
+        n: number of the transfer at that sender.
+        tensors: the tensors by number.
+        lane: number of the lane that carries the tensors with the path "lane".
+        backend: torch.distributed back-end of the lane.
+        store: HOST:PORT of the lane's store.
+        options: options with which the lane's process group is made.
+        event: handle of a CUDA event that the receiver waits for before it reads a tensor with the path "ipc".
     """
 
     sender: int
@@ -192,9 +242,16 @@ class TensorTransfer(msgspec.Struct, array_like=True):
 
 
 class UserMessage(Frame, frozen=True, tag=20):
-    """One message from worker `src` (its id: `src_id`); the object's parts ride behind. `stream` is "" for
-    send and recv, else which broadcast. `id` names the sender's outbox on this link; a Held with `n` is
-    wanted unless that is 0; `size` is what is to be Returned; `transfer` describes the tensors that travel beside it.
+    """One user message of a worker. The parts of the object follow it.
+
+    Attributes:
+        id: id of the sender's outbox on this link.
+        n: number of the message in that outbox; the receiver answers with Held. 0 if the sender needs no Held.
+        src: name of the sending worker.
+        src_id: id of the sending worker.
+        stream: "" for send and recv, otherwise the name of the broadcast.
+        size: number of bytes that the receiver reports by Returned.
+        transfer: the tensors that travel beside the message, None without any.
     """
 
     id: int
@@ -207,22 +264,26 @@ class UserMessage(Frame, frozen=True, tag=20):
 
 
 class Held(Frame, frozen=True, tag=21):
-    """The receiver's runtime holds message `n` of outbox `id`: its buffers may change."""
+    """Acknowledgement: the receiver's runtime has message `n` of outbox `id`, so the sender may reuse the message's
+    buffers.
+    """
 
     id: int
     n: int
 
 
 class Returned(Frame, frozen=True, tag=22):
-    """Messages of `size` bytes of outbox `id` were taken: as much may follow."""
+    """Credit for outbox `id`: messages of `size` bytes were consumed, and the sender may send as much again."""
 
     id: int
     size: int
 
 
 class Ask(Frame, frozen=True, tag=30):
-    """Which paths can you take? Answered by a Facts; `id` names who asks. `memory` and `event` are a CUDA memory's
-    and a CUDA event's handles on device `device`, to try to open.
+    """Ask which tensor paths the receiver can use. Answered by Facts. `id` is the sender's number for the question.
+
+    `memory` and `event` are handles of CUDA memory and of a CUDA event on device `device` (a UUID), which the receiver
+    tries to open; empty if there are none.
     """
 
     id: int
@@ -232,9 +293,15 @@ class Ask(Frame, frozen=True, tag=30):
 
 
 class Facts(Frame, frozen=True, tag=31):
-    """What a worker's end of a path can be. `host` is its host key, `accelerator` the type of its accelerators,
-    `devices` the UUIDs of those that are its own, `backends` the torch.distributed back-ends it can use,
-    `ipc` whether it could open what the Ask offered.
+    """Reply to Ask: the tensor paths that a worker can use.
+
+    Attributes:
+        id: the number in the Ask.
+        host: host key of the worker's machine.
+        accelerator: type of the worker's accelerators.
+        devices: UUIDs of the worker's own accelerators.
+        backends: torch.distributed back-ends that the worker can use.
+        ipc: True if the worker could open the handles in the Ask.
     """
 
     id: int
@@ -246,15 +313,17 @@ class Facts(Frame, frozen=True, tag=31):
 
 
 class Released(Frame, frozen=True, tag=32):
-    """The receiver does not use the memory of transfer `n` of tensor sender `id` any more."""
+    """Release of transfer `n` of tensor sender `id`: the receiver no longer reads the transfer's memory."""
 
     id: int
     n: int
 
 
 class LaneEnded(Frame, frozen=True, tag=33):
-    """This side's end of lane `lane` of tensor sender `id` is closed, because of `text`. Each side says it once, so
-    whoever hears it back knows that the other is alive. `src_id` is the sender's worker id.
+    """The sending side has closed lane `lane` of tensor sender `id`. `text` is the reason.
+
+    Each side sends it once. The answer of the other side proves that its process is alive. `src_id` is the worker id of
+    the process that sends this header.
     """
 
     id: int
@@ -264,7 +333,11 @@ class LaneEnded(Frame, frozen=True, tag=33):
 
 
 class ChannelPut(Frame, frozen=True, tag=40):
-    """Append the item behind it; answered by Ok once it is in, or Raised(kind: full, closed, cancelled)."""
+    """Append the item that follows this header. Answered by Ok once the channel has it, or by Raised(kind: full,
+    closed, cancelled).
+
+    `nowait`: True to answer with "full" instead of waiting for room.
+    """
 
     id: int
     key: bytes
@@ -273,13 +346,14 @@ class ChannelPut(Frame, frozen=True, tag=40):
 
 
 class ChannelGet(Frame, frozen=True, tag=41):
-    """Take the head; answered by Ok with the item behind a list of its parts' numbers, or
-    Raised(kind: empty, closed, cancelled).
+    """Remove the first item of a key. Answered by Ok, or by Raised(kind: empty, closed, cancelled).
 
-    With `taker`, the consumer's name for people, it is a take: the item is out until a ChannelRelease names this
-    request. The list says then, too, which delivery of the item this is; a host of protocol 6 does not know takes and
-    leaves that out. Raised may be undeliverable then: behind it are the number of deliveries, and who had the last and
-    how it ended.
+    Ok is followed by a list with the numbers of the item's parts, then by the parts.
+
+    If `taker` (the consumer's name, for people) is set, the request is a take: the host keeps the item as "in
+    processing" until a ChannelRelease names this request. The list then also contains the number of this delivery; a
+    host of protocol 6 does not know takes and omits it. A take may also be answered by Raised(kind: undeliverable),
+    followed by the number of deliveries, the last consumer, and the reason for which its delivery failed.
     """
 
     id: int
@@ -289,7 +363,7 @@ class ChannelGet(Frame, frozen=True, tag=41):
 
 
 class ChannelBatch(Frame, frozen=True, tag=42):
-    """Take items up to a weight; answered like ChannelGet."""
+    """Remove items of a key until their weights reach `target`. Answered like ChannelGet."""
 
     id: int
     key: bytes
@@ -297,31 +371,31 @@ class ChannelBatch(Frame, frozen=True, tag=42):
 
 
 class ChannelAck(Frame, frozen=True, tag=43):
-    """What answered the gets and batches `ids` has reached the user's code."""
+    """Acknowledgement: the items that answered the gets and batches `ids` have reached the user's code."""
 
     ids: list[int]
 
 
 class ChannelCancel(Frame, frozen=True, tag=44):
-    """Nobody waits for `id`; `back`: if its items are on their way, nobody will look at them."""
+    """Cancel request `id`. If `back` is True, items that are already on their way return to the queue."""
 
     id: int
     back: bool
 
 
 class ChannelLook(Frame, frozen=True, tag=45):
-    """Answered by Ok with [size, full] of a key."""
+    """Ask for the size of a key's queue. Answered by Ok with [size, full]."""
 
     id: int
     key: bytes
 
 
 class ChannelShow(Frame, frozen=True, tag=46):
-    """Answered by Ok with what waits, for people: [closed, rows]; the small items ride behind.
+    """Ask for the waiting items, for people. Answered by Ok with [closed, rows]; the small items follow.
 
-    Since protocol 7 `what` may be "counts", which adds the number of undeliverable items of each key to the answer, or
-    "list" or "drain": the undeliverable items of `key` behind [None, about them]. "drain" is acknowledged like a get. A
-    host of protocol 6 takes no notice of `what`.
+    Since protocol 7 `what` can be "counts", "list" or "drain"; a host of protocol 6 ignores it. "counts" adds the
+    number of undeliverable items of each key to the answer. "list" and "drain" return the undeliverable items of `key`,
+    after [None, descriptions of the items]; "drain" also removes the items, and is acknowledged like a get.
     """
 
     id: int
@@ -330,13 +404,15 @@ class ChannelShow(Frame, frozen=True, tag=46):
 
 
 class ChannelClose(Frame, frozen=True, tag=47):
-    """No more puts; answered by Ok."""
+    """Accept no more puts. Answered by Ok."""
 
     id: int
 
 
 class ChannelWhere(Frame, frozen=True, tag=48):
-    """Which replica has this key; `rank` is where the asker would like it. Answered by Ok with the rank."""
+    """Ask which replica has a key. Answered by Ok with its rank. `rank` is the replica that the sender prefers for a
+    new key.
+    """
 
     id: int
     key: bytes
@@ -344,10 +420,10 @@ class ChannelWhere(Frame, frozen=True, tag=48):
 
 
 class ChannelRelease(Frame, frozen=True, tag=49):
-    """The item of `take` (the id of its ChannelGet) was processed; or was not, and `error` says why.
+    """End the take `take` (the id of its ChannelGet). Sent only to hosts that have answered a take. Since protocol 7.
 
-    Answered by Ok, or by Raised(kind: gone) if the item is not out any more; not answered if `id` is 0. Since protocol
-    7: sent to a host that has answered a take.
+    `error` is None if the item was processed, otherwise the reason why it was not. Answered by Ok, or by Raised(kind:
+    gone) if the host no longer waits for this release; not answered if `id` is 0.
     """
 
     id: int
@@ -356,8 +432,10 @@ class ChannelRelease(Frame, frozen=True, tag=49):
 
 
 class WhereIs(Frame, frozen=True, tag=60):
-    """Where is the receiver's child at `path` (ranks below the receiver's own)? Answered by ChildIs or ChildEnded, at
-    the latest when such a child registers. Since protocol 7; sent to workers whose Runs says that they speak it.
+    """Ask for the endpoint of the receiver's child at `path` (ranks below the receiver's own). Since protocol 7.
+
+    Answered by ChildIs or ChildEnded. If no such child is registered, the answer waits until one registers. Sent only
+    to workers whose Runs reports protocol 7 or newer.
     """
 
     id: int
@@ -365,7 +443,7 @@ class WhereIs(Frame, frozen=True, tag=60):
 
 
 class ChildIs(Frame, frozen=True, tag=61):
-    """The answer to WhereIs `id`: the child's own id, and where it listens. A ChildEnded follows when it ends."""
+    """Reply to WhereIs `id`: the child's worker id and endpoint. ChildEnded follows when the child ends."""
 
     id: int
     worker_id: WorkerId
@@ -373,7 +451,7 @@ class ChildIs(Frame, frozen=True, tag=61):
 
 
 class ChildEnded(Frame, frozen=True, tag=62):
-    """The child that WhereIs `id` asked for has ended; nothing more is said of that question."""
+    """Last reply to WhereIs `id`: the child has ended."""
 
     id: int
     worker_id: str
@@ -384,7 +462,7 @@ ChannelFrame = Union[
     ChannelPut, ChannelGet, ChannelBatch, ChannelAck, ChannelCancel, ChannelLook, ChannelShow, ChannelClose,
     ChannelWhere, ChannelRelease,
 ]  # fmt: skip
-"""What a channel's host takes."""
+"""Headers that a channel's host receives."""
 
 AnyFrame = Union[
     Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped,
@@ -392,16 +470,16 @@ AnyFrame = Union[
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode
-"""A header as bytes."""
+"""Encode a header as bytes."""
 
 _decode = msgspec.msgpack.Decoder(AnyFrame).decode
 
 
 def decode(data: bytes) -> AnyFrame:
-    """The header in *data*.
+    """Return the header in *data*.
 
     Raises:
-        RemoteWireError: *data* is not one.
+        RemoteWireError: *data* is not a header.
     """
     try:
         frame: AnyFrame = _decode(data)

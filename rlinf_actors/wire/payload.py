@@ -1,26 +1,26 @@
-"""User data to buffers and back: the one module that pickles and unpickles. Any thread.
+"""Convert user data to buffers and back. This is the one module that pickles and unpickles. Any thread.
 
-Only drivers and workers import it; agentd and the head never do. It unpickles `AuthenticatedParts` alone: the parts of
-a message whose sender is known to be a member of this process's job. They are made in four places, and a test holds
-that there is no fifth (tests/security/test_one_unpickler.py):
+Only drivers and workers import it; agentd and the head never do. It unpickles only `AuthenticatedParts`: the parts of a
+message whose sender is known to be a member of this process's job. Four places make them, and a test fails if there is
+a fifth (tests/security/test_one_unpickler.py):
 
 * `worker.server`: the peer's Join had the job's token, on a socket that only this user, or the job's key, can reach;
 * `runtime.peer`: a worker's answer, on a link to the unix socket or the key that the head named as that worker's;
-* `worker.children`: what a worker gives to its child, over a unix socket of this user;
-* `wire.failure`: what this very process has just pickled, read again to see whether that can be done.
+* `worker.children`: the data that a worker gives to its child, over a unix socket of this user;
+* `wire.failure`: parts that this very process has just pickled, to check that they unpickle.
 
-An encoded object is a list of parts; no part at all stands for None, or for a call without arguments. The first byte of
-the first part says what follows:
+An encoded object is a list of parts. The empty list stands for None, or for a call without arguments. The first byte of
+the first part names the form:
 
     M  MessagePack of a plain scalar or string         B  raw bytes, in the second part
     A  MessagePack of [args, kwargs], all plain        P  pickle protocol 5, out-of-band buffers behind it
     C  the same by cloudpickle, after two bytes with Python's major and minor version
 
 Buffers (tensors, arrays) never go through pickle's stream, and arrive writable. A tensor's bytes are in the machine's
-byte order (`frames.Join` names it). A tensor on an accelerator is copied to the host and back to the receiver's
-current accelerator (without one it arrives on the CPU), unless the sender gives a `Taker`, which takes tensors out;
-the receiver then passes them to `decode`. Names that one version of Python or numpy pickles and another has elsewhere
-are mapped.
+byte order (`frames.Join` names it). A tensor on an accelerator is copied to the host and then to the receiver's current
+accelerator (to the CPU if the receiver has none). If the sender passes a `Taker`, the taker removes such tensors from
+the object, and the receiver passes them to `decode`. Some names differ between versions of Python or numpy; they are
+mapped while unpickling.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class AuthenticatedParts(list[Buffer]):
 
 
 _PINNED = 1 << 20
-"""Bytes from which a copy from an accelerator goes into page-locked memory, which torch caches."""
+"""Bytes from which a copy from an accelerator uses page-locked memory, which torch caches."""
 
 
 class _Memory(ctypes.Array):  # type: ignore[type-arg]
-    """A tensor's memory as an exporter of buffers (tensors have no buffer protocol); views of it keep the tensor."""
+    """Buffer over a tensor's memory, since tensors have no buffer protocol. Views of it keep the tensor alive."""
 
     _type_ = ctypes.c_ubyte
     _length_ = 0
@@ -71,7 +71,10 @@ def _kind(bits: int) -> Any:
 
 
 def bytes_of(tensor: Any) -> Buffer:
-    """Return a dense tensor's bytes: a view of a contiguous one on the CPU, else of a copy; b"" if it is empty."""
+    """Return the bytes of a dense tensor; b"" if it is empty.
+
+    The result is a view of the tensor's memory if the tensor is contiguous and on the CPU, otherwise a view of a copy.
+    """
     import torch
 
     flat = tensor.detach().contiguous().view(-1)
@@ -93,17 +96,17 @@ def _exported(raw: Any, private: bool) -> memoryview:
 
 
 def is_private(part: memoryview) -> bool:
-    """True if only *part* refers to its memory, a copy that `bytes_of` made: nobody can change it."""
+    """True if *part* is a copy that `bytes_of` made: no other code can change its memory."""
     return isinstance(part.obj, _Memory) and part.obj.private
 
 
 _PATHLIB = "pathlib._local"
-"""What Python 3.13 calls pathlib in its pickles; no other version has such a module."""
+"""Name of pathlib in the pickles of Python 3.13; no other version has a module of this name."""
 _BIT_GENERATOR = ("numpy.random._pickle", "__bit_generator_ctor")
 
 
 def may_be_moved(data: bytes) -> bool:
-    """True if the pickle *data* may have names that this process's versions have elsewhere."""
+    """True if the pickle *data* may contain names that are in another module in this process's Python or numpy."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         elsewhere = b"numpy" in data
@@ -115,7 +118,7 @@ def may_be_moved(data: bytes) -> bool:
 
 
 def found_at(module: str, name: str) -> tuple[str, str]:
-    """Return the module and name where this process has what a pickle calls *module* and *name*."""
+    """Return the module and name in this process for a *module* and *name* in a pickle."""
     if module == _PATHLIB and sys.version_info[:2] != (3, 13):
         return "pathlib", name
     if not module.startswith("numpy."):
@@ -130,7 +133,13 @@ def found_at(module: str, name: str) -> tuple[str, str]:
 
 
 def adapted(module: str, name: str, found: Callable[..., Any]) -> Callable[..., Any]:
-    """Return *found*, which has this name here, as it takes what other versions pickle beside it."""
+    """Return *found*, or a wrapper of it that accepts the arguments that other numpy versions pickle with it.
+
+    Args:
+        module: module of the name in the pickle.
+        name: the name in the pickle.
+        found: the object of this name in this process.
+    """
     if (module, name) != _BIT_GENERATOR:
         return found
 
@@ -159,7 +168,8 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SMALL = 16 << 10
 """Length from which bytes skip MessagePack, which would copy them twice."""
 _SEARCHED = 64 << 10
-"""Bytes up to which a pickle is searched for names that need a look-up of ours."""
+"""Bytes up to which a pickle is searched for names that must be mapped; a longer one is always unpickled with mapping.
+"""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -178,7 +188,7 @@ class Taker(Protocol):
         """Return the number under which `decode` gets this dense tensor back, None to leave it in the object."""
 
     def clear(self) -> None:
-        """Forget all tensors that were taken: pickling begins again."""
+        """Forget all tensors that were taken, because pickling starts again."""
 
 
 class _Hooks(threading.local):
@@ -192,16 +202,16 @@ _hooks = _Hooks()
 
 
 def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes, taker: Taker | None = None) -> list[Buffer]:
-    """Return one object as parts. They are a snapshot: later changes of the object change nothing that is sent.
+    """Return one object as parts. The parts are a snapshot: later changes of the object do not affect them.
 
     Args:
         value: any picklable object.
         what: its name, for the error's path.
-        copy: copies each of its buffers; None for no copy: they must not change until they are sent.
-        taker: takes tensors out, which travel on another path.
+        copy: function that copies each buffer. None for no copy: the buffers must then not change until they are sent.
+        taker: takes tensors out of the object; they travel on another path.
 
     Raises:
-        SerializationError: something in it cannot be pickled; ``path`` says what.
+        SerializationError: a part of *value* cannot be pickled; ``path`` names it.
     """
     if value is None:
         return []
@@ -221,10 +231,10 @@ def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes, taker:
 
 
 def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = bytes) -> list[Buffer]:
-    """Return the arguments of a call as parts, a snapshot made with *copy*.
+    """Return the arguments of a call as parts: a snapshot, whose buffers are copied by *copy*.
 
     Raises:
-        SerializationError: with a path like ``args[0].lock``.
+        SerializationError: an argument cannot be pickled; ``path`` is such as ``args[0].lock``.
     """
     if not args and not kwargs:
         return []
@@ -239,16 +249,16 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = b
 
 
 def decode(parts: AuthenticatedParts, given: Sequence[Any] = ()) -> Any:
-    """Return the object that `encode` made *parts* of. Unpickles.
+    """Return the object in *parts*. Unpickles.
 
     Args:
-        parts: what `encode` returned, from a member of this job.
+        parts: the parts that `encode` returned, from a member of this job.
         given: the tensors that the sender's taker took out, by number.
 
     Raises:
         TypeError: the parts are not authenticated; nothing was unpickled.
-        ProtocolMismatchError: it was pickled by value by another minor version of Python.
-        Exception: whatever unpickling raises (ImportError where a module is missing here).
+        ProtocolMismatchError: the object was pickled by value by another minor version of Python.
+        Exception: any error of unpickling, such as ImportError for a module that is missing here.
     """
     if type(parts) is not AuthenticatedParts:
         raise TypeError(f"refused to unpickle a {type(parts).__name__}: only what a member of this job sent is read")
@@ -282,7 +292,7 @@ def _unpickle(head: Buffer, kind: Buffer, parts: Sequence[Buffer]) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Finds objects that other versions of Python and numpy pickle under other names."""
+    """Unpickler that maps names which other versions of Python and numpy use."""
 
     def find_class(self, module: str, name: str) -> Any:
         return adapted(module, name, super().find_class(*found_at(module, name)))
@@ -297,7 +307,7 @@ def _loads(data: memoryview, parts: Sequence[Buffer]) -> Any:
 
 
 def decode_call(parts: AuthenticatedParts) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the arguments that `encode_call` made *parts* of. Raises as `decode`."""
+    """Return the arguments (args, kwargs) in *parts*, which `encode_call` made. Raises the same errors as `decode`."""
     if type(parts) is AuthenticatedParts and not parts:
         return (), {}
     args, kwargs = decode(parts)
@@ -390,7 +400,7 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 class _Made:
-    """Unpickles as what a function returns for some arguments."""
+    """Object that unpickles as the result of calling *function* with *arguments*."""
 
     __slots__ = ("_reduced",)
 
@@ -413,7 +423,11 @@ def _put_back(number: int) -> Any:
 
 
 def tensor_bytes(flat: Any) -> Any:
-    """Return *flat*. In protocol 6 this returns its numpy array, which that protocol's `_rebuild_tensor` wants."""
+    """Return *flat* unchanged.
+
+    Pickles name this function: a receiver of protocol 6 has its own, which returns a numpy array as `_rebuild_tensor`
+    needs there.
+    """
     return flat
 
 

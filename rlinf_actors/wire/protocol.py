@@ -1,12 +1,13 @@
-"""The protocol: its version, the base of all control messages, and the limits of what a message may hold. Pure.
+"""Version of the protocol, base class of all control messages, and limits of the values in messages. Pure.
 
-House rules. A head serves peers of `OLDEST` to `PROTOCOL`, and a worker takes links from them, so that a cluster can be
-upgraded node by node, the head first. So a message or frame only ever gains fields with a default, which stands for
-what the older version does. A new message goes only to a peer whose session speaks the protocol that has it, or to one
-that may drop it while no process waits for an answer. A renamed class keeps its tag.
+House rules. A head serves peers of the protocols `OLDEST` to `PROTOCOL`, and a worker accepts links from them, so that
+a cluster can be upgraded node by node, the head first. Therefore a message or frame only gains fields with a default,
+and the default means the behaviour of the older version. A new message is sent only to a peer whose session speaks the
+protocol that introduced it, or to a peer that may ignore the message while no process waits for an answer. A renamed
+class keeps its tag.
 
-Receivers refuse values beyond the limits while they decode. So senders must not make such values, and what users give
-is checked where it comes in (`waiting`, `deadline`).
+Receivers reject values beyond the limits while they decode. Senders must therefore not make such values, and values
+from users are checked where they enter (`waiting`, `deadline`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from msgspec import Meta
 from rlinf_actors.errors import UsageError
 
 PROTOCOL = 7
-"""The newest protocol that this version speaks: raised with each release that adds to the control messages
-(`wire.control_codec`), to values.py or to frames.py.
+"""The newest protocol that this version speaks.
+
+It is raised with each release that adds to the control messages (`wire.control_codec`), to values.py or to frames.py.
 """
 OLDEST = 6
-"""The oldest protocol that this version speaks: the one before."""
+"""The oldest protocol that this version speaks."""
 CHILD_MEMBERS = 7
 """The first protocol in which children of workers are members."""
 
@@ -35,23 +37,23 @@ class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 def agreed(oldest: int, newest: int) -> int:
-    """Return the protocol that this process speaks with a peer, 0 if they have none in common.
+    """Return the protocol that this process speaks with a peer, 0 if the two have none in common.
 
     Args:
         oldest: the oldest protocol that the peer speaks.
-        newest: the newest one; 0 from a peer that speaks *oldest* only.
+        newest: the newest protocol that the peer speaks; 0 if it is *oldest*.
     """
     common = min(max(oldest, newest), PROTOCOL)
     return common if common >= max(oldest, OLDEST) else 0
 
 
 def spoken(oldest: int, newest: int) -> str:
-    """Return the protocols of a peer, for people; for the arguments see `agreed`."""
+    """Return the protocols of a peer as text, such as "protocols 6 to 7". For the arguments see `agreed`."""
     return f"protocol {oldest}" if newest <= oldest else f"protocols {oldest} to {newest}"
 
 
 def what_to_upgrade(oldest: int, peer: str, this: str) -> str:
-    """Return what to do about a peer with which `agreed` is 0.
+    """Return an advice ("upgrade ...") for two processes without a common protocol.
 
     Args:
         oldest: the oldest protocol that the peer speaks.
@@ -62,46 +64,56 @@ def what_to_upgrade(oldest: int, peer: str, this: str) -> str:
 
 
 MAX_CONTROL_BYTES = 16 << 20
-"""Bytes of a control message. A launch of 10,000 workers with 1 KiB of environment each is 10 MiB."""
+"""Largest size of a control message in bytes. A launch of 10,000 workers with 1 KiB of environment each has 10 MiB."""
 MAX_ASKED_BYTES = MAX_CONTROL_BYTES // 8 * 7
-"""Bytes of a control message to the head, which passes it on or answers with it, and adds a token for each worker."""
+"""Largest size in bytes of a control message to the head.
+
+It is smaller than MAX_CONTROL_BYTES because the head forwards the content and adds a token for each worker.
+"""
 MAX_SIZE = 100_000
-"""Ranks of a group: the head counts them one by one."""
+"""Largest number of ranks of a group: the head iterates over them."""
 
 Number = Annotated[float, Meta(ge=-sys.float_info.max)]
-"""Any number but NaN and minus infinity. No comparison holds for NaN: a timer that is due then never is, or always."""
+"""Any number except NaN and minus infinity. NaN is rejected because every comparison with it is False, which breaks
+timers.
+"""
 Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-"""What pidfd_open takes; 0 for none."""
+"""A process id that pidfd_open accepts; 0 for none."""
 WorkerId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
-"""A worker's socket, its cgroup and its record are files of that name: a path would lead elsewhere."""
+"""Id of a worker. It is also the name of files (socket, cgroup, record), so it must not contain a path."""
 MAX_DEPTH = 8
-"""Ranks of an address: a worker's, its child's, that one's child's, ..."""
+"""Largest number of ranks in an address: the worker's, its child's, that child's child's, ..."""
 ChildPath = Annotated[list[Annotated[int, Meta(ge=0, le=MAX_SIZE)]], Meta(min_length=1, max_length=MAX_DEPTH - 1)]
-"""Ranks that lead from a worker to one of its children, or to a child's child."""
+"""Ranks that lead from a worker to one of its children or to a descendant of a child."""
 Count = Annotated[int, Meta(ge=1, le=2**53)]
-"""How often something happened."""
+"""Number of times that an event happened."""
 Size = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
-"""How many there are of something that is counted through."""
+"""A number of ranks or siblings; it is limited because receivers iterate over them."""
 
 TEXT_CHARS = 1000
-"""Characters of a line of the event log, and of a person's reason: no message may push other events out."""
+"""Largest number of characters of a line in the event log, and of a person's reason. A longer one would displace
+events.
+"""
 
 
 def printable(text: str, limit: int = TEXT_CHARS) -> str:
-    """Return another process's text for use within a line: without control characters and line breaks."""
+    """Return text from another process for use within a line.
+
+    Control characters and line breaks are escaped, and the text is cut to *limit* characters.
+    """
     cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
     return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 def waiting(seconds: float | None, name: str = "the timeout") -> float | None:
-    """Return a user's timeout in seconds, at least 0; None, for ever, if it is None or infinite.
+    """Return a user's timeout in seconds, at least 0. The result is None (no limit) if *seconds* is None or infinite.
 
     Args:
-        seconds: as the user gave it.
-        name: the parameter, for the error.
+        seconds: the value that the user gave.
+        name: name of the parameter, for the error.
 
     Raises:
-        ValueError: *seconds* is no number of seconds.
+        ValueError: *seconds* is not a number of seconds.
     """
     if seconds is None:
         return None
@@ -110,7 +122,7 @@ def waiting(seconds: float | None, name: str = "the timeout") -> float | None:
 
 
 def deadline(seconds: float, name: str = "the timeout") -> float | None:
-    """Return a user's limit in seconds, as `waiting` does; it must be above 0."""
+    """Return a user's time limit in seconds, None if it is infinite. Raises ValueError if it is not above 0."""
     value = number(seconds, name)
     if not value > 0:
         raise ValueError(f"{name} is {seconds}; it must be a number of seconds above 0")
@@ -118,7 +130,7 @@ def deadline(seconds: float, name: str = "the timeout") -> float | None:
 
 
 def number(seconds: object, name: str) -> float:
-    """Return any number of seconds as a float; raise ValueError for anything else, NaN too."""
+    """Return *seconds* as a float. Raises ValueError, which mentions *name*, if it is NaN or not a number."""
     try:
         value = math.nan if isinstance(seconds, (str, bytes)) else float(seconds)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

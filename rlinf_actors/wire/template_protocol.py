@@ -1,7 +1,7 @@
 """Packets between agentd, its templates and their workers: a struct in each packet of a unix SOCK_SEQPACKET socket.
 
 A template is the small process that forks workers. agentd never runs user code and never imports what workers need, so
-the fork happens in the template. A packet is at most MAX_PACKET bytes.
+the fork happens in the template. A packet has at most MAX_PACKET bytes.
 """
 
 from __future__ import annotations
@@ -16,23 +16,31 @@ from rlinf_actors.wire.protocol import MALFORMED, ControlMessage, Number, Pid
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 MAX_PACKET = 1 << 20
-"""SO_SNDBUF is raised to hold it; an environment near ARG_MAX/2 still fits."""
+"""Largest packet in bytes; SO_SNDBUF is raised to this size. An environment of nearly half of ARG_MAX still fits."""
 
 
 TEXT_CHARS = 1000
-"""Most of a text that others than the packet's sender have chosen, such as names: what is too long cannot be sent, and
-the packet with many of them neither.
+"""Largest number of characters of a text that the packet's sender did not choose, such as a method's name.
+
+Without this limit the text, or a packet with many such texts, could become too long to send.
 """
 
 
 class WorkerPlace(ControlMessage, frozen=True):
-    """What a worker process is told of where it runs; the agent's part beside the WorkerSpec.
+    """Facts about its surroundings that a worker process needs. The agent fills them in; the head makes the WorkerSpec.
 
-    `run_dir` is where its ipc socket goes, `listen_ip` the address to bind TCP on ("" for ipc
-    only), `head` the coordinator's endpoint, `head_key` its public key where the cluster has keys, `node` the node's
-    name for messages to people, `out_path`/`err_path` the files its stdout and stderr are drained to. A robot worker's
-    lease lasts `lease_s` from the last beat that the head answered; `lease_until` is its end as known so far
-    (CLOCK_MONOTONIC, in seconds).
+    Attributes:
+        run_dir: directory of the worker's ipc socket.
+        host: host key of the node.
+        head: endpoint of the head.
+        node: name of the node, for messages to people.
+        node_ip: address of the node.
+        listen_ip: address to bind TCP on, "" for ipc only.
+        out_path: file that receives the worker's stdout.
+        err_path: file that receives the worker's stderr.
+        lease_until: end of a robot worker's lease as known at the start, in seconds of CLOCK_MONOTONIC.
+        lease_s: length of that lease in seconds, counted from the last beat that the head answered.
+        head_key: the head's public key, "" in a cluster without keys.
     """
 
     run_dir: str
@@ -52,7 +60,7 @@ class WorkerPlace(ControlMessage, frozen=True):
 
 
 class Fork(ControlMessage, frozen=True):
-    """Start one worker. `env` is its whole environment; nothing of the template's is kept."""
+    """Start one worker. `env` is the worker's whole environment; the worker inherits no variable of the template."""
 
     spec: WorkerSpec
     place: WorkerPlace
@@ -60,20 +68,24 @@ class Fork(ControlMessage, frozen=True):
 
 
 class Watching(ControlMessage, frozen=True):
-    """agentd holds a pidfd of this worker: the template may reap it once it ends."""
+    """Notice of agentd: it holds a pidfd of this worker, so the template may reap the process after its end."""
 
     id: str
 
 
 class Renew(ControlMessage, frozen=True):
-    """The leases of this node's robot workers last until then (CLOCK_MONOTONIC, in seconds). Passed on to them."""
+    """New end of the leases of this node's robot workers: `until`, in seconds of CLOCK_MONOTONIC.
+
+    The template passes the packet on to those workers.
+    """
 
     until: Number
 
 
 class Revoke(ControlMessage, frozen=True):
-    """To a robot worker, through its template: its lease is over. It makes its robots safe, and ends. `orderly`: its
-    owner wanted that, so no lease was lost.
+    """Revocation of a robot worker's lease, passed on by its template. The worker makes its robots safe and ends.
+
+    `orderly`: True if the worker's owner asked for the end, so that no lease was lost.
     """
 
     id: str
@@ -82,44 +94,53 @@ class Revoke(ControlMessage, frozen=True):
 
 
 class Probe(ControlMessage, frozen=True):
-    """Answered at once by Pulses. Each worker that has answered the last Ping is sent another one."""
+    """Ask whether the workers answer. The template replies at once with Pulses.
+
+    The template also sends a new Ping to each worker that has answered the last one.
+    """
 
 
 class Ping(ControlMessage, frozen=True):
-    """To a worker, from its template. Its I/O thread answers with Pong."""
+    """Ask a worker, as its template, to show that its I/O thread runs. The I/O thread answers with Pong."""
 
 
 class Shutdown(ControlMessage, frozen=True):
-    """Kill what is left, reap it, and exit."""
+    """Kill and reap the remaining workers, and exit."""
 
 
 class Adopt(ControlMessage, frozen=True):
-    """First packet of an agentd that takes over a template of an earlier one. Answered by a SurvivingWorker for each
-    worker, then Inventory.
+    """First packet of an agentd that takes over the template of an earlier agentd.
+
+    Answered by a SurvivingWorker for each worker, then by Inventory.
     """
 
 
 class KeepFor(ControlMessage, frozen=True):
-    """The head has registered this agentd. How many seconds a template waits for another one when it is gone."""
+    """Notice that the head has registered this agentd. `seconds` is how long the template waits for another agentd
+    after this one has ended.
+    """
 
     seconds: Number
 
 
 class Settled(ControlMessage, frozen=True):
-    """The head knows how these workers ended: nobody will ask again."""
+    """Notice that the head knows how these workers ended. The template may forget them."""
 
     ids: list[str]
 
 
 class DevicesLocked(ControlMessage, frozen=True):
-    """To a worker, through its template: the accelerators that it asked for are its own; see LockDevices."""
+    """Grant of LockDevices `request`, passed on by the template: the worker has its accelerators for itself."""
 
     id: str
     request: int
 
 
 class DevicesBusy(ControlMessage, frozen=True):
-    """To a worker, through its template: it has waited that long; `text` says for whom."""
+    """Notice to a worker, passed on by its template: LockDevices `request` has been waiting for `waited_s` seconds.
+
+    `text` names the workers that use the accelerators.
+    """
 
     id: str
     request: int
@@ -131,10 +152,14 @@ class DevicesBusy(ControlMessage, frozen=True):
 
 
 class TemplateReady(ControlMessage, frozen=True):
-    """`forks` is False when it must spawn instead; `why` then says what is running in it.
+    """First packet of a template that can run workers.
 
-    `paths` is the interpreter's sys.path. `installed` is the fingerprint of what was there before the template imported
-    it (rlinf_actors.installed).
+    Attributes:
+        forks: False if the template must spawn workers instead of forking them.
+        why: the threads or libraries that prevent forking, "" if `forks` is True.
+        installed: fingerprint of the installed packages, taken before the template imported them
+            (rlinf_actors.installed).
+        paths: the interpreter's sys.path.
     """
 
     pid: Pid
@@ -146,18 +171,24 @@ class TemplateReady(ControlMessage, frozen=True):
 
 
 class TemplateFailed(ControlMessage, frozen=True):
-    """The interpreter cannot run workers (package missing, too old); `text` says what to do."""
+    """The interpreter cannot run workers, e.g. because a package is missing or too old. `text` says what to do."""
 
     text: str
 
 
 class Forked(ControlMessage, frozen=True):
+    """The template has started worker `id` as process `pid`."""
+
     id: str
     pid: Pid
 
 
 class WorkerUp(ControlMessage, frozen=True, tag="Up"):
-    """The worker's runtime listens."""
+    """The runtime of the worker listens at `endpoint`.
+
+    `port` is the TCP port of `endpoint`. `master_port` is a free TCP port that rank 0 holds as MASTER_PORT, 0 for other
+    ranks.
+    """
 
     id: str
     endpoint: Endpoint
@@ -166,35 +197,46 @@ class WorkerUp(ControlMessage, frozen=True, tag="Up"):
 
 
 class StartFailed(ControlMessage, frozen=True):
-    """From a worker before WorkerUp: it cannot start. It ends next; its Exited carries the text as reason."""
+    """Packet of a worker before WorkerUp: it cannot start, for the reason `text`.
+
+    The worker then ends, and its Exited carries the text as reason.
+    """
 
     id: str
     text: str
 
 
 class LeaseLost(ControlMessage, frozen=True):
-    """From a robot worker: its lease is over, and why. It ends within moments; its Exited carries the text."""
+    """Packet of a robot worker: its lease is over, for the reason `text`.
+
+    The worker ends within moments, and its Exited carries the text.
+    """
 
     id: str
     text: str
 
 
 class LogsGrew(ControlMessage, frozen=True, tag="Grew"):
-    """There is more in these workers' log files; one is sent per file until agentd says Read with `to_end`."""
+    """The log files of these workers have new output.
+
+    After one such packet for a file the template sends no other until agentd sends Read with `to_end`.
+    """
 
     ids: list[str]
 
 
 class LogsLost(ControlMessage, frozen=True):
-    """This worker's output cannot be written (a full disk), or, with `text` "", can be again."""
+    """The output of this worker cannot be written (e.g. a full disk). With `text` "", it can be written again."""
 
     id: str
     text: str
 
 
 class Read(ControlMessage, frozen=True):
-    """agentd to template: a worker's log files were read so far (bytes, and the file's inode), and their lines handed
-    on; an agentd after this one goes on there. `to_end`: tell me when they grow again.
+    """Positions up to which agentd has read a worker's log files and handed on the lines.
+
+    A later agentd continues from them. `out` and `err` are (bytes, inode of the file). `to_end`: True if the template
+    is to send LogsGrew when the files grow again.
     """
 
     id: str
@@ -204,8 +246,9 @@ class Read(ControlMessage, frozen=True):
 
 
 class LockDevices(ControlMessage, frozen=True):
-    """From a worker: it wants its accelerators for itself. Answered by DevicesLocked when they are free; `request`
-    is a number that it has not used before.
+    """Packet of a worker that wants its accelerators for itself. Answered by DevicesLocked when they are free.
+
+    `request` is a number that the worker has not used before.
     """
 
     id: str
@@ -213,15 +256,21 @@ class LockDevices(ControlMessage, frozen=True):
 
 
 class UnlockDevices(ControlMessage, frozen=True):
-    """From a worker: it gives that request up, whether or not it was granted yet."""
+    """Packet of a worker: it withdraws LockDevices `request`, or releases the accelerators that the request was
+    granted.
+    """
 
     id: str
     request: int
 
 
 class Pong(ControlMessage, frozen=True):
-    """From a worker: its I/O thread runs. `method` is the call that has been running longest, since `since`
-    (CLOCK_MONOTONIC, in seconds); "" for none. `waiting` calls are queued behind it.
+    """Answer of a worker's I/O thread to Ping.
+
+    Attributes:
+        method: the call that has been running longest, "" for none.
+        since: start of that call, in seconds of CLOCK_MONOTONIC.
+        waiting: number of queued calls.
     """
 
     id: str
@@ -231,24 +280,34 @@ class Pong(ControlMessage, frozen=True):
 
 
 class Pulses(ControlMessage, frozen=True):
-    """A template's answer to Probe: what its workers have answered since the Pulses before. One that comes late is
-    sent as it comes.
+    """Answer of a template to Probe: the Pongs that it has received since its last Pulses. It passes a later Pong on at
+    once.
     """
 
     pongs: list[Pong]
 
 
 class Exited(ControlMessage, frozen=True):
+    """The worker has ended."""
+
     id: str
     exit: ExitReport
 
 
 class SurvivingWorker(ControlMessage, frozen=True, tag="Kept"):
-    """A worker, as a template tells an agentd that takes it over.
+    """A worker of an earlier agentd, as its template reports it to the agentd that takes the template over.
 
-    `pid` is not given to another process before Watching; `up` is what the worker said when it listened; `exit` is how
-    it ended, where the head may not know yet. `out_read` and `err_read` are the last Read's. `request` is its number in
-    LockDevices, 0 without one; it is `granted`, or waits since `asked_at` (CLOCK_MONOTONIC, in seconds).
+    Attributes:
+        pid: its process. The template does not reap it before Watching, so the pid cannot be reused until then.
+        up: the worker's WorkerUp, None if it does not listen yet.
+        exit: how the worker ended, if the head may not know that; None for a running worker.
+        out_path: file with its stdout.
+        err_path: file with its stderr.
+        out_read: `out` of the last Read.
+        err_read: `err` of the last Read.
+        request: number of its LockDevices, 0 without one.
+        granted: True if that request was granted.
+        asked_at: time of that request, in seconds of CLOCK_MONOTONIC.
     """
 
     id: str
@@ -265,8 +324,9 @@ class SurvivingWorker(ControlMessage, frozen=True, tag="Kept"):
 
 
 class Inventory(ControlMessage, frozen=True):
-    """Every SurvivingWorker was sent. `since`: when the last agentd that the head had registered was gone
-    (CLOCK_MONOTONIC, in seconds). `installed` and `paths` are those of TemplateReady.
+    """Last reply to Adopt, after every SurvivingWorker. `installed` and `paths` are those of TemplateReady.
+
+    `since` is the time at which the last agentd that the head had registered was gone, in seconds of CLOCK_MONOTONIC.
     """
 
     since: Number
@@ -277,9 +337,10 @@ class Inventory(ControlMessage, frozen=True):
 LEASE_LOST_CODE = 76
 """Exit code of a robot worker that ended because its lease was over."""
 ON_LEASE_LOST_S = 1.0
-"""How long a robot worker's on_lease_lost may take, in seconds."""
+"""Time limit of a robot worker's on_lease_lost, in seconds."""
 ROBOT_END_S = 1.5
-"""When a robot worker that was told of its lease's end is killed: on_lease_lost, and half a second around it."""
+"""Seconds from the end of its lease until a robot worker is killed: the time for on_lease_lost and half a second more.
+"""
 
 ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping]
 ToTemplate = Union[
@@ -289,7 +350,7 @@ ToAgent = Union[
     TemplateReady, TemplateFailed, Forked, WorkerUp, StartFailed, LeaseLost, LogsGrew, LogsLost, LockDevices,
     UnlockDevices, Exited, Pong, Pulses, SurvivingWorker, Inventory, RefusalReport,
 ]  # fmt: skip
-"""RefusalReport comes from templates of an earlier version alone; agentd ignores it."""
+"""Packets that agentd receives. RefusalReport comes only from templates of an earlier version; agentd ignores it."""
 
 _encoder = msgspec.msgpack.Encoder()
 _to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)
@@ -298,12 +359,11 @@ _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker
 
 
 def encode(packet: ToTemplate | ToAgent | ToWorker) -> bytes:
-    """One packet as bytes."""
     return _encoder.encode(packet)
 
 
 def decode_to_template(data: bytes | memoryview) -> ToTemplate:
-    """Raises RemoteWireError when *data* is no such packet."""
+    """Return the packet in *data*. Raises RemoteWireError if *data* is not a packet for a template."""
     try:
         return _to_template.decode(data)
     except MALFORMED as error:
@@ -311,7 +371,7 @@ def decode_to_template(data: bytes | memoryview) -> ToTemplate:
 
 
 def decode_to_agent(data: bytes | memoryview) -> ToAgent:
-    """Raises RemoteWireError when *data* is no such packet."""
+    """Return the packet in *data*. Raises RemoteWireError if *data* is not a packet for agentd."""
     try:
         return _to_agent.decode(data)
     except MALFORMED as error:
@@ -319,7 +379,7 @@ def decode_to_agent(data: bytes | memoryview) -> ToAgent:
 
 
 def decode_to_worker(data: bytes | memoryview) -> ToWorker:
-    """Raises RemoteWireError when *data* is no such packet."""
+    """Return the packet in *data*. Raises RemoteWireError if *data* is not a packet for a worker."""
     try:
         return _to_worker.decode(data)
     except MALFORMED as error:

@@ -1,8 +1,6 @@
-"""The values inside control messages: nodes, workers, groups, and how they end.
+"""Values inside control messages: nodes, workers, groups, ends of workers, events. Pure.
 
-House rules: a value is a frozen struct in this file; user data never rides in one.
-
-How a worker ended, as a clause for people. Pure.
+House rules: a value is a frozen struct in this file and never carries user data.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class HardwareReport(Value, frozen=True):
-    """One piece of hardware. `detail` holds the fields that `type` adds (plain values)."""
+    """One piece of hardware. `detail` holds the fields that are specific to `type` (plain values)."""
 
     type: str
     model: str
@@ -29,9 +27,9 @@ class HardwareReport(Value, frozen=True):
 
 
 class ResourceReport(Value, frozen=True):
-    """All pieces of one type, in the order of their local ranks.
+    """All pieces of one hardware type on a node, in the order of their local ranks.
 
-    `registered_by` is the module that registered an accelerator type which is not built in, else "".
+    `registered_by` is the module that registered an accelerator type that is not built in, else "".
     """
 
     type: str
@@ -40,10 +38,13 @@ class ResourceReport(Value, frozen=True):
 
 
 class Extension(Value, frozen=True):
-    """Code that registers hardware types, as one process tells another to load it.
+    """Code that registers hardware types. One process sends it so that another process loads the same code.
 
-    `name` is a module or ``module:attribute``; `group` is the group of its entry point, "RLINF_EXT_MODULE" for the
-    module of that variable, "" for a module that registers by being imported. `package` is for people.
+    Attributes:
+        name: a module or ``module:attribute``.
+        group: group of the entry point; "RLINF_EXT_MODULE" for the module that this variable names, "" for a module
+            that registers by being imported.
+        package: package that contains the code, for people.
     """
 
     name: str
@@ -52,9 +53,16 @@ class Extension(Value, frozen=True):
 
 
 class HardwareQuestion(Value, frozen=True):
-    """Which hardware of one type a node group has on a node. `configs` is JSON: the configuration's entries for the
-    node, null without any. The rest says what process finds it there: `env` is on top of the node's environment,
-    `sys_path` are the asker's import paths, `extensions` what it loaded itself; `limit_s` is how long it may take.
+    """Request to a node: report the hardware of one type that a node group has there.
+
+    Attributes:
+        configs: JSON of the configuration's entries for the node, "null" without any.
+        interpreter: interpreter of the process that enumerates the hardware, None for the node's default.
+        env: environment variables of that process, on top of the node's.
+        path_env_merge_mode: "append" or "override"; see model.placement.merge_paths.
+        sys_path: import paths of the requesting process.
+        extensions: extensions that the requesting process has loaded.
+        limit_s: time limit in seconds.
     """
 
     type: str
@@ -69,8 +77,13 @@ class HardwareQuestion(Value, frozen=True):
 
 
 class Piece(Value, frozen=True):
-    """One piece of configured hardware. `cls` is ``module:qualname`` of its info class, `detail` the JSON object of the
-    fields that the class adds.
+    """One piece of configured hardware.
+
+    Attributes:
+        cls: ``module:qualname`` of its info class.
+        detail: JSON object of the fields that this class adds.
+        identity: text that identifies the piece; it is equal for the same piece in two reports.
+        claim_keys: keys of the claims that its worker needs.
     """
 
     type: str
@@ -82,10 +95,13 @@ class Piece(Value, frozen=True):
 
 
 class HardwareAnswer(Value, frozen=True):
-    """What a node said to a HardwareQuestion: its pieces, or what is wrong.
+    """Answer of a node to a HardwareQuestion: its pieces, or a fault.
 
-    `kind` is "" without a fault; "config": the type refuses its configuration, `path` says where in it;
-    "unregistered": the node does not know the type; "failed": the process that looks crashed, hung or talked nonsense.
+    Attributes:
+        kind: "" without a fault; "config" if the type rejects its configuration; "unregistered" if the node does not
+            know the type; "failed" if the enumerating process crashed, hung or sent an invalid answer.
+        text: the fault, for people.
+        path: place of the fault in the configuration, for "config".
     """
 
     pieces: list[Piece] = []
@@ -95,11 +111,16 @@ class HardwareAnswer(Value, frozen=True):
 
 
 class NodeReport(Value, frozen=True):
-    """What an agent knows of its node.
+    """Facts about a node that its agent reports.
 
-    `node_id` stays the same when agentd restarts; `host` is equal for processes that share a
-    kernel and a network namespace; `rank` is RLINF_NODE_RANK or None; `interface` has the address `ip`. `env_vars` are
-    the variables of its workers that choose devices and interfaces: a launch must not contradict them.
+    Attributes:
+        node_id: id of the node, which stays the same when agentd restarts.
+        host: host key, equal for processes that share a kernel and a network namespace.
+        rank: RLINF_NODE_RANK, None if it is not set.
+        env_vars: variables of the node's workers that choose devices and interfaces. A launch must not contradict them.
+        faults: faults of the node's hardware or configuration, for people.
+        profilers: profilers that the node has.
+        interface: name of the network interface that has the address `ip`.
     """
 
     node_id: str
@@ -122,8 +143,14 @@ class NodeReport(Value, frozen=True):
 
 
 class NodeState(Value, frozen=True):
-    """A node as the head sees it. `state` is ready, suspect, draining or lost; `rank` -1 before it is fixed. `draining`
-    says why it takes no new workers and who wants that, "" if it takes some; a lost node's drain waits for it.
+    """A node as the head sees it.
+
+    Attributes:
+        rank: its rank in the cluster, -1 before it is fixed.
+        state: ready, suspect, draining or lost.
+        last_seen_s: seconds since its last message.
+        draining: the reason of its drain and who asked for it, "" if the node is not drained. The drain of a lost node
+            stays in force for its return.
     """
 
     report: NodeReport
@@ -136,8 +163,9 @@ class NodeState(Value, frozen=True):
 
 
 class Claim(Value, frozen=True):
-    """Something that one group alone may use while its worker lives, such as a robot. `key` is equal for two claims
-    of one thing, `title` names it for people.
+    """Exclusive use of something, such as a robot, by one group while its worker lives.
+
+    `key` is equal for two claims of the same thing. `title` names the thing for people.
     """
 
     key: str
@@ -145,8 +173,9 @@ class Claim(Value, frozen=True):
 
 
 class RobotStop(Value, frozen=True):
-    """A robot worker that an emergency stop is for. `reached` is False where its node is silent: its lease ends there
-    without a word from us.
+    """A robot worker to which an emergency stop applies.
+
+    `reached` is False if its node does not answer. The worker's lease then expires there without a message.
     """
 
     worker: str
@@ -157,14 +186,20 @@ class RobotStop(Value, frozen=True):
 
 
 class WorkerSpec(Value, frozen=True):
-    """What an agent needs to start one worker process. `env` is what the placement and the
-    configuration ask for; the agent adds its node's. `token` proves membership of the job.
-    `claims` are the robots it was placed on. `numa_nodes` are those of its accelerators, -1 where unknown, if it is to
-    be bound to them. `owner_must_answer`: the head ends the group if its owner does not answer beats for a robot lease,
-    although an agent sees the owner's process: "always", "elsewhere" (if the robot is on another host), "" for never.
-    `memory_limit` is in bytes, `pids_limit` in processes and threads, both for it and all that it
-    starts; with `limits_best_effort` it starts also where they cannot hold. `incarnation` counts the restarts of its
-    rank.
+    """Everything that an agent needs from the head to start one worker process.
+
+    Attributes:
+        env: variables from the placement and the configuration; the agent adds those of its node.
+        token: membership token of the job.
+        claims: the robots on which the worker was placed.
+        numa_nodes: NUMA nodes of its accelerators, -1 for unknown; empty if the worker is not to be bound to them.
+        memory_limit: bytes for the worker and its descendants, None for no limit.
+        pids_limit: processes and threads of the worker and its descendants, None for no limit.
+        limits_best_effort: True to start the worker also where these limits cannot be enforced.
+        incarnation: number of restarts of its rank so far.
+        owner_must_answer: when the head ends the group because its owner has not answered beats for the length of a
+            robot lease, although an agent sees the owner's process: "always", "elsewhere" (if the robot is on another
+            host than the owner), or "" for never.
     """
 
     id: WorkerId
@@ -194,7 +229,7 @@ class WorkerSpec(Value, frozen=True):
 
 
 class Endpoint(Value, frozen=True):
-    """Where a worker listens. `ipc` is usable by processes whose host is `host`."""
+    """Addresses on which a worker listens. Only processes whose host key is `host` can use `ipc`."""
 
     host: str
     ipc: str = ""
@@ -202,9 +237,7 @@ class Endpoint(Value, frozen=True):
 
 
 class ExitReport(Value, frozen=True):
-    """How a worker ended. `kind`: exited, signalled, start_failed, node_lost, stopped.
-    `oom`: no, suspected, yes.
-    """
+    """How a worker ended. `kind`: exited, signalled, start_failed, node_lost, stopped. `oom`: no, suspected, yes."""
 
     kind: str
     exit_code: Union[int, None] = None
@@ -215,8 +248,13 @@ class ExitReport(Value, frozen=True):
 
 
 class WorkerHealth(Value, frozen=True):
-    """What an agent sees of a worker that is up: `unresponsive` says why there is no answer of its I/O thread, "" if
-    there is; `method` is a call that has been running for long, with `waiting` more behind it. Either for `for_s`.
+    """Health of a running worker, as its agent sees it.
+
+    Attributes:
+        unresponsive: reason why the worker's I/O thread does not answer, "" if it answers.
+        method: a call that has been running for long, "" for none.
+        for_s: seconds for which one of these has lasted.
+        waiting: number of calls queued behind `method`.
     """
 
     id: str
@@ -227,7 +265,10 @@ class WorkerHealth(Value, frozen=True):
 
 
 class WorkerPulse(Value, frozen=True):
-    """The same as the head tells it: `since` is in seconds since the epoch, by the head's clock."""
+    """Health of a worker, as the head reports it: a WorkerHealth with a start time instead of a duration.
+
+    `since` is in seconds since the epoch, by the head's clock.
+    """
 
     unresponsive: str = ""
     method: str = ""
@@ -236,9 +277,13 @@ class WorkerPulse(Value, frozen=True):
 
 
 class WorkerState(Value, frozen=True):
-    """One worker of a group as the head sees it. `state`: restarting, starting, running, stopping, gone. `restarts`
-    counts those of its rank; `exit` is how it ended, or how the incarnation before it did. `pulse` is
-    set while it does not answer, or has been in one call for long: it lives all the same.
+    """One worker of a group as the head sees it.
+
+    Attributes:
+        state: restarting, starting, running, stopping or gone.
+        exit: how the worker ended, or how the previous incarnation of its rank ended; None if there is no such end.
+        restarts: number of restarts of its rank.
+        pulse: set while the worker does not answer or has been in one call for long. Such a worker is still alive.
     """
 
     id: str
@@ -256,9 +301,12 @@ class WorkerState(Value, frozen=True):
 
 
 class RunningWorker(Value, frozen=True):
-    """One worker as its agent tells a head that may not know it. `endpoint` is None before it is ready;
-    `exit` is set for one that ended while no head listened. `owner`, `cls`, `detail` and `detached` are its
-    StartWorkers'.
+    """One worker as its agent reports it to a head that may not know it.
+
+    Attributes:
+        owner, cls, detail, detached: those of its StartWorkers.
+        endpoint: None before the worker is ready.
+        exit: how the worker ended, if it ended while the agent had no session with a head; else None.
     """
 
     spec: WorkerSpec
@@ -274,9 +322,13 @@ class RunningWorker(Value, frozen=True):
 
 
 class GroupState(Value, frozen=True):
-    """A group as the head sees it. `cls` is module:qualname of the worker class, for people.
-    `detail` is JSON that the launching client wrote for those who attach (placements and the like). `detached`: no
-    client owns it, and it ends by name alone.
+    """A group as the head sees it.
+
+    Attributes:
+        cls: "module:qualname" of the worker class, for people.
+        owner: incarnation of the client that owns the group.
+        detail: JSON of the launching client for clients that attach later (placements and the like).
+        detached: True if no client owns the group, so that it ends only by a request that names it.
     """
 
     namespace: str
@@ -291,7 +343,7 @@ class GroupState(Value, frozen=True):
 
 
 class GroupHandle(Value, frozen=True):
-    """A group as a client that has a handle of it knows it: its workers, those that have ended too."""
+    """A group as a client with a handle of it knows it. `workers` includes those that have ended."""
 
     namespace: str
     name: str
@@ -299,10 +351,15 @@ class GroupHandle(Value, frozen=True):
 
 
 class LeaseState(Value, frozen=True):
-    """A piece of exclusive hardware that a group holds, as the head sees it; `key` and `title` are its Claim's.
+    """A piece of exclusive hardware that a group holds, as the head sees it.
 
-    `state` is held, or lost: its worker's node was lost, and the worker may still be running; it is free in
-    `free_in_s` seconds at the latest then. `owner` is for people.
+    Attributes:
+        key: the claim's key.
+        title: the claim's title.
+        owner: the group's owner, for people.
+        state: "held", or "lost" if the worker's node was lost and the worker may still be running.
+        held_s: seconds since the lease was granted.
+        free_in_s: seconds after which a lost lease ends at the latest, None for a held one.
     """
 
     key: str
@@ -327,9 +384,11 @@ EventKind = Literal[
     "lease_lost", "robot_conflict", "estop", "estop_released",
     "key_added", "key_enrolled", "key_rotated", "key_ended",
 ]  # fmt: skip
-"""What can happen in a cluster. `events_missing` is said by a reader in place of those that the head does not keep any
-more; `node_heard` ends node_suspect, `node_drained` says that nothing runs on a draining node any more; a worker that
-was asked to end is `worker_stopped`, and so is the host of a channel that was closed; any other end is `worker_died`.
+"""Kinds of events in a cluster.
+
+A reader inserts `events_missing` in place of events that the head no longer keeps. `node_heard` ends node_suspect.
+`node_drained` means that no worker is left on a draining node. `worker_stopped` is the end of a worker that was asked
+to end, or of the host of a closed channel; every other end of a worker is `worker_died`.
 """
 
 
@@ -337,18 +396,18 @@ class ClusterEvent(Value, frozen=True):
     """One entry of the cluster's event log.
 
     Attributes:
-        seq: its number in this head's log, from 1 on; what is not kept any more leaves gaps.
-        at: when the head saw it, in seconds since the epoch by the head's clock.
-        kind: what happened.
+        seq: its number in this head's log, from 1 on. Entries that are no longer kept leave gaps.
+        at: time at which the head saw it, in seconds since the epoch by the head's clock.
+        kind: the kind of event.
         text: one line for people.
-        node: hostname of the node that it happened on, "" for none.
-        node_id: of the node.
-        namespace: of the job, "" for what concerns the whole cluster.
+        node: hostname of the node in question, "" for none.
+        node_id: id of that node.
+        namespace: name of the job, "" for an event of the whole cluster.
         group: name of the group.
-        rank: of the worker, None where it is about none.
-        worker_id: of the worker; another one after each restart.
-        pid: of the worker's or driver's process, 0 where there is none.
-        exit: how a worker ended, with the last lines of its stderr.
+        rank: rank of the worker, None for an event without a worker.
+        worker_id: id of the worker; it changes with each restart.
+        pid: process id of the worker or driver, 0 for none.
+        exit: how the worker ended, with the last lines of its stderr.
     """
 
     seq: int
@@ -366,13 +425,16 @@ class ClusterEvent(Value, frozen=True):
 
 
 CHANNEL_GROUPS = "channel@"
-"""Before a channel's name: the name of the group of its hosts."""
+"""Prefix of the names of channel groups: the hosts of channel NAME are the group "channel@NAME"."""
 
 _MEMORY = {"yes": "; it was out of memory", "suspected": "; out of memory suspected"}
 
 
 def ending(report: ExitReport) -> str:
-    """For example ``was ended by signal 9 (SIGKILL); out of memory suspected``, to follow the worker's name."""
+    """Return how a worker ended, as a clause that follows the worker's name.
+
+    For example ``was ended by signal 9 (SIGKILL); out of memory suspected``.
+    """
     reason = f"; {report.reason}" if report.reason else ""
     if report.kind == "start_failed":
         return f"could not be started: {report.reason}"
@@ -391,10 +453,10 @@ def ending(report: ExitReport) -> str:
 
 
 def orderly(group: str, report: ExitReport) -> bool:
-    """True if this end of a worker of *group* is no failure.
+    """True if this end of a worker of *group* is not a failure.
 
-    A worker that was asked to end is stopped. The host of a channel exits with code 0 by itself once the channel was
-    closed and every item was taken.
+    The end is orderly if the worker was asked to end. It is also orderly if the worker hosts a channel and exited with
+    code 0: a host exits by itself once the channel is closed and every item was taken.
     """
     if report.kind == "stopped":
         return True
