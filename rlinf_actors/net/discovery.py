@@ -1,12 +1,12 @@
-"""Which head is meant where nobody says one.
+"""Finds the head that a command or driver connects to if the user did not name one.
 
-| who asks | which head is meant |
+| caller | head |
 |---|---|
-| every command but estop | --head; RLINF_HEAD; client file; the one standing head here; the one private cluster here |
-| Cluster() | its argument; RLINF_HEAD; the client file. Never one that nobody named |
+| all commands but estop | --head; RLINF_HEAD; client file; the only standing head here, or private cluster here |
+| Cluster() | its argument; RLINF_HEAD; the client file. Never a head that was not named |
 | estop | all of them (`rlinf_actors.cli.estop`) |
 
-`rlinf-actors estop` imports this module: no asyncio, click or rich here.
+"Here" means: of this user, on this machine. `rlinf-actors estop` imports this module: no asyncio, click or rich here.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rlinf_actors.net.socket_security import Security, is_tcp
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
 
 MAX_BYTES = 65536
-"""Of a client file."""
+"""Most bytes that are read of a client file."""
 PRIVATE = "private"
-"""As an address: a private cluster, also where the client file names a head."""
+"""As the head's address this asks for a private cluster, even if the client file names a head."""
 CLIENT_FILE = "rlinf-actors/client.toml"
-"""In /etc and in the user's directory of configuration."""
+"""Path of a client file below /etc and below the user's configuration directory."""
 
 
 class _ClientFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,19 +46,19 @@ class _ClientFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def client_settings() -> Settings:
-    """The environment's settings, completed by the client files.
+    """Return the settings of the environment, completed by the client files.
 
-    /etc/rlinf-actors/client.toml counts for everybody on the machine; a key in ~/.config/rlinf-actors/client.toml
-    wins over it, and the environment over both.
+    /etc/rlinf-actors/client.toml is for all users of the machine. A value in ~/.config/rlinf-actors/client.toml
+    overrides it, and an environment variable overrides both.
 
     Raises:
-        ConfigError: a variable or a client file is wrong; `path` says which.
+        ConfigError: a variable or a client file is wrong; its `path` names the place.
     """
     return with_client_file(Settings.load())
 
 
 def with_client_file(settings: Settings) -> Settings:
-    """These settings, completed by the client files. Raises ConfigError."""
+    """Return *settings* with the values that are not set taken from the client files. Raises ConfigError."""
     chosen = settings.client_config
     usual = (f"/etc/{CLIENT_FILE}", os.path.join(os.path.expanduser(settings.config_home), CLIENT_FILE))
     values: dict[str, tuple[str, str]] = {}
@@ -73,10 +73,11 @@ def with_client_file(settings: Settings) -> Settings:
 
 
 def read_client_file(path: str, must_exist: bool = False) -> dict[str, str]:
-    """What a client file says; nothing if there is none.
+    """Return the settings in a client file, an empty dict if the file does not exist.
 
     Raises:
-        ConfigError: it is not TOML, has an unknown key, or others can write to it.
+        ConfigError: the file is not TOML, has an unknown key, or others can write to it; or it is missing although
+            *must_exist* is True.
     """
     try:
         with open(path, "rb") as file:
@@ -108,15 +109,17 @@ def read_client_file(path: str, must_exist: bool = False) -> dict[str, str]:
 
 
 def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
-    """The endpoint of the head that a command means; and what it is, for people, where nobody has named it.
+    """Return the endpoint of the head that a command connects to, and a description of that head for people.
+
+    The description is "" if the user named the head.
 
     Args:
-        given: the option's value, None without.
-        settings: with the client file (`client_settings`).
+        given: the value of the --head option, None if it was not given.
+        settings: the settings, completed by the client files (`client_settings`).
 
     Raises:
-        ConfigError: it is no address, or its name has no address; or none is named and there is not exactly one
-            standing head, or without those one private cluster, of this user on this machine.
+        ConfigError: the address is malformed or its name cannot be resolved; or no head is named, and this user has on
+            this machine neither exactly one standing head nor, without standing heads, exactly one private cluster.
     """
     text, source = named(given, settings)
     if text:
@@ -137,7 +140,7 @@ def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
 
 
 def _hint(seen: MachineRecords) -> str:
-    """What else runs here, for who finds no head."""
+    """Return text for an error that found no head: the heads that nodes here have joined, and unreadable records."""
     nodes = {record.address: record.pid for record in seen.records if record.kind == "node"}
     hints = [f"agentd (pid {pid}) of this machine has joined the head at {address}" for address, pid in nodes.items()]
     hints += [f"{path} cannot be read: {why}" for path, why in seen.unreadable]
@@ -145,13 +148,13 @@ def _hint(seen: MachineRecords) -> str:
 
 
 def table(records: Sequence[HeadRecord]) -> str:
-    """Heads with the option that chooses each, one a line."""
+    """Return one line for each head, with the --head option that chooses it."""
     width = max(len(record.address) for record in records)
     return "\n".join(f"  --head {record.address.ljust(width)}  {record.told()}" for record in records)
 
 
 def named(given: str | None, settings: Settings) -> tuple[str, str]:
-    """The address that somebody has named and where, ("", "") without."""
+    """Return the head's address that the user named, and the option or setting that named it; ("", "") without one."""
     if given:
         return given, "--head"
     if settings.head and settings.head != PRIVATE:
@@ -160,15 +163,15 @@ def named(given: str | None, settings: Settings) -> tuple[str, str]:
 
 
 def endpoint_at(text: str, source: str, resolve: bool = True) -> str:
-    """The endpoint that somebody means by HOST:PORT, an endpoint or the run directory of an agentd.
+    """Return the endpoint for *text*: HOST:PORT, an endpoint, or the run directory of an agentd.
 
     Args:
-        text: what they wrote.
-        source: where.
-        resolve: whether to see that a name has an address, which may block.
+        text: what the user wrote.
+        source: the option, variable or file that it comes from, for errors.
+        resolve: True to check that a host name has an address. This may block.
 
     Raises:
-        ConfigError: it is none of these, a directory of another user's, or a name without an address.
+        ConfigError: *text* is none of these, is a directory of another user, or is a name without an address.
     """
     if os.path.isdir(text):
         owner = os.stat(text).st_uid
@@ -186,7 +189,7 @@ def endpoint_at(text: str, source: str, resolve: bool = True) -> str:
 
 
 def check_name(endpoint: str, source: str) -> None:
-    """Refuse an endpoint whose host has no address. Blocks, for as long as the machine's resolver takes.
+    """Check that the endpoint's host name has an address. Blocks until the machine's resolver answers.
 
     Raises:
         ConfigError: the name cannot be resolved.
@@ -201,7 +204,7 @@ def check_name(endpoint: str, source: str) -> None:
 
 
 def unresolved(host: str, source: str, error: Exception) -> ConfigError:
-    """The error for a head whose name has no address."""
+    """Return the error to raise if the head's host name cannot be resolved."""
     why = error.strerror if isinstance(error, OSError) else error
     return ConfigError(
         f"the head's name {host!r} cannot be resolved ({why}): is it spelt right? `getent hosts {host}` shows what "
@@ -211,8 +214,10 @@ def unresolved(host: str, source: str, error: Exception) -> ConfigError:
 
 
 def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
-    """What this process comes to a head with: its own key if it has one for that, else what the head itself uses, if
-    the head is this user's and on this machine.
+    """Return the keys with which this process connects to the head at *endpoint*.
+
+    That is this process's own key for one of *roles*. If the environment names no key and a standing head of this user
+    on this machine listens at *endpoint*, it is that head's own key.
 
     Raises:
         ConfigError: there is a key file that cannot be used.
@@ -225,7 +230,11 @@ def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
 
 
 def is_here(endpoint: str, listens: str) -> bool:
-    """True if *endpoint* is an address of this machine at which *listens*, on every address, is reached too."""
+    """Return True if a listener on the wildcard endpoint *listens* of this machine is reached at *endpoint*.
+
+    False if *listens* is not for every address (0.0.0.0 or ::), if the ports differ, or if the host is a name or not an
+    address of this machine.
+    """
     if not (is_tcp(endpoint) and is_tcp(listens)):
         return False
     (host, _, port), (every, _, its) = (one.removeprefix("tcp://").rpartition(":") for one in (endpoint, listens))

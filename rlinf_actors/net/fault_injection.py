@@ -1,11 +1,11 @@
-"""Fault injection: named points where a test, or a drill, makes this process fail. Rules, their checks, and the hooks.
+"""Fault injection: named points at which a test or a drill makes this process fail. Rules, their checks, and the hooks.
 
 House rules:
-* Off, which is the default, a hook is one read of `active`, which is None.
-* Messages that are held back keep their order: while one of a line (a socket and a peer) waits, all behind it wait too.
-* Chance comes from the rule's own seed alone.
+* While no fault is active, which is the default, a hook costs one read of `active`, which is None.
+* Delayed messages keep their order: while a message between a socket and a peer is held, all later ones wait behind it.
+* Randomness comes only from the seed of each rule.
 
-`rlinf_actors.testing.faults` is the front for people; RLINF_ACTORS_FAULTS brings rules into other processes.
+Users call `rlinf_actors.testing.faults`. The variable RLINF_ACTORS_FAULTS carries rules to other processes.
 """
 
 from __future__ import annotations
@@ -47,24 +47,26 @@ POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "spawn.exec": _START,
     }
 )
-"""Every point, and what can happen there; docs/how-to/test-with-faults.md says what each means."""
+"""The fault points and the actions that each allows; docs/how-to/test-with-faults.md explains them."""
 
 ACTIONS = ("drop", "delay", "duplicate", "cut", "refuse")
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is to happen where.
+    """Description of one fault: the point, the action, and the messages or processes that it affects.
 
     Attributes:
         point: one of POINTS.
-        action: one of ACTIONS that the point can do.
-        seconds: of a delay: how long; of a cut: after how long it heals, 0 for when the rule ends.
-        where: pattern (as in fnmatch) of what it strikes: an endpoint, a peer, a kind of message, a worker.
-        chance: of striking, 0 to 1.
-        times: how often at most, 0 for any number.
-        skip: how many matches pass before the first that is struck.
-        seed: of the chance.
-        exists: the rule is on while this file exists, "" for always; ``{pid}`` in it is this process's number.
+        action: one of ACTIONS that the point allows.
+        seconds: for "delay" the length of the delay; for "cut" the time until the connection works again, 0 for the
+            lifetime of the rule.
+        where: an fnmatch pattern for the subject: an endpoint, a peer, a kind of message or a worker.
+        chance: probability, above 0 and at most 1, that a matching event is affected.
+        times: most events that are affected, 0 for no limit.
+        skip: number of matching events that pass before the first one is affected.
+        seed: seed of the random numbers for *chance*.
+        exists: the fault is active only while this file exists, "" for always; ``{pid}`` in it stands for this
+            process's pid.
     """
 
     point: str
@@ -79,10 +81,10 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 def check(fault: Fault, path: str = "") -> Fault:
-    """Returns *fault*.
+    """Return *fault* after checking it.
 
     Raises:
-        ConfigError: no such point or action, or a number that cannot be; *path* says whose.
+        ConfigError: the point or action does not exist, or a number is out of range; *path* names the fault's place.
     """
     if fault.point not in POINTS:
         raise ConfigError(f"{fault.point!r} is no fault point; {_nearest(fault.point, POINTS)}", path=path)
@@ -107,14 +109,14 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 class Rule:
-    """A fault in force.
+    """A fault with the state that decides which events it affects.
 
     Args:
-        fault: checked.
-        where: decides instead of the fault's pattern.
+        fault: a fault that `check` has accepted.
+        where: decides which subjects match, instead of the fault's pattern.
 
     Attributes:
-        hits: how often it struck.
+        hits: number of events affected so far.
     """
 
     def __init__(self, fault: Fault, where: Callable[[str], bool] | None = None) -> None:
@@ -126,11 +128,11 @@ class Rule:
         self._file = fault.exists
 
     def on(self) -> bool:
-        """Whether the file that switches it is there, if it names one."""
+        """Return True if the rule is active now: the file in `Fault.exists` exists, or the fault names none."""
         return not self._file or os.path.exists(self._file.replace("{pid}", str(os.getpid())))
 
     def strikes(self, point: str, subject: str) -> bool:
-        """Whether it strikes this one; counts it. One thread at a time."""
+        """Return True if the rule affects this event at *point*, and count the event. Not thread-safe."""
         fault = self.fault
         if fault.point != point or (fault.times and self.hits >= fault.times):
             return False
@@ -146,10 +148,10 @@ class Rule:
 
 
 def parse(plan: str) -> list[Fault]:
-    """The faults of a plan: a JSON list of objects with the attributes of Fault.
+    """Return the faults of *plan*, a JSON list of objects with the attributes of Fault.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the plan is not such a list, or a fault in it is wrong.
     """
     try:
         faults = msgspec.json.decode(plan, type=list[Fault])
@@ -163,7 +165,10 @@ _Held = collections.deque[tuple[float, Callable[[], object]]]
 
 @dataclass
 class _Line:
-    """A socket and a peer: who cut it until when, and what waits, each way, with the time when it is due."""
+    """Fault state of one socket and peer: the rule that cut the connection and until when, and the held messages.
+
+    `held` maps "in" and "out" to (due time, delivery function) in order.
+    """
 
     cut_by: Rule | None = None
     cut_until: float = 0.0
@@ -171,7 +176,7 @@ class _Line:
 
 
 class Faults:
-    """The rules of this process and what they hold back. Any thread."""
+    """The active rules of this process and the messages that they hold back. Any thread."""
 
     def __init__(self) -> None:
         self._rules: list[Rule] = []
@@ -180,23 +185,34 @@ class Faults:
         self._lock = threading.RLock()  # a collected socket may call in from a finalizer
 
     def add(self, rule: Rule) -> None:
-        """From now on it may strike."""
+        """Activate *rule*."""
         with self._lock:
             self._rules.append(rule)
 
     def remove(self, rule: Rule) -> None:
-        """It strikes no more, and what it cut passes; what it held back comes when it is due."""
+        """Deactivate *rule*.
+
+        Connections that it cut work again; messages that it delayed still arrive at their times.
+        """
         with self._lock:
             self._rules.remove(rule)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is left to do here."""
+        """True if there is no rule and no held message, so that the hooks can be switched off."""
         with self._lock:
             return not self._rules and not self._held
 
     def connecting(self, owner: object, endpoint: str, loop: asyncio.AbstractEventLoop) -> None:
-        """transport.connect: a link is made. Delayed, what it sends waits; refused, nothing ever passes."""
+        """Apply the rules for the point transport.connect to a new link.
+
+        "delay" holds back what the link sends; "refuse" drops all its messages for as long as the rule exists.
+
+        Args:
+            owner: the link.
+            endpoint: the subject that the rules match.
+            loop: sends the held messages.
+        """
         with self._lock:
             rule = self._pick("transport.connect", endpoint)
             if rule is None:
@@ -216,18 +232,18 @@ class Faults:
         deliver: Callable[[], object],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Let a message pass, now or later, once, twice or not at all.
+        """Deliver a message now or later, once, twice or not at all, as the rules say.
 
         Args:
-            point: where it passes.
-            owner: the socket or end that it passes.
-            peer: who else is concerned.
-            subject: what rules look at.
-            deliver: lets it pass.
-            loop: calls *deliver* if that is to be later.
+            point: the fault point that the message passes.
+            owner: the socket, or end of the control connection, that sends or receives the message.
+            peer: identity of the other end, b"" on a link.
+            subject: the text that rules match.
+            deliver: sends the message, or handles it.
+            loop: runs *deliver* if the message is delayed.
 
         Raises:
-            ClusterTimeoutError: a request was refused.
+            ClusterTimeoutError: a rule refused the request.
         """
         copies, due = 1, 0.0
         way = "in" if point == "transport.receive" else "out"
@@ -256,10 +272,10 @@ class Faults:
             deliver()
 
     def start(self, point: str, subject: str) -> None:
-        """spawn.*: a process is about to be started. Delayed, this process stands still, as with a slow disk.
+        """Apply the rules for a spawn.* point before a process is started. "delay" blocks the calling thread.
 
         Raises:
-            OSError: it was refused, with EAGAIN, as at the limit of processes.
+            OSError: a rule refused the start (EAGAIN, as at the limit of processes).
         """
         with self._lock:
             rule = self._pick(point, subject)
@@ -299,7 +315,10 @@ class Faults:
         call_threadsafe(loop, loop.call_at, due, self._release, held, loop)
 
     def _release(self, held: _Held, loop: asyncio.AbstractEventLoop) -> None:
-        """Let pass what is due. An item stays first until it has passed, so that none overtakes it. On the loop."""
+        """Deliver the held messages that are due. Loop thread.
+
+        A message stays first in the queue until it is delivered, so that no later one overtakes it.
+        """
         while True:
             with self._lock:
                 due, deliver = held[0]
@@ -319,13 +338,15 @@ class Faults:
 
 
 active: Faults | None = None
-"""The faults of this process, None while there are none. Hooks look here, once: another thread may end them meanwhile.
-Only functions of this module set it."""
+"""The active faults of this process, None while there are none.
+
+A hook must read this once into a variable, because another thread may set it to None. Only functions of this module
+set it."""
 _setting = threading.Lock()
 
 
 def add(rule: Rule) -> None:
-    """Bring a rule into force in this process."""
+    """Activate *rule* in this process."""
     global active
     with _setting:
         if active is None:
@@ -334,14 +355,14 @@ def add(rule: Rule) -> None:
 
 
 def remove(rule: Rule) -> None:
-    """Undo `add`."""
+    """Deactivate *rule* in this process."""
     if active is not None:
         active.remove(rule)
     settle()
 
 
 def settle() -> None:
-    """Switch the hooks off if nothing is left to do."""
+    """Switch the hooks off if no rule and no held message is left."""
     global active
     with _setting:
         if active is not None and active.idle:
@@ -349,10 +370,10 @@ def settle() -> None:
 
 
 def load(plan: str | None) -> None:
-    """Bring the rules of a plan (RLINF_ACTORS_FAULTS) into force, in place of those before; None changes nothing.
+    """Replace the rules of this process by those of *plan* (RLINF_ACTORS_FAULTS). None or "" changes nothing.
 
     Raises:
-        ConfigError: it is no plan; the path says where.
+        ConfigError: the plan is wrong.
     """
     global active
     if not plan:

@@ -1,1 +1,1 @@
-"""Who may talk to whom: keys, members, and what each may say."""
+"""Keys and members of a cluster, and the rules for which member may send which message."""

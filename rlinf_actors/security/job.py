@@ -1,6 +1,7 @@
-"""The key pair that the members of a job share, the gate of a worker's socket, and join tokens.
+"""The key pair that all members of a job share, the gate of a worker's listening socket, and join tokens.
 
-A join token is all that a machine needs to list its own key, once, as one word that can be copied.
+A join token is one line of text that an administrator copies to a new machine. With it that machine lists its own new
+key at the head, once.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _NAME = b"rlinf-actors job name\0"
 
 
 def job_pair(token: str) -> KeyPair:
-    """The pair of the job with this token.
+    """Return the key pair of the job with this token.
 
-    It is derived, so that it is made, handed to members, kept over restarts of the head and forgotten with the token:
-    whoever has the one has the other. A token has 128 random bits at least, so a plain hash is enough.
+    The pair is derived from the token, so nothing has to store or send it: every process that has the token can compute
+    the pair. A token has at least 128 random bits, so a plain hash is enough.
 
     Raises:
-        ValueError: there is no token.
+        ValueError: *token* is empty.
     """
     if not token:
         raise ValueError("a job without a token has no key pair")
@@ -36,17 +37,21 @@ def job_pair(token: str) -> KeyPair:
 
 
 def job_name(token: str) -> str:
-    """What the members of the job with this token call what torch lets anybody see: its stores ask nobody who he is."""
+    """Return a secret name, derived from the job's token, for objects in torch's stores.
+
+    torch's stores do not authenticate their clients. A process without the token cannot guess the name.
+    """
     return f"rlinf-actors-{hashlib.sha256(_NAME + token.encode()).hexdigest()[:32]}"
 
 
 class JobGate:
-    """At a worker's listening socket: lets in who has its job's pair, and nobody else.
+    """The gate of a worker's listening socket: admits connections with the job's key pair and rejects all others.
 
     Args:
         public: the job's public key.
-        namespace: of the job.
-        on_refused: told whom it turns away, as what follows "refused" in a line for people, and how often. Loop thread.
+        namespace: the job's namespace.
+        on_refused: called with a description of rejected connections ("a connection from ...: why") and their number.
+            Loop thread.
     """
 
     def __init__(self, public: str, namespace: str, on_refused: Callable[[str, int], None]) -> None:
@@ -55,11 +60,9 @@ class JobGate:
         self._on_refused = on_refused
 
     def admit(self, public_key: str) -> Member | None:
-        """See Gate."""
         return self._member if public_key == self._public else None
 
     def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
-        """See Gate."""
         where = f" from {address}" if address else ""
         why = why or f"key {fingerprint(public_key)} is not its job's"
         self._on_refused(f"a connection{where}: {why}", times)
@@ -67,7 +70,7 @@ class JobGate:
 
 PREFIX = "rlinf-join-"
 PATH = "TOKEN"
-"""Where a token was written, for errors."""
+"""Stands for the place of a join token in errors, where a file's path would stand."""
 ROLES = ("agent", "driver")
 
 
@@ -82,14 +85,14 @@ class _Content(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class JoinToken:
-    """What a token says.
+    """The contents of a join token.
 
     Attributes:
         address: HOST:PORT of the head.
         head: the head's public key.
-        pair: it serves to list another key, once and soon.
-        role: agent or driver: what its holder will be.
-        name: of that node or driver.
+        pair: the key pair of the token. Its only use is to list another key, once, before the token expires.
+        role: "agent" or "driver": the role of the key that the new machine lists.
+        name: the name of that node or driver.
     """
 
     address: str
@@ -99,16 +102,16 @@ class JoinToken:
     name: str
 
     def text(self) -> str:
-        """As people copy it. It is a secret until it is used."""
+        """Return the token as one word for people to copy. It is a secret until it is used."""
         content = _Content(self.address, self.head, self.pair.public, self.pair.secret, self.role, self.name)
         return PREFIX + base64.urlsafe_b64encode(msgspec.msgpack.encode(content)).decode().rstrip("=")
 
 
 def parse(text: str) -> JoinToken:
-    """What somebody pasted.
+    """Return the join token that a user pasted as *text*.
 
     Raises:
-        ConfigError: it is no join token, or only a part of one. The message does not repeat it.
+        ConfigError: *text* is no join token or is incomplete. The message does not quote it, because it is a secret.
     """
     text = text.strip()
     if not text.startswith(PREFIX):

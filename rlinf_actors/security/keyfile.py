@@ -40,10 +40,10 @@ class KeyFile:
 
     Attributes:
         role: head, agent, driver, or local (this user's own processes on loopback).
-        name: of the node or driver, as the head lists it.
-        pair: the identity.
+        name: the name of the node or driver in the head's list of keys.
+        pair: the key pair that proves this identity.
         head: the head's public key; "" in the head's own file.
-        path: the file that it was read from, "" if it was not.
+        path: the file that this was read from; "" if it was not read from a file.
     """
 
     role: str
@@ -54,7 +54,7 @@ class KeyFile:
 
     @property
     def server(self) -> str:
-        """The public key of the head, also in the head's own file."""
+        """Return the head's public key. In the head's own file that is the file's own public key."""
         return self.head or self.pair.public
 
 
@@ -66,15 +66,16 @@ def directory(settings: Settings) -> Path:
 
 
 def path_of(folder: Path, role: str) -> Path:
-    """Return the file of a role in a directory."""
+    """Return the path of the key file for *role* in *folder*."""
     return folder / f"{role}.key"
 
 
 def locate(settings: Settings, role: str) -> Path | None:
-    """Return the file of a role, None if there is none.
+    """Return the path of this process's key file for *role*, None if there is none.
 
-    It is in RLINF_ACTORS_KEYS if that is set, else among the credentials of our unit, else in the user's directory. A
-    blank credential counts as none: it stands for a file that systemd did not find (SetCredential= in the units).
+    If RLINF_ACTORS_KEYS is set, only that directory is searched. Otherwise the credentials of the systemd unit come
+    first, then the user's key directory. A blank credential counts as missing, because systemd writes a blank one for a
+    file that it did not find (SetCredential= in the units).
 
     Raises:
         ConfigError: a credential cannot be read.
@@ -93,11 +94,12 @@ def locate(settings: Settings, role: str) -> Path | None:
 
 
 def load(path: str | Path, user: int | None = None) -> KeyFile:
-    """Read a key file.
+    """Read a key file, after checking that only its user can read it.
 
     Args:
         path: the file.
-        user: the uid that must own it: this process's user, unless root reads the key of another user's head.
+        user: the uid that must own the file, None for this process's user. Root passes the uid of another user to read
+            the key of that user's head.
 
     Raises:
         ConfigError: the file is missing, others can read it, or it is no key file; the message says what to do.
@@ -128,18 +130,20 @@ def load(path: str | Path, user: int | None = None) -> KeyFile:
 
 
 def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
-    """Write a key file (mode 0600) at once or not at all; its directory is made with mode 0700.
+    """Write a key file with mode 0600 atomically, replacing an existing one. Make its directory with mode 0700.
 
-    It survives a loss of power: the head may be about to list a key that exists nowhere else.
+    The file is synced to disk before this returns, because the head may be about to list a key that exists nowhere
+    else.
 
     Args:
         path: the file.
         key: its contents.
-        in_private: True to refuse a directory that others can read; False for a file that is to be copied elsewhere.
+        in_private: True to make the directory and refuse one that others can read; False for a file that is to be
+            copied elsewhere.
 
     Raises:
         ConfigError: others can read the directory.
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     if in_private:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -159,7 +163,7 @@ def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
 
 
 def save_new(path: Path, key: KeyFile) -> None:
-    """Save a key file that does not exist yet. Raises FileExistsError if another process was first."""
+    """Save a key file at a path where none exists. Raises FileExistsError if another process created the file first."""
     beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     save(beside, key)
     try:
@@ -178,9 +182,9 @@ def _sync(folder: Path) -> None:
 
 
 def is_private(mode: int, owner: int, user: int) -> bool:
-    """Return True if a file of *owner* with these permissions is for *user* alone.
+    """Return True if a file of uid *owner* with permissions *mode* can be read and changed only by uid *user* and root.
 
-    A file of root may be readable for a group: systemd shows its credentials like that, and root has chosen it.
+    A file that root owns may be readable for a group: systemd presents its credentials like that.
     """
     if owner not in (user, 0):
         return False
@@ -236,11 +240,13 @@ def find(
     """Return the key file of this process, None if it has none.
 
     Args:
-        settings: the environment's.
-        roles: its possible roles, the best first; the first one that has a file counts (`locate`).
-        given: path of the file, by configuration; it must exist.
-        head: public key of the head, by configuration, instead of the file's own.
-        loopback: True if the head listens there, so that a key of a cluster elsewhere (`is_for_elsewhere`) is ignored.
+        settings: the settings from environment variables and configuration files.
+        roles: the roles that this process may have, in order of preference. The first role that has a file is used
+            (`locate`).
+        given: the path of the key file from the configuration, None to search. The file must exist.
+        head: the head's public key from the configuration, None to use the one in the file.
+        loopback: True if the head listens on loopback. A key of a cluster on another machine is then ignored
+            (`is_for_elsewhere`).
 
     Raises:
         ConfigError: the file is missing, is no key file, has another role, or others can read it.
@@ -263,10 +269,10 @@ def find(
 
 
 def is_for_elsewhere(path: Path, settings: Settings) -> bool:
-    """Return True if a key file is of a cluster whose head is on another machine.
+    """Return True if the key file at *path* belongs to a cluster whose head is on another machine.
 
-    Such a file lies in the user's directory, without a head.key beside it. A file that the user names
-    (RLINF_ACTORS_KEYS, a credential) always counts.
+    That is a file in the user's default key directory without a head.key beside it. A file in RLINF_ACTORS_KEYS or in a
+    credential is never ignored, because the user chose it.
     """
     usual = settings.key_dir is None and path.parent == directory(settings)
     return usual and not path_of(path.parent, "head").exists()
@@ -276,7 +282,10 @@ ROLE = "local"
 
 
 def who() -> str:
-    """Return ``USER@HOST`` of this process, for people. A container's user may have no name."""
+    """Return ``USER@HOST`` of this process for messages.
+
+    A user without a name, as in some containers, is given by uid.
+    """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # the latter since Python 3.13
@@ -285,10 +294,12 @@ def who() -> str:
 
 
 def key(settings: Settings) -> KeyFile:
-    """Return this user's own key file, made if it is missing. Several processes may call this at once: all get one key.
+    """Return this user's own "local" key file; make it if it is missing.
+
+    Several processes may call this at once: all get the same key.
 
     Raises:
-        ConfigError: others can read it, it is no key file, or it cannot be made; the message says what to do.
+        ConfigError: others can read the file, it is no key file, or it cannot be made; the message says what to do.
     """
     path = path_of(directory(settings), ROLE)
     if not path.exists():

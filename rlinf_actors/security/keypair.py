@@ -1,5 +1,7 @@
-"""CURVE key pairs as values; the only module beside net's that imports zmq, for its Curve25519, and when it is needed:
-whoever looks at key files only does not load it.
+"""CURVE key pairs as values.
+
+Outside of `net` this is the only module that imports zmq, for its Curve25519. It does so inside functions, so that
+programs that only look at key files do not load zmq.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class KeyPair:
-    """One identity. Whoever knows `secret` is it; `repr` never shows that.
+    """The key pair of one identity. Every process that knows `secret` has that identity; `repr` never shows the secret.
 
     Attributes:
         public: 40 characters of Z85.
@@ -26,7 +28,7 @@ class KeyPair:
 
     @classmethod
     def make(cls) -> KeyPair:
-        """A new one, from the system's randomness."""
+        """Return a new random pair."""
         import zmq
 
         public, secret = zmq.curve_keypair()
@@ -34,7 +36,7 @@ class KeyPair:
 
     @classmethod
     def of_secret(cls, secret: bytes) -> KeyPair:
-        """The pair with this secret of 32 bytes."""
+        """Return the pair whose secret key is *secret*, which must have 32 bytes."""
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a secret key has {SECRET_BYTES} bytes, not {len(secret)}")
         import zmq
@@ -45,10 +47,10 @@ class KeyPair:
 
     @classmethod
     def of_text(cls, public: str, secret: str, path: str) -> KeyPair:
-        """The pair that somebody wrote down; *path* says where, for the error.
+        """Return the pair of two keys that were read from a text; *path* names their place in errors.
 
         Raises:
-            ConfigError: they are no keys, or not of one pair. The message has no secret in it.
+            ConfigError: a text is no key, or the two keys are not one pair. The message does not contain the secret.
         """
         import zmq
 

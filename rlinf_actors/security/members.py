@@ -1,7 +1,8 @@
-"""Members of a cluster: their names and public keys, their roles, and the table of who may send which message. Pure.
+"""Members of a cluster: their names, public keys and roles, and the table of which role may send which message. Pure.
 
-House rules: every control message has an entry; what a message claims of its sender (a node, a namespace, a group) is
-checked by the head, which knows those (head.authority). A verb is the tag of a control message.
+House rules: every control message has an entry in the table. The head checks what a message claims about its sender
+(a node, a namespace, a group), because only the head knows that (head.authority). The verb of a control message is its
+tag.
 """
 
 from __future__ import annotations
@@ -16,20 +17,21 @@ from typing import Literal, Protocol
 from rlinf_actors.errors import ConfigError
 
 Role = Literal["local", "head", "agent", "driver", "worker", "enroll"]
-"""What a key is for. `local` has none: it reached a socket that only this user of this machine can (ipc in a directory
-of mode 0700, or loopback of a cluster without keys). `head` is who holds the head's own pair: the administrator.
-`enroll` is a join token that was not used yet.
-"""
+"""The role of a member, from its key.
+
+`local` has no key: its socket can be reached only by this user on this machine (ipc in a directory of mode 0700, or
+loopback of a cluster without keys). `head` is the administrator, who holds the head's own key pair. `enroll` is a join
+token that was not used yet."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """Who a peer is.
+    """The authenticated identity of a peer.
 
     Attributes:
-        role: what it may do at all.
-        name: of the node or driver, as it was enrolled; the namespace for a worker.
-        job: the namespace that a worker belongs to, "" for the other roles.
+        role: decides which messages it may send.
+        name: the name under which a node or driver was enrolled; the namespace of a worker.
+        job: the namespace of a worker, "" for the other roles.
         key: its public key, "" for `local`.
     """
 
@@ -39,7 +41,7 @@ class Member:
     key: str = ""
 
     def is_same(self, other: Member) -> bool:
-        """Return True if *other* is the same member, whichever of its keys it came with."""
+        """Return True if *other* is the same member, even if it used another of its keys."""
         return (self.role, self.name, self.job) == (other.role, other.name, other.job)
 
     def __str__(self) -> str:
@@ -53,7 +55,7 @@ class Member:
 
 
 LOCAL = Member("local", "local")
-"""Who came without a key where none is needed."""
+"""The member for a peer on a socket that needs no key."""
 
 _HEAD = frozenset({"head"})
 _AGENT = frozenset({"agent"})
@@ -126,11 +128,11 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "Keys": _HEAD,
     }
 )
-"""By verb the roles that may say it; `local` may say everything."""
+"""The roles that may send each control message, by verb. `local` may send every one of them."""
 
 
 def may(member: Member, verb: str) -> bool:
-    """Return True if *member* may send this message at all. No member may send an unknown one."""
+    """Return True if the role of *member* may send a message with this verb. An unknown verb is never allowed."""
     roles = VERBS.get(verb)
     return roles is not None and (member.role == "local" or member.role in roles)
 
@@ -139,21 +141,25 @@ class Gate(Protocol):
     """Decides which keys a process admits."""
 
     def admit(self, public_key: str) -> Member | None:
-        """Return the holder of this key, None if it is not admitted. Any thread, and cheap: every frame asks."""
+        """Return the member that holds this key, None if the key is not admitted.
+
+        Any thread. Called for every frame, so it must be cheap.
+        """
 
     def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
-        """Note rejected connections. Loop thread.
+        """Record connections that were rejected. Loop thread.
 
         Args:
-            public_key: their key; "" if the handshake failed before that (no key, no CURVE, wrong server key).
-            address: the peer's, "" if unknown.
-            why: the reason, if it was not `admit`'s decision.
-            times: their number.
+            public_key: the rejected key; "" if the handshake failed before a key was known (no key, no CURVE, wrong
+                server key).
+            address: the peer's address, "" if unknown.
+            why: the reason; "" if `admit` rejected the key.
+            times: the number of connections.
         """
 
 
 KEY_CHARS = 40
-"""A key of 32 bytes as Z85 text (ZeroMQ RFC 32)."""
+"""Length of a key of 32 bytes as Z85 text (ZeroMQ RFC 32)."""
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
@@ -162,7 +168,10 @@ NAME_RULE = "a name has 1 to 100 letters, digits, '.', '_', '@' and '-', the fir
 
 
 def is_key(text: str) -> bool:
-    """Return True if a text can be a key, public or secret: not every five of its characters stand for four bytes."""
+    """Return True if *text* is a well-formed public or secret key.
+
+    The characters alone do not decide that: some groups of five Z85 characters stand for no four bytes.
+    """
     if _Z85.fullmatch(text) is None:
         return False
     groups = (text[at : at + 5] for at in range(0, KEY_CHARS, 5))
@@ -170,22 +179,22 @@ def is_key(text: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Return True if a member may have this name."""
+    """Return True if *name* is allowed as a member's name (NAME_RULE)."""
     return _NAME.fullmatch(text) is not None
 
 
 def check_public(public: str, path: str) -> None:
-    """Raise ConfigError if a text is no public key; *path* says where it was written."""
+    """Raise ConfigError if *public* is no public key; *path* names its place in the error."""
     if not is_key(public):
         raise ConfigError(f"is {public[:60]!r}; a public key has {KEY_CHARS} characters of Z85", path=path)
 
 
 def check_name(name: str, path: str) -> None:
-    """Raise ConfigError if no member may have this name; *path* says where it was written."""
+    """Raise ConfigError if *name* is not allowed as a member's name; *path* names its place in the error."""
     if not is_name(name):
         raise ConfigError(f"is {name[:100]!r}; {NAME_RULE}", path=path)
 
 
 def fingerprint(public: str) -> str:
-    """Return the start of a public key, by which people tell keys apart."""
+    """Return the first characters of a public key, which people use to tell keys apart."""
     return public[:8]

@@ -1,7 +1,8 @@
-"""What was refused, bounded: the first of each kind at once, repetitions by their number. Pure; time is an argument.
+"""Counts refused connections and requests, and limits how often they are reported. Pure; time is an argument.
 
-House rules: whoever is refused can make us say one thing in a window, and not more. Nothing is lost: what is not said
-yet is counted, however long nobody takes it.
+The first refusal of a kind is due for a report at once. Repetitions within a window are counted and reported as one
+number at its end. So a refused peer causes at most one report per kind and window. Unreported refusals are not lost:
+their number stays until `take` returns it.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 KINDS = 64
-"""So many kinds are told apart at a time; what comes on top is counted together."""
+"""Number of kinds that are counted separately at one time; further kinds are counted together."""
 
 
 @dataclass(frozen=True)
 class Due(Generic[T]):
-    """What is to be said now.
+    """A report of refusals that is due now.
 
     Attributes:
-        what: the last of them.
-        times: so many were refused.
-        again: they repeat one that was said in the window before.
-        others: they are of several kinds, for which there was no room.
+        what: the value that was given to `note` with the last of these refusals.
+        times: the number of refusals.
+        again: True if they repeat a kind that was reported in the window before.
+        others: True if they are of several kinds, which were counted together because there were too many kinds.
     """
 
     what: T
@@ -41,14 +42,14 @@ class _Kind(Generic[T]):
 
 
 class RefusalTally(Generic[T]):
-    """Counts refusals until they are taken.
+    """Counts refusals by kind until `take` returns them.
 
     Args:
-        window_s: seconds between two numbers of one kind.
-        kinds: that are told apart at a time.
+        window_s: seconds between two reports of one kind.
+        kinds: number of kinds that are counted separately at one time.
 
     Attributes:
-        count: so many by now.
+        count: number of refusals so far, reported or not.
     """
 
     def __init__(self, window_s: float, kinds: int = KINDS) -> None:
@@ -59,14 +60,14 @@ class RefusalTally(Generic[T]):
         self.count = 0
 
     def note(self, who: str, kind: str, what: T, now: float, times: int = 1) -> bool:
-        """Something was refused, *times* times; returns whether it is due at once.
+        """Count a refusal. Return True if a report of it is due at once, so that the caller should call `take`.
 
         Args:
-            who: was refused; a refusal is a repetition of the one before if *who* and *kind* are the same.
-            kind: of the refusal.
-            what: is handed back when it is due.
-            now: the time.
-            times: how often.
+            who: the refused peer. Refusals with equal *who* and *kind* count as repetitions of each other.
+            kind: kind of the refusal.
+            what: value that `take` returns in `Due.what`.
+            now: the time, in seconds.
+            times: number of refusals.
         """
         self.count += times
         known = self._kinds.get((who, kind))
@@ -78,7 +79,10 @@ class RefusalTally(Generic[T]):
         return known.until <= now
 
     def take(self, now: float) -> list[Due[T]]:
-        """What is due by now; whoever cannot say it notes it again."""
+        """Return the reports that are due at time *now*, and count from 0 again.
+
+        A caller that cannot deliver a report passes it to `note` again.
+        """
         due: list[Due[T]] = []
         for key, kind in [(key, kind) for key, kind in self._kinds.items() if kind.until <= now]:
             if kind.count:
@@ -92,6 +96,6 @@ class RefusalTally(Generic[T]):
         return due
 
     def next_deadline(self) -> float:
-        """When `take` has something to do, infinity for never."""
+        """Return the time at which `take` has something to do, infinity for never."""
         others = self._others.until if self._others is not None else math.inf
         return min([others, *(kind.until for kind in self._kinds.values())])
