@@ -1,12 +1,12 @@
-"""What an earlier agentd left in this run directory: templates that run on are taken over, everything else is ended.
+"""Take over or end the processes that an earlier agentd left in this run directory.
 
-`take_inventory` runs before agentd registers, on its loop, and takes a few seconds at most. The lock of the run
-directory is ours, so that no other agentd looks here. A template is taken over if it is the process that its record
-names, speaks our protocol, and answers in time; else it is ended with its workers. A process that carries the mark of
-a worker which no template has is ended too. Afterwards no process runs that agentd does not know.
+`take_inventory` runs before agentd registers, on its loop, and takes a few seconds at most. This agentd holds the lock
+of the run directory, so no other agentd acts on it. A template is taken over if it is the process that its record
+names, speaks our protocol, and answers in time; otherwise it is ended with its workers. The processes of workers that
+no template has are ended too. Afterwards this agentd knows every process that is left.
 
 `reap` (`agentd --reap`, ExecStopPost= of the unit) ends everything. systemd runs it after every end of the service,
-also before it restarts a crashed agentd, whose workers are to go on: so the unit's result decides (`spared`).
+also before it restarts a crashed agentd, whose workers must go on. So the unit's result decides (`spared`).
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from rlinf_actors.wire.values import RunningWorker
 log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
-"""Seconds that a template may take to list its workers; a stopped one never does."""
+"""Seconds that a template may take to list its workers; a template stopped by SIGSTOP never does."""
 TEMPLATE_END_S = template_protocol.ROBOT_END_S + 1.0
-"""Seconds that a template may take to end: it gives robot workers ROBOT_END_S, and kills others at once."""
+"""Seconds that a template may take to end: it gives robot workers ROBOT_END_S, and kills other workers at once."""
 KILLED_S = 1.0
-"""Seconds to wait for the end of a killed process: one in an uninterruptible call may never end."""
+"""Seconds to wait for the end of a killed process: a process in an uninterruptible system call may never end."""
 
 
 @dataclass
 class Survivors:
-    """What an earlier agentd left.
+    """The result of `take_inventory`: the templates and workers of an earlier agentd.
 
     Attributes:
-        ledger: the orders that earlier agentds got.
-        templates: those that are taken over.
-        workers: who the workers of these are, by id.
-        lost: ids of workers that were ended because they could not be taken over, and why.
+        ledger: the head's orders to earlier agentds, on disk.
+        templates: the templates that are taken over.
+        workers: the workers of these templates, by id.
+        lost: for each worker that could not be taken over and was ended, its id and the reason.
         since: when the last registered agentd of this node ended (CLOCK_MONOTONIC, seconds); 0 if unknown.
     """
 
@@ -69,24 +69,24 @@ class Survivors:
 
 @dataclass
 class EndedTemplates:
-    """Workers whose templates were ended.
+    """The workers whose templates were ended.
 
     Attributes:
-        lost: ids of workers, and why they end.
-        processes: processes below the templates, by the worker's id, "" if unknown: pids, and when each began (clock
-            ticks since boot). If a process hides its mark, nothing else tells later whose it was.
+        lost: for each worker, its id and the reason of its end.
+        processes: for each worker's id ("" if unknown), its processes: pid and start in clock ticks since boot. They
+            are listed while the template lives, since a process that has cleared its environment is not found later.
     """
 
     lost: dict[str, str] = field(default_factory=dict)
     processes: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def of(self, ids: Iterable[str]) -> dict[int, int]:
-        """Return the processes of these workers."""
+        """Return the processes of the workers with these ids: for each pid, its start in clock ticks since boot."""
         return {pid: started for id in ids for pid, started in self.processes.get(id, {}).items()}
 
 
 class _UnfitError(Exception):
-    """A template cannot be taken over; `can_ask`: it can be asked to end by itself."""
+    """A template cannot be taken over. `can_ask`: True if it may react to SIGTERM."""
 
     def __init__(self, why: str, can_ask: bool = True) -> None:
         super().__init__(why)
@@ -94,11 +94,11 @@ class _UnfitError(Exception):
 
 
 async def take_inventory(run_dir: str, keep: bool) -> Survivors:
-    """Find what an earlier agentd left, and end what cannot be taken over.
+    """Find the templates and workers of an earlier agentd, and end those that cannot be taken over.
 
     Args:
-        run_dir: the directory; its lock is ours.
-        keep: False to end everything.
+        run_dir: the run directory; the caller holds its lock.
+        keep: False to end all of them.
 
     Raises:
         OSError: the directory cannot be read or written.
@@ -131,7 +131,7 @@ async def take_inventory(run_dir: str, keep: bool) -> Survivors:
 
 
 def other_protocols(run_dir: str) -> list[int]:
-    """Return the protocols of running templates that this agentd could only end."""
+    """Return the protocol of each running template that this agentd cannot take over because of it."""
     found = []
     for record in _records(run_dir).values():
         pidfd = -1 if _is_spoken(record) else _open(record)
@@ -145,7 +145,7 @@ def other_protocols(run_dir: str) -> list[int]:
 
 
 def _records(run_dir: str) -> dict[str, TemplateRecord]:
-    """Return the records of templates, by the stems of their files."""
+    """Return the template records in *run_dir*, by the path of each without suffix."""
     found = {}
     for path in sorted(Path(run_dir, "t").glob("*.json")):
         try:
@@ -168,12 +168,12 @@ def _is_spoken(record: TemplateRecord) -> bool:
 
 
 def _open(record: TemplateRecord) -> int:
-    """Return a pidfd of the process that a record names, -1 if it has ended."""
+    """Return a pidfd of the template that *record* names, -1 if that process has ended."""
     return procfs.open_pidfd(record.pid, record.started) if record.boot == boot_id() else -1
 
 
 async def _take_over(stem: str, record: TemplateRecord, keep: bool, ended: EndedTemplates) -> SurvivingTemplate | None:
-    """Take a template over, or end it; return None if it has ended."""
+    """Take over the template of *record* and return it; if that fails, end it and return None."""
     pidfd = _open(record)
     if pidfd < 0:
         return None
@@ -200,10 +200,10 @@ async def _take_over(stem: str, record: TemplateRecord, keep: bool, ended: Ended
 async def _ask(
     sock: socket.socket, path: str, record: TemplateRecord
 ) -> tuple[list[SurvivingWorker], template_protocol.Inventory]:
-    """Ask a template for its workers.
+    """Connect to a template and ask it for its workers.
 
     Raises:
-        _UnfitError: it does not answer as it should.
+        _UnfitError: another process listens on *path*, or the template's answer is late or wrong.
     """
     try:
         sock.connect(path)
@@ -223,9 +223,9 @@ async def _receive_inventory(sock: socket.socket) -> tuple[list[SurvivingWorker]
     """Receive a template's workers, and the packet that ends its answer.
 
     Raises:
-        OSError: it ended.
-        RemoteWireError: it sent something else.
-        TimeoutError: it did not answer within ANSWER_S; asyncio's.
+        OSError: the template ended.
+        RemoteWireError: the template sent another packet.
+        asyncio.TimeoutError: the template did not answer within ANSWER_S.
     """
     loop, workers = asyncio.get_running_loop(), list[SurvivingWorker]()
     readable = asyncio.Event()
@@ -245,7 +245,7 @@ async def _receive_inventory(sock: socket.socket) -> tuple[list[SurvivingWorker]
 
 
 def _receive_packets(sock: socket.socket, workers: list[SurvivingWorker]) -> template_protocol.Inventory | None:
-    """Add the workers that have come to *workers*, without waiting; return the end of the answer if it has come."""
+    """Append the workers received so far to *workers*; return the packet that ends the list, None if still due."""
     while True:
         try:
             data = sock.recv(template_protocol.MAX_PACKET)
@@ -266,9 +266,9 @@ async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, ended: End
 
     Args:
         pid, pidfd: of the template.
-        why: the reason of its workers' ends.
-        can_ask: True to give it time to end its workers itself.
-        ended: of all templates.
+        why: reason to report for the end of its workers.
+        can_ask: True to send SIGTERM first, so that the template can end its workers itself.
+        ended: collects the workers of all ended templates.
     """
     for id, processes in processes_below(pid).items():
         ended.processes.setdefault(id, {}).update(processes)
@@ -282,7 +282,10 @@ async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, ended: End
 
 
 def processes_below(template: int) -> dict[str, dict[int, int]]:
-    """Return the processes below a template, as EndedTemplates.processes, by their marks, parents and sessions."""
+    """Return the descendants of a template by worker id, in the form of EndedTemplates.processes.
+
+    The worker of a process is found by its mark (`procfs.mark_of`), its parent or its session; "" if by none of them.
+    """
     stats = [stat for pid in procfs.subtree(template)[1:] if (stat := procfs.stat(pid)) is not None]
     owners: dict[int, str] = {}
     for stat in stats:  # parents come first
@@ -298,7 +301,7 @@ def processes_below(template: int) -> dict[str, dict[int, int]]:
 
 
 async def sweep(ids: Iterable[str], processes: dict[int, int]) -> None:
-    """Kill all processes that carry the marks of these workers, and these processes."""
+    """Kill every process of the workers *ids*, and *processes* (pid: start in clock ticks since boot)."""
     ids = list(ids)
     if not ids and not processes:
         return
@@ -308,7 +311,7 @@ async def sweep(ids: Iterable[str], processes: dict[int, int]) -> None:
 
 
 async def sweep_robots(ids: Iterable[str], processes: dict[int, int]) -> None:
-    """Do the same for possible robot workers, after the time that making a robot safe may take."""
+    """Kill the same processes as `sweep`, but give them ROBOT_END_S first to make their robots safe."""
     ids = list(ids)
     if not ids and not processes:
         return
@@ -328,7 +331,7 @@ def _signal(pidfd: int, number: int) -> None:
 
 
 async def _wait_for_end(pidfd: int, timeout_s: float) -> bool:
-    """Wait for a process's end; return False after *timeout_s*."""
+    """Wait for a process to end; return True if it ended within *timeout_s*."""
     loop = asyncio.get_running_loop()
     end = asyncio.Event()
     loop.add_reader(pidfd, end.set)
@@ -345,11 +348,11 @@ async def _wait_for_end(pidfd: int, timeout_s: float) -> bool:
 
 
 def spared(result: str, was_stopped: bool) -> str:
-    """Return why nothing is to be ended, "" if everything is. Pure.
+    """Return why `reap` must leave the workers running; "" if it must end them.
 
     Args:
-        result: $SERVICE_RESULT, "" if a person and not systemd runs this.
-        was_stopped: True if that agentd was told to end with its workers.
+        result: $SERVICE_RESULT of systemd; "" if a person runs `agentd --reap`.
+        was_stopped: True if the last agentd was told to end with its workers.
     """
     if not result or was_stopped:
         return ""
@@ -361,17 +364,17 @@ def spared(result: str, was_stopped: bool) -> str:
 
 
 def reap(config: Config, result: str, keeper: str = "") -> int:
-    """End templates, workers and what they left; return the exit code. Takes some seconds at most.
+    """End the templates, workers and processes of the last agentd; return the exit code. Takes some seconds at most.
 
-    If they are spared, it returns at once: systemd starts the next agentd after this.
+    Do nothing if `spared` says that the workers must go on.
 
     Args:
-        config: names the run directory and where cgroups are.
+        config: names the run directory and the parent of the workers' cgroups.
         result: see `spared`.
         keeper: socket of the keeper in the workers' unit, "" without one.
 
     Raises:
-        ConfigError: an agentd runs there, or the directory is not ours.
+        ConfigError: an agentd runs in that directory, or the directory belongs to another user.
         OSError: the directory cannot be read or written.
     """
     path = os.path.abspath(config.run_dir or default_run_dir(os.environ))

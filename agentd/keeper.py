@@ -1,7 +1,8 @@
-"""The keeper: a small program that starts templates, and ends what they leave behind. It outlives agentd.
+"""The keeper: a small program that starts templates, and kills the processes that ended templates leave behind.
 
-``python -I -S keeper.py LISTENER PATH [stay]``: agentd runs it for itself, and ``agentd --keeper`` for the unit of
-workers. PATH is the socket's, for people who look at processes.
+``python -I -S keeper.py LISTENER PATH [stay]``: agentd runs its own keeper, or ``agentd --keeper`` runs the keeper of
+rlinf-workers@.service. LISTENER is an inherited listening socket; PATH is its path, which ps shows. The keeper outlives
+agentd.
 
 Theory of operation. agentd connects to the keeper's socket, says hello, and asks it to start templates. The keeper is
 the parent of every template, and a subreaper: when a template ends, whatever ran below it becomes the keeper's child,
@@ -9,10 +10,10 @@ however it was started and whatever it did to hide (setsid, double fork, an empt
 subreapers too. So each child of the keeper that is no template belongs to a template that is gone. It is killed
 ORPHANS_S later, in which time robot workers make their robots safe. The keeper knows no workers and needs no marks.
 
-A driver whose agentd was killed sends wait, and notices the keeper's end by the end of its connection.
+A driver whose agentd was killed sends the order "wait", and notices the keeper's end by the end of its connection.
 
-It ends when it has no agentd and no child; with ``stay`` only by SIGTERM, which ends all templates first. When the
-keeper itself is killed, templates go on (those that are still importing end), and agentd starts another keeper.
+The keeper ends when it has no agentd and no child; with ``stay`` only by SIGTERM, which ends all templates first. If
+the keeper itself is killed, templates go on (those that are still importing end), and agentd starts another keeper.
 
 House rules:
 * One thread, one poll loop. Nothing blocks. It imports little, and of the standard library only: it runs as long as
@@ -47,11 +48,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Keeper:
-    """The program. `run` returns at its end.
+    """The keeper's state. `run` is its main loop.
 
     Args:
-        listener: SOCK_SEQPACKET, listens.
-        stays: True if it goes on without an agentd and without templates.
+        listener: listening SOCK_SEQPACKET socket.
+        stays: True to go on without an agentd and without templates.
     """
 
     def __init__(self, listener: socket.socket, stays: bool = False) -> None:
@@ -70,7 +71,7 @@ class Keeper:
         self._wakeup, self._signals = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Serve until the last template has ended and no agentd can come any more."""
+        """Serve agentd until no child is left and no agentd is connected; with `stays`, until SIGTERM."""
         signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -107,7 +108,7 @@ class Keeper:
         self._stop_asked = True  # `run` acts on it: a handler may run between a waitpid and what follows from it
 
     def _stop(self) -> None:
-        """SIGTERM: templates end their workers, those with robots after they had time for these."""
+        """Send SIGTERM to all templates, which then end their workers; kill the templates after TEMPLATES_S."""
         self._stopping = True
         self._kill_templates_at = time.monotonic() + TEMPLATES_S
         for pid in self._ready:
@@ -116,7 +117,7 @@ class Keeper:
     # --- processes ---
 
     def _tend_children(self) -> bool:
-        """Reap children, and kill those that are due; return True if none is left."""
+        """Reap ended children, and kill orphans and templates whose time is over; return True if no child is left."""
         if 0 < self._kill_templates_at <= time.monotonic():
             self._kill_templates_at = 0.0
             for pid in self._ready:
@@ -137,7 +138,7 @@ class Keeper:
         return not found
 
     def _reap(self, pid: int) -> bool:
-        """Reap a child that has ended, and tell agentd; return True if it had ended."""
+        """Reap a child if it has ended, and report its exit status to agentd; return True if it had ended."""
         leads = session(pid) == pid
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:
@@ -150,7 +151,7 @@ class Keeper:
         return True
 
     def _start(self, order: dict[str, object], fds: list[int]) -> None:
-        """Fork and execute a template, and tell agentd of it.
+        """Start a template by *order* (argv, env), and send agentd its pid, start and pidfd. For *fds* see `become`.
 
         Raises:
             OSError: no process can be started.
@@ -274,12 +275,18 @@ class Keeper:
 
 
 def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) -> None:
-    """Turn the child of *parent* into a template. *fds*: its socket, its stderr, and perhaps its owner.
+    """Execute a template's program in this process, a fresh fork of *parent*.
 
-    The kernel kills it with the keeper until it says otherwise: while it imports it cannot notice agentd's end.
+    The kernel kills the template together with the keeper until the template cancels that after its imports, during
+    which it cannot notice agentd's end.
+
+    Args:
+        parent: pid of the keeper.
+        fds: socket to agentd, file for stdout and stderr, and optionally the pidfd of the owner.
+        argv, env: of the program.
 
     Raises:
-        OSError: that cannot be executed.
+        OSError: the program cannot be executed.
     """
     os.setsid()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -300,10 +307,12 @@ def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) ->
 
 
 def receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """Receive a packet and at most *most* descriptors, which executed programs do not inherit.
+    """Receive a packet and at most *most* descriptors, and set the descriptors to close on exec.
+
+    The packet is b"" if the other end has closed the connection.
 
     Raises:
-        OSError: there is no packet now, or the other end is gone.
+        OSError: no packet waits, or the connection is broken.
     """
     data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET, most)  # recv_fds ignores its flags (CPython 3.10 to 3.13)
     for fd in fds:
@@ -317,7 +326,7 @@ def began(pid: int) -> int:
 
 
 def is_dying(pid: int) -> bool:
-    """True if the main thread of an unreaped process has ended; its other threads may be about to."""
+    """True if the main thread of an unreaped process has ended; other threads may still be ending."""
     return stat(pid)[0] in (b"Z", b"X")
 
 
@@ -329,7 +338,7 @@ def stat(pid: int) -> list[bytes]:
 
 
 def children() -> list[int]:
-    """Return the children of this process, which has one thread; zombies too."""
+    """Return the pids of this process's children, including zombies. The keeper has one thread."""
     pid, found = os.getpid(), list[int]()
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
@@ -347,7 +356,7 @@ def children() -> list[int]:
 
 
 def session(pid: int) -> int:
-    """Return the session of a process, 0 if it is gone."""
+    """Return the session id of a process, 0 if the process does not exist."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -361,7 +370,7 @@ def kill(pid: int) -> None:
 
 
 def main() -> None:
-    """Run the keeper on the socket that the command line names."""
+    """Run the keeper on the listening socket whose descriptor is sys.argv[1]."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     _libc.prctl(_PR_SET_NAME, ctypes.create_string_buffer(b"rlinf-keeper"), 0, 0, 0)

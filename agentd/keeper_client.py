@@ -34,18 +34,18 @@ log = logging.getLogger(__name__)
 ANSWER_S = 10.0
 """Seconds that a keeper may take to answer, which takes a millisecond; a stopped keeper is killed then."""
 STATUS_S = 0.5
-"""Seconds after the end of a process in which its status may come: the keeper may have to wake first."""
+"""Seconds that the keeper may take to report the exit status of an ended process."""
 END_S = 3.0
-"""Seconds to wait for the keeper's own end, when it has no processes left."""
+"""Seconds that a keeper without processes may take to end."""
 _NOT_FOR_KEEPER = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
 """A driver kills the processes with its cluster mark; the keeper must survive that, and end what is left."""
 _STATUSES = 1024
-"""Statuses to remember, of processes whose ends agentd has not noticed yet."""
+"""How many exit statuses are remembered for processes whose ends agentd has not noticed yet."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """A process that the keeper has started: its pidfd, and when it began (clock ticks since boot)."""
+    """A process that the keeper has started. `began`: its start in clock ticks since boot."""
 
     pid: int
     pidfd: int
@@ -54,7 +54,14 @@ class Started:
 
 @dataclass
 class _StartOrder:
-    """A process that the keeper is to start. `fds` are our own; `sent` counts the keepers that got the order."""
+    """A request to the keeper to start a process.
+
+    Attributes:
+        argv, env: of the process.
+        fds: duplicates of the descriptors for it, closed by `close`.
+        started: set when the keeper answers.
+        sent: number of keepers that got this request.
+    """
 
     argv: Sequence[str]
     env: dict[str, str]
@@ -73,17 +80,18 @@ class _StartOrder:
 
 
 def remove_files(path: str) -> None:
-    """Remove the files of a keeper that has ended: its socket, and its stderr."""
+    """Remove the socket *path* of a keeper that has ended, and the file with its stderr."""
     for name in (path, f"{path}.err"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
 
 
 def connect(path: str) -> socket.socket:
-    """Connect to the keeper that listens there. Never blocks.
+    """Connect to the keeper that listens on *path*. Never blocks.
 
     Raises:
-        OSError: none does; BlockingIOError if the keeper has stood still for long.
+        BlockingIOError: the keeper has accepted no connections for long.
+        OSError: no keeper listens on *path*.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
@@ -95,13 +103,13 @@ def connect(path: str) -> socket.socket:
 
 
 def listener_pid(sock: socket.socket) -> int:
-    """Return the pid of the process that listens at the other end, 0 if it is another user's."""
+    """Return the pid of the process that listens at the other end of *sock*, 0 if another user owns that process."""
     pid, uid = peer_of(sock)
     return pid if uid == os.getuid() else 0
 
 
 def pid_of(path: str) -> int | None:
-    """Return the pid of the keeper that listens there, None if none does. Never blocks."""
+    """Return the pid of the keeper that listens on *path*, None if no keeper does. Never blocks."""
     try:
         with connect(path) as sock:
             return listener_pid(sock) or None
@@ -110,10 +118,10 @@ def pid_of(path: str) -> int | None:
 
 
 def become_keeper(path: str) -> NoReturn:
-    """Turn this process, the main one of rlinf-workers@.service, into a keeper that listens there.
+    """Replace this process, the main process of rlinf-workers@.service, by a keeper that listens on *path*.
 
     Raises:
-        OSError: it cannot.
+        OSError: the socket cannot be made or the keeper cannot be executed.
     """
     if why := enter_leaf():
         log.warning("memory_limit and pids_limit are unavailable: %s", why)
@@ -127,13 +135,16 @@ def become_keeper(path: str) -> NoReturn:
 
 
 class KeeperClient:
-    """The connection, made when it is first needed, and again when the keeper has ended.
+    """The connection to the keeper, made when first needed, and made again after the end of a keeper.
 
     Args:
-        loop: agentd's.
-        run_dir: where a keeper of agentd's own has its socket.
-        keep: True if templates go on without this agentd.
-        of_unit: socket of rlinf-workers@.service; "" if agentd starts a keeper itself.
+        loop: agentd's event loop.
+        run_dir: directory for the socket of a keeper that agentd starts itself.
+        keep: True if templates go on when this agentd ends.
+        of_unit: socket of the keeper in rlinf-workers@.service; "" if agentd starts a keeper itself.
+
+    Attributes:
+        pid: of the keeper; 0 if unknown.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, run_dir: Path, keep: bool, of_unit: str = "") -> None:
@@ -154,10 +165,10 @@ class KeeperClient:
         self._waiting: dict[int, Callable[[int | None], None]] = {}
 
     def begin(self) -> None:
-        """Connect to the keeper; start one if none runs, without waiting until it runs.
+        """Connect to the keeper; if no keeper runs, start one, without waiting for its answer.
 
         Raises:
-            OSError: none runs, and none can be started.
+            OSError: no keeper runs, and agentd cannot start one.
         """
         if self._socket is not None:
             return
@@ -177,19 +188,19 @@ class KeeperClient:
         self._expect()
 
     def start(self, argv: Sequence[str], env: dict[str, str], fds: Sequence[int]) -> asyncio.Future[Started]:
-        """Ask the keeper to start a process. A keeper that does not answer is killed, and another one asked.
+        """Ask the keeper to start a process. If the keeper does not answer, kill it and ask another keeper, once.
 
         Args:
-            argv: argv[0] is the path of the program.
-            env: its whole environment.
-            fds: its descriptor 3, the file that stdout and stderr go to, and, if there is one, its descriptor 4.
+            argv: command line; argv[0] is the path of the program.
+            env: whole environment of the process.
+            fds: descriptor 3 of the process, the file for its stdout and stderr, and optionally its descriptor 4.
 
         Returns:
-            The process, or OSError if it cannot be started. A process that comes after the future was cancelled is
-            killed.
+            A future of the process; it raises OSError if the process cannot be started. If the future is cancelled, a
+            process that starts later is killed.
 
         Raises:
-            OSError: the keeper cannot be asked.
+            OSError: the keeper cannot be reached.
         """
         order = _StartOrder(argv, env, [], self._loop.create_future())
         try:
@@ -202,15 +213,15 @@ class KeeperClient:
         return order.started
 
     def ready(self, pid: int) -> None:
-        """Tell the keeper that a template listens to agentd, and need not be killed when agentd ends."""
+        """Tell the keeper that template *pid* has finished its imports, and so notices the end of agentd itself."""
         if self._socket is not None:
             with contextlib.suppress(OSError):  # the keeper has ended
                 self._socket.send(json.dumps({"do": "ready", "pid": pid}).encode())
 
     def when_ended(self, pids: Iterable[int], done: Callable[[dict[int, int]], None]) -> None:
-        """Call *done* with the wait statuses of these ended processes, as far as the keeper tells them.
+        """Call *done* with the wait statuses of these ended processes, by pid; a status that stays unknown is left out.
 
-        The call comes at once if all are known, and after STATUS_S at the latest.
+        *done* is called at once if all statuses are known or no keeper is connected, and after STATUS_S at the latest.
         """
         wanted = set(pids)
         found = {pid: self._statuses.pop(pid) for pid in wanted & self._statuses.keys()}
@@ -237,12 +248,12 @@ class KeeperClient:
         self._waiting.update({pid: partial(told, pid) for pid in missing})
 
     def abandon(self) -> None:
-        """Let go of the keeper for the next agentd."""
+        """Disconnect from the keeper and leave it to the next agentd."""
         self._disconnect()
         self._forget()
 
     async def close(self) -> None:
-        """Let go of the keeper, which has no processes left, and wait for its end if it is agentd's own."""
+        """Disconnect from the keeper, which has no processes left, and wait for its end if agentd started it."""
         pidfd = -1
         with contextlib.suppress(OSError):
             pidfd = procfs.pidfd_of(self.pid) if self.pid and self._starts else -1
@@ -263,7 +274,7 @@ class KeeperClient:
     # --- the keeper's process ---
 
     def _start_keeper(self) -> socket.socket:
-        """Start a keeper with this connection waiting, so that it never runs without an agentd."""
+        """Start a keeper; return the connection, made before the keeper runs, which ends if it has no agentd."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)  # of a keeper that has ended
@@ -289,7 +300,7 @@ class KeeperClient:
         return connected
 
     def _on_keeper_end(self, why: str) -> None:
-        """Give the orders of a keeper that has ended, or was killed, to another one, once."""
+        """Send the unanswered requests to another keeper; a request that a second keeper also left unanswered fails."""
         orders, self._orders = self._orders, deque()
         self._disconnect()
         self._reap()
@@ -302,7 +313,7 @@ class KeeperClient:
                 order.fail(error)
 
     def _reap(self) -> None:
-        """Reap our keeper after it has closed its socket, which is the last that it does."""
+        """Reap the keeper that agentd started, which has closed its socket and is about to end."""
         child, self._child = self._child, None
         if child is None or child.poll() is not None:
             self._reap_what_it_left()
@@ -322,14 +333,14 @@ class KeeperClient:
         self._reap_what_it_left()
 
     def _reap_what_it_left(self) -> None:
-        """Reap processes that ended before their keeper, which did not reap them: they are our children now."""
+        """Reap the ended processes that the keeper did not reap before its own end: agentd is their parent now."""
         for pid in self._unreaped:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         self._unreaped.clear()
 
     def _forget(self) -> None:
-        """Stop waiting for keepers: they outlive agentd, or have ended."""
+        """Stop watching keeper processes, which have ended or outlive agentd."""
         for pidfd in self._ending:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
@@ -356,7 +367,7 @@ class KeeperClient:
         self._expect()
 
     def _expect(self) -> None:
-        """Start the timer for the next answer, if one is due."""
+        """Start the timer ANSWER_S if the keeper owes an answer."""
         if self._silence is None and (self._orders or not self._greeted):
             self._silence = self._loop.call_later(ANSWER_S, self._on_silence)
 
@@ -370,7 +381,11 @@ class KeeperClient:
         self._on_keeper_end("the keeper does not answer")
 
     def _receive(self) -> tuple[dict[str, int] | None, list[int]]:
-        """Receive a packet, None if there is none now; raise ConnectionError at the end."""
+        """Return the next packet and its descriptors; None and [] if no packet waits.
+
+        Raises:
+            ConnectionError: the keeper has ended.
+        """
         assert self._socket is not None
         try:
             data, fds = keeper.receive(self._socket, 1)

@@ -1,10 +1,12 @@
-"""Workers' output: read from their log files, and sent to their owners as fast as these take it.
+"""Read workers' output from their log files, and send it to the jobs that own the workers, with flow control.
 
-The files are the buffer: without credit nothing is read, so a slow terminal costs no memory and loses no line. Credit
-is counted per owner, by the cost of the lines sent (wire's line_cost).
+The files are the buffer: without credit nothing is read, so a slow terminal costs no memory and loses no line. An
+owner is a job's namespace (LogLines.owner). Its credit is the cost of the lines that agentd may still send to it
+(agent_messages.line_cost).
 
-Lines that are never sent are counted, and the owner is told: when the owner ends (`flush`), when an ended worker's
-output has waited too long for credit, and when agentd ends (`end`). Loop thread only; lines are counted on a thread.
+Lines that are never sent are counted, and the count is sent to the owner: when the owner ends (`flush`), when an ended
+worker's output has waited too long for credit, and when agentd ends (`end`). Loop thread only; lines are counted on
+another thread.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from rlinf_actors.wire.agent_messages import MAX_PATH, UPDATE, LogLines, line_co
 log = logging.getLogger(__name__)
 
 MAX_LINE = 64 << 10
-"""Bytes; a longer line is sent in pieces, each but the last with CUT at its end."""
+"""Bytes in a line; a longer line is sent in pieces, each but the last with CUT at its end."""
 CUT = " [continues]"
 WINDOW = 1 << 20
-"""Cost of the lines that one owner may have outstanding."""
+"""Largest cost of the lines that are on their way to one owner."""
 _TURN = 512 << 10
-"""Bytes read before the loop gets a turn."""
+"""Bytes read in one callback before the event loop runs other callbacks."""
 _BATCH = 128 << 10
-"""Characters in one LogLines, about."""
+"""Characters at which a LogLines message is sent."""
 _PATIENCE_S = 60.0
 """Seconds for which an ended worker's output waits for credit."""
 
@@ -45,8 +47,8 @@ _END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
     """Return the complete lines in *data*, and their size in bytes.
 
-    A lone carriage return ends the state of a progress bar: a line with UPDATE at its end, which the next line
-    replaces. With *final* the rest is a line too. A piece of MAX_LINE bytes without an end is cut.
+    A lone carriage return ends a line of a progress bar: the line gets UPDATE at its end, and the next line replaces
+    it. If *final*, an unfinished last line counts as complete. A line is cut after MAX_LINE bytes.
     """
     lines: list[str] = []
     end = 0
@@ -69,12 +71,21 @@ def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
 
 
 Position = tuple[int, int]
-"""Bytes of a file that were read, and its inode, 0 if it did not exist."""
+"""Number of bytes of a log file that were read, and the file's inode (0 if it did not exist)."""
 
 
 @dataclass
 class _File:
-    """A log file, and how far it was read. At its limit the template renames it and begins a new one."""
+    """A log file, and how far it was read. If it grows too large, the template renames it to PATH.1 and begins anew.
+
+    Attributes:
+        path: of the file.
+        stream: "out" or "err".
+        offset: number of bytes that were read.
+        inode: of the file that `offset` belongs to; 0 if unknown.
+        skipped: number of times that unread output was lost because the file was renamed, removed or truncated.
+        fault: the last reading error that was reported.
+    """
 
     path: str
     stream: str
@@ -84,12 +95,12 @@ class _File:
     fault: str = ""
 
     def read(self) -> tuple[bytes, bool]:
-        """Return what follows `offset`, at most MAX_LINE bytes, and True if that file gets no more.
+        """Return the next bytes after `offset`, at most MAX_LINE, and True if they end a renamed file.
 
-        A renamed file is read to its end first.
+        A renamed file is read to its end before the new file.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         with open(self.path, "rb", buffering=0, opener=_opened) as file:
             found = os.fstat(file.fileno())
@@ -121,7 +132,7 @@ class _File:
         return lines
 
     def more(self) -> bool:
-        """True if something was not read."""
+        """True if the file has output that was not read."""
         try:
             found = os.stat(self.path)
         except OSError:  # `read` says so
@@ -129,7 +140,7 @@ class _File:
         return found.st_size > self.offset or self.inode not in (0, found.st_ino)
 
     def _rest(self) -> bytes:
-        """Return the rest of the renamed file."""
+        """Return the next unread bytes of the renamed file."""
         try:
             with open(f"{self.path}.1", "rb", buffering=0, opener=_opened) as file:
                 if os.fstat(file.fileno()).st_ino == self.inode:
@@ -141,7 +152,7 @@ class _File:
 
 
 def _count(file: io.FileIO, start: int) -> int:
-    """Return the number of lines after *start* in *file*; an unfinished last one counts."""
+    """Return the number of lines after byte *start* in *file*, counting an unfinished last line."""
     file.seek(start)
     lines, last = 0, b"\n"
     while data := file.read(_COUNTED):
@@ -171,11 +182,11 @@ class LogForwarder:
     """Forwards the output of one node's workers.
 
     Args:
-        loop: agentd's.
+        loop: agentd's event loop.
         node: the node's name, for LogLines.
-        report: takes LogLines.
-        on_read: called with a worker's id, how far its two files were read, and True if that is their end; `grew`
-            follows when there is more.
+        report: called with each LogLines for the head.
+        on_read: called with a worker's id, the positions in its stdout and stderr files, and True if both were read to
+            their ends. Call `grew` when the files have grown after that.
     """
 
     def __init__(
@@ -198,7 +209,7 @@ class LogForwarder:
         self._tasks = Tasks(loop)
 
     def pause(self) -> None:
-        """Read nothing until `resume`: no head could pass it on."""
+        """Read nothing until `resume`. Call while no head is connected: output reaches owners through the head."""
         self._paused = True
 
     def resume(self) -> None:
@@ -215,19 +226,27 @@ class LogForwarder:
         err_path: str,
         at: tuple[Position, Position] | None = None,
     ) -> None:
-        """Follow a worker's files from *at*, or from their ends. They need not exist yet."""
+        """Forward the output of a worker, from *at* or from the present ends of its files, which need not exist yet.
+
+        Args:
+            id: of the worker.
+            name: GROUP:RANK, for LogLines.
+            owner: the job's namespace, for LogLines.
+            out_path, err_path: files with its stdout and stderr.
+            at: positions to begin at in these files.
+        """
         out, err = at or (_end_of(out_path), _end_of(err_path))
         files = [_File(out_path, "out", *out), _File(err_path, "err", *err)]
         self._workers[id] = _WorkerLogs(id, name, owner, files)
         self._owners.setdefault(owner, _Owner())
 
     def grew(self, ids: list[str]) -> None:
-        """Read on in these workers' files."""
+        """Read the new output of these workers."""
         self._pending.update(dict.fromkeys(id for id in ids if id in self._workers))
         self._pump()
 
     def lost(self, id: str, text: str) -> None:
-        """Tell the owner that a worker's output cannot be written, and why; "" if it can be again."""
+        """Tell the owner that a worker's output cannot be written because of *text*; "" if it can be written again."""
         state = f"output is lost: {text}" if text else "output is written again"
         log.warning("worker %s: %s", id, state)
         worker = self._workers.get(id)
@@ -235,7 +254,7 @@ class LogForwarder:
             self._report(LogLines(worker.owner, self._node, [(worker.name, "err", f"[rlinf-actors] {state}")]))
 
     def finish(self, id: str) -> None:
-        """Read the rest of an ended worker's output now, as far as there is credit, and later when there is more."""
+        """Send the rest of an ended worker's output: now as far as its owner has credit, the rest when credit comes."""
         worker = self._workers.get(id)
         if worker is None or worker.final:
             return
@@ -246,8 +265,9 @@ class LogForwarder:
             worker.drop = self._loop.call_later(_PATIENCE_S, self._drop, [worker])
 
     def flush(self, owner: str, wait_s: float) -> None:
-        """Send what the workers of an ending owner wrote, for *wait_s* seconds; then a final LogLines, with the number
-        of lines left out.
+        """Send the output of an ending owner's workers for at most *wait_s* seconds.
+
+        Then send a LogLines with final=True and the number of lines that were left out.
         """
         if owner in self._flushing:
             return
@@ -260,18 +280,18 @@ class LogForwarder:
         self._drop(self._of(owner), owner)
 
     def _answer_flushes(self) -> None:
-        """Answer the flushes of owners whose output is all sent."""
+        """End the flush of each owner whose output is all sent, with a LogLines that has final=True."""
         waiting = {self._workers[id].owner for id in self._pending}
         for owner in [owner for owner in self._flushing if owner not in waiting]:
             self._flushing.pop(owner).cancel()
             self._report(LogLines(owner, self._node, [], final=True))
 
     def _drop(self, workers: list[_WorkerLogs], flushed: str | None = None) -> None:
-        """Tell the owner of *workers* how many lines it will not see, and forget those that have ended.
+        """Tell the owner of *workers* how many of their lines will not be sent; forget the ended workers among them.
 
         Args:
-            workers: of one owner.
-            flushed: the owner whose `flush` this answers, None if the owner goes on.
+            workers: workers of one owner.
+            flushed: the owner, if its `flush` ends now; None otherwise.
         """
 
         async def count(files: list[_File], owner: str) -> None:
@@ -289,7 +309,7 @@ class LogForwarder:
             self._on_read(worker.id, (out.offset, out.inode), (err.offset, err.inode), True)
 
     def end(self) -> None:
-        """Tell owners what they will not see, since agentd ends. All workers have ended."""
+        """Tell each owner how many lines will not be sent, since agentd ends. Call after the end of all workers."""
         for owner in list(self._owners):
             files = [file for worker in self._of(owner) for file in worker.files]
             paths = [file.path for file in files if file.more()]
@@ -301,7 +321,7 @@ class LogForwarder:
         return [worker for worker in self._workers.values() if worker.owner == owner]
 
     def credit(self, chars: int, owner: str) -> None:
-        """Let *owner* have more lines, of that cost."""
+        """Allow *owner* to get more lines, whose total cost is at most *chars*."""
         state = self._owners.get(owner)
         if state is not None:
             state.credit = min(state.credit + chars, WINDOW)
@@ -334,9 +354,9 @@ class LogForwarder:
         self._pump()
 
     def _pump(self, whole: bool = False) -> None:
-        """Read in turns from the workers that have more, as far as their owners have credit.
+        """Read from the workers with unread output, in turns, as far as their owners have credit.
 
-        *whole*: read everything before the loop gets a turn.
+        *whole*: True to read all of it in this call, without the limit of _TURN bytes.
         """
         if self._paused:
             return
@@ -365,7 +385,7 @@ class LogForwarder:
             self._answer_flushes()
 
     def _read(self, worker: _WorkerLogs, file: _File) -> int:
-        """Read one chunk of lines; return its size in bytes, 0 at the end."""
+        """Read one chunk of lines from *file*; return its size in bytes, 0 at the end of the file."""
         owner = self._owners[worker.owner]
         if owner.credit <= 0:
             return 1 if file.more() else 0
@@ -389,7 +409,7 @@ class LogForwarder:
         return size
 
     def _report_fault(self, worker: _WorkerLogs, file: _File, fault: str) -> None:
-        """Tell the owner once that a file cannot be read. The next output of the worker is another try."""
+        """Tell the owner that a file cannot be read, once for each fault. New output causes another try."""
         if file.fault != fault:
             file.fault = fault
             log.warning("worker %s: its output cannot be shown: %s", worker.id, fault)
@@ -405,7 +425,7 @@ class LogForwarder:
 
 
 def _where(paths: list[str]) -> str:
-    """Return the one path, or the common directory, as text that can be sent."""
+    """Return the path, or the common directory of several paths, as UTF-8 text of at most MAX_PATH characters."""
     if not paths:
         return ""
     where = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.dirname(path) for path in paths])
@@ -413,12 +433,12 @@ def _where(paths: list[str]) -> str:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open a file like the template does (template.log_pump): it may be a link or a FIFO by now."""
+    """Open a log file without following a link or waiting for a FIFO's writer, as template.log_pump does."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _end_of(path: str) -> tuple[int, int]:
-    """Return a file's size and inode; 0 if it does not exist or cannot be read."""
+    """Return a file's size and inode; (0, 0) if the file does not exist or cannot be read."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""The events that go into agentd's state (node_state) and the commands that come out. Plain data, no behaviour.
+"""The events that `AgentState.handle` takes and the commands that it returns (agentd.node_state). Plain data.
 
-The head's orders come out as they came in: StartWorkers (without the workers that run already), StopWorkers,
-FlushLogs, Watch, Unwatch, LookForHardware and StopLooking of wire.agent_messages.
+Some commands are messages of the head from wire.agent_messages, which the state passes on: StopWorkers, FlushLogs,
+Watch, Unwatch, LookForHardware, StopLooking, and StartWorkers without the workers that run already.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.values import RunningWorker
 
 Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
-"""What the workers' side of agentd (agentd.workers) reports for the head."""
+"""A message that agentd.workers has for the head."""
 
 # --- events ---
 
 
 class StartSession(msgspec.Struct, frozen=True):
-    """Everything is set up: say hello."""
+    """agentd is set up: the session with the head can start."""
 
 
 class Welcomed(msgspec.Struct, frozen=True):
@@ -45,19 +45,19 @@ class Welcomed(msgspec.Struct, frozen=True):
 
 
 class HelloFailed(msgspec.Struct, frozen=True):
-    """The head refused the hello, or did not answer."""
+    """The head refused the hello message, or did not answer it in time."""
 
     error: Exception
 
 
 class HeadNotice(msgspec.Struct, frozen=True):
-    """The head sent a notice."""
+    """The head sent *body*, a message that expects no reply."""
 
     body: Body
 
 
 class WorkersReported(msgspec.Struct, frozen=True):
-    """agentd.workers reports."""
+    """agentd.workers has a message for the head."""
 
     report: Report
 
@@ -67,37 +67,39 @@ class ConnectionLost(msgspec.Struct, frozen=True):
 
 
 class HardwareAnswered(msgspec.Struct, frozen=True):
-    """A hardware query has ended."""
+    """A hardware query has ended with the result *found*."""
 
     found: HardwareFound
 
 
 class ProcessEnded(msgspec.Struct, frozen=True):
-    """A watched client process has ended."""
+    """A watched client process has ended. `incarnation` identifies the client."""
 
     incarnation: str
 
 
 class HeadChecked(msgspec.Struct, frozen=True):
-    """The reachability check of the head's machine has ended. `there`: the machine answers, with or without a head."""
+    """The reachability check of the head's machine has ended. `there`: True if it answers, even without a head."""
 
     there: bool
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """`next_deadline` has come."""
+    """The time that `AgentState.next_deadline` returned has come."""
 
 
 class Stalled(msgspec.Struct, frozen=True):
-    """This process stood still for so many seconds; the head was not silent meanwhile."""
+    """agentd's process stood still for *seconds*, which must not count as silence of the head."""
 
     seconds: float
 
 
 class WorkersAdopted(msgspec.Struct, frozen=True):
-    """agentd took over workers of an earlier agentd, and ends that the head may not know. Comes first of all events.
+    """agentd took over the workers of an earlier agentd. This event comes before all others.
 
-    `since`: when the last registered agentd of this node ended, 0 if unknown.
+    Attributes:
+        workers: running workers, and ended workers whose exit reports the head may not have.
+        since: time of the loop at which the last registered agentd of this node ended; 0 if unknown.
     """
 
     workers: list[RunningWorker]
@@ -105,20 +107,25 @@ class WorkersAdopted(msgspec.Struct, frozen=True):
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """End at once; the workers go on for another agentd."""
+    """agentd must end at once and leave its workers running for the next agentd."""
 
     reason: str
 
 
 class StopAgent(msgspec.Struct, frozen=True):
-    """End all workers, then agentd. `grace_s`: None for the policy's."""
+    """agentd must end all workers and then itself.
+
+    Attributes:
+        reason: why, for people.
+        grace_s: seconds between SIGTERM and SIGKILL; None for `Policy.stop_grace_s`.
+    """
 
     reason: str
     grace_s: Union[float, None] = None
 
 
 class WorkersClosed(msgspec.Struct, frozen=True):
-    """CloseWorkers is carried out: no worker and no template is left."""
+    """The command CloseWorkers is carried out: no worker and no template is left."""
 
 
 Event = Union[
@@ -131,9 +138,13 @@ Event = Union[
 
 
 class SayHello(msgspec.Struct, frozen=True):
-    """Say hello after *delay_s*, with the workers of then. Answered by Welcomed, or by HelloFailed if the head refuses
-    or does not answer within *timeout_s*. *anew*: over a new connection, so that nothing is sent that was queued for a
-    head that is gone.
+    """Register with the head. The event Welcomed or HelloFailed follows.
+
+    Attributes:
+        incarnation: name of this incarnation of the node.
+        timeout_s: seconds after which a missing answer counts as HelloFailed.
+        delay_s: seconds to wait first; the hello lists the workers at the end of that wait.
+        anew: True to make a new connection, which drops the messages that were queued for the previous head.
     """
 
     incarnation: str
@@ -143,52 +154,58 @@ class SayHello(msgspec.Struct, frozen=True):
 
 
 class SendNotice(msgspec.Struct, frozen=True):
-    """Send a notice to the head."""
+    """Send *body* to the head and expect no reply."""
 
     body: Body
 
 
 class RecordOwner(msgspec.Struct, frozen=True):
-    """Write to disk that the workers of *order*, which run already, have its owner now."""
+    """Write to disk that the running workers in *order* now belong to the owner that *order* names."""
 
     order: StartWorkers
 
 
 class RenewLeases(msgspec.Struct, frozen=True):
-    """Let robot workers go on until then."""
+    """Extend the robot lease: robot workers may run until *until* (time of the loop); *lease_s* is its full length."""
 
     until: float
     lease_s: float
 
 
 class EndsAcknowledged(msgspec.Struct, frozen=True):
-    """Forget how these workers ended: the head knows, or need not know."""
+    """Drop the exit reports of these workers: the head has them or does not need them."""
 
     ids: list[str]
 
 
 class CloseWorkers(msgspec.Struct, frozen=True):
-    """End all workers and templates for good. Answered by WorkersClosed."""
+    """End all workers and templates, with *grace_s* seconds between SIGTERM and SIGKILL. WorkersClosed follows."""
 
     grace_s: float
     reason: str = ""
 
 
 class CreditLogs(msgspec.Struct, frozen=True):
-    """Let the owner have more lines of its workers' output, of that cost (LogLines.cost)."""
+    """Allow agentd to send *owner* more worker output: lines whose total LogLines.cost is at most *chars*."""
 
     chars: int
     owner: str
 
 
 class CheckHead(msgspec.Struct, frozen=True):
-    """Find out whether the head's machine answers within so many seconds. Answered by HeadChecked."""
+    """Check whether the head's machine answers within *timeout_s*. The event HeadChecked follows."""
 
     timeout_s: float
 
 
 class LogStatus(msgspec.Struct, frozen=True):
-    """Log a line, and show it as the service's status. `urgent`: a person has to act; `warns`: something was lost."""
+    """Log *text* and show it as the status of the service.
+
+    Attributes:
+        text: one line.
+        urgent: True to log an error, because a person has to act.
+        warns: True to log a warning, because something was lost.
+    """
 
     text: str
     urgent: bool = False
@@ -196,14 +213,19 @@ class LogStatus(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """Note that the head has registered this node (again), with a lease of that length."""
+    """Tell the workers' side that the head has registered this node, for the first time or again.
+
+    Attributes:
+        epoch: identifies one run of the head.
+        lease_s: seconds of silence after which the head counts this node as lost.
+    """
 
     epoch: str
     lease_s: float
 
 
 class EndAgent(msgspec.Struct, frozen=True):
-    """End the process. Code 78 means that starting agentd again would not help."""
+    """End agentd's process with exit code *code*. Code 78 tells systemd not to restart it."""
 
     code: int
     text: str

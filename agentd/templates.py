@@ -1,7 +1,7 @@
-"""The template processes of one agentd: one for each kind of worker, started when first needed, a few kept idle.
+"""The template processes of one agentd: one for each TemplateKey, started when first needed; a few are kept idle.
 
-`TemplateProcess` is one of them: its start, its socket, its end. `TemplatePool` has all, and decides which one serves
-a worker and which may end. Loop thread only; nothing blocks.
+`TemplateProcess` starts one template, exchanges packets with it and notices its end. `TemplatePool` holds all
+templates, chooses the template for a worker, and ends templates without workers. Loop thread only; nothing blocks.
 """
 
 from __future__ import annotations
@@ -37,23 +37,27 @@ from rlinf_actors.wire.protocol import PROTOCOL
 log = logging.getLogger(__name__)
 
 MAX_IDLE = 4
-"""Templates without workers that are kept for later launches; the one used last stays longest."""
+"""How many templates without workers are kept for later launches; the template used last is kept longest."""
 _SO_SNDBUFFORCE = 32
 _OVERHEAD = 32
 """Bytes of the send buffer (SO_SNDBUF) that a packet cannot use: unix_dgram_sendmsg in the kernel."""
 _TURN = 64
-"""Packets taken before the loop gets a turn."""
+"""Packets received in one callback before the event loop runs other callbacks."""
 _STDERR_LINES = 20
 _EXIT_S = 1.0
-"""Seconds that a template may live on without its socket: a process that ends closes it moments earlier."""
+"""Seconds between the end of a template's socket and SIGKILL; a template that is ending needs less."""
 
 
 class TemplateRecord(msgspec.Struct, frozen=True):
-    """What the next agentd reads of a template, in ``t/*.json``: which process it is, and what it serves.
+    """A template's description in ``t/*.json``, by which the next agentd finds and takes over the process.
 
-    `boot` (the kernel's boot id), `started` (clock ticks since then) and `pid` name one process for good. `protocol` is
-    the protocol of its agentd; a template of another protocol cannot be taken over. `settings` hashes what its agentd
-    told it.
+    Attributes:
+        pid: its process id.
+        started: start of the process, in clock ticks since boot; with pid and boot it identifies the process.
+        boot: the kernel's boot id.
+        protocol: version of the protocol that its agentd speaks; another agentd must speak it to take over.
+        key: the workers that can come from it.
+        settings: hash of the settings that its agentd gave it.
     """
 
     pid: int
@@ -69,10 +73,13 @@ class SurvivingTemplate:
     """A running template of an earlier agentd, connected to this one.
 
     Attributes:
-        stem: of its files in the run directory.
-        workers: those that it has, or whose ends the head may not know.
-        inventory: the end of its answer.
-        strays: workers that no order on disk names; agentd ends them.
+        record: its description on disk.
+        pidfd: of its process.
+        socket: connected to it.
+        stem: path of its files in the run directory, without suffix.
+        workers: its running workers, and ended workers whose exit reports the head may not have.
+        inventory: the packet that ended its list of workers.
+        strays: workers in none of the head's orders on disk; the sweep before registration kills them.
     """
 
     record: TemplateRecord
@@ -85,26 +92,29 @@ class SurvivingTemplate:
 
 
 class TemplateProcess:
-    """One template process. It owns its socket and its pidfd. Loop thread only.
+    """One template process. This object owns the socket and the pidfd. Loop thread only.
 
     Args:
         loop: watches the socket and the pidfd.
-        keeper: tells how the process ended.
-        key: what the template serves.
-        sock: SOCK_SEQPACKET to it.
-        stem: of its files in the run directory.
-        process: its pid and pidfd; a future of them if the keeper has not started it yet.
-        on_packet: called with each packet.
-        on_end: called once, after the last packet, when the process has ended and its status is known or never will be.
+        keeper: reports the exit status of the process.
+        key: the workers that can come from this template.
+        sock: SOCK_SEQPACKET socket, connected to the template.
+        stem: path of the template's files in the run directory, without suffix.
+        process: its pid and pidfd; a future of them if the keeper has not started the process yet.
+        on_packet: called with each packet from the template.
+        on_end: called once, after the last packet and the end of the process, when its exit status has come or will
+            not come.
 
     Attributes:
-        pid: 0 before the keeper has started it.
-        ready: True after TemplateReady.
-        kept: True if another agentd may take it over, by its record.
-        failure: what is wrong with its interpreter, "" if nothing is known to be.
-        settings: hash of what its agentd told it.
+        key: see above.
+        pid: 0 before the keeper has started the process.
+        ready: True after the packet TemplateReady.
+        kept: True if another agentd can take the template over by its record on disk.
+        failure: error text if the template cannot be used; "" if no error is known.
+        settings: hash of the settings that its agentd gave it.
         installed: fingerprint of the code in `paths` before the template imported it; "" if unknown.
-        paths: its sys.path.
+        paths: the template's sys.path.
+        gone: True once the process has ended, could not be started, or was left to another agentd.
     """
 
     def __init__(
@@ -154,7 +164,7 @@ class TemplateProcess:
         return self.gone or (self._pidfd >= 0 and procfs.has_ended(self._pidfd))
 
     def send(self, packet: template_protocol.ToTemplate) -> None:
-        """Send a packet, or queue it until there is room.
+        """Send a packet, or queue it until the socket has room. Drop it if the template has ended.
 
         Raises:
             OSError: the packet is larger than the kernel or the template takes.
@@ -168,7 +178,7 @@ class TemplateProcess:
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def kill(self) -> None:
-        """Kill the process; the kernel kills its workers with it."""
+        """Send SIGKILL to the template; the kernel then kills its workers."""
         if self.gone:
             return
         if self._pidfd < 0:
@@ -178,14 +188,14 @@ class TemplateProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """Let go of the process for another agentd. A template that is not ready ends with this agentd."""
+        """Close the connection and leave the template running for another agentd. A template that is not ready ends."""
         self._abandoned = True
         if not self.gone:
             self.gone = True
             self._close()
 
     def last_words(self) -> str:
-        """Return how it ended, and the last lines that it wrote, for people."""
+        """Return, for people, how the template ended and the last lines that it wrote to stderr."""
         if not self.pid:
             return "the keeper had not started it yet"
         code = self._code
@@ -238,7 +248,7 @@ class TemplateProcess:
             self._loop.remove_writer(self._socket.fileno())
 
     def _on_readable(self, turns: int = _TURN) -> bool:
-        """Take packets; return True if there may be more."""
+        """Receive up to *turns* packets and pass them on; return True if more may be waiting."""
         for _ in range(turns):
             try:
                 size = self._socket.recv_into(self._buffer)
@@ -294,7 +304,7 @@ class TemplateProcess:
 
 
 def widen(sock: socket.socket) -> None:
-    """Make room for the largest packet: the default buffer holds 200 KiB."""
+    """Enlarge the socket's send buffer to hold the largest packet; the default buffer holds 200 KiB."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, template_protocol.MAX_PACKET)
     except PermissionError:
@@ -305,11 +315,11 @@ class TemplatePool:
     """All templates of this agentd. Loop thread only.
 
     Args:
-        loop: agentd's.
-        site: where their workers run.
-        keeper: starts them.
-        owner: pidfd of the process whose end ends every template, -1 without.
-        on_packet, on_end: of each template.
+        loop: agentd's event loop.
+        site: settings of the node for workers.
+        keeper: starts the template processes.
+        owner: pidfd of the driver whose end ends every template; -1 without one.
+        on_packet, on_end: called for each template, see TemplateProcess.
 
     Attributes:
         running: templates whose process has not ended.
@@ -341,10 +351,16 @@ class TemplatePool:
         self._settings = hashlib.sha256(settings).hexdigest()[:32]
 
     def get(self, key: TemplateKey, node_env: Mapping[str, str]) -> TemplateProcess:
-        """Return the template of this key; start one if there is none. A template that cannot be started ends.
+        """Return the template for *key*; start a template if none runs.
+
+        If the keeper then fails to start the process, on_end is called for the returned template.
+
+        Args:
+            key: the workers that must come from the template.
+            node_env: the node's environment for workers.
 
         Raises:
-            OSError: the keeper cannot be asked.
+            OSError: the keeper cannot be reached.
         """
         template = self._by_key.pop(key, None)
         if template is None or template.has_ended():
@@ -381,7 +397,7 @@ class TemplatePool:
         return template
 
     def adopt(self, found: SurvivingTemplate) -> TemplateProcess:
-        """Take over a template of an earlier agentd."""
+        """Add a running template of an earlier agentd to the pool."""
         record = found.record
         template = self._add(record.key, found.socket, found.stem, (record.pid, found.pidfd))
         template.ready = True
@@ -391,9 +407,9 @@ class TemplatePool:
         return template
 
     def refresh(self) -> None:
-        """Retire the templates whose settings or imported code differ from those of a template started now.
+        """Retire each template whose settings or imported code a template started now would not have.
 
-        Their workers go on.
+        The workers of retired templates go on.
         """
         now: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
         for template in [one for one in self._by_key.values() if one.ready]:
@@ -406,7 +422,7 @@ class TemplatePool:
                 self.retire(template)
 
     def registered(self, seconds: float) -> None:
-        """Note the head's registration: templates that outlive agentd wait *seconds* for the next one."""
+        """Tell the templates to wait *seconds* for the next agentd if this one ends. Call after each registration."""
         if self._keep_s is None:
             return
         self._keep_s = seconds
@@ -414,12 +430,16 @@ class TemplatePool:
             template.send(template_protocol.KeepFor(seconds))
 
     def retire(self, template: TemplateProcess) -> None:
-        """Let the next launch of this kind have another template; `trim` ends this one once it has no workers."""
+        """Take no new worker from this template; `trim` ends it once it has no workers."""
         if self._by_key.get(template.key) is template:
             del self._by_key[template.key]
 
     def trim(self, busy: Collection[TemplateProcess]) -> None:
-        """End the retired templates that are idle, and those idle longest beyond MAX_IDLE."""
+        """End the idle templates that are retired, and of the others all but the MAX_IDLE used last.
+
+        Args:
+            busy: templates that are not idle, because they have workers or exit reports that the head may not have.
+        """
         idle = [key for key, template in self._by_key.items() if template.ready and template not in busy]
         for key in idle[:-MAX_IDLE]:
             self.retire(self._by_key[key])
@@ -447,7 +467,7 @@ class TemplatePool:
         return template
 
     def _new_stem(self) -> str:
-        """Return a stem for files that no other template has, or will have while one without a record runs on.
+        """Return a new path without suffix for a template's files, which no template of another agentd uses.
 
         Raises:
             OSError: the start of this process cannot be read.

@@ -1,4 +1,4 @@
-"""One worker as agentd sees it: its template, its pidfd, and the signals and timers of its end. Loop thread only."""
+"""One worker of agentd.workers: its template, its pidfd, and the signals and timers that end it. Loop thread only."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ class WorkerProcess:
     """A worker from the request to start it to its end.
 
     Attributes:
-        plan: how it is started.
-        asked: True once its template was asked to start it.
-        pid: 0 before it runs.
-        pidfd: -1 before it runs and after `release`.
-        stopping: True once its end was asked for.
-        reason: why, "" if its owner wanted that.
-        swept: True once a sweep kills it and all that it started.
-        term_timer: SIGTERM to a robot worker whose template does not reach it.
-        kill_timer: SIGKILL after the grace.
-        kill_due: when that is; uvloop's handles do not all know.
-        silence_timer: a sweep, if its template does not say how it ended.
+        spec: its specification from the head.
+        plan: interpreter, environment and log files.
+        template: the template that forks it.
+        asked: True once the template has the request to fork it.
+        pid: 0 before the worker runs.
+        pidfd: -1 before the worker runs and after `release`.
+        stopping: True once agentd was told to stop the worker.
+        reason: why the worker is stopped; "" if its owner wanted that.
+        swept: True once a Sweep kills the worker and all processes that it started.
+        term_timer: sends SIGTERM to a robot worker whose template does not pass on the end of the lease.
+        kill_timer: sends SIGKILL after the grace.
+        kill_due: time of the loop at which kill_timer fires, since uvloop's handles do not all know theirs.
+        silence_timer: starts a Sweep if the template does not report how the worker ended.
     """
 
     spec: WorkerSpec
@@ -52,25 +54,25 @@ class WorkerProcess:
 
     @property
     def has_robots(self) -> bool:
-        """True if it holds a robot lease: it then has time to make its robots safe."""
+        """True if this worker holds a robot lease, and so has time to make its robots safe before it is killed."""
         return bool(self.spec.claims)
 
     @property
     def ended(self) -> bool:
-        """True if it certainly does not run any more, or never did."""
+        """True if this worker's process has certainly ended or never ran."""
         return self.pidfd < 0 or procfs.has_ended(self.pidfd)
 
     def started(self) -> int:
-        """Return when its process began, for Sweep; 0 if it has ended and its pid may be another process's by now.
+        """Return the start of this worker's process in clock ticks since boot; 0 if its pid may be reused by now.
 
-        A worker that has ended stays unreaped while its template lives, and afterwards if it is a child of ours.
+        The pid of an ended worker stays its own until its template, or this agentd as its parent, reaps it.
         """
         ended = self.ended
         stat = procfs.stat(self.pid)
         return stat.started if stat is not None and (not ended or stat.state in "ZX") else 0
 
     def stop(self, loop: asyncio.AbstractEventLoop, grace_s: float, reason: str) -> None:
-        """Send SIGTERM, or end its lease, and SIGKILL after the grace; see Workers.stop."""
+        """Send SIGTERM, or end a robot worker's lease; send SIGKILL after *grace_s*. See Workers.stop."""
         if self.has_robots:
             self._revoke(loop, reason)
             self._kill_at(loop, loop.time() + max(grace_s, template_protocol.ROBOT_END_S))
@@ -80,7 +82,7 @@ class WorkerProcess:
             self._kill_at(loop, loop.time() + grace_s)
 
     def _revoke(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
-        """End a robot worker's lease; SIGTERM follows in case its template stands still."""
+        """End this robot worker's lease; send SIGTERM after TERM_S in case its template stands still."""
         text = reason or "its group was shut down"
         self.template.send(
             template_protocol.Revoke(self.spec.id, text[: template_protocol.TEXT_CHARS], orderly=not reason)
@@ -94,7 +96,7 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
 
     def signal(self, number: int) -> None:
-        """Signal its process group if the pid is certainly still its own."""
+        """Send a signal to this worker's process group; do nothing if the worker has ended."""
         if self.ended:
             return
         try:
@@ -104,7 +106,7 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def _kill_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
-        """Send SIGKILL at that time of the loop, or earlier if that was planned."""
+        """Send SIGKILL at time *when* of the loop, or earlier if an earlier SIGKILL is scheduled."""
         if self.kill_timer is not None:
             if self.kill_due <= when:
                 return
@@ -112,13 +114,13 @@ class WorkerProcess:
         self.kill_due, self.kill_timer = when, loop.call_at(when, self.signal, signal.SIGKILL)
 
     def kill_if_due(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Kill a worker that runs only now and whose grace is over; a robot worker still gets its time."""
+        """Kill a worker that was forked only after its grace was over; a robot worker still gets ROBOT_END_S."""
         if self.kill_timer is not None and self.kill_due <= loop.time():
             wait_s = template_protocol.ROBOT_END_S if self.has_robots else 0.0
             self.kill_timer = loop.call_later(wait_s, self.signal, signal.SIGKILL)
 
     def release(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel its timers and close its pidfd."""
+        """Cancel this worker's timers and close its pidfd."""
         for timer in (self.kill_timer, self.silence_timer, self.term_timer):
             if timer is not None:
                 timer.cancel()
@@ -128,18 +130,19 @@ class WorkerProcess:
             self.pidfd = -1
 
     def why(self, exit: ExitReport) -> dict[str, str]:
-        """Return the fields to change in the exit report of a worker that was stopped.
+        """Return the fields of *exit* to replace because agentd stopped this worker.
 
-        A robot worker whose owner did not want the stop keeps its own report, which says what became of its robot.
+        If the owner of a robot worker did not want the stop, the worker's own report stays: it says what became of its
+        robots.
         """
         if not (self.reason and self.has_robots):
             return {"kind": "stopped", "reason": self.reason}
         return {} if exit.reason else {"reason": self.reason}
 
     def ended_with_template(self, status: int | None) -> ExitReport:
-        """Return how it ended if its template ended first, or does not answer.
+        """Return the exit report of this worker if its template has ended or does not answer.
 
-        *status* is waitpid's, None if unknown.
+        *status* is the worker's wait status (os.waitpid), None if unknown.
         """
         if not self.template.gone:
             return ExitReport("exited", reason="how it ended is not known: its template does not answer")

@@ -7,7 +7,7 @@ the worker left and asks the keeper for the exit status.
 
 House rules:
 * Each worker that `start` was given ends in exactly one WorkerExited, through `_end`.
-* An end is reported when no process of the worker is left: what runs on may still move a robot.
+* WorkerExited is reported when no process of the worker is left, since a process that runs on may move a robot.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ log = logging.getLogger(__name__)
 
 EARLIER_ENDED = "its agentd ended; robot workers do not go on without one"
 TEMPLATE_END_S = 6.0
-"""Seconds that a template may take to end; it gives what it kills 5 s."""
+"""Seconds that a template may take to end; the template waits 5 s for the processes that it kills."""
 TEMPLATE_SILENT_S = 5.0
-"""Seconds after a worker's end in which its template must say how it ended."""
+"""Seconds after the end of a worker's process in which its template must send the exit report."""
 
 
 class Workers:
     """All workers of this agentd. Loop thread only.
 
     Args:
-        loop: agentd's.
-        site: where they run.
-        report: takes WorkerReady, WorkerExited, WorkersHealth and LogLines.
-        ledger: orders of earlier agentds in this run directory; see adoption.take_inventory.
-        health: when workers are asked whether they answer.
-        logs_deaths: False if a head in this process logs them.
+        loop: agentd's event loop.
+        site: settings of the node for workers.
+        report: called with each WorkerReady, WorkerExited, WorkersHealth and LogLines for the head.
+        ledger: the head's orders on disk, from adoption.take_inventory; None to begin an empty ledger.
+        health: times of the health probes; None for the defaults.
+        logs_deaths: False if a head in this process logs the deaths of workers.
 
     Raises:
-        ProcessLookupError: the owner has ended already.
+        ProcessLookupError: the driver that owns this agentd has ended already.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class Workers:
     # --- what the session asks for ---
 
     def prestart(self, preload: Sequence[str] = ()) -> None:
-        """Start the template of agentd's own interpreter ahead of the first launch. Does not wait for it.
+        """Start a template of agentd's own interpreter, which imports *preload*, before any launch. Does not wait.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the keeper cannot be reached.
         """
         env = self._site.environment()
         self._templates.get(launch_plan.template_key(self._site.rules.own, env, preload), env)
 
     def start(self, order: StartWorkers) -> None:
-        """Start workers. For each one *report* gets WorkerReady, and WorkerExited afterwards or instead."""
+        """Start the order's workers. Report WorkerReady and later WorkerExited for each, or WorkerExited alone."""
         env = self._site.environment()
         self._templates.refresh()
         try:
@@ -134,7 +134,7 @@ class Workers:
                     self._refuse(spec, reason)
 
     def record_owner(self, order: StartWorkers) -> None:
-        """Write down, for the next agentd, that running workers have this order's owner now."""
+        """Write to disk, for the next agentd, that the order's running workers now belong to the order's owner."""
         try:
             self._ledger.write(order)
         except OSError as error:
@@ -146,8 +146,8 @@ class Workers:
     def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None:
         """Send SIGTERM to the workers' process groups, and SIGKILL after *grace_s* seconds. Unknown ids are ignored.
 
-        Robot workers lose their lease instead, and have at least the time that making a robot safe may take. *reason*
-        is for people, "" if the owner wanted the stop.
+        A robot worker loses its lease instead of getting SIGTERM, and has at least ROBOT_END_S to make its robots safe.
+        *reason* is for people; "" if the owner wanted the stop.
         """
         for worker in [self._workers[id] for id in ids if id in self._workers]:
             if not worker.stopping:
@@ -158,21 +158,26 @@ class Workers:
                 worker.stop(self._loop, grace_s, reason)
 
     def renew(self, until: float, lease_s: float) -> None:
-        """Let robot workers go on until that time of the loop; new ones begin with such a lease."""
+        """Extend the lease of all robot workers, also of later ones, to *until* (time of the loop).
+
+        Args:
+            until: when the lease expires.
+            lease_s: full length of the lease in seconds.
+        """
         self._lease = (until, lease_s)
         for template in {worker.template for worker in self._workers.values() if worker.has_robots}:
             template.send(template_protocol.Renew(until))
 
     def credit_logs(self, chars: int, owner: str) -> None:
-        """Let an owner (LogLines.owner) have more lines, of that cost."""
+        """Allow more worker output to *owner* (see LogLines.owner): lines whose total cost is at most *chars*."""
         self._logs.credit(chars, owner)
 
     def flush_logs(self, owner: str, wait_s: float) -> None:
-        """Pass on what the workers of an ending owner wrote, for *wait_s* seconds; then report what was left out."""
+        """Send the output of an ending owner's workers for at most *wait_s* seconds; then report the lines left out."""
         self._logs.flush(owner, wait_s)
 
     def acknowledged(self, ids: Sequence[str]) -> None:
-        """Forget how these workers ended: the head knows."""
+        """Drop the exit reports of these workers, which the head has acknowledged."""
         self._ledger.acknowledged(ids)
         for id in ids:
             template = self._remembering.pop(id, None)
@@ -181,19 +186,19 @@ class Workers:
         self._trim()
 
     def registered(self, keep_s: float) -> None:
-        """Note the head's registration. If agentd ends, templates wait *keep_s* seconds for the next one."""
+        """Resume sending output after a registration, and let templates outlive agentd for *keep_s* seconds."""
         self._templates.registered(keep_s)
         self._logs.resume()
 
     def adopt(self, templates: Sequence[SurvivingTemplate], known: Mapping[str, RunningWorker]) -> list[RunningWorker]:
-        """Take over what an earlier agentd left. Before all other calls; *report* gets what follows.
+        """Take over the running templates of an earlier agentd. Call this before all other methods.
 
         Args:
-            templates: those that run on.
-            known: who their workers are.
+            templates: the running templates.
+            known: the description of each of their workers, by worker id.
 
         Returns:
-            All their workers: those that run, and those whose ends the head may not know.
+            The running workers, and the ended workers whose exit reports the head may not have.
         """
         self._logs.pause()
         adopted: list[RunningWorker] = []
@@ -230,7 +235,7 @@ class Workers:
         return adopted
 
     def abandon(self) -> None:
-        """Let go of everything for another agentd. Only templates that are not ready end."""
+        """Release all workers, templates and the keeper for the next agentd. Templates that are not ready end."""
         self._closing = True
         for worker in self._workers.values():
             worker.release(self._loop)
@@ -240,9 +245,9 @@ class Workers:
         self._release()
 
     async def close(self, grace_s: float, reason: str = "") -> None:
-        """End all workers as `stop` does, then all templates; no process is left.
+        """End all workers as `stop` does, then all templates and agentd's own keeper.
 
-        Cancelling kills the templates, and the kernel their workers.
+        Cancelling kills the templates, and the kernel then kills their workers.
         """
         self._closing = True
         try:
@@ -269,7 +274,7 @@ class Workers:
             self._owner = -1
 
     async def _until(self, fact: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until *fact*, which changes with `_changed` only, or for *timeout_s*."""
+        """Wait until *fact* is true, at most *timeout_s*. Set `_changed` after each change of *fact*."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             async with timeout(timeout_s):
                 while not fact():
@@ -306,7 +311,7 @@ class Workers:
         return WorkerProcess(spec, plan, template)
 
     def _ask(self, worker: WorkerProcess) -> None:
-        """Ask a worker's template, which is ready, to start it."""
+        """Send the worker's template, which must be ready, the request to fork it."""
         worker.asked = True
         place = self._site.place(worker.plan.out_path, worker.plan.err_path, *self._lease)
         try:
@@ -434,7 +439,7 @@ class Workers:
             worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._sweep, [worker])
 
     def _sweep(self, workers: list[WorkerProcess]) -> None:
-        """Kill workers whose template cannot say how they end, and all that they started; then end them."""
+        """Kill workers whose template has ended or is silent, with all their processes; then report their ends."""
         workers = [worker for worker in workers if not worker.swept]
         if not workers:
             return
@@ -458,7 +463,7 @@ class Workers:
         self._changed.set()
 
     def _end(self, worker: WorkerProcess, exit: ExitReport) -> None:
-        """End a worker's life here. No other place does."""
+        """Forget a worker and report WorkerExited. No other method does so."""
         spec = worker.spec
         if self._workers.pop(spec.id, None) is None:
             return
@@ -487,7 +492,7 @@ class Workers:
 
 
 def _running_worker(known: RunningWorker, found: template_protocol.SurvivingWorker) -> RunningWorker:
-    """Return a surviving worker as a hello lists it."""
+    """Return *known* with the process, the exit report and the addresses that its template reported in *found*."""
     worker = msgspec.structs.replace(known, pid=found.pid, exit=found.exit)
     if found.up is None:
         return worker
