@@ -1,10 +1,10 @@
-"""Groups: names, owners, workers, and the clients that hold handles. Pure.
+"""Groups: their names, owners and workers, and the clients that hold handles of them. Pure.
 
-House rules: a worker's state changes in `_step` alone; `flush` sends what changed since the last flush, one
-WorkerChanged for each group and handle; a name is free when its last worker is gone.
+House rules: only `_step` changes a worker's state. `flush` sends the changes since the last flush, as one WorkerChanged
+message for each changed group and each holder of its handle. A group's name is free when its last worker is gone.
 
-Orders to stop workers may be lost with their connection. An agent that says hello again gets them again; robots do not
-wait for that: their agents are reminded at each heartbeat.
+An order to stop workers may be lost with its connection. The head resends the order when the agent sends its next
+hello. For robot workers it also resends the order at each heartbeat of the agent.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class GroupTable:
     """All groups.
 
     Attributes:
-        claims: which group holds which robot.
-        names: which names lost workers hold.
-        robots_changed: groups whose robot workers, or whose owner, have changed.
+        claims: the claims of workers on robots.
+        names: the group names reserved for lost workers.
+        robots_changed: the groups whose robot workers or owner have changed since `RobotTable.flush`.
     """
 
     def __init__(self, head: Coordinator, before: Snapshot) -> None:
@@ -66,12 +66,12 @@ class GroupTable:
         return len(self._groups)
 
     def namespace_of(self, worker_id: str) -> str | None:
-        """Return the namespace of a living worker."""
+        """Return the namespace of a living worker, None if there is no such worker."""
         group = self._of_worker.get(worker_id)
         return None if group is None or group.workers[worker_id].gone else group.namespace
 
     def states(self, sees: Callable[[str], bool]) -> list[GroupState]:
-        """Return the groups of the namespaces that are shown, without tokens."""
+        """Return the groups of the namespaces for which *sees* returns True, sorted, without the jobs' tokens."""
         chosen = [group for group in self._groups.values() if sees(group.namespace)]
         return [group.state("") for group in sorted(chosen, key=lambda group: group.key)]
 
@@ -88,21 +88,21 @@ class GroupTable:
         return self._groups.get((namespace, name))
 
     def of_worker(self, worker_id: str) -> Group | None:
-        """Return the group of a worker, living or not."""
+        """Return the group of a worker, which may have ended; None if the worker is unknown."""
         return self._of_worker.get(worker_id)
 
     def ended_unseen(self, worker_id: str) -> str | None:
-        """Return why its owner was told that a worker is gone though no agent reported it; None if that is not so."""
+        """Return why a worker was declared ended without a report of its agent; None if it was not."""
         return self._unseen.get(worker_id)
 
     def worker_on(self, node: Node, id: str) -> WorkerRecord | None:
-        """Return a living worker of this node; None for one that has ended, or that runs on another node."""
+        """Return the living worker with this id on this node; None if it has ended or runs on another node."""
         group = self._of_worker.get(id)
         worker = group.workers[id] if group is not None else None
         return worker if worker is not None and worker.node_id == node.id and not worker.gone else None
 
     def on_node(self, node_id: str) -> list[tuple[Group, list[WorkerRecord]]]:
-        """Return the groups with living workers on a node, each with these workers."""
+        """Return each group that has living workers on a node, paired with those workers."""
         found: dict[tuple[str, str], tuple[Group, list[WorkerRecord]]] = {}
         for worker in self._on_node.of(node_id):
             group = self._of_worker[worker.id]
@@ -110,19 +110,22 @@ class GroupTable:
         return list(found.values())
 
     def is_used(self, node_id: str) -> bool:
-        """True if a node has living workers."""
+        """True if there are living workers on this node."""
         return node_id in self._on_node
 
     def with_robots(self) -> list[Group]:
-        """Return the groups that have, or had, workers with claims."""
+        """Return the groups in which at least one worker, living or ended, claims a robot."""
         return list(self._with_robots.values())
 
     def ended(self, namespace: str, name: str, token: str = "") -> GroupState | None:
-        """Return how the last group of this name has ended; None if there was none, or too long ago."""
+        """Return the final state of the last ended group of this name; None if there was none or it was dropped.
+
+        *token* is put into the returned state.
+        """
         return self._ended.get((namespace, name), token)
 
     def owner_clause(self, group: Group) -> str:
-        """Return a clause about the owner of a group, for people."""
+        """Return a clause for people that says who owns a group, for example "owned by driver, process 7 ..."."""
         client = self._head.clients.get(group.owner)
         if client is None:
             why = self._head.clients.ended(group.owner)
@@ -140,12 +143,15 @@ class GroupTable:
     # --- groups come and change ---
 
     def enter(self, group: Group) -> None:
-        """Add a group that is about to get its workers, under a name that is free."""
+        """Add a new group. Its name must be free; workers are added by `add`."""
         self._ended.forget(group.key)
         self._put(group)
 
     def adopt(self, group: Group, worker: WorkerRecord) -> None:
-        """Add a worker that runs already, of a group from before this head started or one that was adopted before."""
+        """Add a worker to *group*, and the group to the table if it is not there yet, and notify its clients.
+
+        For workers outside a normal launch: reported after a restart of the head, or successors of failed workers.
+        """
         node = self._head.nodes.get(worker.node_id)
         if node is not None:
             node.jobs.add(group.namespace)
@@ -161,7 +167,6 @@ class GroupTable:
             self._subscribed.add(incarnation, group.key, group)
 
     def add(self, group: Group, worker: WorkerRecord) -> None:
-        """Add a worker to a group."""
         group.workers[worker.id] = worker
         group.living.add(worker.id)
         self._of_worker[worker.id] = group
@@ -170,13 +175,13 @@ class GroupTable:
             self._with_robots[group.key] = self.robots_changed[group.key] = group
 
     def subscribe(self, group: Group, client: Client) -> None:
-        """A client holds a handle of a group, beside the owner."""
+        """Send changes of this group to *client* from now on, because it holds a handle. The owner gets them anyway."""
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None
             self._subscribed.add(client.incarnation, group.key, group)
 
     def give_to(self, group: Group, owner: str) -> None:
-        """Make this client the owner of a detached group, "" for none; its nodes are told."""
+        """Detach a group and make the client *owner* its owner, "" for no owner; notify the nodes of its workers."""
         self._of_owner.discard(group.owner, group.key)
         group.owner, group.detached, group.unclaimed = owner, True, False
         self._of_owner.add(owner, group.key, group)
@@ -189,7 +194,7 @@ class GroupTable:
             self.start(node_id, group, specs)
 
     def start(self, node_id: str, group: Group, specs: list[WorkerSpec]) -> None:
-        """Ask a node to start workers of a group."""
+        """Send a node the order to start these workers of a group. An agent ignores workers that it has already."""
         node = self._head.nodes.get(node_id)
         if specs and node is not None:
             node.jobs.add(group.namespace)
@@ -197,13 +202,13 @@ class GroupTable:
             self._head.emit(Notify(node.peer, order))
 
     def changed(self, worker: WorkerRecord) -> None:
-        """Send the state of this worker to the clients that hold a handle, at the next flush."""
+        """Send this worker's state to the owner and the subscribers of its group at the next flush."""
         group = self._of_worker[worker.id]
         group.changed[worker.id] = worker
         self._touched[group.key] = group
 
     def resend(self, client: Client) -> None:
-        """A client has said hello: send it the state of all workers of its groups."""
+        """Send a client that has said hello the state of all workers in its groups, at the next flush."""
         owned = self._of_owner.of(client.incarnation)
         for group in [*owned, *self._subscribed.of(client.incarnation)]:
             group.changed.update(group.workers)
@@ -211,13 +216,13 @@ class GroupTable:
         self._head.robots.owner_changed(client.incarnation)
 
     def settle(self) -> None:
-        """Every node has come back, or is lost: forget the groups that are gone."""
+        """Drop the groups without living workers at the next flush: every node has come back or is lost."""
         self._touched.update(self._groups)
 
     # --- what agents report ---
 
     def ready(self, node: Node, report: WorkerReady) -> None:
-        """A worker's runtime listens."""
+        """Record that a worker is running, with the process id, endpoint and ports that its agent reports."""
         worker = self.worker_on(node, report.id)
         if worker is not None:
             worker.pid, worker.endpoint = report.pid, report.endpoint
@@ -225,7 +230,7 @@ class GroupTable:
             self._step(worker, "ready")
 
     def exited(self, node: Node, id: str, exit: ExitReport) -> None:
-        """A worker's process has ended; its rank may be restarted."""
+        """Record the end of a worker's process as its agent reports it; restart the rank if its policy says so."""
         worker = self.worker_on(node, id)
         if worker is not None and worker.life is not WorkerLife.RESTARTING:  # that one has no process yet
             self._finish(worker, node, exit)
@@ -233,12 +238,12 @@ class GroupTable:
             self.ended_after_all(id, node.id)
 
     def ended_after_all(self, id: str, node_id: str) -> None:
-        """The agent reports the end of a worker that was lost before: free what it held."""
+        """Free the robots and the group name of a worker that was declared lost and whose end is now reported."""
         self.claims.ended(id, node_id)
         self.names.ended(id, node_id)
 
     def missing(self, worker: WorkerRecord, node: Node, reason: str) -> None:
-        """A worker's agent is there and does not have the worker: it has ended."""
+        """Record the end of a worker that its agent, which is connected, does not have."""
         self._finish(worker, node, ExitReport("exited", reason=reason))
 
     def _finish(self, worker: WorkerRecord, node: Node, exit: ExitReport) -> None:
@@ -259,7 +264,7 @@ class GroupTable:
                 self._restart(group, successor)
 
     def _restart(self, group: Group, worker: WorkerRecord) -> None:
-        """The back-off of a failed worker is over."""
+        """Start the next incarnation of a failed worker after its back-off, if its node still takes workers."""
         self._withdraw_restart(worker)
         node = self._head.nodes.get(worker.node_id)
         if node is not None and node.usable:
@@ -274,7 +279,11 @@ class GroupTable:
     # --- workers are lost ---
 
     def node_lost(self, node: Node, reason: str, certain: bool) -> None:
-        """A node is gone, and its workers with it; *certain* if it said goodbye, else they may still be running."""
+        """Declare the workers of a node that is gone lost.
+
+        *certain* is True if its agent said goodbye: then the workers have ended. Else they may still be running, so
+        their robots and group names stay held for a while, and the workers are refused when they return.
+        """
         why = f"node {node.name}: {reason}"
         for group, workers in self.on_node(node.id):
             for worker in workers:
@@ -286,25 +295,25 @@ class GroupTable:
                 self.claims.lose(worker, certain)
 
     def lose(self, worker: WorkerRecord, node: Node, reason: str) -> None:
-        """A worker counts as ended though its agent is alive; the agent stops it if it still has it."""
+        """Declare a worker lost although its agent is registered, and order the agent to stop it."""
         self._send_stop([worker], 0.0, reason)
         self._unseen.add(worker.id, reason, by=node.member)
         self.lost(worker, reason)
         self.claims.lose(worker, False)
 
     def lost(self, worker: WorkerRecord, reason: str, exit: ExitReport | None = None) -> None:
-        """No agent will report this worker; *exit* is how it ended, where an earlier head has said so."""
+        """Record that a worker was lost. *exit* is its exit report if an earlier head sent one to a client."""
         worker.exit = exit or ExitReport("node_lost", reason=reason)
         self._step(worker, "node_lost")
 
     def abandon(self, worker_id: str, reason: str, by: Member) -> None:
-        """A client was told that this worker has ended: it must not come back."""
+        """Refuse this worker from now on: a client, whose member is *by*, was told that the worker has ended."""
         self._unseen.add(worker_id, reason, by=by)
 
     # --- owners end ---
 
     def client_gone(self, incarnation: str, client: Client | None) -> None:
-        """Stop the groups of a client that has ended; *client* is None for one that this head has never met."""
+        """Stop the groups of a client that has ended; *client* is None if it has sent no hello to this head."""
         for group in self._subscribed.of(incarnation):
             group.subscribers.pop(incarnation, None)
             self._subscribed.discard(incarnation, group.key)
@@ -314,7 +323,10 @@ class GroupTable:
             self._touched[group.key] = group
 
     def _orphan(self, group: Group, client: Client | None) -> None:
-        """Note whose end ends a group. How an owning worker ended may be reported after its process has ended."""
+        """Set the group's `orphaned` text, which says whose end ends the group.
+
+        If the owner is a worker, the report on how it ended may come later; `_owner_ended` then completes the text.
+        """
         group.orphaned = "its owner ended"
         if client is None:
             return
@@ -339,11 +351,17 @@ class GroupTable:
     # --- stops ---
 
     def stop_group(self, group: Group, reason: str) -> None:
-        """Stop a group that its owner does not stop."""
+        """Stop a group without a request of its owner, with `Timing.orphan_grace_s` between SIGTERM and SIGKILL."""
         self.stop(group, self._head.timing.orphan_grace_s, reason)
 
     def stop(self, group: Group, grace_s: float, reason: str = "") -> None:
-        """Stop a group; *reason* where its owner does not want it."""
+        """Stop all workers of a group.
+
+        Args:
+            group: the group.
+            grace_s: seconds between SIGTERM and SIGKILL.
+            reason: why, if the owner did not ask for it; else "".
+        """
         group.stopping = True
         self.stop_workers([worker for worker in group.workers.values() if not worker.gone], grace_s, reason)
 
@@ -351,9 +369,9 @@ class GroupTable:
         """Stop workers.
 
         Args:
-            workers: of any nodes.
+            workers: the workers, on any nodes.
             grace_s: seconds between SIGTERM and SIGKILL.
-            reason: why, where their owner does not want it.
+            reason: why, if their owner did not ask for it; else "".
         """
         for worker in workers:
             if self._withdraw_restart(worker):
@@ -379,14 +397,14 @@ class GroupTable:
                 self._head.emit(Notify(node.peer, StopWorkers(there, grace_s, reason)))
 
     def remind(self, node: Node) -> None:
-        """Send an agent again which robot workers are to stop: a message may have been lost."""
+        """Resend the orders to stop robot workers on this node, because the first message may have been lost."""
         for order in self._robot_stops.get(node.id, {}).values():
             self._head.emit(Notify(node.peer, order))
 
     # --- ends of groups ---
 
     def flush(self) -> None:
-        """Send what has changed, answer requests that wait for an end, and free names."""
+        """Send changed worker states to the holders of handles, and drop each group whose last worker is gone."""
         touched, self._touched = self._touched, {}
         for group in touched.values():
             if group.changed:
@@ -401,7 +419,11 @@ class GroupTable:
                 self._forget(group)
 
     def release(self, group: Group) -> bool:
-        """Forget a group that is over and kept for an expected owner only; return True if its name is free now."""
+        """Drop a group whose workers are all gone, even if its owner is still expected to return.
+
+        Returns:
+            True if the group was dropped and its name is free.
+        """
         over = self._over(group)
         if over:
             self._forget(group)
@@ -430,7 +452,7 @@ class GroupTable:
         self.forget_job(group.namespace)
 
     def forget_job(self, namespace: str) -> None:
-        """Forget a job if it has neither groups nor clients."""
+        """Drop a job and its token if it has neither groups nor clients any more."""
         if not self.of_job(namespace) and not self._head.clients.of_job(namespace):
             self._head.jobs.forget(namespace)
             self._ended.forget_job(namespace)

@@ -1,7 +1,8 @@
-"""Nodes: registration, silence, ranks, and the requests that wait for enough nodes. Pure.
+"""Nodes: registration, leases, ranks, and the requests of drivers that wait for enough nodes. Pure.
 
-A node is suspect after some missed heartbeats and lost when its lease is over. A lost node keeps its rank until none of
-its workers can be running; then the record is forgotten. Ranks are frozen when the first driver asks for nodes.
+A node is suspect after a few missed heartbeats, and lost when its lease ends. A lost node keeps its rank for
+`Timing.rank_hold_s`, until none of its workers can be running; then its record is dropped. A node's rank is frozen when
+its configuration sets the rank, or when a driver first gets the node.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 NAMED = 20
-"""Missing ranks that a refusal names."""
+"""Largest number of missing ranks that an error text names."""
 
 
 @dataclass(eq=False)
@@ -59,8 +60,8 @@ class NodeTable:
     """All nodes.
 
     Attributes:
-        drained: by id why a node takes no new workers, also while it is away.
-        missing: ids of the nodes of an earlier head that have not come back to this one yet.
+        drained: node id -> why the node takes no new workers. Nodes that are away are included.
+        missing: ids of the nodes that were registered with the earlier head and have not registered with this one.
     """
 
     def __init__(self, head: Coordinator, before: Snapshot) -> None:
@@ -68,7 +69,7 @@ class NodeTable:
         self._timing = head.timing
         self._by_peer: dict[bytes, Node] = {}
         self._nodes: dict[str, Node] = {}
-        self._known = {node.report.node_id: node for node in before.nodes}  # as on disk
+        self._known = {node.report.node_id: node for node in before.nodes}  # what is on disk
         self._ranks = {id: node.rank for id, node in self._known.items() if node.rank is not None}
         self._ranked = {rank: id for id, rank in self._ranks.items()}
         self._timers: dict[str, HeapTimer] = {}
@@ -92,55 +93,59 @@ class NodeTable:
     # --- queries ---
 
     def of_peer(self, peer: bytes) -> Node | None:
-        """Return the living node whose agent this peer is."""
+        """Return the living node whose agent has this connection, None without one."""
         return self._by_peer.get(peer)
 
     def get(self, node_id: str) -> Node | None:
-        """Return the living node of this id."""
+        """Return the living node with this id, None if it is lost or unknown."""
         node = self._nodes.get(node_id)
         return node if node is not None and node.alive else None
 
     def known(self, node_id: str) -> Node | None:
-        """Return the node of this id, also a lost one."""
+        """Return the node with this id, living or lost; None if it is unknown."""
         return self._nodes.get(node_id)
 
     def alive(self) -> Iterable[Node]:
         return self._by_peer.values()
 
     def all(self) -> Iterable[Node]:
-        """Return all nodes that are known, also lost ones."""
+        """Return all nodes, living, awaited and lost."""
         return self._nodes.values()
 
     def on_host(self, host: str) -> list[Node]:
-        """Return the living nodes on a machine."""
+        """Return the living nodes on the machine with this host id."""
         return [node for node in self._on_host.of(host) if node.alive]
 
     def of_rank(self, rank: int) -> Node | None:
-        """Return the living node of this rank."""
+        """Return the living node with this frozen rank, None without one."""
         return self.get(self._ranked.get(rank, ""))
 
     def rank(self, node: Node) -> int:
-        """Return its rank, -1 as long as it has none."""
+        """Return the node's frozen rank, -1 if it has none yet."""
         return self._ranks.get(node.id, -1)
 
     def states(self, now: float) -> list[NodeState]:
-        """Return all nodes, also lost ones, those with a rank first."""
+        """Return the states of all nodes, lost ones included: first by rank, then the nodes without a rank by id."""
         found = [node.state(self.rank(node), now) for node in self._nodes.values()]
         return sorted(found, key=lambda state: (state.rank < 0, state.rank, state.report.node_id))
 
     def hostname(self, node_id: str) -> str:
-        """Return its host name, or its id when the node is forgotten."""
+        """Return the host name of this node, or *node_id* itself if the node is unknown."""
         node = self._nodes.get(node_id)
         return node.report.hostname if node is not None else node_id
 
     # --- registration ---
 
     def check_member(self, member: Member) -> None:
-        """Refuse one more node of this member."""
+        """Raise Refused if this member already has as many nodes as the quota allows."""
         self._of_member.check(label(member), str(member), kind="unreachable")  # its agent tries again
 
     def hello(self, peer: bytes, hello: AgentHello, member: Member) -> Node:
-        """Register an agent, or note that it has reconnected."""
+        """Register an agent's node, or move a registered node to the agent's present connection *peer*.
+
+        Raises:
+            Refused: this incarnation was lost or replaced, or its rank is impossible.
+        """
         now = self._head.now
         lost = self._lost.get(hello.incarnation)
         if lost is not None:
@@ -181,7 +186,7 @@ class NodeTable:
         return node
 
     def heard(self, node: Node) -> None:
-        """Its agent sent something, whatever it was: the lease is renewed."""
+        """Renew the lease of a node whose agent has sent a message of any kind."""
         was_suspect = node.life is NodeLife.SUSPECT
         self._end_suspicion(node)
         node.last_seen = self._head.now
@@ -195,7 +200,7 @@ class NodeTable:
             self._head.emit(of_node("node_heard", node, f"is heard again after {silence:.1f} s"))
 
     def drain(self, node_id: str, why: str) -> None:
-        """Stop using a known node for new workers, also when it is away and comes back."""
+        """Place no new workers on a known node until `undrain`, also if it is away now. *why* is for people."""
         self.drained[node_id] = why
         node = self._nodes[node_id]
         node.draining = why
@@ -203,7 +208,7 @@ class NodeTable:
             node.step("drain", self._head.now)
 
     def undrain(self, node_id: str) -> None:
-        """Use a drained node again."""
+        """Allow new workers on a drained node again."""
         del self.drained[node_id]
         node = self._nodes.get(node_id)
         if node is not None:
@@ -216,13 +221,13 @@ class NodeTable:
     # --- ends ---
 
     def left(self, node: Node, reason: str) -> None:
-        """Its agent said goodbye: its workers have ended and its rank is free."""
+        """Remove a node whose agent said goodbye: its workers have ended, and its rank becomes free."""
         self._end(node, "left", reason or "its agentd was stopped")
         self._lost.add(node.incarnation, "said goodbye", certain=True, by=node.member)
         self._forget(node)
 
     def abandon_missing(self) -> None:
-        """Declare the nodes lost that have not come back since the head was restarted."""
+        """Declare every node lost that has not registered again since the head was restarted."""
         waited = self._head.now - self._head.started_at
         for node in [self._nodes[id] for id in self._nodes if id in self.missing]:
             reason = f"it did not come back within {waited:.0f} s after the head was restarted"
@@ -230,13 +235,14 @@ class NodeTable:
             self._end(node, "expired", reason)
 
     def revoked(self, node: Node, reason: str) -> None:
-        """Its agent's key has ended."""
+        """Declare a node lost because its agent's key is no longer valid."""
         self._declare_lost(node, reason, f": {reason}")
 
     def unreachable(self, peer: bytes) -> None:
-        """An agent is not connected. If it is silent too it has ended; if it was just heard it is reconnecting.
+        """Declare the node of a disconnected agent lost if the node is suspect already.
 
-        Where workers outlive their agentd it has one lease to be started again.
+        An agent that was heard a moment ago may be reconnecting. If its workers outlive it, an agent has one full lease
+        to come back.
         """
         node = self._by_peer.get(peer)
         if node is not None and node.life is NodeLife.SUSPECT and not node.keeps:
@@ -249,7 +255,7 @@ class NodeTable:
             node.last_seen = self._timing.after_stall(node.last_seen, seconds, self._head.now)
 
     def _declare_lost(self, node: Node, reason: str, why: str) -> None:
-        """*why* goes to the agent if it returns."""
+        """Declare a node lost. *reason* goes to clients and the log; *why* goes to the agent if it returns."""
         self._lost.add(node.incarnation, f"was declared lost{why}", by=node.member)
         self._end(node, "expired", reason)
 
@@ -305,7 +311,7 @@ class NodeTable:
         self._arm(node)
 
     def _persist(self, node: Node) -> None:
-        """Have a restarted head know this node, and its rank if it is frozen."""
+        """Write this node, and its rank if that is frozen, to disk for a restarted head, if anything has changed."""
         member = node.member.name if node.member.role == "agent" else ""
         known = KnownNode(node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive, member)
         if self._known.get(node.id) != known:
@@ -331,10 +337,10 @@ class NodeTable:
         self._ranked[rank] = node_id
 
     def _check_rank(self, node: Node) -> None:
-        """Refuse a node whose RLINF_NODE_RANK is impossible.
+        """Raise Refused if the node's RLINF_NODE_RANK conflicts with the ranks of the other nodes.
 
-        An agent with a key tries again: another one that came first with a wrong rank keeps it out only while it is
-        there. An agent without a key has its own configuration to correct, and ends.
+        An agent with a key gets an error after which it tries again, because the other node may be the wrong one and
+        may leave. An agent without a key gets an error after which it exits: its configuration must be corrected.
         """
         now = self._head.now
         others = [other for other in self._by_peer.values() if other.id != node.id]
@@ -364,14 +370,14 @@ class NodeTable:
             raise Refused("unreachable", f"{error.path} {error.args[0]}") from None
 
     def _order(self) -> dict[str, int]:
-        """Return what every usable node's rank would be, by id."""
+        """Return the rank that each usable node would get now, by node id."""
         usable = [node.registered for node in self._by_peer.values() if node.usable]
         return order_nodes(usable, self._ranks, complete=False)
 
     # --- requests for nodes ---
 
     def wait(self, peer: bytes, id: int, asked: GetNodes) -> None:
-        """Answer when there are enough nodes, or at the client's deadline."""
+        """Answer a request for nodes when enough have registered; refuse it when the client's timeout is over."""
         patience = math.inf if asked.timeout_s is None else asked.timeout_s
         now = self._head.now
         request = _NodeRequest(
@@ -381,7 +387,7 @@ class NodeTable:
         self._answer_requests()
 
     def forget(self, peer: bytes) -> None:
-        """A client has ended."""
+        """Drop the waiting requests of a client that has ended."""
         for request in [request for request in self._requests if request.peer == peer]:
             self._remove(request)
 

@@ -1,6 +1,6 @@
-"""Records of nodes, clients, workers and groups, and the life cycles of nodes and workers as tables.
+"""Records of nodes, clients, workers and groups, and the state tables of nodes and workers.
 
-An event that is not in a table is an error that names the state.
+An event that the table does not allow in the present state raises a ProtocolError that names the state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlinf_actors.wire.values import (
 
 
 class NodeLife(str, enum.Enum):
-    """State of a node; people see the value."""
+    """State of a node. Status output shows the value."""
 
     REGISTERING = "registering"
     READY = "ready"
@@ -40,7 +40,7 @@ class NodeLife(str, enum.Enum):
 
 
 class WorkerLife(str, enum.Enum):
-    """State of a worker; the value goes over the wire."""
+    """State of a worker. Messages to clients contain the value."""
 
     RESTARTING = "restarting"
     STARTING = "starting"
@@ -79,7 +79,7 @@ NODE: Mapping[NodeLife, Mapping[str, NodeLife]] = {
     },
     NodeLife.LOST: {},
 }
-"""A lost node does not come back: its agent registers as a new incarnation, which is a new record."""
+"""State -> event -> next state of a node. A lost node stays lost: its agent registers a new incarnation of the node."""
 
 WORKER: Mapping[WorkerLife, Mapping[str, WorkerLife]] = {
     WorkerLife.RESTARTING: {  # the next incarnation of a failed worker, before its process exists
@@ -113,10 +113,10 @@ V = TypeVar("V")
 
 
 def step(table: Mapping[S, Mapping[str, S]], state: S, event: str) -> S:
-    """Return the state after *event*.
+    """Return the state that follows *state* after *event*.
 
     Raises:
-        ProtocolError: the event is not expected in this state.
+        ProtocolError: the table does not allow the event in this state.
     """
     try:
         return table[state][event]
@@ -125,7 +125,7 @@ def step(table: Mapping[S, Mapping[str, S]], state: S, event: str) -> S:
 
 
 class Index(Generic[V]):
-    """Values under keys that several of them share, in the order in which they were added."""
+    """A mapping from each key to several values. Each value has an id; values stay in the order of their addition."""
 
     def __init__(self) -> None:
         self._values: dict[Hashable, dict[Hashable, V]] = {}
@@ -147,15 +147,17 @@ class Index(Generic[V]):
 
 @dataclass
 class Node:
-    """One incarnation of an agent.
+    """One incarnation of a node, that is of its agent. Times are monotonic seconds.
 
     Attributes:
-        since: when its state last changed.
-        keeps: its workers may outlive it, for its next incarnation.
-        log_name: the node's name in its LogLines.
-        draining: why it takes no new workers, "" if it does.
-        jobs: namespaces that have, or had, workers there.
-        protocol: what its session speaks.
+        peer: the connection of the agent.
+        last_seen: when the agent's last message arrived.
+        since: when `life` last changed.
+        keeps: True if the agent's workers may outlive it and be taken over by its next incarnation.
+        log_name: the node's name in the agent's LogLines messages.
+        draining: why the node takes no new workers, "" if it takes them.
+        jobs: the namespaces that have, or had, workers on the node.
+        protocol: the protocol version of the agent's session.
     """
 
     report: NodeReport
@@ -174,27 +176,27 @@ class Node:
 
     @property
     def id(self) -> str:
-        """The node's id, which stays the same when its agent restarts."""
+        """The node's id, the same for all its incarnations."""
         return self.report.node_id
 
     @property
     def name(self) -> str:
-        """Host name and address, for people."""
+        """The node's host name and address, for people."""
         return f"{self.report.hostname} ({self.report.ip})" if self.report.ip else self.report.hostname
 
     @property
     def alive(self) -> bool:
-        """True if workers may be running there."""
+        """True if the node is registered and not lost: its workers may be running."""
         return self.life in (NodeLife.READY, NodeLife.SUSPECT, NodeLife.DRAINING)
 
     @property
     def usable(self) -> bool:
-        """True if it counts when a driver asks for nodes."""
+        """True if the node can take new workers: it is registered, not lost, and not drained."""
         return self.life in (NodeLife.READY, NodeLife.SUSPECT)
 
     @property
     def condition(self) -> str:
-        """Why it cannot be used, for people."""
+        """The node's state for people, with the reason if it is drained."""
         return f"draining: {self.draining}" if self.life is NodeLife.DRAINING else self.life.value
 
     def step(self, event: str, now: float) -> None:
@@ -204,12 +206,12 @@ class Node:
 
     @cached_property
     def registered(self) -> RegisteredNode:
-        """What its rank depends on."""
+        """The facts about the node that decide its rank."""
         kind = accelerator_type_of(self.report.resources)
         return RegisteredNode(self.id, self.report.rank, self.is_head, kind, self.report.ip)
 
     def state(self, rank: int, now: float) -> NodeState:
-        """Return its state for the wire; *rank* is -1 if it has none."""
+        """Return the node's state as clients receive it; *rank* is -1 if the node has none."""
         life, seen = self.life.value, now - self.last_seen
         return NodeState(self.report, self.incarnation, rank, life, seen, self.is_head, self.draining)
 
@@ -219,11 +221,13 @@ class Client:
     """A driver or worker process.
 
     Attributes:
-        watchers: the nodes whose agents hold its pidfd, by id, with the agents' peers. A driver without any lives by
-            its beats.
-        protocol: what its session speaks.
-        answered: the latest time at which the head sent something that the client has received.
-        parent: of a child of a worker, that worker's id; the child ends with the worker at the latest.
+        worker_id: the worker's id; "" for a driver.
+        watchers: node id -> agent's connection, for the nodes whose agents watch the process. A driver without watchers
+            lives by its heartbeats.
+        protocol: the protocol version of the client's session.
+        answered: when the head sent the newest message that the client has confirmed; monotonic seconds.
+        parent: if the client is a child process of a worker, that worker's id, else "". The child ends with the worker
+            at the latest.
     """
 
     incarnation: str
@@ -247,7 +251,7 @@ class Client:
 
 @dataclass
 class WorkerRecord:
-    """One worker process of a group. `exit` is how it ended, or, before, how the incarnation before it did."""
+    """One worker process of a group. Before its end, `exit` is the exit report of the rank's previous incarnation."""
 
     spec: WorkerSpec
     node_id: str
@@ -262,19 +266,19 @@ class WorkerRecord:
 
     @property
     def id(self) -> str:
-        """Its id, unique in the cluster."""
+        """The worker's id, unique in the cluster."""
         return self.spec.id
 
     @property
     def gone(self) -> bool:
-        """True if its process has ended."""
+        """True if the worker has ended or was declared lost."""
         return self.life is WorkerLife.GONE
 
     def step(self, event: str) -> None:
         self.life = step(WORKER, self.life, event)
 
     def state(self) -> WorkerState:
-        """Return its state for the wire."""
+        """Return the worker's state as clients receive it."""
         return WorkerState(
             self.id, self.spec.rank, self.spec.node_rank, self.node_ip, self.life.value, self.pid, self.endpoint,
             self.port, self.master_port, self.exit, self.spec.incarnation, None if self.gone else self.pulse,
@@ -283,16 +287,17 @@ class WorkerRecord:
 
 @dataclass
 class Group:
-    """A name and its workers.
+    """A named group of workers.
 
     Attributes:
+        owner: incarnation of the client with which the group ends; "" for a detached group without an owner.
         living: ids of the workers that are not gone.
-        subscribers: incarnations of the clients that hold a handle, beside the owner.
-        waiting: StopGroup requests to answer when no worker is left.
-        changed: workers whose state is to be sent to the owner and the subscribers.
-        detached: its owner did not launch it; without an owner it ends by name.
-        unclaimed: agents say who owns it, and the owner has not confirmed that yet.
-        orphaned: whose end ends the group, for those who use it; "" while its owner lives.
+        subscribers: incarnations of the clients, except the owner, that hold a handle of the group.
+        waiting: (peer, request id) of the requests to answer when no living worker is left.
+        changed: the workers whose state must be sent to the owner and the subscribers, by id.
+        detached: True if the group outlives the client that launched it.
+        unclaimed: True if a restarted head knows the owner only from agents, and the owner has not confirmed it.
+        orphaned: text that says whose end ended the group; "" while its owner lives.
     """
 
     namespace: str
@@ -312,37 +317,37 @@ class Group:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Namespace and name."""
+        """The group's key in tables: (namespace, name)."""
         return self.namespace, self.name
 
     @property
     def gone(self) -> bool:
-        """True if no worker is left."""
+        """True if no living worker is left."""
         return not self.living
 
     @property
     def launch(self) -> set[str]:
-        """Ids of the ranks, without their incarnations: no other launch has these."""
+        """The workers' ids without their incarnation numbers. No other launch has any of these ids."""
         return {rank_id(id) for id in self.workers}
 
     @property
     def whole(self) -> bool:
-        """True if all its workers are known; a restarted head learns of them node by node."""
+        """True if the head knows a worker for each rank. A restarted head learns of workers node by node."""
         return len(self.workers) >= self.world_size
 
     @property
     def ranks(self) -> set[int]:
-        """The ranks that are known."""
+        """The ranks whose workers the head knows."""
         return {worker.spec.rank for worker in self.workers.values()}
 
     @property
     def world_size(self) -> int:
-        """How many ranks it has, known or not."""
+        """The number of ranks in the group, whether the head knows their workers or not."""
         return max((worker.spec.world_size for worker in self.workers.values()), default=0)
 
     @property
     def summary(self) -> str:
-        """One word for the state of all workers."""
+        """The state of the whole group in one word, derived from its workers' states."""
         lives = {worker.life for worker in self.workers.values()}
         if lives == {WorkerLife.GONE}:
             return "gone"
@@ -355,7 +360,7 @@ class Group:
         return "running" if lives == {WorkerLife.RUNNING} else "starting"
 
     def state(self, token: str) -> GroupState:
-        """Return its state for the wire."""
+        """Return the group's state as clients receive it, with the job's *token*."""
         workers = sorted(self.workers.values(), key=lambda worker: worker.spec.rank)
         states = [worker.state() for worker in workers]
         return GroupState(
