@@ -1,23 +1,24 @@
-"""Admission to a listener over TCP: how many connections it keeps, and whose frames it accepts. Pure.
+"""Admission of connections and frames at a TCP listener. Pure.
 
-`ConnectionTable` limits connections. libzmq accepts every connection, and gives each 5 s and a message's memory before
-it has authenticated. Here a connection is pending until its handshake is done, and established from then on:
+`ConnectionTable` limits the number of connections. libzmq accepts every connection, and gives each 5 s and the memory
+of a message before it has authenticated. In this table a connection is pending until its handshake is done, and
+established afterwards:
 
-* Few connections may be pending. When there are too many, the oldest one of the address with the most of them is
-  closed, so a flooding address evicts only its own connections.
-* A pending connection has FAIR_S first, and is spared while it waits for our part of the handshake: a thousand members
-  that reconnect at one moment would only come again. A peer cannot make us spare it longer than our part takes.
-* When even that is too many (the backlog), the newest pending one of that address is closed at once: a peer that
-  retries gets its second later.
-* A pending connection sends a few hundred bytes. One that sends more is about to fill our memory, and is closed.
-* Established connections are never closed for others. When there are too many of them, in all or from one address, a
-  new connection is closed at once.
+* The number of pending connections is limited. Beyond the limit, the oldest one of the address with the most pending
+  connections is closed, so a flooding address evicts only its own connections.
+* A pending connection cannot be evicted in its first FAIR_S seconds, nor while it waits for our part of the handshake:
+  a thousand members that reconnect at one moment would only come again. A peer cannot prolong our part.
+* If there are more pending connections than the backlog allows, the newest one of that address is closed at once. An
+  honest peer retries a second later.
+* A handshake takes a few hundred bytes. A pending connection that sends more is about to fill our memory and is closed.
+* Established connections are never closed to make room. If there are too many, in total or from one address, a new
+  connection is closed at once.
 
-The bytes that we have sent show that a handshake is done: READY, the server's last command, goes only to an admitted
-key, and everything before it has a fixed length.
+The number of bytes that we have sent shows when a handshake is done: READY, the server's last command, goes only to an
+admitted key, and everything before it has a fixed length.
 
-`Admission` judges frames. libzmq lets a new connection take over the routing id of an old one, whichever keys they
-have, and cannot end the connection of one peer. So each frame is judged by the key that its connection proved.
+`Admission` checks frames. libzmq lets a new connection take over the routing id of an old one, whatever their keys, and
+cannot end the connection of one peer. So each frame is checked by the key that its connection proved.
 """
 
 from __future__ import annotations
@@ -36,24 +37,29 @@ from rlinf_actors.security.members import LOCAL, Gate, Member
 log = logging.getLogger(__name__)
 
 PENDING = 1024
-"""Pending connections of one listener: 14 KiB of memory and a descriptor each."""
+"""Most pending connections of one listener. Each costs 14 KiB of memory and a descriptor."""
 BACKLOG = 2048
-"""Pending connections of one listener with those that are spared: the 1,152 workers of 18 nodes come back to a
-restarted head at one moment."""
+"""Most pending connections of one listener, with those that cannot be evicted yet. The 1,152 workers of 18 nodes
+reconnect to a restarted head at one moment."""
 FAIR_S = 1.0
-"""Seconds that a pending connection has for its part of the handshake before it can be closed for others."""
+"""Seconds that a pending connection has for its part of the handshake before it can be evicted."""
 PER_ADDRESS = 4096
-"""Established connections from one address. 18 nodes with 64 workers each make 1,151 at a worker, from all of them."""
+"""Most established connections from one address. 18 nodes with 64 workers each make 1,151 connections to a worker."""
 _OWED = ((11, 10), (64, 64), (64 + 170, 64 + 202), (1 << 62, 64 + 202 + 250))
-"""(sent, received): a peer that was sent less than *sent* of the first row that applies has done its part once it has
-sent *received*: of the greeting, in two parts, of HELLO and WELCOME, of INITIATE (280 bytes and more) and READY."""
+"""Rows (sent, received) that tell whether a peer waits for our part of the handshake.
+
+The first row whose *sent* is above the bytes that we have sent applies: the peer has done its part once *received*
+bytes came from it. The rows stand for the greeting in two parts, HELLO and WELCOME, INITIATE (280 bytes and more) and
+READY."""
 HANDSHAKE_BYTES = 4096
-"""Bytes that a pending connection may send. A greeting is 64 bytes, HELLO 202, INITIATE at most 500."""
+"""Most bytes that a pending connection may send. A greeting is 64 bytes, HELLO 202, INITIATE at most 500."""
 PENDING_BYTES = 64 + 170 + 12
-"""Most bytes that a pending connection is sent: a greeting, WELCOME, and ERROR if it is rejected. READY has 67."""
+"""Most bytes that we send to a pending connection: a greeting, WELCOME, and ERROR if it is rejected. READY has 67."""
 IDENTITIES = 65536
-"""Identities whose keys are remembered, the last ones heard of: 15 MiB at most. An identity has a secret part, so a
-peer cannot take over one that was forgotten."""
+"""Number of identities whose keys are remembered, the most recent ones: 15 MiB at most.
+
+An identity has a secret part, so
+a peer cannot take over an identity that was forgotten."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +67,10 @@ class Limits:
     """Limits of one listener's connections.
 
     Attributes:
-        total: all of them.
-        pending: pending ones.
-        backlog: pending ones, with those that are new or wait for us.
-        per_address: established ones from one address.
+        total: most connections, pending and established.
+        pending: most pending connections, without those that cannot be evicted yet.
+        backlog: most pending connections, with those that are new or wait for our part of the handshake.
+        per_address: most established connections from one address.
         settled_s: seconds after which libzmq has closed a connection that has not authenticated.
     """
 
@@ -76,7 +82,7 @@ class Limits:
 
 
 class Handshake(enum.Enum):
-    """How far a connection's handshake is."""
+    """The progress of a connection's handshake. OURS: the peer waits for our part."""
 
     PENDING = "pending"
     OURS = "it waits for our part"
@@ -86,13 +92,14 @@ class Handshake(enum.Enum):
 
 @dataclass
 class Connection:
-    """One connection.
+    """One TCP connection of a listener.
 
     Attributes:
         fd: its descriptor in this process while it is open.
-        peer: the other end's address and port, which no other connection to this port has meanwhile.
-        at: when it was accepted, or spared last.
-        share: the address that it is counted for (`share_of`).
+        peer: address and port of the other end. No other connection to this listener has the same while this one is
+            open.
+        at: when it was accepted, or when `ConnectionTable.spare` was last called for it.
+        share: the address or network that it is counted for (`share_of`).
     """
 
     fd: int
@@ -102,7 +109,7 @@ class Connection:
 
 
 class ConnectionTable:
-    """The connections of one listener."""
+    """The pending and established connections of one listener."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -137,7 +144,7 @@ class ConnectionTable:
         return ""
 
     def closed(self, fd: int) -> None:
-        """Forget a connection that has ended. Unknown ones are ignored."""
+        """Remove a connection that has ended. Unknown descriptors are ignored."""
         if self._pop_pending(fd) is None:
             connection = self._established.pop(fd, None)
             if connection is not None:
@@ -146,9 +153,13 @@ class ConnectionTable:
                     del self._established_of[connection.share]
 
     def progress(self, fd: int, sent: int, received: int) -> Handshake:
-        """Return how far a pending connection is, by the bytes that it was sent and that it has sent.
+        """Return the progress of a pending connection's handshake; move the connection to the established ones if it is
+        done.
 
-        A connection whose handshake is done counts as established from now on.
+        Args:
+            fd: the connection's descriptor.
+            sent: bytes that this end has sent.
+            received: bytes that this end has received.
         """
         if sent > PENDING_BYTES:
             self._establish(fd)
@@ -160,7 +171,10 @@ class ConnectionTable:
         return Handshake.OURS if is_spared else Handshake.PENDING
 
     def to_evict(self, now: float) -> Connection | None:
-        """Return the connection to close next unless it waits for us; None while not too many are pending."""
+        """Return the pending connection to close next, None if there are not too many.
+
+        The caller must call `spare` for the connection instead if `progress` says that it waits for our part (OURS).
+        """
         if len(self._pending) <= self._room(self.limits.pending):
             return None
         most = max(self._pending_of.values(), key=len)
@@ -172,7 +186,7 @@ class ConnectionTable:
         return None
 
     def spare(self, fd: int, now: float) -> None:
-        """Treat a pending connection as if it had been accepted now."""
+        """Treat a pending connection as if it had been accepted at time *now*."""
         connection = self._pending[fd]
         connection.at = now
         self._pending.move_to_end(fd)
@@ -213,11 +227,11 @@ def share_of(host: str) -> str:
 
 
 class Admission:
-    """Judges the frames of one listener: the key behind each is admitted, and an identity belongs to one member.
+    """Checks each frame of one listener: its key must be admitted, and an identity belongs to one member only.
 
     Attributes:
-        dropped: frames whose keys are not admitted any more, so far.
-        stolen: frames of members that used another member's identity, so far.
+        dropped: number of frames so far whose keys are no longer admitted.
+        stolen: number of frames so far in which a member used another member's identity.
     """
 
     def __init__(self, gate: Gate, identities: int = IDENTITIES) -> None:
@@ -228,11 +242,11 @@ class Admission:
         self.stolen = 0
 
     def admits(self, peer: bytes, key: str) -> bool:
-        """Return True if a frame may be handled. Loop thread.
+        """Return True if the frame may be handled. Loop thread.
 
         Args:
-            peer: the identity that it came from.
-            key: the key that its connection proved; "" on a unix socket, which only this user can reach.
+            peer: identity of the sender.
+            key: the key that the connection proved; "" on a unix socket, which only this user can reach.
         """
         member = self._admit(key) if key else LOCAL
         if member is None:
@@ -261,7 +275,9 @@ class Admission:
         return True
 
     def member_of(self, peer: bytes) -> Member | None:
-        """Return the member behind an identity, None if it is unknown or its key is not admitted any more."""
+        """Return the member that uses this identity, None if the identity is unknown or its key is no longer
+        admitted.
+        """
         key = self._owners.get(peer)
         if key is None:
             return None

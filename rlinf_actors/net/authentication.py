@@ -1,8 +1,8 @@
-"""ZAP (ZeroMQ RFC 27): libzmq asks here whether a CURVE server admits a connection whose key it has verified.
+"""The ZAP handler (ZeroMQ RFC 27): answers libzmq's requests to admit or reject a connection to a CURVE server.
 
 pyzmq's own authenticators are not used: they admit NULL connections to every domain, keep one list of keys for all
-domains, and need a thread or zmq.asyncio's sockets. The default is closed: without this handler, sockets with
-ZAP_ENFORCE_DOMAIN refuse every connection. Loop thread only.
+domains, and need a thread or zmq.asyncio's sockets. Without this handler no connection is admitted: sockets with
+ZAP_ENFORCE_DOMAIN then refuse every one. Loop thread only.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ log = logging.getLogger(__name__)
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 BATCH = 32
-"""Requests that are answered before other callbacks of the loop run: anyone can make any number of them."""
+"""Most requests that are answered before other callbacks of the loop run, because any peer can cause many of them."""
 _FRAMES = 6  # of a request before its credentials: version, id, domain, address, routing id of the server, mechanism
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer to one request.
+    """The decision about one ZAP request.
 
     Attributes:
-        reply: the frames to send.
-        gate: the gate of the domain, None if there is none.
-        key: the rejected public key, "" if there was none or it was admitted.
-        address: the peer's.
-        why: the reason for a rejection that is not the gate's.
+        reply: the frames of the answer.
+        gate: the gate of the request's domain, None if the domain has none.
+        key: the public key that was rejected; "" if no key was given or the key was admitted.
+        address: the peer's address.
+        why: the reason for a rejection; "" if the gate rejected the key.
     """
 
     reply: list[bytes]
@@ -47,7 +47,12 @@ class Verdict:
 
 
 def judge(request: Sequence[bytes], gates: Mapping[str, Gate]) -> Verdict:
-    """Decide about the connection that the frames of a ZAP request describe, by the gate of its exact domain. Pure."""
+    """Decide by the gate of its domain whether a connection is admitted. Pure.
+
+    Args:
+        request: the frames of the ZAP request.
+        gates: the gates by domain.
+    """
     if len(request) < _FRAMES or request[0] != VERSION:
         number = request[1] if len(request) > 1 else b""
         return Verdict(_answer(number, b"500", b"not a request of ZAP 1.0"), why="a malformed request")
@@ -73,7 +78,7 @@ def _answer(number: bytes, code: bytes, text: bytes, user_id: bytes = b"") -> li
 
 
 class ZapHandler:
-    """Answers the requests of one ZeroMQ context on one event loop."""
+    """Answers the ZAP requests of one ZeroMQ context on one event loop."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -90,11 +95,11 @@ class ZapHandler:
             raise
 
     def serve(self, domain: str, gate: Gate) -> None:
-        """Let *gate* decide about connections to *domain*. Call this before the first socket of the domain binds."""
+        """Register *gate* for connections to *domain*. Call this before the first socket of the domain binds."""
         self._gates[domain] = gate
 
     def close(self) -> None:
-        """Stop answering; libzmq refuses new connections then. Idempotent."""
+        """Stop answering; libzmq then refuses new connections. Idempotent."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.close()

@@ -1,16 +1,16 @@
 """Connections to several heads at once, without an event loop: for `rlinf-actors estop`.
 
-Theory of operation. asyncio and the transport take longer to import than all that an emergency stop has to do, so this
-is a second, small client of the head beside `net.rpc`: it blocks, on one thread. It polls all sockets together, so that
-a head that does not answer holds no other one up. A head may be reached in several ways (a unix socket, TCP): all are
-opened, and a question goes out once, on the first whose handshake succeeds: so the ways to one head must all come from
-somebody who may speak for it. libzmq connects again by itself where a connection is lost; `BlockingClient` says when,
-and what went wrong. Names are resolved, and key files of other users read, on threads of their own, since all heads
-would wait as long as a name service or a file system does not answer; these threads are daemons, and a process that
-has done its work ends without them. What heads say is read by turns, a message at a time,
-so that no head holds up another.
+Theory of operation. asyncio and the transport take longer to import than an emergency stop takes. So this is a second,
+small client of the head beside `net.rpc`: it blocks, on one thread. It polls all sockets together, so a head that does
+not answer delays no other head. A head may be reachable by several routes (a unix socket, TCP). All routes are opened,
+and each request is sent once, on the first route whose handshake succeeds. So every route must lead to a process that
+may speak for that head. libzmq reconnects by itself after a connection is lost; `BlockingClient` reports the loss and
+its cause. Names are resolved, and key files of other users are read, on threads of their own, because a name service
+or file system that does not answer would delay all heads. These threads are daemon threads, so the process can exit
+without them. Heads are read in turn, one message each, so that no head delays another.
 
-It must never: raise because of one head (the others are not asked then), or import asyncio, click or rich.
+This module must never raise because of one head, since the other heads would then not be asked. It must never import
+asyncio, click or rich.
 """
 
 from __future__ import annotations
@@ -47,29 +47,34 @@ from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.control_codec import Body, Failed, Notice, Reply, Request
 
 CONNECT_S = 2.0
-"""A machine that has not answered a connection attempt by then counts as silent; a lost SYN is repeated after 1 s."""
+"""Seconds after which a machine that has not answered a connection attempt counts as silent.
+
+A lost SYN is repeated after
+1 s."""
 MAX_SOCKETS = 16384
-"""Three for each way; libzmq's default of 1,023 is less than what a user with many heads takes."""
+"""Most ZeroMQ sockets of a client. Each route needs three; libzmq's default of 1,023 is too low for many heads."""
 MAX_ANSWER = 4 << 20
-"""Bytes of a message: what a head of another user says must not fill the memory. 10,000 robot workers take 1 MiB."""
+"""Most bytes of a message, so that the head of another user cannot fill the memory. 10,000 robot workers take 1 MiB."""
 READ_S = 0.02
-"""After so long what heads say gives way to connections that have just been made."""
+"""Seconds that one step reads messages before it returns to connections that have just been made."""
 HANDSHAKE_MS = 30_000
-"""A head that stands still is waited for by who asks, not given up by libzmq."""
+"""Milliseconds that libzmq allows for a handshake.
+
+It is long because the caller decides how long to wait for a head."""
 _RETRIED = int(zmq.EVENT_CONNECT_RETRIED)
 _EVENTS = FAILED | SUCCEEDED | DISCONNECTED | _RETRIED | CONNECTED
 
 
 @dataclass(frozen=True)
 class HeadUp:
-    """The head has let this process in."""
+    """The head has accepted a connection of this process."""
 
     head: RemoteHead
 
 
 @dataclass(frozen=True)
 class HeadDown:
-    """No way to the head works now. `why` is for people."""
+    """No route to the head works now. `why` is the explanation for people."""
 
     head: RemoteHead
     why: str
@@ -77,7 +82,7 @@ class HeadDown:
 
 @dataclass(frozen=True)
 class HeadAnswered:
-    """The head's answer to a question: what it should be, or why it was refused."""
+    """The head answered a request: `body` is the answer, or a Failed if the head refused."""
 
     head: RemoteHead
     body: Union[Body, Failed]
@@ -85,21 +90,22 @@ class HeadAnswered:
 
 Event = Union[HeadUp, HeadDown, HeadAnswered]
 Route = tuple[str, Union[Security, Callable[[], Security]]]
-"""An endpoint, and what to come there with; or what reads that, on a thread of its own, because it may block."""
+"""An endpoint and the keys for it; or a function that loads the keys and is called on a thread of its own, because it
+may block."""
 
 
 class RemoteHead:
-    """One head, as an BlockingClient knows it.
+    """One head that a BlockingClient connects to.
 
     Args:
-        ways: endpoints, and what to come there with; what is added later counts from the next `BlockingClient.add` on.
-        fault: why there is no (other) way, for people.
+        ways: the routes to the head. Routes that are added later are used from the next `BlockingClient.add` on.
+        fault: why some routes are missing, for people; "" if none are.
 
     Attributes:
         ways: as given.
-        up: whether it has let this process in.
-        added: when it was added, in seconds of CLOCK_MONOTONIC.
-        heard: when it last said something, likewise.
+        up: True while a connection to the head is established.
+        added: when it was added to the client, in seconds of CLOCK_MONOTONIC.
+        heard: when its last message arrived or its connection was established, in seconds of CLOCK_MONOTONIC.
     """
 
     def __init__(self, ways: Sequence[Route], fault: str = "") -> None:
@@ -116,7 +122,7 @@ class RemoteHead:
 
 @dataclass
 class _Line:
-    """One way to a head: a DEALER and its monitor. `why` is set while it does not work."""
+    """One route to a head: a DEALER and its monitor. `why` says why it does not work, "" if it may work."""
 
     endpoint: str
     key: str
@@ -130,7 +136,7 @@ class _Line:
 
 @dataclass
 class _Name:
-    """An endpoint whose host is being resolved, or whose key file is being read. `why` that has failed."""
+    """A route whose host is being resolved or whose key file is being read. `why` is set if that failed."""
 
     head: RemoteHead
     endpoint: str
@@ -139,7 +145,10 @@ class _Name:
 
 
 class BlockingClient:
-    """Asks heads. One thread; `close` ends it at once, whatever is under way."""
+    """Sends requests to several heads and collects their answers.
+
+    Use it on one thread only. `close` ends it at once and drops whatever is in progress.
+    """
 
     def __init__(self) -> None:
         self._context = zmq.Context()
@@ -156,7 +165,7 @@ class BlockingClient:
     # --- heads ---
 
     def add(self, head: RemoteHead) -> None:
-        """Connect to a head, in all its ways. Returns at once."""
+        """Start connecting to a head by all its routes. Returns at once."""
         self._heads.append(head)
         head.added = time.monotonic()
         head._faults = [head.fault] if head.fault else []
@@ -171,7 +180,7 @@ class BlockingClient:
         self._judge(head)
 
     def drop(self, head: RemoteHead) -> None:
-        """Close the connections to a head. Twice is fine."""
+        """Close the connections to a head. Idempotent."""
         if head in self._heads:
             self._heads.remove(head)
             for line in head._lines:
@@ -181,15 +190,15 @@ class BlockingClient:
             head.up, head._on, head._resolving = False, None, 0
 
     def watch(self, fd: int, events: int) -> None:
-        """Have `step` return when this descriptor has one of these events of poll(2)."""
+        """Make `step` return when the descriptor *fd* has one of these events of poll(2)."""
         self._poller.register(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Look at a descriptor no more."""
+        """Stop watching the descriptor *fd*."""
         self._poller.unregister(fd)
 
     def close(self) -> None:
-        """Close everything. Twice is fine."""
+        """Close all connections. Idempotent."""
         for head in list(self._heads):
             self.drop(head)
         self._context.destroy(linger=0)
@@ -200,23 +209,26 @@ class BlockingClient:
     # --- asking ---
 
     def ask(self, head: RemoteHead, body: Body) -> None:
-        """Send a question, now or as soon as the head has let this process in."""
+        """Send a request, now or as soon as a connection to the head is established.
+
+        The answer is a HeadAnswered of `step`.
+        """
         self._asked += 1
         self._send(head, control_codec.encode(Request(self._asked, body)))
 
     def tell(self, head: RemoteHead, body: Body) -> None:
-        """Send a notice; dropped while the head is not up."""
+        """Send a notice. It is dropped while no connection to the head is established."""
         if head.up:
             self._send(head, control_codec.encode(Notice(body)))
 
     def step(self, timeout_s: float | None) -> tuple[list[Event], dict[int, int]]:
-        """Wait until something happens.
+        """Wait until a head or a watched descriptor has events, and handle them.
 
         Args:
-            timeout_s: seconds at most, None for ever.
+            timeout_s: most seconds to wait, None for no limit.
 
         Returns:
-            What happened to heads, and the watched descriptors with their events. Both may be empty.
+            The events of heads, and the watched descriptors with their events of poll(2). Both may be empty.
         """
         ready: dict[int, int] = {}
         said: list[tuple[RemoteHead, _Line]] = []
@@ -247,7 +259,12 @@ class BlockingClient:
     # --- inside ---
 
     def _resolve(self, head: RemoteHead, endpoint: str, security: Security | Callable[[], Security]) -> None:
-        """Have a thread find what is missing; it closes its end of the pipe when it has. Raises if it cannot start."""
+        """Start a thread that resolves the host and loads the keys; it closes its end of a pipe when it is done.
+
+        Raises:
+            OSError: no pipe can be opened.
+            RuntimeError: the thread cannot start.
+        """
         name = _Name(head, endpoint, security)
         done, tell = os.pipe()
         try:
@@ -367,13 +384,13 @@ class BlockingClient:
         self._judge(head)
 
     def _judge(self, head: RemoteHead) -> None:
-        """Say so if no way to a head works, and none is under way."""
+        """Report HeadDown if no route to the head works and none is still being tried."""
         if head._on is None and not head._resolving and all(line.why for line in head._lines):
             ways = dict.fromkeys(f"{line.endpoint}: {line.why}" for line in head._lines)
             self._events.append(HeadDown(head, "; ".join([*ways, *head._faults]) or "nobody knows where it listens"))
 
     def _read(self, head: RemoteHead, line: _Line) -> None:
-        """Read one message; the next step reads the next."""
+        """Read one message of a head. The next call of `step` reads the next one."""
         try:
             first, *big = line.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -392,7 +409,10 @@ class BlockingClient:
 
 
 def _find_out(name: _Name, tell: int) -> None:
-    """On a thread of its own: read what to come with, and replace the name in an endpoint by an address."""
+    """Load the keys of a route and replace the name in its endpoint by an address. Then close the descriptor *tell*.
+
+    Runs on a thread of its own.
+    """
     try:
         if not isinstance(name.security, Security):
             name.security = name.security()
@@ -405,7 +425,7 @@ def _find_out(name: _Name, tell: int) -> None:
 
 
 def _address_of(endpoint: str) -> str:
-    """The endpoint with an address for its name. Blocks. Raises ConfigError."""
+    """Return the endpoint with the host's name replaced by its address. Blocks. Raises ConfigError."""
     host, port = split_address(endpoint, "")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -416,7 +436,7 @@ def _address_of(endpoint: str) -> str:
 
 
 def _has_name(endpoint: str) -> bool:
-    """True if the endpoint's host is a name that somebody has to be asked about."""
+    """True if the endpoint's host is a name that must be resolved."""
     if not is_tcp(endpoint):
         return False
     try:
@@ -427,7 +447,7 @@ def _has_name(endpoint: str) -> bool:
 
 
 def _why_not(line: _Line) -> str:
-    """Why a connection attempt came to nothing: libzmq does not tell. Costs nothing where the port refuses."""
+    """Return why a connection attempt failed, which libzmq does not report. Makes a connection attempt of its own."""
     if time.monotonic() - line.began >= CONNECT_S:
         return f"its machine does not answer ({CONNECT_S:g} s)"
     tcp = is_tcp(line.endpoint)

@@ -1,12 +1,12 @@
 """Watches the TCP connections of ZeroMQ sockets from outside libzmq: handshakes, limits and forced disconnects.
 
 libzmq reports events by a socket's monitor, and has no call that closes one connection. So connections are inspected
-and shut down below it, through copies of its descriptors. libzmq names descriptors by number and closes them on a
-thread of its own: a number may mean another connection by now. So every copy is checked to be a connection to one of
-our ports, and its peer's address is compared with the one that it had.
+and shut down below libzmq, through copies of its descriptors. libzmq identifies connections by descriptor number and
+closes them on a thread of its own, so a number may mean another connection by now. So every copy is checked: it must
+be a connection to one of our ports, and its peer's address must be the expected one.
 
-Loop thread only. It never touches connections that have authenticated, except one that `Disconnector` is told to end,
-and never frames.
+Loop thread only. This module never reads or writes frames. It ends an established connection only if
+`Disconnector.soon` is called for that connection.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from rlinf_actors.net.curve import ACCEPTED, DISCONNECTED, FAILED_PROTOCOL, read
 from rlinf_actors.security.members import Gate
 
 AT_SERVER = ACCEPTED | DISCONNECTED | FAILED_PROTOCOL
-"""The events that ConnectionGuard takes."""
+"""The monitor events that `ConnectionGuard.on_event` handles."""
 BATCH = 64
-"""Events, and connections, that are handled before other callbacks of the loop run."""
+"""Most events, or connections, that are handled before other callbacks of the loop run."""
 CANDIDATES = 8
-"""Pending connections that are inspected for one new one, until one of them may be closed."""
+"""Most pending connections that are inspected for eviction when a new connection arrives."""
 INSPECT_S = 0.25
 """Seconds between two inspections of all pending connections: epoll does not report bytes that libzmq read before."""
 TOO_MANY = "too many connections have not proved themselves"
 SLACK_S = 1.0
-"""libzmq's handshake timer may be that late."""
+"""Seconds by which libzmq's handshake timer may be late."""
 GRACE_S = 1.0
-"""Seconds in which a peer may still read what was sent to it, above all why it is disconnected."""
+"""Seconds in which a peer can still read what was sent to it, such as the reason for its disconnection."""
 _NO_LINGER = struct.pack("ii", 1, 0)  # libzmq's close sends a reset then, and the kernel keeps nothing
 _TCP_INFO = struct.Struct("=128x Q 64x QQ")
-"""Of struct tcp_info in linux/tcp.h, in the machine's byte order: tcpi_bytes_received, tcpi_bytes_sent,
-tcpi_bytes_retrans; since Linux 4.19."""
+"""Three fields of struct tcp_info in linux/tcp.h, in the machine's byte order, since Linux 4.19: tcpi_bytes_received,
+tcpi_bytes_sent, tcpi_bytes_retrans."""
 _names = itertools.count(1)
 
 
 class SocketMonitor:
-    """Calls *on_event* with each monitored event of a ZeroMQ socket and its value."""
+    """Calls *on_event* with each monitored event of a ZeroMQ socket and the event's value."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class SocketMonitor:
         loop.call_soon(self._drain)  # for an edge before the reader was there
 
     def close(self) -> None:
-        """Stop. Call this before the watched socket is closed. Idempotent."""
+        """Stop monitoring. Call this before the watched socket is closed. Idempotent."""
         if self._socket.closed:
             return
         self._loop.remove_reader(self._fd)
@@ -95,7 +95,7 @@ class SocketMonitor:
 
 
 class RejectionBatch:
-    """Reports connections that came to nothing to a gate: each kind once in a turn of the loop, with its number."""
+    """Counts rejected connections and reports them to a gate once per turn of the loop, by address and reason."""
 
     def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
         self._gate = gate
@@ -103,7 +103,7 @@ class RejectionBatch:
         self._counts: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def note(self, address: str, why: str) -> None:
-        """Count one more from this address ("" if unknown)."""
+        """Count one rejected connection from *address* ("" if unknown)."""
         if not self._counts:
             self._loop.call_soon(self._report)
         self._counts[address, why] += 1
@@ -118,10 +118,10 @@ class RejectionBatch:
 
 
 class BorrowedSocket:
-    """One descriptor into which connections are copied, one after the other: it works when no descriptor is left.
+    """One descriptor into which connections are copied, one after the other. It works even if no descriptor is left.
 
     Attributes:
-        connection: the copy that `on` has made.
+        connection: the copy, valid inside a block of `on`.
     """
 
     def __init__(self) -> None:
@@ -138,9 +138,10 @@ class BorrowedSocket:
 
     @contextlib.contextmanager
     def on(self, fd: int, ports: Collection[int]) -> Iterator[tuple[str, int] | None]:
-        """Hold a copy of a descriptor in `connection`, which keeps the connection open until the end of the block.
+        """Hold a copy of the descriptor *fd* in `connection`, which keeps that connection open until the end of the
+        block.
 
-        Yields the peer's address and port, or None if the descriptor is no connection to one of these ports (now).
+        Yields the peer's address and port, or None if *fd* is not (or no longer) a connection to one of *ports*.
         """
         place = self.connection.fileno()
         try:
@@ -155,10 +156,11 @@ class BorrowedSocket:
 
 
 def end_loop(fd: int) -> None:
-    """Shut down a connection that TCP has made of a socket with itself; leave any other alone.
+    """Shut down a connection that TCP has made of a socket with itself. Other connections are left alone.
 
-    At a port that the kernel gives to outgoing connections, and where no process listens, a client that retries gets
-    this very port at last. It then receives what it sends, and keeps the port from the listener that is to come.
+    This happens if a client retries a port on which no process listens and which the kernel may give to outgoing
+    connections: the client at last gets that port as its own. It would then receive what it sends, and keep the port
+    from the listener that is still to start.
     """
     connection = _copy(fd)
     if connection is None:
@@ -206,10 +208,10 @@ class ConnectionGuard:
     """Inspects the pending connections of one listener and shuts down those that its ConnectionTable evicts.
 
     Args:
-        loop: the loop.
-        ports: the listener's ports; its owner adds to them.
+        loop: the listener's event loop.
+        ports: the listener's ports. The caller adds ports to this set as they are bound.
         handshake_s: seconds after which libzmq closes a connection that has not authenticated.
-        gate: is told of rejected connections.
+        gate: its `refused` is called for rejected connections.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ports: set[int], handshake_s: float, gate: Gate) -> None:
@@ -233,7 +235,7 @@ class ConnectionGuard:
                 self._timer.cancel()
 
     def on_event(self, event: int, value: int) -> None:
-        """Take one of the AT_SERVER events of the listener's monitor."""
+        """Handle one of the AT_SERVER events of the listener's monitor."""
         if event == ACCEPTED:
             self._accepted(value)
         elif event == DISCONNECTED:
@@ -281,7 +283,10 @@ class ConnectionGuard:
             self._timer = self._loop.call_later(0.0 if self._uninspected else INSPECT_S, self._inspect_all)
 
     def _inspect(self, connection: Connection, too_many: str = "") -> None:
-        """Update a pending connection's state. With *too_many*, close it for that unless it waits for us."""
+        """Update the state of a pending connection.
+
+        *too_many* is a reason to close the connection unless it waits for our part of the handshake; "" for none.
+        """
         fd = connection.fd
         with self._borrowed.on(fd, self._ports) as peer:
             if peer is None or peer != connection.peer:  # closed, or the number's next user, which libzmq reports soon
@@ -310,16 +315,16 @@ class ConnectionGuard:
 
 
 def limits(handshake_s: float) -> Limits:
-    """Return what a listener of this process accepts: a quarter of the process's descriptors stays for other uses."""
+    """Return the connection limits of a listener. A quarter of this process's descriptors stays free for other uses."""
     total = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
     return Limits(total, min(PENDING, total // 4), min(BACKLOG, total // 2), settled_s=handshake_s + SLACK_S)
 
 
 class Disconnector:
-    """Ends connections of one listener whose frames are not admitted any more.
+    """Ends connections of one listener whose frames are no longer admitted.
 
     Attributes:
-        ports: the listener's ports; its owner adds to them.
+        ports: the listener's ports. The caller adds ports to this set as they are bound.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -328,7 +333,10 @@ class Disconnector:
         self.ports: set[int] = set()
 
     def soon(self, peer: bytes, frame: zmq.Frame) -> None:
-        """End the connection that this frame of *peer* came by, in GRACE_S seconds. One waits for each identity."""
+        """End the connection by which *frame* of *peer* arrived, after GRACE_S seconds.
+
+        Does nothing if a connection of *peer* is already about to be ended.
+        """
         if peer in self._waiting:
             return
         connection = _copy(int(frame.get(zmq.SRCFD)))  # every frame of a connection has one
@@ -341,7 +349,7 @@ class Disconnector:
         self._waiting[peer] = connection, self._loop.call_later(GRACE_S, self._end, peer)
 
     def close(self) -> None:
-        """End nothing more: the listener closes. Idempotent."""
+        """Cancel the planned disconnections, because the listener closes. Idempotent."""
         while self._waiting:
             connection, timer = self._waiting.popitem()[1]
             timer.cancel()

@@ -1,8 +1,8 @@
-"""Records of heads: by what a head, or an agentd that has joined one, is found on its machine.
+"""Records of heads: files by which the heads of a machine, and the agentds that have joined one, are found there.
 
-Each leaves a record: a file of mode 0600 that its process holds locked for as long as it lives. The kernel drops the
-lock with the process, so a record without a lock is of a process that was killed; the next head of that user removes
-it. A record is found whatever TMPDIR, XDG_RUNTIME_DIR and RLINF_ACTORS_RUN_DIR are in the shell that looks.
+Each head or agentd writes a record: a file of mode 0600 that its process keeps locked while it lives. The kernel drops
+the lock with the process, so a record without a lock belongs to a killed process; the next head of that user removes
+the file. Records are found whatever TMPDIR, XDG_RUNTIME_DIR and RLINF_ACTORS_RUN_DIR are in the searching shell.
 
 `rlinf-actors estop` imports this module: no asyncio, click or rich here.
 """
@@ -28,35 +28,38 @@ from rlinf_actors.settings import Settings
 from rlinf_actors.wire.protocol import printable
 
 PLACES = ("/tmp", "/dev/shm")
-"""Where records lie, in the order in which they are tried: a disk may be full. Not TMPDIR: shells differ in it."""
+"""Directories for records, in the order in which they are tried, because a disk may be full. TMPDIR is not used: it
+differs between shells."""
 UNIT_DIR = "/run/rlinf-"
 OF_UNITS = (f"{UNIT_DIR}*", f"{UNIT_DIR}*/*")
-"""RuntimeDirectory= of units, which may have a /tmp of their own: their records lie there."""
+"""Patterns of the RuntimeDirectory= of systemd units. Units keep their records there, because they may have a private
+/tmp."""
 PREFIX, SUFFIX = "rlinf-head-", ".json"
 MAX_BYTES = 65536
 MAX_OF_OTHERS = 64
-"""Records of one other user that root reads; whoever leaves more keeps root's emergency stop from nothing else."""
+"""Most records of one other user that root reads, so that a user with many files cannot delay root's emergency stop."""
 MAX_ENDPOINTS = 8
-"""Of a record: each costs whoever stops its head a few descriptors."""
+"""Most endpoints of a record. Each costs a process that stops the head a few descriptors."""
 SOCKET = "head"
-"""Name of the head's socket in its agentd's run directory."""
+"""File name of the head's socket in the run directory of its agentd."""
 SCRIPT_CHARS = 80
 
 
 class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a head, or an agentd that has joined one, says of itself.
+    """The contents of a record: a head, or an agentd that has joined a head on another machine.
 
     Attributes:
-        kind: "head" (a standing one), "private" (it ends with a driver) or "node" (an agentd of a head elsewhere).
-        pid: of its process; of a private cluster its driver's.
-        since: when it started, in seconds since the epoch.
-        endpoints: of the head, unix sockets first.
-        script: the command line of that process, for people.
-        key: path of the key file that its process uses, "" without.
-        head_key: public key of the head, "" without.
-        insecure: whether its TCP ports take no keys (closed test networks).
-        user: uid of its process.
-        path: of the record; "" of a head of an earlier version, which leaves none.
+        kind: "head" (a standing one), "private" (a cluster that ends with its driver) or "node" (an agentd of a head
+            elsewhere).
+        pid: pid of the process; for a private cluster the pid of its driver.
+        since: when the process started, in seconds since the epoch.
+        endpoints: endpoints of the head, unix sockets first.
+        script: command line of the process, for people.
+        key: path of the key file that the process uses, "" if it uses none.
+        head_key: public key of the head, "" if it has none.
+        insecure: True if the head's TCP ports need no keys (closed test networks).
+        user: uid of the process.
+        path: path of the record; "" for a head of an earlier version, which writes none.
     """
 
     kind: str
@@ -72,7 +75,7 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def address(self) -> str:
-        """What --head takes: HOST:PORT, else the run directory."""
+        """The value for --head: HOST:PORT if the head listens on TCP, else its run directory."""
         for endpoint in self.endpoints:
             if is_tcp(endpoint):
                 return _reachable(endpoint).removeprefix("tcp://")
@@ -80,11 +83,11 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def ways(self) -> list[str]:
-        """Endpoints to try, the best first."""
+        """The endpoints to connect to, the best first."""
         return [_reachable(endpoint) for endpoint in self.endpoints]
 
     def security(self) -> Security:
-        """What a process of this user, or of root, comes to that head with.
+        """Return the keys with which a process of the record's user, or of root, connects to this head.
 
         Raises:
             ConfigError: the key file cannot be used.
@@ -96,7 +99,7 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return Security(self.insecure, keyfile.load(self.key, user=self.user).pair, self.head_key)
 
     def told(self) -> str:
-        """The process, for people: script, pid and age."""
+        """Return a description of the process for people: kind, pid, user, age and command line."""
         what = {"head": "head", "private": "private cluster", "node": "head of this node's agentd"}[self.kind]
         whose = f", user {self.user}" if self.user != os.geteuid() else ""
         pid = f", pid {self.pid}" if self.pid else ""
@@ -108,14 +111,15 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def publish(record: HeadRecord, settings: Settings, unit_dir: str | None = None) -> Callable[[], None]:
-    """Leave a record of this process. Call what is returned at its end; the lock ends with the process in any case.
+    """Write a record of this process and return a function that removes it. Call that function when the process ends.
 
-    Where it can be written nowhere, the log says so: such a head works, but nobody finds it without its address.
+    The record's lock ends with the process in any case. If no directory can be written, a warning is logged: the head
+    then works, but can be found only by its address.
 
     Args:
-        record: what it says.
-        settings: the environment's, for where.
-        unit_dir: RuntimeDirectory= of our unit, None without.
+        record: the contents.
+        settings: gives the directories for records.
+        unit_dir: RuntimeDirectory= of this process's systemd unit, None outside of a unit.
     """
     of_unit = [unit_dir] if unit_dir and unit_dir.startswith(UNIT_DIR) and not settings.heads_dir else []
     clear_stale(settings, of_unit)
@@ -136,7 +140,10 @@ def publish(record: HeadRecord, settings: Settings, unit_dir: str | None = None)
 
 
 def _write(record: HeadRecord, place: str) -> tuple[str, int]:
-    """Lock it before it has its name: who finds it without a lock takes it for that of a killed process."""
+    """Write a record into the directory *place*; return its path and the descriptor that holds its lock.
+
+    The file is locked before it gets its name: a record without a lock would count as that of a killed process.
+    """
     fd, hidden = tempfile.mkstemp(prefix=f".{PREFIX}", dir=place)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -157,7 +164,7 @@ def _remove(path: str, lock: int) -> None:
 
 
 def clear_stale(settings: Settings, more: Sequence[str] = ()) -> None:
-    """Remove what processes of this user that were killed have left, in *more* directories too."""
+    """Remove the records of killed processes of this user, from the directories in *more* too."""
     for path in _names([*more, *places(settings)]):
         with contextlib.suppress(OSError):
             if not _is_ours(os.lstat(path)):
@@ -176,7 +183,7 @@ def _is_ours(info: os.stat_result) -> bool:
 
 
 def script_of(pid: int) -> str:
-    """The command line of a process, for people; "" if it cannot be read."""
+    """Return the command line of a process for people, "" if it cannot be read."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = [word.decode(errors="replace") for word in file.read().split(b"\0")[:-1]]
@@ -186,7 +193,7 @@ def script_of(pid: int) -> str:
 
 
 def script_in(words: list[str]) -> str:
-    """A command line without its interpreter, as ``train.py --epochs 3``."""
+    """Return a command line without its interpreter, such as ``train.py --epochs 3``."""
     if words and os.path.basename(words[0]).startswith("python"):
         rest = words[1:]
         while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
@@ -205,19 +212,19 @@ def script_in(words: list[str]) -> str:
 
 
 def places(settings: Settings) -> list[str]:
-    """Where heads of this user publish their records."""
+    """Return the directories in which heads of this user write their records."""
     return [settings.heads_dir] if settings.heads_dir else list(PLACES)
 
 
 def watched(settings: Settings) -> list[str]:
-    """Every directory that exists and in which a record of anybody can appear."""
+    """Return every existing directory in which a record of any user can appear."""
     found = [] if settings.heads_dir else [path for pattern in OF_UNITS for path in glob.glob(pattern)]
     units = [path for path in found if not os.path.islink(path)]  # a unit's user could have made the link
     return [path for path in (*places(settings), *units) if os.path.isdir(path)]
 
 
 def parents(settings: Settings) -> list[str]:
-    """Where this user's agentds may have their run directories."""
+    """Return the directories in which this user's agentds may have their run directories."""
     if settings.heads_dir:
         return [settings.run_dir] if settings.run_dir else []
     usual = (tempfile.gettempdir(), "/tmp", os.environ.get("XDG_RUNTIME_DIR") or "/run")
@@ -226,13 +233,13 @@ def parents(settings: Settings) -> list[str]:
 
 @dataclass(frozen=True)
 class MachineRecords:
-    """What runs on this machine.
+    """The records that were found on this machine.
 
     Attributes:
-        records: of this user, the oldest first; then, for root, of the others, by turns: who has many holds up no
-            other.
-        unreadable: path of each record that cannot be read, and why: a head may run that nobody can ask.
-        others: uids of other users whose records this user may not read.
+        records: those of this user, the oldest first; then, for root, those of other users, one of each user in turn,
+            so that a user with many records delays no other.
+        unreadable: path of each record that cannot be read, and the reason. The head behind it may run unseen.
+        others: uids of other users who run heads whose records this user may not read.
     """
 
     records: Sequence[HeadRecord]
@@ -244,8 +251,8 @@ def find_records(settings: Settings, everybody: bool = False) -> MachineRecords:
     """Find the heads of this machine, and the agentds that have joined a head elsewhere.
 
     Args:
-        settings: the environment's.
-        everybody: with those of other users, if this is root.
+        settings: gives the directories for records.
+        everybody: True to include the records of other users. Only root can read those.
     """
     me = os.geteuid()
     unreadable, others, counts = list[tuple[str, str]](), dict[tuple[int, int], int](), dict[int, int]()
@@ -289,7 +296,7 @@ def _names(directories: Sequence[str]) -> Iterator[str]:
 
 
 def _read(path: str, owner: int) -> HeadRecord | None:
-    """A record, None if its process has ended. Raises OSError, and ValueError if it is no record."""
+    """Return the record in a file, None if its process has ended. Raises OSError, and ValueError if it is no record."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         info = os.fstat(fd)
@@ -311,7 +318,10 @@ def _read(path: str, owner: int) -> HeadRecord | None:
 
 
 def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
-    """Return which users have a locked file among these: of a process that lives. This user may not open them."""
+    """Return the users with a living process among *others* (device and inode of a file, to its owner).
+
+    The files cannot be opened by this user, so the kernel's list of locks is searched.
+    """
     if not others:
         return set()
     from rlinf_actors import procfs
@@ -320,7 +330,7 @@ def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
 
 
 def _without_record(settings: Settings) -> Iterator[HeadRecord]:
-    """Heads of earlier versions, by their sockets in run directories; of this user only."""
+    """Find heads of earlier versions, which write no record, by their sockets in run directories of this user."""
     units = [] if settings.heads_dir else [path for pattern in OF_UNITS for path in glob.glob(pattern)]
     directories = [path for parent in parents(settings) for path in sorted(glob.glob(f"{glob.escape(parent)}/rlinf-*"))]
     for directory in dict.fromkeys([*units, *directories]):
@@ -333,7 +343,7 @@ def _without_record(settings: Settings) -> Iterator[HeadRecord]:
 
 
 def _answers(path: str) -> bool:
-    """True if a process listens on this unix socket; that of a process that was killed refuses."""
+    """True if a process listens on this unix socket. The socket of a killed process refuses connections."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -346,12 +356,12 @@ def _answers(path: str) -> bool:
 
 
 def _reachable(endpoint: str) -> str:
-    """An endpoint to connect to: of a head that listens on every address, that on loopback."""
+    """Return the endpoint to connect to: if the head listens on every address, the one on loopback."""
     return endpoint.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
 
 
 def ago(seconds: float) -> str:
-    """A duration as people say it: ``12 s``, ``3 min``, ``5 h``, ``2 d``."""
+    """Return a duration in words: ``12 s``, ``3 min``, ``5 h``, ``2 d``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
