@@ -1,8 +1,9 @@
-"""Lends the large parts of a connection's messages instead of sending them, if both ends share a machine and a user.
+"""Lends large message parts in shared memory instead of sending them, if both ends run on one machine as one user.
 
-After its Join the connecting end offers its arena. Each end says whether it could open the other's; until then, and if
-it could not, every part travels in the message. A lent part is replaced by a row in the header: which lease, where, how
-long. The receiver's views end the lease (`Dropped`), and the owner's block is free again.
+After its Join the connecting end offers its arena. Each end reports whether it could open the arena of the other.
+Before that, or if it could not, every part is sent in the message. A lent part is replaced by a row in the header: the
+lease, the offset and the size. When the receiver's last view of a part is gone, it reports that with `Dropped`, and
+the owner frees the block.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from rlinf_actors.wire import frames
 log = logging.getLogger(__name__)
 
 MARK = b"\xc1"
-"""First byte of a header with lent parts: no MessagePack value begins with it."""
+"""First byte of a header with lent parts. No MessagePack value begins with it."""
 
 
 class _Leases(msgspec.Struct, frozen=True, array_like=True):
-    """A header with lent parts: a row (index of the part, lease, offset, size in bytes) for each."""
+    """A header with lent parts. Each of its rows is (index of the part, lease, offset, size in bytes)."""
 
     alone: bool
     crowded: bool
@@ -39,13 +40,15 @@ _decode = msgspec.msgpack.Decoder(_Leases).decode
 
 
 class Lending:
-    """Both directions of one connection. `pack` and `store` on any thread, the rest on the loop's.
+    """Lends and borrows the parts of one connection's messages.
+
+    `pack` and `store` may be called on any thread, the other methods on the loop's thread only.
 
     Args:
-        arena: this process's, None to neither lend nor borrow.
-        soon: runs a function on the loop; any thread.
+        arena: this process's shared memory, None to neither lend nor borrow.
+        soon: runs a function on the loop; callable on any thread.
         send: sends a frame to the peer; loop thread.
-        peer: the other end, for people.
+        peer: name of the peer, for logs.
     """
 
     def __init__(
@@ -70,13 +73,13 @@ class Lending:
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes of our arena that the peer has views of."""
+        """Bytes of this process's arena that the peer has views of."""
         return sum(memoryview(part).nbytes for part in list(self._lent.values()))
 
     def offer(self) -> bool:
-        """Offer our arena to the peer, which is on this machine; return False if we have none.
+        """Offer this process's arena to a peer on the same machine. Return False if this process has none.
 
-        The peer answers with a Memory of its own (`heard`).
+        The peer answers with a Memory frame (`heard`).
         """
         if self._arena is None:
             return False
@@ -84,7 +87,7 @@ class Lending:
         return True
 
     def heard(self, frame: frames.Memory) -> None:
-        """Handle the peer's Memory: its arena, and whether it has opened ours."""
+        """Handle a Memory frame: the peer's arena, and whether the peer has opened this process's arena."""
         if self._arena is None:
             if frame.pid:
                 self._send(frames.Memory())
@@ -112,7 +115,8 @@ class Lending:
         """Copy the large parts into shared memory, if the peer can borrow and there is room. Any thread.
 
         Returns:
-            The parts, and True if all large ones are copies, so that the caller may change its own.
+            The parts with the copies in place; and True if all large parts are copies, so that the caller may change
+            its own buffers.
         """
         arena = self._arena
         if arena is None or not self._lends:
@@ -128,11 +132,12 @@ class Lending:
         return stored, True
 
     def pack(self, header: bytes, parts: Sequence[Buffer], *, alone: bool = True) -> tuple[bytes, Sequence[Buffer]]:
-        """Return the message to send, with large parts lent if the peer can borrow and there is room.
+        """Return the message to send. Large parts are lent if the peer can borrow and there is room.
 
         Args:
             header, parts: the message.
-            alone: True if no other peer is sent these parts; else each receiver's changes stay its own.
+            alone: True if these parts are sent to no other peer. If False, a receiver that writes to a part changes
+                only its own copy.
         """
         arena = self._arena
         if arena is None or not self._lends:
@@ -159,7 +164,7 @@ class Lending:
         return MARK + _encode(_Leases(alone, arena.crowded, rows, header)), sent
 
     def unpack(self, header: bytes, parts: list[Buffer]) -> bytes:
-        """Put views of the lent parts into *parts*; return the header without their rows.
+        """Put views of the lent parts into *parts*. Return the original header.
 
         Raises:
             RemoteWireError: the header names bytes that are not in the peer's arena.
@@ -183,17 +188,17 @@ class Lending:
         return leases.header
 
     def dropped(self, frame: frames.Dropped) -> None:
-        """Free the leases that the peer has no view of any more."""
+        """Free the parts of which the peer reports that it has no view any more."""
         for lease in frame.leases:
             self._lent.pop(lease, None)
 
     def borrower_gone(self) -> None:
-        """Free all leases: the peer's process has ended. What it sent before may still arrive."""
+        """Free all lent parts, because the peer's process has ended. Messages that it sent before may still arrive."""
         self._lends = False
         self._lent.clear()
 
     def close(self) -> None:
-        """Stop lending and borrowing. Views of the peer's memory stay valid."""
+        """Stop lending and borrowing. Existing views of the peer's memory stay valid."""
         self.borrower_gone()
         self._arena = None
         self._borrowed = None

@@ -25,12 +25,21 @@ if TYPE_CHECKING:
     from rlinf_actors.security.keypair import KeyPair
 
 HANDSHAKE_S = 5
-"""Seconds that libzmq gives a new connection to authenticate (its own default is 30): an unauthenticated peer holds a
-descriptor and a message's memory for that long."""
+"""Seconds that libzmq gives a new connection to authenticate (its own default is 30).
+
+An unauthenticated peer occupies a
+descriptor and the memory of a message for that long."""
 
 
 def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair | None, domain: str) -> None:
-    """Protect the endpoint that the listener *socket* binds next; ZAP asks the gate of *domain* about connections."""
+    """Set the options that protect the endpoint that *socket* binds next.
+
+    Args:
+        socket: the listening socket.
+        mechanism: how to protect the endpoint.
+        pair: the key pair of the listener; needed for CURVE.
+        domain: the ZAP domain; its gate decides which keys are admitted.
+    """
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
     if mechanism is Mechanism.IPC:
         socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())  # beside the directory's mode
@@ -47,7 +56,7 @@ def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair |
 
 
 def before_connect(socket: zmq.Socket[bytes], proof: Proof) -> None:
-    """Make the next connection of *socket* prove its key and require its server's."""
+    """Set the options by which the next connection of *socket* proves its own key and requires the server's key."""
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
     socket.setsockopt(zmq.CURVE_SERVERKEY, proof.server.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, proof.pair.public.encode())
@@ -66,7 +75,7 @@ ACCEPTED = int(zmq.EVENT_ACCEPTED)
 CONNECTED = int(zmq.EVENT_CONNECTED)
 DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 NO_ZEROMQ = "what listens there does not speak as a head does"
-"""A disconnection before any event of a handshake means this. libzmq does not reconnect then."""
+"""The reason for a disconnection before any event of a handshake. libzmq does not reconnect after that."""
 _EVENT = struct.Struct("=Hi")  # of a monitor's first frame, in the machine's byte order: event and value
 _MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _REASONS = {
@@ -76,18 +85,18 @@ _REASONS = {
 
 
 def read_event(frames: Sequence[bytes]) -> tuple[int, int]:
-    """Return the event and its value from a monitor's message."""
+    """Return the event and its value from a message of a socket's monitor."""
     event, value = _EVENT.unpack(frames[0])
     return int(event), int(value)
 
 
 def why_rejected(value: int) -> str:
-    """Return why a CURVE server rejected a connection, by the value of its FAILED_PROTOCOL event."""
+    """Return why a CURVE server rejected a connection, from the value of its FAILED_PROTOCOL event."""
     return _REASONS.get(value, "its handshake was malformed")
 
 
 def unanswered(event: int, value: int) -> bool:
-    """Return True if a handshake failed only because the server did not answer in time: it may stand still."""
+    """Return True if a handshake failed only because the server did not answer in time. The server may stand still."""
     return event == int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) and value not in (errno.EPIPE, errno.ECONNRESET)
 
 
@@ -95,8 +104,8 @@ def why_refused(event: int, value: int, key: str) -> tuple[str, bool]:
     """Return why a client's handshake failed, and True if libzmq does not try again.
 
     Args:
-        event, value: of the client's monitor.
-        key: the client's public key, "" without.
+        event, value: the event of the client's monitor.
+        key: the client's public key, "" if it has none.
     """
     if event == int(zmq.EVENT_HANDSHAKE_FAILED_AUTH):
         return (

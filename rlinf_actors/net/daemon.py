@@ -1,13 +1,14 @@
-"""What all daemons share: how they run, how signals and a bug end them, and the shell around a pure core.
+"""What all daemons share: how they run, how they end on signals and internal errors, and the shell around a pure core.
 
-`run_daemon` runs agentd and the head on an event loop. `CoreShell` connects that loop to a pure core: events in,
-commands out, a timer at the core's next deadline, and the time that this process stood still. A template has no event
-loop and takes the error policy alone. Everything here runs on the daemon's main thread, and never on a user's.
+`run_daemon` runs agentd and the head on an event loop. `CoreShell` connects that loop to a pure core: it passes events
+in, carries out the commands, sets a timer for the core's next deadline, and reports the time that this process stood
+still. A template has no event loop and uses the error policy only. Everything here runs on the daemon's main thread,
+and never in a user's process.
 
-Error policy. An exception of ours that nobody expected is a bug, and leaves the daemon's state half changed: it would
-look alive and answer nobody. So the daemon ends at once with exit code `INTERNAL_ERROR`, as if by kill -9. Whoever
-starts it anew gets a daemon that takes over what this one had. What a peer sent is never such a bug: bytes that are no
-message raise RemoteWireError, which the receiver drops, and a message that makes no sense is refused.
+Error policy. An unexpected exception of our own code is a bug, and leaves the daemon's state half changed: the daemon
+would look alive without working. So it ends at once with exit code `INTERNAL_ERROR`, as if by kill -9. A new daemon
+takes over what the old one had. Bad input from a peer is never such a bug: malformed bytes raise RemoteWireError, and
+the receiver drops them; a message that makes no sense is refused.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ CommandT = TypeVar("CommandT")
 log = logging.getLogger(__name__)
 
 INTERNAL_ERROR = 70
-"""EX_SOFTWARE of sysexits.h."""
+"""Exit code after an internal error: EX_SOFTWARE of sysexits.h."""
 
 
 def run_daemon(serve: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run a daemon's coroutine on an event loop of its own, under the error policy; return its exit code.
+    """Run the coroutine of a daemon on a new event loop, under the error policy. Return its exit code.
 
-    An exception of *serve* itself is the caller's to explain: that the address is in use, for example.
+    An exception of *serve* itself is passed on; the caller reports it (an address that is in use, for example).
     """
     faulthandler.enable(2)  # a crash in C code, and the watchdog's SIGABRT to a loop that stands still, leave a trace
     raise_file_limit()
@@ -82,24 +83,24 @@ def ends_process(*expected: type[Exception]) -> Iterator[None]:
 
 
 def end_process() -> NoReturn:
-    """End this daemon after an internal error that was logged."""
+    """Log that this daemon ends because of an internal error, and end the process at once."""
     log.critical("internal error (above): this process ends, since its state may be wrong")
     logging.shutdown()
     os._exit(INTERNAL_ERROR)
 
 
 class CoreShell(Generic[EventT, CommandT]):
-    """Feeds a pure core with events, carries out its commands, and ticks at its deadlines. Loop thread only.
+    """Passes events to a pure core, carries out its commands, and ticks at its deadlines. Loop thread only.
 
     Args:
-        loop: the daemon's.
-        name: of the daemon, for the log.
+        loop: the daemon's event loop.
+        name: name of the daemon, for the log.
         decide: the core: takes an event and the loop's time, returns commands.
-        next_deadline: of the core; infinity for none.
+        next_deadline: returns the core's next deadline; infinity for none.
         carry_out: carries out one command.
-        tick: the event at a deadline.
-        stalled: makes the event for so many seconds in which this process stood still. It comes before `tick`: the
-            peers' messages of that time wait in the sockets, so no peer was silent.
+        tick: the event to pass at a deadline.
+        stalled: makes the event to pass when this process stood still, from the number of seconds. It is passed before
+            *tick*: messages of that time still wait in the sockets, so no peer was silent.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class CoreShell(Generic[EventT, CommandT]):
         self._closed = False
 
     def handle(self, event: EventT) -> None:
-        """Have the core decide about an event, and carry out its commands. After `close` the event is dropped."""
+        """Pass an event to the core and carry out the commands. After `close` the event is dropped."""
         if self._closed:
             return
         self.carry_out(self._decide(event, self._loop.time()))
@@ -134,12 +135,12 @@ class CoreShell(Generic[EventT, CommandT]):
             self._setting = self._loop.call_soon(self._set_timer)
 
     def carry_out(self, commands: Iterable[CommandT]) -> None:
-        """Carry out commands that the core gave outside of `handle`."""
+        """Carry out commands that the core returned outside of `handle`."""
         for command in commands:
             self._carry_out(command)
 
     def close(self) -> None:
-        """Stop the timer. Twice is fine."""
+        """Stop the timer and drop later events. Idempotent."""
         self._closed = True
         for handle in (self._timer, self._setting):
             if handle is not None:

@@ -1,10 +1,10 @@
-"""Decides what silence means: when to check a peer's machine, when to give the peer up, when to reconnect. Pure.
+"""Failure detection: when to check a silent peer's machine, when to give the peer up, when to reconnect. Pure.
 
-After three missed beats the machine of a silent head is checked (`net.reachability`; the caller does that). An answer,
-also a refusal, shows that the network is whole: the head restarts, stands still, or our old connection is stuck. What
-waits for the head may then go on for its grace. No answer for a lease shows that the network is cut, and that the head
-has given up on us as well. Drivers and workers do the same for nodes whose workers they wait for; these have no grace,
-since the head reports every end. Time is an argument.
+After three missed heartbeats the caller checks the machine of a silent head (`net.reachability`). If the machine
+answers, even with a refusal, the network works: the head is restarting, stands still, or our old connection is stuck.
+Operations that wait for the head may then go on for a grace period. If the machine does not answer for a lease, the
+network is cut, and the head has given this process up as well. Drivers and workers check in the same way the nodes
+whose workers they wait for. No grace period applies to nodes, since the head reports every death. Time is an argument.
 """
 
 from __future__ import annotations
@@ -13,31 +13,36 @@ import math
 from collections.abc import Callable
 
 REACHABILITY_TIMEOUT_S = 2.0
-"""A machine that has not answered a connection attempt by then counts as silent; a lost SYN is repeated after 1 s."""
+"""Seconds after which a machine that has not answered a connection attempt counts as silent.
+
+A lost SYN is repeated after
+1 s."""
 STALL_S = 0.5
-"""A timer that is later than this shows that the process stood still (SIGSTOP, a suspended machine)."""
+"""Seconds. A timer that is later than this shows that the process stood still (SIGSTOP, a suspended machine)."""
 SUSPECT_BEATS = 3
-"""Missed beats after which the peer's machine is checked: as many as make a node suspect at the head."""
+"""Missed heartbeats after which the peer's machine is checked; the same number makes a node suspect at the head."""
 
 
 def stalled_s(due: float, now: float) -> float:
-    """Return how long this process stood still if a timer of *due* fires at *now*; 0 if it was not late."""
+    """Return for how many seconds this process stood still, if a timer that was due at *due* fires at *now*; 0 if it
+    did not.
+    """
     return now - due if now - due > STALL_S else 0.0
 
 
 class FailureDetector:
-    """Decides from a peer's silence, and its machine's, whether the peer is lost.
+    """Decides whether a peer is lost, from its silence and from checks of its machine.
 
     Args:
-        grace_s: how long the peer may be silent while its machine answers.
-        checks: False to ignore its machine; then only the grace counts.
-        who: the peer, for the verdict.
+        grace_s: seconds that the peer may be silent while its machine answers.
+        checks: False to never check its machine, so that only *grace_s* counts.
+        who: name of the peer for the text of `verdict`.
 
     Attributes:
         grace_s: as given.
-        beat_s: how often the peer is heard from, as it said.
-        lease_s: how long its machine may be silent, as it said.
-        last: when it was heard from last.
+        beat_s: seconds between two heartbeats of the peer. The caller sets this to the value that the peer sends.
+        lease_s: seconds that the peer's machine may be silent. The caller sets this to the value that the peer sends.
+        last: time of the peer's last message.
     """
 
     def __init__(self, grace_s: float, checks: bool = True, who: str = "the head") -> None:
@@ -53,21 +58,24 @@ class FailureDetector:
         self._missed = False
 
     def seconds(self, now: float) -> float:
-        """Return how long the peer has been silent."""
+        """Return for how many seconds the peer has been silent."""
         return now - self.last
 
     def suspected(self, now: float) -> bool:
-        """Return True if the peer has been silent for so long that its machine is checked."""
+        """Return True if the peer has been silent for so long that its machine must be checked."""
         return self.seconds(now) >= self._suspect_s
 
     def heard(self, now: float) -> None:
-        """Note a message of the peer."""
+        """Record that a message of the peer arrived."""
         self.last = self._answered = now
         self._missed = False
         self._check_at(now + self._suspect_s)
 
     def stalled(self, seconds: float, now: float) -> None:
-        """Note that this process stood still: nobody was silent then, and a check that ended then says nothing."""
+        """Record that this process stood still for so many seconds.
+
+        They do not count as silence of the peer or its machine.
+        """
         self.last = min(now, self.last + seconds)
         self._answered = min(now, max(self._answered + seconds, now - self._suspect_s))
         self._missed = False
@@ -82,11 +90,11 @@ class FailureDetector:
 
     @property
     def check_timeout_s(self) -> float:
-        """How long a check may take: several fit into the lease."""
+        """Seconds that a check may take, so that several checks fit into the lease."""
         return min(REACHABILITY_TIMEOUT_S, self.lease_s / 4)
 
     def checked(self, answered: bool, now: float) -> None:
-        """Note the result of a check: the machine answered, or it did not."""
+        """Record the result of a check: True if the peer's machine answered."""
         self._checking = False
         if answered:
             self._answered, self._missed = now, False
@@ -96,12 +104,12 @@ class FailureDetector:
             self._check_at(now + self.beat_s)
 
     def check_failed(self, now: float) -> None:
-        """Note that a check could not be made. It says nothing; the next one may be made."""
+        """Record that a check could not be made. This does not count as silence, and the next check may begin."""
         self._checking = False
         self._check_at(now + self.beat_s)
 
     def verdict(self, now: float) -> str | None:
-        """Return why what depends on the peer must end, None while it may go on."""
+        """Return why the peer counts as lost, None while it does not."""
         if self._missed and now >= self._answered + self.lease_s:
             return (
                 f"{self._who} was silent for {self.seconds(now):.3g} s, and so was its machine for "
@@ -112,7 +120,7 @@ class FailureDetector:
         return None
 
     def next_deadline(self) -> float:
-        """Return when `should_check` or `verdict` has a new answer, infinity for never."""
+        """Return the time at which `should_check` or `verdict` may have a new result, infinity for never."""
         times = [self.last + self.grace_s]
         if not self._checking:
             times.append(self._next_check)
@@ -130,17 +138,17 @@ class FailureDetector:
 
 
 HELLO_TIMEOUT_S = 5.0
-"""Most seconds that a hello waits for its answer."""
+"""Most seconds to wait for the answer to a hello."""
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 3.0
-"""Bounds of the pause between two attempts. It doubles each time and is shortened by up to a half at random, so that
-processes that lost the head at one moment do not all come back at one moment."""
+"""RETRY_MIN_S and RETRY_MAX_S bound the pause between two attempts, in seconds. The pause doubles each time and is
+shortened by up to a half at random, so that processes that lost the head together do not all reconnect together."""
 REMIND_S = 60.0
 """Seconds between two log lines about one outage."""
 
 
 class ReconnectBackoff:
-    """When to try again to reach a head that is away, and what to log; *random* returns a number from 0 to 1."""
+    """Decides when to try again to reach a lost head, and what to log. *random* returns a number from 0 to 1."""
 
     def __init__(self, random: Callable[[], float]) -> None:
         self._random = random
@@ -151,7 +159,7 @@ class ReconnectBackoff:
     def attempt_timeout(self, lease_s: float) -> float:
         """Return the seconds that this attempt may take.
 
-        A lost attempt must leave time in the lease for another; a head that is slow to answer gets more each time.
+        A lost attempt leaves time in the lease for another one; each further attempt may take longer, for a slow head.
         """
         return min(HELLO_TIMEOUT_S, lease_s / 4 * self._pause / RETRY_MIN_S)
 
@@ -162,7 +170,7 @@ class ReconnectBackoff:
         return pause
 
     def failed(self, now: float, text: str) -> str:
-        """Note a failed attempt, or a long silence. Return the line to log, "" for none."""
+        """Record a failed attempt or a long silence, which *text* describes. Return the line to log, "" for none."""
         if self._since is None:
             self._since = self._logged = now
             return text
@@ -172,7 +180,10 @@ class ReconnectBackoff:
         return f"{text} (for {now - self._since:.0f} s now)"
 
     def recovered(self, now: float) -> float | None:
-        """Note that the head is there. Return how long it was away, None if nothing was logged about that."""
+        """Record that the head answers again.
+
+        Return the seconds since the first failure, None if there was no failure.
+        """
         since, self._since = self._since, None
         self._pause = RETRY_MIN_S
         return None if since is None else now - since

@@ -15,22 +15,22 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 
 BIG = 16 << 10
-"""Bytes from which a part travels as a frame of its own, without a copy (measured: pays from 16 KiB)."""
+"""Size in bytes from which a part travels as a frame of its own, without a copy (measured: pays from 16 KiB)."""
 FULL = 1 << 20
-"""Bytes of records from which a chunk takes no further message: a long queue must not become one message that is longer
-than the peer's socket accepts."""
+"""Bytes of records after which a chunk takes no further message, so that a long queue does not become a chunk that is
+longer than the peer's socket accepts."""
 MESSAGES = 1 << 16
-"""Most messages in a chunk. An empty one takes a byte or three on the wire, and a hundred in memory."""
+"""Most messages in a chunk. An empty message takes a byte or three on the wire, and a hundred in memory."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Annotated[list[list[bytes | int]], msgspec.Meta(max_length=MESSAGES)]).decode
 
 
 def pack(messages: Sequence[tuple[bytes, Sequence[Buffer]]], start: int = 0) -> tuple[bytes, list[Buffer], int]:
-    """Pack messages (header and parts) from index *start* into a chunk.
+    """Pack messages (header and parts) from index *start* on into a chunk.
 
     Returns:
-        The records, the big frames, and the index of the first message for the next chunk.
+        The records, the big frames, and the index of the first message that is not in this chunk.
     """
     big: list[Buffer] = []
     rows: list[list[Buffer | int]] = []
@@ -53,7 +53,7 @@ def pack(messages: Sequence[tuple[bytes, Sequence[Buffer]]], start: int = 0) -> 
 
 
 def unpack(records: bytes, big: Sequence[Buffer]) -> list[tuple[bytes, list[Buffer]]]:
-    """Return the messages of a chunk, in order. Raises RemoteWireError if it is malformed anywhere."""
+    """Return the messages of a chunk, in order. Raises RemoteWireError if any part of the chunk is malformed."""
     try:
         rows = _decode(records)
     except (msgspec.DecodeError, RecursionError) as error:

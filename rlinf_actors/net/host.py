@@ -1,4 +1,4 @@
-"""This host's identity and network: the key that local processes share, addresses, ports that are held for later."""
+"""Identity and network of this host: the host key, pids, addresses, and ports that are reserved for later."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def host_key() -> str:
 
 
 def pid_start(pid: int) -> int:
-    """Return when a process was started, in clock ticks since boot, which with its pid identifies it; 0 if it ended."""
+    """Return the start time of a process in clock ticks since boot, 0 if it has ended.
+
+    With the pid it identifies a process.
+    """
     found = procfs.stat(pid)
     return 0 if found is None or found.state == "Z" else found.started
 
@@ -42,7 +45,7 @@ def route_ip(host: str) -> str:
 
 
 def free_port(below: int | None = None) -> int:
-    """Return a TCP port that is free now, below *below* if given. Nothing holds it.
+    """Return a TCP port that is free now; with *below*, the highest one below that number. The port is not reserved.
 
     Raises:
         OSError: no port is free.
@@ -121,14 +124,14 @@ DEFAULT_LISTEN = "127.0.0.1:6380"
 
 
 def split_address(address: str, path: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT`` (``[HOST]:PORT`` for IPv6, ``tcp://`` in front is fine).
+    """Return host and port of ``HOST:PORT``. An IPv6 host is written ``[HOST]:PORT``; a leading ``tcp://`` is ignored.
 
     Args:
         address: the text.
-        path: where it was written, for the error.
+        path: the option, variable or file that it comes from, for the error.
 
     Raises:
-        ConfigError: the text is something else.
+        ConfigError: the text has another form.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535 or "/" in host:
@@ -137,7 +140,7 @@ def split_address(address: str, path: str) -> tuple[str, int]:
 
 
 def endpoint_of(address: str, path: str) -> str:
-    """Return the ZeroMQ endpoint of ``HOST:PORT``; an ipc or tcp endpoint stays what it is. Raises as split_address."""
+    """Return the ZeroMQ endpoint for ``HOST:PORT`` or for an endpoint. Raises ConfigError as `split_address`."""
     if address.startswith("ipc://"):
         return address
     host, port = split_address(address, path)

@@ -1,7 +1,9 @@
-"""Reachability checks: does anything listen at an endpoint, and is it the head? Loop thread only.
+"""Reachability checks: finds out whether a process listens at an endpoint, and whether it is the head.
 
-`check` tells a process that is gone from a network that is cut: agents, drivers and workers ask it when the head, or a
-worker's node, is silent. `diagnose` and `HeadVerifier` find out why a connection to the head does not come about.
+Loop thread only.
+
+`check` distinguishes a process that has ended from a network that is cut: agentds, drivers and workers call it when the
+head, or a worker's node, is silent. `diagnose` and `HeadVerifier` find out why a connection to the head fails.
 """
 
 from __future__ import annotations
@@ -23,23 +25,27 @@ from rlinf_actors.net.loop import Tasks
 log = logging.getLogger(__name__)
 
 CONNECT_S = 0.5
-"""Seconds that `diagnose` gives a connection."""
+"""Seconds that `diagnose` waits for a connection."""
 GREETING_S = 0.5
-"""Seconds that a server may take to begin its greeting, and then to end it."""
+"""Seconds that a server may take to begin its greeting, and again to finish it."""
 STAYS_S = 0.2
-"""A server that keeps a connection open this long after the greeting has not closed it as one too many."""
+"""Seconds after the greeting in which a server that has too many connections closes a new one."""
 _LOCAL_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
-"""Errors of a connection attempt that this machine causes: they say nothing about the network."""
+"""Errors of a connection attempt that come from limits of this machine, and so say nothing about the network."""
 _MARK = b"\xff" + bytes(8) + b"\x7f"
-"""The first 10 bytes of ZeroMQ (ZMTP 3.1, RFC 37); then 2 of the version, 20 of the mechanism's name, and 32."""
+"""The first 10 bytes of a ZeroMQ greeting (ZMTP 3.1, RFC 37).
+
+The version (2 bytes), the mechanism's name (20) and 32 more
+bytes follow."""
 _GREETING = _MARK + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
 
 async def check(endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
-    """Open a connection to a tcp or ipc endpoint of ZeroMQ, and close it again.
+    """Check whether a process listens at a tcp or ipc endpoint, by opening a connection and closing it again.
 
-    The kernel answers for a process that is stopped or busy, and refuses for one that is gone. If this machine has no
-    descriptor or port left to check with, the endpoint counts as reachable: a cut would end all that waits for it.
+    The kernel accepts connections for a process that is stopped or busy, and refuses them for one that has ended. If
+    this machine has no descriptor or port left for the check, the result is LISTENS, because SILENT could end
+    everything that waits for the endpoint.
     """
     opening: Coroutine[Any, Any, Any]
     if endpoint.startswith("ipc://"):
@@ -63,7 +69,10 @@ async def check(endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Rea
 
 
 async def diagnose(endpoint: str) -> Diagnosis:
-    """Find out what listens at an endpoint by the first bytes of a connection; of ipc only if anything does."""
+    """Find out which kind of program listens at an endpoint, by the first bytes of a connection.
+
+    For an ipc endpoint the result says only whether any program listens.
+    """
     if endpoint.startswith("ipc://"):
         refused = await check(endpoint, CONNECT_S) is Reachability.REFUSED
         return Diagnosis.NOBODY if refused else Diagnosis.MUTE
@@ -95,21 +104,23 @@ async def diagnose(endpoint: str) -> Diagnosis:
 
 
 SURE_S = 1.0
-"""Seconds for which handshakes must fail before the listener is diagnosed: a head that ends during a handshake, or
-starts at that moment, looks the same."""
+"""Seconds between a failed handshake and the diagnosis of the listener, because a head that is just starting or ending
+looks like a wrong one."""
 HANDSHAKES = 3
-"""Failed handshakes after which a server with keys counts as the wrong one; another program does at once."""
+"""Number of failed handshakes after which a server with keys counts as the wrong one. A server that is no ZeroMQ server
+counts as wrong after the first."""
 
 
 class HeadVerifier:
     """Verifies that the process listening at the head's address is our head, while nothing was heard from it.
 
     Args:
-        network: checks the endpoint.
-        endpoint: the head's.
-        on_wrong: called with the error when another process is certain to listen there; libzmq would try for ever.
-        explains: True to diagnose for `why` although no handshake has failed. False for processes of which many would
-            do so at one moment: their checks would fill the queue of a head that stands still.
+        network: diagnoses the endpoint.
+        endpoint: the head's endpoint.
+        on_wrong: called with an error when it is certain that another process listens there. libzmq alone would retry
+            for ever.
+        explains: True if `why` may diagnose the endpoint although no handshake has failed. False for processes of which
+            many would do so at one moment: their connections would fill the queue of a head that stands still.
     """
 
     def __init__(
@@ -125,25 +136,25 @@ class HeadVerifier:
         self._verifying: asyncio.Task[None] | None = None
 
     def failed(self, why: str, for_good: bool) -> None:
-        """Note a failed handshake; *for_good*: libzmq does not try again."""
+        """Record a failed handshake. *for_good* is True if libzmq does not try again."""
         self._why = why
         self._failed += 1
         if self._verifying is None and not for_good:
             self._verifying = self._tasks.start(self._verify(), "looking who listens at the head's address")
 
     def heard(self) -> None:
-        """Note a message of the head."""
+        """Record that a message of the head arrived."""
         self._why, self._diagnosis, self._failed, self._explains = "", "", 0, False
 
     def reset(self) -> None:
-        """Forget what is known: the connection is made anew, or closed for good."""
+        """Forget all failures and stop verifying, because the connection is made anew or is closed."""
         self._why, self._diagnosis, self._failed = "", "", 0
         if self._verifying is not None:
             self._verifying.cancel()
             self._verifying = None
 
     async def why(self) -> str:
-        """Return why nothing was heard from the head, as far as that is known, and what to do."""
+        """Return, for an error message, why nothing was heard from the head and what the user can do."""
         if not self._why and self._explains:
             return (await self._network.diagnose(self._endpoint)).value
         return self._diagnosis or self._why or "is it running, and is the address right?"
