@@ -1,4 +1,4 @@
-"""What a Channel is made of: a backend, the gets and takes under way in it, and the Take of the user.
+"""The parts of a Channel: the interface `Backend`, the pending gets and takes, and the `Take` that users hold.
 
 There are three backends: `client.RemoteChannel` (the items are in a host process), `connecting.ConnectingChannel` (the
 host is not found yet) and `local.LocalChannel` (the items are in this process).
@@ -30,14 +30,15 @@ else:
 
 
 class PendingGet(AsyncWork[T]):
-    """A get or get_batch under way.
+    """A get or get_batch that was requested; its result is the item, or the list of items.
 
-    ``wait`` and ``await`` return the item and acknowledge it; both may be used again and return the same object.
-    Cancelling a task that awaits the get cancels the get, as with asyncio.Queue, and so does dropping the last
-    reference to it. An item that was on its way then returns to the head of its queue.
+    ``wait`` and ``await`` return the item and acknowledge it to the queue. Both may be repeated and return the same
+    object. Cancelling a task that awaits the get cancels the get, as with asyncio.Queue. Dropping the last reference to
+    the get cancels it too. An item that was already on its way then returns to the head of its queue.
 
     Attributes:
-        redelivered: once the item was taken: True if a process that died may have seen it (or one of the batch) before.
+        redelivered: valid once the item is received: True if a process that died may have received the item, or an
+            item of the batch, before.
 
     Subclasses implement `_decode`, `_acknowledge` and `_give_back`.
     """
@@ -49,22 +50,29 @@ class PendingGet(AsyncWork[T]):
         self._taken = False
 
     def _decode(self, arrived: Any) -> tuple[T, bool]:
-        """Return the value, and `redelivered`. Runs on the thread that waits; if it raises, the item goes back."""
+        """Return the received value, and True if it was delivered before.
+
+        Runs on the thread that waits. If it raises, the item returns to its queue.
+        """
         raise NotImplementedError
 
     def _acknowledge(self, arrived: Any) -> None:
-        """Tell the queue that user code has the value. Called once."""
+        """Tell the queue that user code has the value. Called at most once."""
         raise NotImplementedError
 
     def _give_back(self, later: bool) -> None:
-        """Return the item to its queue. Any thread; *later*: from a destructor, whose thread may hold any lock."""
+        """Return the item to its queue. Any thread.
+
+        *later* is True in a destructor, whose thread may hold any lock: the implementation must then not wait for
+        locks.
+        """
         raise NotImplementedError
 
     def _decode_failed(self, error: BaseException) -> None:
         self._give_back(False)
 
     def cancel(self) -> bool:
-        """Cancel the get; False if the item was taken, or the get has failed. Any thread."""
+        """Cancel the get. Return False if user code has the item already, or if the get has failed. Any thread."""
         with self._taking:
             if self._taken or self._error is not None:
                 return False
@@ -72,7 +80,7 @@ class PendingGet(AsyncWork[T]):
             if not self.reject(error):
                 if self._error is not None:
                     return False
-                self._value, self._error = None, error  # the item is here, and is given back below
+                self._value, self._error = None, error  # the item has arrived already; it is given back below
             self._seen = True
         self._give_back(False)
         return True
@@ -108,10 +116,10 @@ class PendingGet(AsyncWork[T]):
 
 
 class PendingTake(PendingGet[T]):
-    """A take under way. Once user code has the item, the item is out until `release` or `fail`.
+    """A take that was requested. Once user code has the item, `release` or `fail` must follow.
 
     Attributes:
-        deliveries: number of this delivery of the item, from 1; 0 while it is under way.
+        deliveries: how often the item was delivered, including this delivery; 0 before the item is received.
     """
 
     deliveries = 0
@@ -122,25 +130,27 @@ class PendingTake(PendingGet[T]):
         return self._taken
 
     def release(self) -> AsyncWork[None]:
-        """Report that the item was processed; the work is done when the channel has confirmed it. Any thread."""
+        """Tell the channel that the item was processed. The returned work is done when the channel confirms it. Any
+        thread.
+        """
         raise NotImplementedError
 
     def fail(self, how: str, later: bool = False) -> None:
-        """Return the item to the head of its queue, since it was not processed. Any thread.
+        """Return an item that was not processed to the head of its queue. Any thread.
 
         Args:
-            how: the reason, for people.
-            later: as in `_give_back`.
+            how: the reason, as text for people.
+            later: as for `_give_back`.
         """
         raise NotImplementedError
 
 
 class Take(Generic[T]):
-    """What `Channel.take` returns: use it once, by ``async with`` or ``with``.
+    """The result of `Channel.take`. Use it once, in ``async with`` or ``with``.
 
-    The block gets the item. When the block ends, the item is released, and the channel has confirmed that before the
-    next statement runs. If the block raises any exception, or the process dies in the block, the item returns to the
-    head of its queue.
+    The ``with`` statement waits for the item and gives it to the block. When the block ends, the item is released, and
+    the channel confirms the release before the next statement runs. If the block raises any exception, or the process
+    dies in the block, the item returns to the head of its queue.
     """
 
     def __init__(self, begin: Callable[[], PendingTake[T]], name: str) -> None:
@@ -151,10 +161,10 @@ class Take(Generic[T]):
 
     @property
     def deliveries(self) -> int:
-        """The number of this delivery of the item, 1 for the first; known in the block.
+        """How often the item was delivered, including this delivery: 1 the first time. Available inside the block.
 
         Raises:
-            UsageError: the item is not here yet.
+            UsageError: the item is not received yet.
         """
         if self._pending is None or not self._pending.deliveries:
             raise UsageError("the number of deliveries is known in the block: `async with take as item: ...`")
@@ -173,7 +183,7 @@ class Take(Generic[T]):
         try:
             return pending.wait()
         except BaseException:  # Ctrl-C too
-            pending.cancel()  # this Take may be kept, and an item that came would be out as long
+            pending.cancel()  # else an item that arrives stays out for as long as a caller keeps this Take
             raise
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
@@ -193,7 +203,7 @@ class Take(Generic[T]):
         return self._pending
 
     def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> AsyncWork[None] | None:
-        """Return the release of the item, for the caller to wait for; None if the item was given back instead."""
+        """Release the item and return the work to wait for. If the block failed, give the item back and return None."""
         assert self._pending is not None
         if kind is None:
             forks.check(self._made_in)  # a child forked in the block would wait for ever
@@ -207,7 +217,13 @@ class Take(Generic[T]):
 
 
 def refusal(name: str, kind: str, what: str) -> Exception:
-    """Return the exception for a request *what* that the queue of channel *name* refused."""
+    """Return the exception for a request that the queue refused.
+
+    Args:
+        name: name of the channel.
+        kind: "full", "empty", "closed" or "cancelled".
+        what: the operation, for the error text.
+    """
     if kind == "full":
         return asyncio.QueueFull(f"channel {name!r} is full")
     if kind == "empty":
@@ -218,7 +234,15 @@ def refusal(name: str, kind: str, what: str) -> Exception:
 
 
 def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: str) -> ItemNotProcessedError:
-    """Return the error of a take that met an item whose deliveries had failed too often."""
+    """Return the error for a take whose item became undeliverable, because too many deliveries had failed.
+
+    Args:
+        name: name of the channel.
+        key: key of the item's queue.
+        deliveries: number of failed deliveries.
+        consumer: name of the last consumer, "" if it used get().
+        reason: why the last delivery failed.
+    """
     who = consumer or "a consumer that used get()"
     return ItemNotProcessedError(
         f"an item of channel {name!r}, key {key!r}, was delivered {deliveries} times and never released; the last "
@@ -233,7 +257,15 @@ def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: s
 
 @dataclass(frozen=True)
 class ShownItem:
-    """A waiting item, for `Channel.describe`. `value` is None and `whole` False if the item is too large to show."""
+    """A waiting item as `Channel.describe` shows it.
+
+    Attributes:
+        value: the item; None if it is too large to show.
+        nbytes: size of the item in bytes.
+        weight: its weight in `get_batch`.
+        again: True if a consumer may have received it before.
+        whole: False if the item is too large to show.
+    """
 
     value: Any
     nbytes: int
@@ -244,13 +276,13 @@ class ShownItem:
 
 @dataclass(frozen=True)
 class UndeliverableItem(Generic[T]):
-    """An item that is not delivered any more, since its deliveries failed too often; see `Channel.undeliverable`.
+    """An item that is delivered no more because too many deliveries failed; see `Channel.undeliverable`.
 
     Attributes:
-        item: the item as it was put; an exception instead if it cannot be unpickled in this process.
-        key: of its queue.
-        deliveries: number of its deliveries.
-        consumer: name of the last consumer, "" if that used get().
+        item: the item as it was put, or an exception if it cannot be unpickled in this process.
+        key: key under which it was put.
+        deliveries: number of failed deliveries.
+        consumer: name of the last consumer, "" if it used get().
         reason: how the last delivery ended: the exception in the consumer's block, or the end of its process.
     """
 
@@ -262,34 +294,43 @@ class UndeliverableItem(Generic[T]):
 
 
 View = tuple[bool, list[tuple[Any, int, list[ShownItem]]], dict[Any, int]]
-"""A description of a channel: True if it is closed; for each key the number of waiting items and the first of them; the
-number of undeliverable items by key.
+"""The state of a channel: (True if closed, a list of (key, number of waiting items, the first of them), a dict from key
+to
+number of undeliverable items).
 """
 
 
 class Backend(Protocol):
-    """Operations of a channel; none blocks. Any thread but the I/O thread. A *timeout* is in seconds, None for none."""
+    """The operations of a channel. None of them blocks. Call them on any thread but the I/O thread.
+
+    A *timeout* is in seconds; None means no limit.
+    """
 
     def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
-        """Put an item; done when the queue has accepted it."""
+        """Put an item of *weight* under *key*; the work is done when the queue has accepted the item.
+
+        If *nowait* is True and the key is full, the work fails with asyncio.QueueFull.
+        """
 
     def get(self, key: Hashable, nowait: bool, timeout: float | None) -> PendingGet[Any]:
-        """Get the item at the head."""
+        """Get the item at the head of a key. If *nowait* is True and there is none, the get fails with
+        asyncio.QueueEmpty.
+        """
 
     def batch(self, key: Hashable, target: float, timeout: float | None) -> PendingGet[list[Any]]:
-        """Get a batch of items of *target* weight."""
+        """Get items whose total weight is at most *target*; see `Channel.get_batch`."""
 
     def take(self, key: Hashable, timeout: float | None) -> PendingTake[Any]:
-        """Take the item at the head; it is out then."""
+        """Take the item at the head of a key until the caller releases it or reports a failure."""
 
     def look(self, key: Hashable) -> AsyncWork[tuple[int, bool]]:
-        """Return the number of waiting items, and True if a put would wait."""
+        """Return the number of waiting items of a key, and True if a put would wait."""
 
     def show(self) -> AsyncWork[View]:
-        """Describe the channel."""
+        """Return the state of the whole channel."""
 
     def undeliverable(self, key: Hashable, drain: bool) -> AsyncWork[list[UndeliverableItem[Any]]]:
-        """Return the undeliverable items of a key; *drain* removes them from the list."""
+        """Return the undeliverable items of a key. If *drain* is True, also remove them from the channel."""
 
     def close(self) -> AsyncWork[None]:
-        """Refuse puts from now on."""
+        """Close the channel: it accepts no more puts."""

@@ -1,7 +1,8 @@
-"""RemoteChannel: a channel as a process of the job reaches it, whose items are in a host process.
+"""RemoteChannel: the requests of this process to a channel whose items are in host processes.
 
-All requests for a key travel by the link to one replica, so that the requests of one process keep their order. Nothing
-here blocks: requests for a key whose replica is not known yet wait, in order, for the answer to that question.
+All requests for one key go over the connection to one replica, so the requests of one process keep their order. Nothing
+here blocks. If it is not known yet which replica has a key, this process asks replica 0, and the requests for that key
+wait, in order, for the answer.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ T = TypeVar("T")
 
 
 class JoinedWork(AsyncWork[T]):
-    """A work that is done when several others are.
+    """A work that is done when several other works are done.
 
     Args:
-        what: the operation, for errors.
-        works: the others; None if `join` sets them later.
-        make: makes the result from the others, on each thread that waits.
+        what: the operation, for error texts.
+        works: the other works; None if the caller passes them to `join` later.
+        make: makes the result from the list of works. Runs in each thread that waits.
     """
 
     def __init__(self, what: str, works: Sequence[AsyncWork[Any]] | None, make: Callable[..., T]) -> None:
@@ -56,7 +57,7 @@ class JoinedWork(AsyncWork[T]):
             self.join(works)
 
     def join(self, works: Sequence[AsyncWork[Any]]) -> None:
-        """Set the others. Once."""
+        """Set the works to wait for. Call at most once."""
         self._works = works
         self._left = len(works)
         for work in works:
@@ -78,7 +79,10 @@ class JoinedWork(AsyncWork[T]):
 
 
 class ClosingChannel(JoinedWork[None]):
-    """A close of every replica. If all are empty, it is done when the hosts have ended and the name is free."""
+    """A close of all replicas of a channel.
+
+    If all replicas are empty, it is done when the host processes have ended and the channel's name is free.
+    """
 
     def __init__(self, name: str, hosts_gone: Future[None]) -> None:
         super().__init__(f"close() of channel {name!r}", None, lambda works: None)
@@ -90,7 +94,7 @@ class ClosingChannel(JoinedWork[None]):
             try:
                 empty &= work._outcome()
             except ChannelClosedError:
-                continue  # closed before, and ended
+                continue  # this replica was closed before, and has ended
             except Exception as error:  # noqa: BLE001 - it reaches the waiter
                 failed = failed or error
         if failed is not None:
@@ -102,19 +106,19 @@ class ClosingChannel(JoinedWork[None]):
 
 
 class DeferredQuery(JoinedWork[T]):
-    """A request to all replicas that was made before the channel was found; *start* sends it."""
+    """A request to all replicas, made before the channel was found. *start* sends it to the channel that is found."""
 
     def __init__(self, what: str, start: Callable[[Any], AsyncWork[T]]) -> None:
         super().__init__(what, None, lambda works: works[0]._outcome())
         self.start = start
 
     def reference(self) -> Callable[[], DeferredQuery[T]]:
-        """Return what keeps it while it waits."""
+        """Return a callable that returns this query. It keeps the query alive while the query waits."""
         return lambda: self
 
 
 class RequestBuffer:
-    """Requests that wait, in order, until their host is known. Any thread."""
+    """Requests that wait, in order, until their host is known. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -122,14 +126,14 @@ class RequestBuffer:
         self._over = False
 
     def add(self, request: Request | DeferredQuery[Any]) -> bool:
-        """Keep a request; False if the host is known by now, or cannot be known."""
+        """Add a request and return True; return False if `flush` or `fail` has ended the buffer."""
         with self._lock:
             if not self._over:
                 self._waiting.append(request.reference())
             return not self._over
 
     def flush(self, send: Callable[[Any], object], then: Callable[[], object]) -> None:
-        """Send all requests, call *then*, and keep no more of them. Loop thread."""
+        """Send all waiting requests in order, end the buffer and call *then*. Call on the loop thread only."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -140,11 +144,11 @@ class RequestBuffer:
             if request is None or request.done():
                 continue
             send(request)
-            if isinstance(request, Get) and request.error is not None:  # another thread cancelled it in this moment
+            if isinstance(request, Get) and request.error is not None:  # another thread has just cancelled it
                 request._give_back(False)
 
     def fail(self, error: BaseException) -> None:
-        """Fail all requests, and keep no more of them."""
+        """Reject all waiting requests with *error*, and end the buffer."""
         with self._lock:
             self._over = True
             waiting, self._waiting = self._waiting, collections.deque()
@@ -161,7 +165,10 @@ _finding = forks.free_in_children(threading.Lock())
 
 
 def remote_channel(runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str = "") -> RemoteChannel:
-    """Return this process's RemoteChannel for the hosts in *group*; all handles share it, and so one put window."""
+    """Return this process's only RemoteChannel for the host processes in *group*; make it at the first call.
+
+    All handles of a channel share one RemoteChannel, and so share one limit for the bytes of unaccepted puts.
+    """
     with _finding:
         channel = _channels.get(id(group))  # the channel keeps the group, so its id is not used again
         if channel is None:
@@ -176,8 +183,8 @@ class RemoteChannel(RequestMaker):
         runtime: of this process.
         group: the host processes, one for each replica.
         name: of the channel.
-        node_rank: replica on which new keys should live.
-        taker: name of this process, for people.
+        node_rank: rank of the replica that gets the keys that this process uses first.
+        taker: name of this process, for error texts.
     """
 
     def __init__(self, runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str = "") -> None:
@@ -209,7 +216,7 @@ class RemoteChannel(RequestMaker):
     def close(self) -> AsyncWork[None]:
         closing = ClosingChannel(self._name, self._group.gone)
         earlier = [placement.home for placement in list(self._placements.values())]
-        if earlier:  # puts of these keys were requested before the close
+        if earlier:  # puts under these keys were requested before the close, and must arrive before it
             placed: JoinedWork[Any] = JoinedWork(closing._what, earlier, list)
             placed._on_done(lambda: self._io.call(lambda: closing.join(self._ask_all(frames.ChannelClose))))
         else:
@@ -227,7 +234,13 @@ class RemoteChannel(RequestMaker):
     # --- errors ---
 
     def refusal(self, raised: frames.Raised, work: AsyncWork[Any], parts: Sequence[Buffer] = ()) -> Exception:
-        """Return the exception for a refusal of the host."""
+        """Return the exception for a request that the host refused with the frame *raised*.
+
+        Args:
+            raised: the host's answer.
+            work: the refused request.
+            parts: the parts of the answer; they describe the item if it became undeliverable.
+        """
         if raised.kind in ("full", "empty", "closed", "cancelled"):
             return refusal(self._name, raised.kind, work._what)
         if raised.kind == "undeliverable":
@@ -239,7 +252,7 @@ class RemoteChannel(RequestMaker):
         return RlinfActorsError(f"channel {self._name!r}: {raised.text}")
 
     def gone(self, error: Exception) -> Exception:
-        """Return the exception of a request whose host is gone, as *error* says."""
+        """Return the exception for a request whose host is gone; *error* says how the host ended."""
         found = end_of_channel(self._name, error)
         if found is not error:
             found.__cause__ = error
@@ -248,7 +261,10 @@ class RemoteChannel(RequestMaker):
     # --- acknowledgements ---
 
     def taken(self, peer: Peer, call: int) -> None:
-        """Acknowledge the item of a get; if more requests are under way, many acknowledgements share a frame."""
+        """Acknowledge the item of get number *call* to *peer*.
+
+        While other requests are under way, acknowledgements are collected, and many of them share one frame.
+        """
         under_way = len(peer.pending) - (call in peer.pending)  # the loop may not have removed this one yet
         if not under_way and not self._taken:
             peer.send(frames.ChannelAck([call]), now=True)
@@ -259,7 +275,7 @@ class RemoteChannel(RequestMaker):
             self._io.call(self.acknowledge)
 
     def acknowledge(self) -> None:
-        """Send the acknowledgements that are due; whatever is sent next comes behind them. Any thread."""
+        """Send the collected acknowledgements, so that they arrive before anything sent later. Any thread."""
         self._taken_due = False  # first, so that `taken` schedules another call for what this one misses
         calls: dict[Peer, list[int]] = {}
         with self._acknowledging:
@@ -270,7 +286,10 @@ class RemoteChannel(RequestMaker):
                 peer.send(frames.ChannelAck(taken))
 
     def give_back(self, peer: Peer, call: int, later: bool) -> None:
-        """Return what a get brings to its queue; *later*: from a destructor, whose thread may hold any lock."""
+        """Cancel get number *call*, and tell the host to return an item that was delivered to it.
+
+        *later* is True in a destructor, whose thread may hold any lock: the I/O thread then does the work.
+        """
         if later:
             self._io.call(self.give_back, peer, call, False)
             return
@@ -280,7 +299,7 @@ class RemoteChannel(RequestMaker):
     # --- sending ---
 
     def ask(self, work: Get | Query, peer: Peer) -> None:
-        """Send a get or a query to one replica. Any thread."""
+        """Send a get or a query to the replica *peer*. Any thread."""
         is_query = isinstance(work, Query)
         if is_query:
             self.acknowledge()  # items that user code has must not count as waiting
@@ -303,13 +322,15 @@ class RemoteChannel(RequestMaker):
                     self._name, request.key, self._node_rank, len(peers)
                 )
         if placement is None or not placement.add(request):
-            self._begin(request)  # the replica became known in this moment
+            self._begin(request)  # the replica has just become known
         elif first:
             placement.home._on_done(functools.partial(self._placed, placement))
             placement.home.begin(self, peers[0])
 
     def _placed(self, placement: _KeyPlacement) -> None:
-        """Handle the answer to which replica has a key. Any thread."""
+        """Send or reject the requests for a key, after the answer to the question which replica has the key. Any
+        thread.
+        """
         error = placement.home.error
         if error is None:
             self._io.call(self._flush, placement)
@@ -331,7 +352,7 @@ class RemoteChannel(RequestMaker):
 
 
 class _KeyPlacement(RequestBuffer):
-    """The requests of a key whose replica is not known yet. `home` is the query for it, which goes to replica 0."""
+    """The requests for one key that wait until its replica is known. `home` is the query for it, sent to replica 0."""
 
     def __init__(self, name: str, key: bytes, node_rank: int, replicas: int) -> None:
         super().__init__()
@@ -341,7 +362,10 @@ class _KeyPlacement(RequestBuffer):
 
 
 class _PendingAnswer:
-    """What a peer keeps of a get or a query (see runtime.peer.Pending). It refers to a get weakly."""
+    """The entry of a get or a query in its peer's table of pending calls (runtime.peer.Pending).
+
+    It refers weakly to a get, so that a get which the caller drops is cancelled.
+    """
 
     __slots__ = ("_channel", "_work")
 
@@ -350,7 +374,7 @@ class _PendingAnswer:
         self._work = work
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """Handle the host's answer. Loop thread."""
+        """Complete the request with the host's answer. Return True: there is only one answer. Loop thread only."""
         work = self._work()
         if work is None:
             return True  # dropped: its destructor has told the host
@@ -361,17 +385,17 @@ class _PendingAnswer:
         return True
 
     def fail(self, error: Exception) -> None:
-        """Handle the end of the host. Any thread."""
+        """Fail the request because its host is gone. Any thread."""
         work = self._work()
         if work is not None:
             work.reject(self._channel.gone(error))
 
 
 def end_of_channel(name: str, error: Exception) -> Exception:
-    """Return what the users of a channel get for *error*, which says how its host ended.
+    """Return the exception that users of a channel get when its host is gone; *error* says how the host ended.
 
-    A host ends with exit code 0 only when its channel was closed and every item was taken. Every other end breaks the
-    channel, so that no user takes it for an orderly one.
+    A host ends with exit code 0 only if its channel was closed and every item was taken. After any other end the
+    channel is broken, so that no user mistakes the end for an orderly one.
     """
     if isinstance(error, WorkerDiedError) and error.exit_code == 0:
         return ChannelClosedError(f"channel {name!r} was closed")

@@ -1,4 +1,4 @@
-"""How a handle gets to its channel: `make` makes a channel, `find` finds one. Nothing here blocks.
+"""Make a channel (`make`) or find an existing one (`find`). Nothing here blocks.
 
 The coroutines run on the I/O thread. `ConnectingChannel` keeps the requests of a handle until its channel is found.
 """
@@ -40,10 +40,10 @@ class JobMember:
     """This process as a member of its job.
 
     Attributes:
-        runtime: of this process; a worker's may not be in session with the head yet.
-        job: of a worker; None in a driver.
-        node_rank: rank of its node.
-        name: of this process, for people.
+        runtime: of this process; a worker's runtime may not have reached the head yet.
+        job: the WorkerJob of a worker; None in a driver.
+        node_rank: rank of this node.
+        name: name of this process, for texts.
     """
 
     runtime: Runtime
@@ -52,11 +52,11 @@ class JobMember:
     name: str
 
     async def connected(self) -> Runtime:
-        """Return the runtime when it is in session with the head. I/O thread."""
+        """Return the runtime as soon as it is in session with the head. I/O thread."""
         return self.runtime if self.job is None else await self.job.connected()
 
     async def cluster(self) -> Cluster:
-        """Return the Cluster of this process; a worker makes it on first use. I/O thread."""
+        """Return the Cluster of this process; in a worker the first call makes it. I/O thread."""
         return await Cluster.connect() if self.job is not None else Cluster.current()
 
 
@@ -64,7 +64,7 @@ def member() -> JobMember:
     """Return this process as a member of its job.
 
     Raises:
-        UsageError: this driver has no Cluster, or this process is a fork.
+        UsageError: this driver has no Cluster, or this process is a forked child that may not use the runtime.
     """
     job = worker_job()
     if job is not None:
@@ -77,11 +77,11 @@ def member() -> JobMember:
 
 @dataclass(frozen=True)
 class ChannelPlan:
-    """A channel to make; see Channel.create.
+    """The arguments of Channel.create, for a channel that is to be made.
 
     Attributes:
-        line: file and line of the caller, for warnings.
-        beside: gives the rank of its node instead of `node_rank`.
+        line: file and line number of the caller, for warnings.
+        beside: if set, awaited to get the rank of the channel's node; `node_rank` is then ignored.
     """
 
     name: str
@@ -96,10 +96,12 @@ class ChannelPlan:
 
 
 async def make(here: JobMember, plan: ChannelPlan) -> tuple[RemoteChannel, int]:
-    """Make a channel, or warn and find the existing one of that name; return it and its maxsize. I/O thread.
+    """Make a channel, and return its RemoteChannel and maxsize. I/O thread.
+
+    If a channel of that name exists, warn, and return the existing channel and its maxsize.
 
     Raises:
-        PlacementError: no node has that rank.
+        PlacementError: the plan names a node rank that does not exist.
     """
     node_rank = plan.node_rank if plan.beside is None else await plan.beside()
     cluster = await here.cluster()
@@ -125,7 +127,7 @@ async def make(here: JobMember, plan: ChannelPlan) -> tuple[RemoteChannel, int]:
 
 
 async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:
-    """Return the channel of that name and its maxsize. I/O thread.
+    """Return the RemoteChannel and the maxsize of the existing channel *name*. I/O thread.
 
     Raises:
         GroupNotFoundError: no channel has that name.
@@ -142,7 +144,7 @@ async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:
 
 
 async def _ended_before(runtime: Runtime, name: str) -> Exception:
-    """Return the error for a channel that ended before this process first used it."""
+    """Return the error for a channel that was not found: how it ended, as far as the head knows."""
     early = f"channel {name!r} ended before this process first used it"
     try:
         group = await runtime.groups.find(runtime.namespace, CHANNEL_GROUPS + name, ended=True)
@@ -156,17 +158,19 @@ async def _ended_before(runtime: Runtime, name: str) -> Exception:
 
 
 class ConnectingChannel(RequestMaker):
-    """The backend of a handle that came as an argument, until its channel is found: keeps requests, in order.
+    """The backend of a handle that came as an argument: keeps requests, in order, until the channel is found.
 
     Args:
-        name, namespace: of the channel.
+        name: of the channel.
+        namespace: of the channel's job.
 
     Attributes:
-        found, maxsize: the channel, once it is found, and its maxsize.
-        search: gives the channel's maxsize. If it fails, so does every request that was kept.
+        found: the channel; None until it is found.
+        maxsize: its maxsize, valid once it is found.
+        search: work whose result is the maxsize. If it fails, every kept request fails with the same error.
 
     Raises:
-        UsageError: the channel belongs to another job, or this process to none.
+        UsageError: the channel belongs to another job, or this process belongs to none.
     """
 
     def __init__(self, name: str, namespace: str) -> None:

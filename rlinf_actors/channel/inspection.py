@@ -1,4 +1,4 @@
-"""The part of Channel that inspects its items: how many wait, which, and which are undeliverable."""
+"""The methods of Channel that inspect a channel: number of items, description, undeliverable items."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ V = TypeVar("V")
 
 
 class ChannelViews(Generic[T]):
-    """Methods of Channel that inspect its items; mixed into Channel."""
+    """The methods of Channel that inspect its items; a base class of Channel."""
 
     _name: str
 
@@ -28,7 +28,7 @@ class ChannelViews(Generic[T]):
     @overload
     def qsize(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[int]: ...
     def qsize(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> int | AsyncWork[int]:
-        """Return the number of waiting items of *key*. Takes a round trip to the host."""
+        """Return the number of items that wait under *key*. Takes a round trip to the host."""
         work = self._look(key, lambda size, full: size)
         return work if async_op else work.wait()
 
@@ -37,7 +37,7 @@ class ChannelViews(Generic[T]):
     @overload
     def empty(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[bool]: ...
     def empty(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> bool | AsyncWork[bool]:
-        """Return True if no item of *key* waits. Takes a round trip to the host."""
+        """Return True if no item waits under *key*. Takes a round trip to the host."""
         work = self._look(key, lambda size, full: size == 0)
         return work if async_op else work.wait()
 
@@ -55,9 +55,9 @@ class ChannelViews(Generic[T]):
     @overload
     def describe(self, async_op: Literal[True]) -> AsyncWork[str]: ...
     def describe(self, async_op: bool = False) -> str | AsyncWork[str]:
-        """Return a text for people: for each key the first 20 items, large ones by their size in bytes.
+        """Return a text that lists the first 20 items of each key. For a large item it gives the size in bytes.
 
-        Takes a round trip to the host. ``str(channel)`` returns the same, and blocks.
+        Takes a round trip to the host. ``str(channel)`` returns the same text, and blocks.
         """
 
         def text(works: list[AsyncWork[View]]) -> str:
@@ -87,13 +87,14 @@ class ChannelViews(Generic[T]):
     ) -> list[UndeliverableItem[T]] | AsyncWork[list[UndeliverableItem[T]]]:
         """Return the undeliverable items of a key, the oldest first. Takes a round trip to the host.
 
-        An item becomes undeliverable when `max_deliveries` consumers took it and none released it. Undeliverable items
-        count among the channel's bytes, and keep the host of a closed channel alive, until they are drained.
+        An item becomes undeliverable when its delivery has failed `max_deliveries` times. Undeliverable items count
+        towards
+        the channel's limit in bytes, and keep the host of a closed channel alive, until they are drained.
 
         Args:
-            key: of the FIFO.
-            drain: remove the items from the list. To try one again, put it again. If an item cannot be unpickled in
-                this process, its error is raised and all items stay on the list.
+            key: key of the items.
+            drain: True to remove the returned items from the channel. To retry an item, put it again. If an item cannot
+                be unpickled in this process, that error is raised and all items stay.
             async_op: return at once an AsyncWork whose result is the list.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Keys of a channel as bytes. Pure."""
+"""Encode the keys of a channel as bytes, and decode them. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 def key_bytes(key: Hashable) -> bytes:
-    """Return a key as bytes; equal keys give equal bytes in every process.
+    """Return a key encoded as bytes. Equal keys give equal bytes in every process.
 
     Raises:
-        UsageError: the key is not a str, int, float, bool, bytes or None, or a tuple of them. Pickles of equal objects
-            may differ, so other objects cannot be keys.
+        UsageError: the key is not a str, int, float, bool, bytes or None, or a tuple of such values. Other objects
+            cannot be keys, because pickles of equal objects may differ.
     """
     try:
         return _pack(_normal(key))
@@ -29,7 +29,7 @@ def key_bytes(key: Hashable) -> bytes:
 
 
 def key_of(data: bytes) -> Any:
-    """Return the key whose `key_bytes` are *data*."""
+    """Decode the key that `key_bytes` encoded as *data*."""
     key = _unpack(data)
     return _tuples(key) if isinstance(key, list) else key
 
@@ -38,7 +38,7 @@ def _normal(key: Any) -> Any:
     if isinstance(key, tuple):
         return [_normal(part) for part in key]
     if isinstance(key, bool) or (isinstance(key, float) and key.is_integer()):
-        return int(key)  # equal as a dict's key, so equal here
+        return int(key)  # 1, 1.0 and True are the same key of a dict, so they are the same key here
     if key is None or type(key) in (str, int, float, bytes):
         return key
     raise UsageError(

@@ -1,4 +1,4 @@
-"""LocalChannel: a channel inside one process (``local=True``), the same queue behind a lock. Items are not copied."""
+"""LocalChannel: a channel inside one process (``local=True``). It uses ChannelQueue under a lock and never copies."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SHOWN_ITEMS = 20
 
 
 class LocalChannel:
-    """The queue, its lock, and the works that wait. Any thread.
+    """A channel of this process only: the queue, a lock for it, and the works that wait. Any thread may use it.
 
     Args:
-        name: for messages.
-        maxsize: items per key, 0 for no limit.
+        name: name of the channel, for error texts.
+        maxsize: most waiting items per key; 0 for no limit.
         max_deliveries: see ChannelQueue.
     """
 
@@ -119,11 +119,11 @@ class LocalChannel:
         return work
 
     def acknowledge(self, ticket: Ticket) -> None:
-        """Remove the items of a delivery: user code has them, or has processed them."""
+        """Remove the items of a delivery from the channel, since user code has received or processed them."""
         self._do(lambda: self._queue.ack(ticket))
 
     def fail(self, ticket: Ticket, how: str) -> None:
-        """Return an item that was not processed."""
+        """Return an item that was not processed to its queue. *how* is the reason."""
         self._do(lambda: self._queue.fail(ticket, how))
 
     def _do(self, step: Callable[[], list[Command]]) -> None:
@@ -133,17 +133,19 @@ class LocalChannel:
         self._sweep()
 
     def drop(self, ticket: Ticket, how: str | None = None) -> None:
-        """Return items that will not be taken, or with *how* an item that was not processed.
+        """Return the items of a delivery to their queue, from a destructor: on any thread, with any lock held.
 
-        For destructors: any thread, with any lock held.
+        If *how* is None, user code never received the items; else *how* is the reason why the item was not processed.
         """
         self._dropped.append((ticket, how))
         self._sweep()
 
     def _sweep(self) -> None:
-        """Return the dropped items.
+        """Return the dropped items to their queues, unless the lock is held.
 
-        A destructor may run while its own thread holds the lock. Then `_do` of that thread returns them afterwards.
+        A destructor may run on a thread that holds the lock. `_do` of that thread then calls `_sweep` after it releases
+        the
+        lock.
         """
         while self._dropped and self._lock.acquire(blocking=False):
             commands: list[Command] = []
@@ -180,8 +182,6 @@ class LocalChannel:
 
 
 class _Get(PendingGet[Any]):
-    """A get or get_batch under way."""
-
     def __init__(self, channel: LocalChannel, what: str, ticket: Ticket) -> None:
         super().__init__(what)
         self.ticket = ticket
@@ -203,7 +203,7 @@ class _Batch(_Get):
 
 
 class _Take(_Get, PendingTake[Any]):
-    """A take under way, and then the delivery that it got."""
+    """A pending take. Once its item is received, `release` or `fail` ends the delivery."""
 
     key: Hashable
 
@@ -212,7 +212,7 @@ class _Take(_Get, PendingTake[Any]):
         return super()._decode(arrived)
 
     def _acknowledge(self, arrived: tuple[QueuedItem, ...]) -> None:
-        """Do nothing: `release` acknowledges."""
+        """Do nothing: `release` acknowledges the item when the user's block ends."""
 
     def release(self) -> AsyncWork[None]:
         self._channel.acknowledge(self.ticket)

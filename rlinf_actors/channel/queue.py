@@ -1,16 +1,16 @@
-"""The decisions of a channel: which request gets which item, and which request waits. Pure.
+"""Decide which request to a channel gets which item, and which request waits. Nothing here does I/O.
 
-`ChannelQueue` takes requests and returns commands; its shells are the channel's host process (`queue_server`) and the
-local channel (`local`).
+`ChannelQueue` takes requests and returns commands. Its callers carry out the commands: the channel's host process
+(`queue_server`) and the local channel (`local`).
 
-House rules:
-* Under a key there are waiting items or waiting getters, never both.
-* An item is in one place: parked (its put is not accepted yet), waiting, held by an incomplete batch, delivered and not
-  acknowledged, or undeliverable. Only an acknowledgement removes it.
-* An item that comes back goes in front of everything that entered the queue after it.
-* Each ticket is answered once. The shell drops answers to processes that are gone.
-* Bytes are limited over all keys together, but an empty key always accepts one item, so that a full key never blocks
-  another key.
+Rules that hold at all times:
+* A key has waiting items or waiting getters, never both.
+* An item is in exactly one place. It is parked (its put is not accepted yet), waiting, held by an incomplete batch,
+  delivered and not acknowledged, or undeliverable. Only an acknowledgement removes it from the channel.
+* An item that returns goes in front of every item that entered the queue after it.
+* Each request is answered once. The caller drops answers to processes that are gone.
+* The limit in bytes holds for all keys together. A key without items always accepts one item, so that a full key never
+  blocks another key.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Union
 
 MAX_DELIVERIES = 3
-"""Default for how often a take gets an item that no consumer releases."""
+"""Default number of failed deliveries after which an item becomes undeliverable."""
 ERROR_CHARS = 2000
 """Most characters that are kept of the reason why an item was not processed."""
 
 
 class Ticket(NamedTuple):
-    """Identifies a request: the process that made it, the link that it came by, and its number on that link."""
+    """Identifies a request: the process that made it, the link on which it arrived, and its number on that link."""
 
     owner: str
     peer: bytes
@@ -35,12 +35,12 @@ class Ticket(NamedTuple):
 
 
 class QueuedItem:
-    """An item of the queue.
+    """An item in the queue.
 
     Attributes:
-        again: True if a consumer may have seen it before.
-        failed: number of deliveries that were not acknowledged although a consumer may have seen the item.
-        last_failure: consumer of the last such delivery ("" for a get), and how that delivery ended.
+        again: True if a consumer may have received it before.
+        failed: number of failed deliveries: the consumer may have received the item, and did not acknowledge it.
+        last_failure: (consumer, reason) of the last failed delivery; the consumer is "" if it used get().
     """
 
     __slots__ = ("again", "failed", "last_failure", "nbytes", "seq", "value", "weight")
@@ -56,15 +56,16 @@ class QueuedItem:
 
 
 class AcceptPut(NamedTuple):
-    """Tell the producer that its item is in the queue."""
+    """Command: tell the producer that its item is in the queue."""
 
     ticket: Ticket
 
 
 class DeliverItems(NamedTuple):
-    """Send these items, in order; they come back unless the ticket is acknowledged. Without items none is expected.
+    """Command: send these items, in order, to the consumer.
 
-    `kind` is "take" or "drain" if that was the request, else "".
+    The items return to the queue unless the consumer acknowledges the ticket. A delivery without items needs no
+    acknowledgement. `kind` is "take" or "drain" for those requests, else "".
     """
 
     ticket: Ticket
@@ -73,7 +74,11 @@ class DeliverItems(NamedTuple):
 
 
 class RefuseRequest(NamedTuple):
-    """Refuse a request: full, empty, closed, cancelled, or undeliverable (*item* was to be delivered)."""
+    """Command: refuse a request.
+
+    `why` is "full", "empty", "closed", "cancelled" or "undeliverable". In the last case *item* is the item that became
+    undeliverable; else it is None.
+    """
 
     ticket: Ticket
     why: str
@@ -85,12 +90,13 @@ Command = Union[AcceptPut, DeliverItems, RefuseRequest]
 
 @dataclass
 class _Getter:
-    """A request that waits for items.
+    """A get, batch or take that waits for items.
 
     Attributes:
-        target: weight of a batch; None for one item.
-        taker: name of the consumer of a take; None for a get.
-        held: items that the batch has so far, of weight `total`.
+        target: most weight of a batch; None for a request for one item.
+        taker: name of the consumer for a take; None for a get or a batch.
+        held: items that the batch has collected so far.
+        total: weight of these items.
     """
 
     target: float | None
@@ -104,8 +110,11 @@ class _KeyQueue:
     """The FIFO of one key.
 
     Attributes:
+        items: waiting items.
+        parked: items whose put waits for room.
+        getters: requests that wait for items.
         dead: undeliverable items, the oldest first.
-        count: number of items that entered and are neither acknowledged nor undeliverable.
+        count: number of items that were accepted and are neither acknowledged nor undeliverable.
         out: number of deliveries that are not acknowledged.
     """
 
@@ -122,13 +131,14 @@ class _KeyQueue:
 
 
 class ChannelQueue:
-    """All keys of one channel, or of one replica of it.
+    """The queues of all keys of one channel, or of one replica of a channel.
 
     Args:
-        maxsize: waiting items per key; 0 or less for no limit.
-        max_bytes: bytes of all keys together, unacknowledged and undeliverable ones included; a key with nothing else
-            in it always takes one item. 0 or less for no limit.
-        max_deliveries: deliveries of an item that may fail before a take gives it up; 0 or less for no limit.
+        maxsize: most waiting items per key; 0 or less for no limit.
+        max_bytes: most bytes of all keys together, including unacknowledged and undeliverable items; 0 or less for no
+            limit. A key with no items accepts one item regardless of this limit.
+        max_deliveries: number of failed deliveries after which a take makes the item undeliverable; 0 or less for no
+            limit.
     """
 
     def __init__(self, maxsize: int = 0, max_bytes: int = 0, max_deliveries: int = 0) -> None:
@@ -148,46 +158,44 @@ class ChannelQueue:
     # --- inspection ---
 
     def in_use(self) -> list[Hashable]:
-        """Return the keys in use, the oldest first."""
         return list(self._keys)
 
     def waiting(self, key: Hashable) -> list[QueuedItem]:
-        """Return the waiting items."""
+        """Return the items that wait under a key, in order."""
         found = self._keys.get(key)
         return [] if found is None else list(found.items)
 
     def size(self, key: Hashable) -> int:
-        """Return the number of waiting items."""
+        """Return the number of items that wait under a key."""
         found = self._keys.get(key)
         return 0 if found is None else len(found.items)
 
     def full(self, key: Hashable) -> bool:
-        """True if a put would wait, for the number of items or for bytes."""
+        """True if a put under this key would wait, because of either limit."""
         found = self._keys.get(key)
         return found is not None and (bool(found.parked) or not self._room(found, 1))
 
     def undeliverable(self, key: Hashable) -> list[QueuedItem]:
-        """Return the undeliverable items, the oldest first."""
+        """Return the undeliverable items of a key, the oldest first."""
         found = self._keys.get(key)
         return [] if found is None else list(found.dead)
 
     def unacknowledged(self) -> int:
-        """Return the number of deliveries that are not acknowledged."""
         return len(self._delivered)
 
     def is_out(self, ticket: Ticket) -> bool:
-        """True if that delivery is not acknowledged."""
+        """True if the items delivered for this ticket are not acknowledged yet."""
         return ticket in self._delivered
 
     @property
     def drained(self) -> bool:
-        """True if it is closed and every item was acknowledged, so that its host can end."""
+        """True if the channel is closed and holds no items and no requests, so that its host can end."""
         return self.closed and not self._keys
 
     # --- requests ---
 
     def put(self, ticket: Ticket, key: Hashable, item: QueuedItem, nowait: bool = False) -> list[Command]:
-        """Append an item, or wait for room; *nowait* refuses instead of waiting."""
+        """Append an item, or park it until there is room. If *nowait* is True, refuse it instead of parking it."""
         if self.closed:
             return [RefuseRequest(ticket, "closed")]
         queue = self._key(key)
@@ -204,7 +212,7 @@ class ChannelQueue:
         return [AcceptPut(ticket)]
 
     def get(self, ticket: Ticket, key: Hashable, nowait: bool = False) -> list[Command]:
-        """Take the item at the head, or wait for one; *nowait* refuses instead of waiting."""
+        """Deliver the item at the head, or wait for one. If *nowait* is True, refuse the request instead of waiting."""
         queue = self._key(key)
         if not queue.items and (nowait or self.closed):
             self._drop_if_unused(key, queue)
@@ -217,9 +225,9 @@ class ChannelQueue:
         return self._wait(ticket, key, queue, _Getter(None))
 
     def batch(self, ticket: Ticket, key: Hashable, target: float) -> list[Command]:
-        """Take items from the head until the next would make more than *target*; wait while there is less.
+        """Deliver items from the head until the next item would exceed *target*; wait while the items weigh less.
 
-        What it takes while it waits makes room for others, and goes back if it is cancelled.
+        A waiting batch collects items, which makes room for puts. If the batch is cancelled, its items return.
         """
         queue = self._key(key)
         if self.closed and not queue.items:
@@ -229,10 +237,11 @@ class ChannelQueue:
         return [*commands, *self._end_getters(key, queue)] if self.closed else commands
 
     def take(self, ticket: Ticket, key: Hashable, taker: str) -> list[Command]:
-        """Take the item at the head until it is acknowledged or fails, or wait for one.
+        """Deliver the item at the head, or wait for one. The item stays out until `ack` or `fail`.
 
-        An item whose deliveries have failed too often becomes undeliverable instead, and the take is refused. On a
-        closed channel a take also waits while items of the key are out, since these may come back.
+        If the deliveries of the item have failed too often, the item becomes undeliverable and the take is refused. On
+        a
+        closed channel a take waits while items of the key are out, since these may return.
         """
         queue = self._key(key)
         if self.closed and not queue.items and not queue.out:
@@ -241,7 +250,9 @@ class ChannelQueue:
         return self._wait(ticket, key, queue, _Getter(None, taker))
 
     def drain(self, ticket: Ticket, key: Hashable) -> list[Command]:
-        """Deliver all undeliverable items of a key; they come back to its list unless the ticket is acknowledged."""
+        """Deliver all undeliverable items of a key. They become undeliverable items again unless the ticket is
+        acknowledged.
+        """
         queue = self._key(key)
         items, queue.dead = tuple(queue.dead), []
         if items:
@@ -252,9 +263,9 @@ class ChannelQueue:
         return [DeliverItems(ticket, items, "drain")]
 
     def ack(self, ticket: Ticket) -> list[Command]:
-        """Remove the delivered items: user code has them, or has processed them.
+        """Remove the items delivered for *ticket* from the channel, since user code has received or processed them.
 
-        A ticket that is not known is ignored: its items went back before.
+        An unknown ticket is ignored, since its items have returned to their queue before.
         """
         delivered = self._delivered.pop(ticket, None)
         if delivered is None:
@@ -279,9 +290,9 @@ class ChannelQueue:
         return commands
 
     def fail(self, ticket: Ticket, how: str) -> list[Command]:
-        """Return the items of a failed delivery to the head of their queue, and count the failure.
+        """Return the items of a failed delivery to the head of their queue, and count the failure. *how* is the reason.
 
-        A ticket that is not known is ignored: its items went back before.
+        An unknown ticket is ignored, since its items have returned before.
         """
         delivered = self._delivered.get(ticket)
         if delivered is None:
@@ -293,8 +304,8 @@ class ChannelQueue:
     def cancel(self, ticket: Ticket, back: bool = False) -> list[Command]:
         """Refuse a request that still waits.
 
-        If its items are on their way already, they are the requester's; with *back* they return to the queue, and the
-        failure is not counted.
+        If its items are delivered already, they stay with the requester, unless *back* is True. Then they return to the
+        queue, and no failure is counted.
         """
         key = self._waiting.get(ticket)
         if key is not None:
@@ -304,7 +315,10 @@ class ChannelQueue:
         return self._return_delivery(ticket) if back else []
 
     def owner_gone(self, owner: str, how: str = "") -> list[Command]:
-        """Return what an ended process had not acknowledged, and count the failure; what it put stays."""
+        """End the gets of a process that is gone, and return its unacknowledged items to their queues.
+
+        Each such item counts one failure, with the reason *how*. Items that the process has put stay in the channel.
+        """
         touched: dict[Hashable, _KeyQueue] = {}
         for ticket, key in [(t, k) for t, k in self._waiting.items() if t.owner == owner]:
             queue = self._keys[key]
@@ -321,7 +335,7 @@ class ChannelQueue:
         return [command for key, queue in touched.items() for command in self._pump(key, queue)]
 
     def close(self) -> list[Command]:
-        """Refuse puts from now on, and gets once their key is empty. Twice is fine."""
+        """Refuse puts from now on, and refuse gets when their key is empty. May be called again."""
         self.closed = True
         commands: list[Command] = []
         for key, queue in list(self._keys.items()):
@@ -347,7 +361,7 @@ class ChannelQueue:
         return self.max_bytes <= 0 or queue.count == 0 or self.nbytes + nbytes <= self.max_bytes
 
     def _note_starved(self, key: Hashable, queue: _KeyQueue) -> None:
-        """Keep track of the keys whose next put waits for bytes, not for the number of items."""
+        """Record in `_starved` whether the next put of this key waits for bytes, not for the number of items."""
         if queue.parked and not 0 < self.maxsize <= len(queue.items):
             self._starved.setdefault(key, queue)
         else:
@@ -366,7 +380,7 @@ class ChannelQueue:
         return self._pump(key, queue)
 
     def _leave(self, ticket: Ticket, queue: _KeyQueue) -> None:
-        """Remove a waiting request; the items of its batch go back."""
+        """Remove a waiting request. If it is a batch, the items that it has collected return to the queue."""
         del self._waiting[ticket]
         if queue.parked.pop(ticket, None) is None:
             self._return(queue, queue.getters.pop(ticket).held)
@@ -376,13 +390,13 @@ class ChannelQueue:
         if not back:
             return
         first = next(iter(queue.getters.values()), None)
-        if first is not None and first.held:  # a batch that took later items starts again, to keep the order
+        if first is not None and first.held:  # a batch that holds later items must start again, to keep the order
             back += first.held
             first.held, first.total = [], 0
         back.sort(key=lambda item: item.seq)
         before = []
         while queue.items and queue.items[0].seq < back[-1].seq:
-            before.append(queue.items.popleft())  # items that came back earlier
+            before.append(queue.items.popleft())  # items that returned earlier
         queue.items.extendleft(sorted([*before, *back], key=lambda item: -item.seq))
 
     def _count_failure(self, item: QueuedItem, consumer: str, how: str) -> None:
@@ -399,7 +413,7 @@ class ChannelQueue:
         return self._pump(key, self._keys[key])
 
     def _undeliver(self, ticket: Ticket) -> None:
-        """Return the items of a delivery to where they came from."""
+        """Return the items of a delivery to the queue, or to the list of undeliverable items if it was a drain."""
         key, items = self._delivered.pop(ticket)
         queue = self._keys[key]
         queue.out -= 1
@@ -411,7 +425,7 @@ class ChannelQueue:
             self._return(queue, items)
 
     def _make_undeliverable(self, ticket: Ticket, queue: _KeyQueue) -> RefuseRequest:
-        """Make the head undeliverable, and refuse the take that would have got it."""
+        """Make the item at the head undeliverable, and return the refusal of the take that would have received it."""
         item = queue.items.popleft()
         queue.dead.append(item)
         queue.count -= 1
@@ -419,7 +433,7 @@ class ChannelQueue:
         return RefuseRequest(ticket, "undeliverable", item)
 
     def _pump(self, key: Hashable, queue: _KeyQueue) -> list[Command]:
-        """Serve the getters in order, and accept parked puts as room is made."""
+        """Give items to the waiting getters in order, and accept parked puts as room becomes free."""
         commands: list[Command] = []
         moved = True
         while moved:
@@ -454,7 +468,7 @@ class ChannelQueue:
         return commands
 
     def _served(self, getter: _Getter, queue: _KeyQueue) -> bool:
-        """Give items to the first getter; True if it has all that it waits for."""
+        """Give waiting items to the first getter. Return True if the getter is complete."""
         if getter.target is None:
             getter.held.append(queue.items.popleft())
             return True
@@ -477,7 +491,11 @@ class ChannelQueue:
         return DeliverItems(ticket, items)
 
     def _end_getters(self, key: Hashable, queue: _KeyQueue) -> list[Command]:
-        """End the getters of an empty key of a closed channel: batches get what they have, takes wait for items out."""
+        """End the waiting getters of an empty key of a closed channel.
+
+        Batches get the items collected so far. Takes go on waiting while items of the key are out. All others are
+        refused.
+        """
         commands: list[Command] = []
         for ticket, getter in list(queue.getters.items()):
             if getter.held:

@@ -1,7 +1,7 @@
-"""QueueServer: serves one ChannelQueue to the processes of the job, in the channel's host process.
+"""QueueServer: answers the requests of the job's processes to one ChannelQueue, in the channel's host process.
 
-It runs on the I/O thread alone, and never unpickles an item. An item is accepted only when its bytes are in the host's
-own memory, so that it survives its producer.
+It runs on the I/O thread only, and never unpickles an item. It accepts an item only when all bytes of the item are in
+the host's own memory, so that the item survives the death of its producer.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rlinf_actors.wire import frames
 from rlinf_actors.wire.protocol import printable
 
 SHOWN_ITEMS = 20
-"""Waiting items of each key that a description shows; the others are counted."""
+"""Number of waiting items of each key that a description shows. It only counts the others."""
 SHOWN_BYTES = 4096
-"""Larger items are shown by their size."""
+"""Size in bytes above which a description shows only an item's size."""
 ITEM_BYTES = 400
-"""Bytes that an item costs besides its parts (measured), so that many small items count too."""
+"""Bytes counted for each item besides its parts (measured), so that many small items reach the limit too."""
 NAME_CHARS = 200
-"""Most characters of a consumer's name that are kept."""
+"""Most characters that are kept of a consumer's name."""
 ENDED = "its process ended, or left the cluster, before it released the item"
 LINK_LOST = "its connection to the channel was lost before it released the item"
 
@@ -40,13 +40,13 @@ WHY = {
 
 
 class QueueServer:
-    """Answers the frames of a channel, or of one replica of it.
+    """Answers the frames that processes send to a channel, or to one replica of a channel.
 
     Args:
-        queue: makes the decisions.
-        send: answers a peer, as WorkerServer.send; answers to a peer that is gone are dropped.
-        watch: calls a function when the process of an incarnation has ended.
-        keep: returns an arrived part in memory that outlives its sender.
+        queue: decides which request gets which item.
+        send: sends an answer to a peer, as WorkerServer.send; drops the answer if the peer is gone.
+        watch: called with a worker's incarnation and a function to call when that process has ended.
+        keep: returns an arrived part in memory that stays valid after its sender ends.
         on_drained: called when the channel is closed and empty, so that the host can end.
     """
 
@@ -80,7 +80,7 @@ class QueueServer:
         }
 
     def handle(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
-        """Handle a frame of a member."""
+        """Handle a frame from the process that is connected by the link *peer*."""
         owner = self._owners.get(peer)
         if owner is None:
             owner = self._owner_of(peer)
@@ -89,9 +89,10 @@ class QueueServer:
             self._on_drained()
 
     def link_lost(self, peer: bytes, _worker: str) -> None:
-        """Return the unacknowledged items of a member whose connection was lost: they may not have arrived there.
+        """Return the unacknowledged items of a process whose connection was lost, since they may not have arrived
+        there.
 
-        The member itself ends the requests that it had sent over the connection.
+        The process itself fails the requests that it had sent on that connection.
         """
         owner = self._owners.pop(peer, None)
         if owner is not None:
@@ -151,7 +152,9 @@ class QueueServer:
         return QueuedItem(parts, nbytes, frame.weight)
 
     def _owner_of(self, peer: bytes) -> str:
-        """Return the process of a link, whose identity is ``role:incarnation#number``, and watch for its end."""
+        """Return the process at the other end of a link, and watch it. A link's identity is
+        ``role:incarnation#number``.
+        """
         owner = self._owners[peer] = peer.partition(b"#")[0].decode(errors="replace")
         if owner not in self._watched:
             self._watched.add(owner)
@@ -213,7 +216,7 @@ class QueueServer:
 
 
 def _described(command: DeliverItems) -> Any:
-    """Return the first part of the answer to a take or a drain."""
+    """Return the first part of the answer to a take or a drain: the description of each item."""
     if command.kind == "drain":
         return None, _undeliverable(command.items)
     return [(len(item.value), item.weight, item.again, item.failed + 1) for item in command.items]

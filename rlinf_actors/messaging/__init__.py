@@ -1,1 +1,1 @@
-"""Messages between workers: send, recv, broadcast. Bytes go inline over ZeroMQ, bounded by credits."""
+"""Messages between workers: send, recv and broadcast. The sender limits the bytes in flight to each receiver."""

@@ -1,4 +1,4 @@
-"""Addresses of workers as users give them, and the tree of a broadcast. Pure."""
+"""Parse the worker addresses that users give, and compute the tree of a broadcast. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rlinf_actors.wire.protocol import MAX_DEPTH, MAX_SIZE
 
 
 def address(group: Any, rank: Any) -> WorkerAddress:
-    """Return the address of a worker of a group, or of a child of a worker.
+    """Return the WorkerAddress for a group name and a rank.
 
     Args:
         group: name of the group.
-        rank: its rank, or the path of ranks to a child.
+        rank: rank of a worker in the group, or a list or tuple of ranks that leads to a child of a worker.
 
     Raises:
-        TypeError: the group is not a str, or the rank not an int or a path of ints.
-        ValueError: a rank is below 0, or the path is longer than any child's.
+        TypeError: *group* is not a non-empty str, or *rank* is neither an int nor a list or tuple of ints.
+        ValueError: a rank is negative, or a path of several ranks is too long or holds too large a rank.
     """
     if type(group) is str and type(rank) is int and group and rank >= 0:
         return _cached_address(group, rank)  # the usual case: every message comes here
@@ -42,9 +42,10 @@ def _cached_address(group: str, rank: int) -> WorkerAddress:
 
 
 def addresses(groups: Any) -> list[WorkerAddress]:
-    """Return the members that ``groups=[(name, ranks), ...]`` names, in the order given, each once.
+    """Return the addresses of all workers in ``groups=[(name, ranks), ...]``, in that order, without duplicates.
 
-    *ranks* is a rank, a tuple that is the path to a child, or a list of these. Raises as `address` does.
+    *ranks* is one rank, a tuple of ranks that leads to a child, or a list of these. Raises the errors of `address`, and
+    ValueError if *groups* names no worker.
     """
     found: dict[WorkerAddress, None] = {}
     for entry in groups:
@@ -59,10 +60,15 @@ def addresses(groups: Any) -> list[WorkerAddress]:
 
 
 def source(src: Any, members: Sequence[WorkerAddress]) -> WorkerAddress:
-    """Return the source of a broadcast: *src* is ``(name, rank)`` or ``"name:rank"``; None is the first member.
+    """Return the address of a broadcast's source.
+
+    Args:
+        src: ``(name, rank)``, ``"name:rank"`` or a WorkerAddress; None for the first member.
+        members: all members of the broadcast.
 
     Raises:
         ValueError: the source is not a member.
+        TypeError: *src* has another form.
     """
     if src is None:
         return members[0]
@@ -80,18 +86,19 @@ def source(src: Any, members: Sequence[WorkerAddress]) -> WorkerAddress:
 
 
 def in_order(members: Sequence[WorkerAddress], src: WorkerAddress) -> list[WorkerAddress]:
-    """Return the members, the source first, in an order that does not depend on how the caller ordered them."""
+    """Return the source followed by the other members, sorted, so that all members compute the same order."""
     return [src, *sorted(set(members) - {src})]
 
 
 def tree(nodes: Sequence[int]) -> list[int]:
-    """Return the index of each member's parent, -1 for the source.
+    """Compute the tree of a broadcast: return for each member the index of its parent, -1 for the source.
 
-    The first member of a node is its relay: it forwards to the other members there, which can be lent its memory. The
-    relays form a binary tree, so that at most two copies leave each node. All members compute the same tree.
+    The first member on each node is the node's relay. A relay forwards to the other members on its node, which may use
+    shared memory. The relays form a binary tree, so at most two copies leave each node. All members compute the same
+    tree.
 
     Args:
-        nodes: rank of the node of each member, the source first.
+        nodes: for each member, the rank of its node; the source comes first.
     """
     relays: dict[int, int] = {}
     for index, node in enumerate(nodes):
@@ -104,19 +111,30 @@ def tree(nodes: Sequence[int]) -> list[int]:
 
 
 def children(parents: Sequence[int], nodes: Sequence[int], index: int) -> list[int]:
-    """Return the children of member *index*, those on other nodes first, since they have children to serve."""
+    """Return the indexes of the children of member *index* in the broadcast tree.
+
+    Children on other nodes come first, because they forward to further members. *parents* is the result of `tree`.
+    """
     found = [child for child, parent in enumerate(parents) if parent == index]
     return sorted(found, key=lambda child: nodes[child] == nodes[index])
 
 
 def stream_name(order: Sequence[WorkerAddress], ids: Sequence[str]) -> str:
-    """Return the name of the stream of these members with this source; *ids* tell relaunched groups apart."""
+    """Return the name of the message stream of a broadcast tree; all members compute the same name.
+
+    Args:
+        order: the members, the source first.
+        ids: for each member, its worker id, which changes when its group is launched again.
+    """
     text = "\n".join(f"{member} {identity}" for member, identity in zip(order, ids, strict=True))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def check_rank(member: WorkerAddress, world_size: int) -> None:
-    """Raise PlacementError if the group has no such rank. For a child the rank of its worker counts."""
+    """Raise PlacementError if the group has no worker of the member's rank.
+
+    For a child of a worker, the worker's rank is checked.
+    """
     rank = member.rank_path[0]
     if not 0 <= rank < world_size:
         raise PlacementError(

@@ -1,12 +1,12 @@
-"""Broadcast: one object from the source to all members of a `BroadcastTree`.
+"""Broadcast one object from a source worker to all members of a `BroadcastTree`.
 
-A tree is set up at the first broadcast among the same members from the same source, and kept. The bytes go down the
-tree: each member receives from its parent and forwards to its children, in the order of the broadcasts. A member has
-links to its children only, but watches every member: when one is gone, every broadcast that is not done here fails with
-PeerDiedError, wherever in the tree the gap is.
+A tree is set up at the first broadcast among the same members from the same source, and is then kept. Each member
+receives the bytes from its parent and forwards them to its children, in the order of the broadcasts. A member connects
+to its children only, but watches every member. If any member dies, every unfinished broadcast of the tree fails with
+PeerDiedError at every member.
 
-A source that cannot send, for example because its object cannot be pickled, broadcasts the error instead. So all
-members take part in every broadcast, and stay in step.
+If the source cannot send its object, for example because the object cannot be pickled, it broadcasts the error instead.
+So every member takes part in every broadcast, and all members stay in step.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from rlinf_actors.runtime.remote_group import RemoteGroup
 
 
 class BroadcastTree:
-    """The members of broadcasts as one of them sees them. Any thread.
+    """One member's view of a broadcast tree. Any thread may use it.
 
     Args:
-        messenger: carries the messages.
-        me: this worker.
-        order: the members, the source first.
-        ended: called once when a member is gone or cannot be found.
+        messenger: sends and receives the messages.
+        me: address of this worker.
+        order: all members, the source first.
+        ended: called once when the tree fails, because a member died or was not found.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class BroadcastTree:
         self._steps: queue.SimpleQueue[Callable[[], object] | None] | None = None
 
     def start(self, broadcast: SourceBroadcast | RelayBroadcast) -> None:
-        """Start the next broadcast, in the order of the calls; also before the members are found."""
+        """Start a broadcast, after those started before. The broadcast waits until all members are found."""
         with self._lock:
             if self._error is None and self._early is not None:
                 self._early.append(broadcast)
@@ -93,7 +93,7 @@ class BroadcastTree:
     # --- members ---
 
     def find(self) -> None:
-        """Look up the groups, one after the other; then begin the early broadcasts."""
+        """Look up the groups one after the other, then the children, then start the broadcasts that wait."""
         name = self._names[len(self._groups)]
         self._messenger.directory.group(name, lambda outcome: self._found_group(name, outcome))
 
@@ -130,7 +130,7 @@ class BroadcastTree:
         for peer in self._others:
             self._messenger.watch(peer)
         for peer in self._others:
-            self.gone(peer)  # a member that died before the watch began
+            self.gone(peer)  # in case the member died before the watch began
         while True:
             with self._lock:
                 early = self._early or []
@@ -158,7 +158,7 @@ class BroadcastTree:
         self.source_node = peers[0].node
 
     def gone(self, peer: Peer) -> None:
-        """Fail the tree if *peer* is a member and cannot be reached any more."""
+        """Fail the tree if *peer* is a member with which no more messages can be exchanged."""
         error = self._messenger.error_of(peer)
         if error is not None and peer in self._others:
             self._fail(lambda what: peer_gone_error(peer, error, what))
@@ -167,7 +167,7 @@ class BroadcastTree:
         self._fail(lambda what: prefixed(error, what))
 
     def _fail(self, error: Callable[[str], Exception]) -> None:
-        """Fail every broadcast of the tree, now and later."""
+        """Fail every broadcast of the tree, current and future. *error* makes the exception for an operation's name."""
         with self._lock:
             if self._error is not None:
                 return
@@ -189,11 +189,15 @@ class BroadcastTree:
 
     @property
     def has_children(self) -> bool:
-        """True if this member forwards to others."""
+        """True if this member forwards to other members."""
         return bool(self._children)
 
     def in_order(self, step: Callable[[], object], blocks: bool) -> None:
-        """Call *step* after those given before; from the first step that blocks on, on the tree's own thread."""
+        """Call *step* after all steps given before.
+
+        Steps run on the calling thread until the first step with *blocks* True. That step and all later ones run on a
+        thread of the tree, so that the loop thread is never blocked.
+        """
         with self._lock:
             if self._steps is None and blocks:
                 self._steps = queue.SimpleQueue()
@@ -216,11 +220,11 @@ class BroadcastTree:
         tensors: DetachedTensors | None = None,
         options: CollectiveGroupOptions | None = None,
     ) -> None:
-        """Send to the children; if it fails for one child, the whole tree fails.
+        """Send a message to every child of this member. If one send fails, the whole tree fails.
 
         Args:
             parts, borrowed, tensors, options: see OutgoingMessage.
-            done: called once when all children have it.
+            done: called once when every child has the message; called at once if there are no children.
         """
         for child in self._children:
             if borrowed:  # one copy in shared memory serves all children that can be lent it
@@ -252,7 +256,7 @@ class BroadcastTree:
             self._messenger.post(child, OutgoingMessage(self._stream, parts, borrowed, work, tensors, options))
 
     def receive(self, posted: PostedReceive) -> None:
-        """Wait for the parent's next message."""
+        """Set *posted* to receive the parent's next message, and post it."""
         assert self._parent is not None
         posted.key = (self._parent.name, self._stream)
         self._messenger.post_receive(posted, self._parent)
@@ -264,15 +268,15 @@ def _call_steps(steps: queue.SimpleQueue[Callable[[], object] | None]) -> None:
         if step is None:
             return
         step()
-        del step  # it holds a message, which is the receiver's now
+        del step  # it keeps a message alive, which now belongs to the receiver
 
 
 class Broadcaster:
-    """The broadcasts of one worker. Any thread.
+    """Runs all broadcasts in which one worker takes part. Any thread may use it.
 
     Args:
-        messenger: carries the messages.
-        me: this worker's address.
+        messenger: sends and receives the messages.
+        me: address of this worker.
     """
 
     def __init__(self, messenger: Messenger, me: WorkerAddress) -> None:
@@ -290,17 +294,17 @@ class Broadcaster:
         problem: Exception | None = None,
         options: CollectiveGroupOptions | None = None,
     ) -> AsyncWork[Any]:
-        """Take part in a broadcast; see Worker.broadcast.
+        """Take part in a broadcast and return its work; see Worker.broadcast.
 
         Args:
-            value, groups, src: as there.
-            problem: raised here once this member has done its part: the source broadcasts the error, another member
-                forwards.
-            options: how the process groups are made that carry tensors.
+            value, groups, src: as for Worker.broadcast.
+            problem: an error of this member. It is raised after this member has done its part: the source broadcasts
+                the error instead of an object, every other member still forwards.
+            options: options of the process groups that carry tensors.
 
         Raises:
-            ValueError, TypeError, UsageError: the members are not named correctly. The other members hear nothing.
-            Exception: *problem*, or the source's object cannot be sent. The other members raise too.
+            ValueError, TypeError, UsageError: *groups* or *src* is wrong. The other members are not told.
+            Exception: *problem*, or the reason why the source's object cannot be sent. The other members raise it too.
         """
         members = addressing.addresses(groups)
         order = tuple(addressing.in_order(members, addressing.source(src, members)))
@@ -351,7 +355,7 @@ class Broadcaster:
 
 
 class SourceBroadcast(AsyncWork[Any]):
-    """A broadcast at the source; its result is the object itself, when the source's children have it."""
+    """A broadcast at the source. Its result is the object itself; it is done when all its children have the object."""
 
     def __init__(
         self,
@@ -365,15 +369,15 @@ class SourceBroadcast(AsyncWork[Any]):
         self._message: Any = (value, parts, borrowed, tensors, options)
 
     def begin(self, tree: BroadcastTree) -> None:
-        """Send to the children."""
         (value, parts, borrowed, tensors, options), self._message = self._message, None
         tree.forward(parts, borrowed, lambda: self.resolve(value), tensors, options)
 
 
 class RelayBroadcast(PendingReceive):
-    """A broadcast at another member: it receives from its parent, forwards, and is done when its children have it.
+    """A broadcast at a member that is not the source: receive from the parent, then forward to the children.
 
-    Cancelling its waiter changes nothing, since other members depend on it. The tree keeps it until it is done.
+    It is done when all children have the message. Cancelling a waiter does not stop it, since other members depend on
+    it. The tree keeps a reference to it until it is done.
     """
 
     waits_for_tensors = False  # `_forward` waits for them, in the order of the broadcasts
@@ -387,19 +391,21 @@ class RelayBroadcast(PendingReceive):
         self._tree: BroadcastTree | None = None
 
     def begin(self, tree: BroadcastTree) -> None:
-        """Wait for the parent's message."""
         self._tree = tree
         tree.receive(self.posted)
 
     def take(self, message: ArrivedMessage) -> bool:
-        """Forward *message*. The object is this member's own when its children have it: both are the same memory."""
+        """Forward *message* to the children. Always returns True.
+
+        The object becomes available here only after all children have it, because it uses the memory that they read.
+        """
         tree = self._tree
         assert tree is not None
         tree.in_order(lambda: self._forward(tree, message), message.tensors is not None)
         return True
 
     def _forward(self, tree: BroadcastTree, message: ArrivedMessage) -> None:
-        """Not on the loop's thread if tensors travel beside the message."""
+        """Forward the message. If tensors travel beside it, this blocks: do not call it on the loop thread."""
         incoming: IncomingTensors | None = message.tensors
         tensors, raw = None, message.parts
         if incoming is not None:
@@ -429,7 +435,7 @@ class RelayBroadcast(PendingReceive):
         return super()._decode(message)
 
     def _fall_asleep(self) -> None:
-        """Do nothing: other members depend on it."""
+        """Do nothing: a broadcast stays in the mailbox without waiters, because other members depend on it."""
 
     def __del__(self) -> None:
         self._message = None  # forwarded, and not wanted here: nothing to give back

@@ -1,4 +1,4 @@
-"""The contents of a message: `encode` checks an object and makes its parts; the receiver decodes them."""
+"""Encode an object as the parts of a message, and check objects and tensors before and after the transfer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,16 @@ from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
 LARGE = SHARED_FROM
-"""Bytes. Smaller parts are copied when they are sent; of larger ones the sender's own memory is read."""
+"""Size in bytes from which a part is not copied when it is sent: its bytes are read from the sender's own memory."""
 
 _FAILED = b"!"
-"""First byte of an error that is sent instead of an object; no payload begins with it."""
+"""First byte of a message that holds an error instead of an object. No payload begins with this byte."""
 
 
 def check_contiguous(value: Any, what: str = "object") -> None:
-    """Refuse a tensor that is not contiguous, at top level or directly in a list, dict or dataclass.
+    """Raise ValueError if *value*, or a direct entry of a list, dict or dataclass, is a tensor that is not contiguous.
 
-    Deeper ones are made contiguous, as are those of call arguments.
-
-    Raises:
-        ValueError: a tensor is not contiguous; names its place.
+    Tensors deeper in the object are made contiguous when they are sent. *what* names the object in the error text.
     """
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "Tensor"):
@@ -60,14 +57,15 @@ def check_tensor(tensor: Any, what: str) -> None:
 
 
 def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None) -> tuple[list[Buffer], bool]:
-    """Return the parts of an object, or of (object, piggyback), and True if some are the sender's own memory.
+    """Return the message parts of an object, and True if some parts are the sender's own memory.
 
     Args:
-        value, piggyback: the object and the piggyback payload.
-        taker: detaches tensors that travel beside the message.
+        value: the object.
+        piggyback: payload to send with it as the pair (object, piggyback); None to send the object alone.
+        taker: detaches the tensors that travel beside the message.
 
     Raises:
-        SerializationError: a part of the object cannot be pickled; names its path.
+        SerializationError: a part of the object cannot be pickled; the text names its path in the object.
     """
     if piggyback is not None:
         parts = payload.encode((value, piggyback), "(object, piggyback_payload)", copy=None, taker=taker)
@@ -79,13 +77,16 @@ def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None
 
 
 def encode_failure(error: BaseException) -> tuple[list[Buffer], bool]:
-    """Encode an error in place of an object that cannot be sent; `failure_in` decodes it. Returns as `encode`."""
+    """Encode an error to send in place of an object; `failure_in` decodes it. Returns the same pair as `encode`."""
     raised, parts = failure.encode(0, error)
     return copy_small([_FAILED + frames.encode(raised), *parts])
 
 
 def failure_in(parts: AuthenticatedParts, source: WorkerAddress, node: str) -> Exception | None:
-    """Return the WorkerError in *parts*, None if they hold an object. Unpickles."""
+    """Return the error in *parts* as a WorkerError of *source* on *node*; None if *parts* hold an object.
+
+    May unpickle the error.
+    """
     if not parts or bytes(parts[0][:1]) != _FAILED:
         return None
     raised = frames.decode(bytes(parts[0][1:]))
@@ -94,7 +95,7 @@ def failure_in(parts: AuthenticatedParts, source: WorkerAddress, node: str) -> E
 
 
 def copy_small(parts: Sequence[Buffer]) -> tuple[list[Buffer], bool]:
-    """Return *parts* with the small ones copied, and True if there are larger ones."""
+    """Return *parts* with every part below `LARGE` bytes copied, and True if at least one part was not copied."""
     kept: list[Buffer] = []
     large = False
     for part in parts:
@@ -114,10 +115,10 @@ def size_of(parts: Sequence[Buffer]) -> int:
 
 
 def copy_into(target: Any, received: Any, sender: str) -> None:
-    """Copy a received tensor into *target*.
+    """Copy the received tensor into the tensor *target*. *sender* is a name for error texts.
 
     Raises:
-        TypeError: the received object is not a tensor.
+        TypeError: *received* is not a tensor.
         ValueError: shape or dtype differ; *target* is unchanged.
     """
     import torch
@@ -132,7 +133,7 @@ def copy_into(target: Any, received: Any, sender: str) -> None:
     lazy = any(one.is_conj() or one.is_neg() for one in (target, received))  # their memory does not hold their values
     on_cpu = target.device.type == received.device.type == "cpu"
     if on_cpu and target.is_contiguous() and received.numel() and not lazy:
-        # not torch's copy: it uses several threads, which wait for one another on busy cores; memmove frees the GIL
+        # not torch's copy, whose several threads wait for one another on busy cores; memmove also frees the GIL
         source = received.contiguous()
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
         return

@@ -1,6 +1,6 @@
-"""WorkerDirectory: finds workers, and children of workers, by address.
+"""WorkerDirectory: find the connection (Peer) to a worker, or to a child of a worker, by address.
 
-Requests made during a look-up wait in order; no thread blocks.
+Requests that come during a look-up wait for its result, in order. No thread blocks.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 
 REMEMBERED = 64
-"""Ended groups that a worker remembers in case the head has forgotten them; each keeps its peers."""
+"""Number of ended groups that a worker remembers in case the head forgets them."""
 
 Found = Callable[[Union[RemoteGroup, Exception]], None]
 
 
 class WorkerDirectory:
-    """The groups that one worker exchanges messages with. Any thread.
+    """Looks up the groups with which one worker exchanges messages. Any thread may use it.
 
-    An ended group is found too while the head or this worker remembers it: its peers have errors that say how they
-    ended. A name that neither of them knows is a GroupNotFoundError.
+    A group that has ended is also found, while the head or this worker remembers it. The peers of such a group have
+    errors that say how they ended. A name that neither knows gives a GroupNotFoundError.
 
     Args:
         runtime: of this worker.
-        connect: waits until the runtime is in session with the head; runs on the loop.
+        connect: awaited on the loop; returns the runtime once it is in session with the head.
 
     Attributes:
-        children: the children of workers that this worker exchanges messages with.
+        children: connections to children of workers.
     """
 
     def __init__(self, runtime: Runtime, connect: Callable[[], Awaitable[Runtime]]) -> None:
@@ -54,7 +54,7 @@ class WorkerDirectory:
         self.children = child_peers.ChildPeers(runtime)
 
     def peer(self, member: WorkerAddress, found: child_peers.Found) -> None:
-        """Call *found* with the member's peer or with an error, as `group` does."""
+        """Find a member and call *found* with its Peer, or with an exception. Threads and order are as for `group`."""
 
         def in_group(group: RemoteGroup | Exception) -> None:
             if isinstance(group, Exception):
@@ -74,9 +74,11 @@ class WorkerDirectory:
         self.group(member.root_group_name, in_group)
 
     def group(self, name: str, found: Found) -> None:
-        """Call *found* with the group or with an error: at once if the group is known, else on the loop's thread.
+        """Find a group by name and call *found* with the RemoteGroup, or with an exception.
 
-        Requests for one name are answered in order. *found* must not raise.
+        If the group is known and has not ended, *found* is called at once on this thread, else later on the loop
+        thread.
+        Requests for the same name are answered in order. *found* must not raise.
         """
         with self._lock:
             waiting = self._waiting.get(name)
@@ -114,7 +116,7 @@ class WorkerDirectory:
             call_all(waiting, outcome)
 
     def _remember(self, name: str, group: RemoteGroup) -> None:
-        """Called with the lock held."""
+        """Store a group as the newest one, and drop the oldest ended groups. Call with the lock held."""
         self._groups.pop(name, None)
         self._groups[name] = group  # now the newest
         ended = [name for name, group in self._groups.items() if not _alive(group)]
@@ -122,7 +124,7 @@ class WorkerDirectory:
             del self._groups[old]
 
     def _forgotten(self, name: str) -> RemoteGroup | GroupNotFoundError:
-        """Return the group if this worker remembers it, an error if not: the head does not know it (any more)."""
+        """Return the group from this worker's own memory, since the head does not know it; else the error to report."""
         with self._lock:
             before = self._groups.get(name)
         if before is not None:
@@ -139,7 +141,15 @@ def _alive(group: RemoteGroup) -> bool:
 
 
 def peer_gone_error(peer: Peer, error: BaseException, what: str) -> Exception:
-    """Return the error of the operation *what*, whose peer is gone. A new one for each: it keeps a traceback."""
+    """Return a new error for the operation *what*, which failed because *peer* is gone.
+
+    Each operation gets its own exception object, since an exception keeps the traceback of the code that raises it.
+
+    Args:
+        peer: the other worker.
+        error: how the peer ended, or why it cannot be used.
+        what: the operation, for the text.
+    """
     if isinstance(error, (AuthenticationError, ProtocolMismatchError)):
         return prefixed(error, what)  # the peer lives, and refused this worker
     if isinstance(error, PeerDiedError):

@@ -1,9 +1,11 @@
-"""Flow control in bytes between one sending and one receiving worker. Pure.
+"""Limit the bytes in flight from one worker to another. Nothing here does I/O.
 
-The sender keeps at most `limit` bytes in flight, that is, sent and not yet received by the user's code. Further
-messages wait in order. A message larger than the window is sent when nothing else is in flight, so the receiver's
-memory is bounded by the larger of the window and the largest message. The receiver returns credit in lumps of `SLACK`
-bytes, and the sender ignores less than `SLACK` bytes in flight, so the two never wait for each other.
+The sender keeps at most `Window.limit` bytes in flight, that is, sent but not yet received by user code in the
+receiver. Further messages wait in order. A message larger than the window is sent when nothing else is in flight, so
+the receiver's memory is bounded by the larger of the window and the largest message.
+
+The receiver reports received bytes (credit) to the sender only in amounts of at least `SLACK` bytes. The sender treats
+up to `SLACK` bytes in flight as none. So sender and receiver never wait for each other.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from rlinf_actors.messaging.mailbox import Recent
 T = TypeVar("T")
 
 SLACK = 64 << 10
-"""Bytes of credit that the receiver may keep back. Sender and receiver must agree on it."""
+"""Bytes of credit that the receiver may keep back. Sender and receiver must use the same value."""
 OVERHEAD = 768
-"""Bytes counted for every message: an empty one takes 430 at the receiver, and 680 while it arrives (measured)."""
+"""Bytes added to the size of every message. An empty message takes 430 at the receiver, 680 while it arrives."""
 
 
 class Window(Generic[T]):
-    """The sender's side.
+    """The sender's side of flow control: decides which messages may be sent now.
 
     Args:
         limit: most bytes in flight.
@@ -35,7 +37,7 @@ class Window(Generic[T]):
         self._waiting: deque[tuple[int, T]] = deque()
 
     def offer(self, size: int, item: T) -> bool:
-        """True if the caller sends *item* now; else *item* waits for `returned`."""
+        """True if the caller may send *item* of *size* bytes now. If False, a later `returned` gives the item back."""
         if self._waiting or not self._fits(size):
             self._waiting.append((size, item))
             return False
@@ -43,7 +45,7 @@ class Window(Generic[T]):
         return True
 
     def returned(self, size: int) -> list[T]:
-        """Take back *size* bytes of credit; return the waiting items to send now, in order."""
+        """Count *size* bytes as received; return the waiting items to send now, in order."""
         self.outstanding -= size
         sendable: list[T] = []
         while self._waiting and self._fits(self._waiting[0][0]):
@@ -53,7 +55,6 @@ class Window(Generic[T]):
         return sendable
 
     def remove_waiting(self) -> list[T]:
-        """Remove and return everything that waits."""
         waiting = [item for _, item in self._waiting]
         self._waiting.clear()
         return waiting
@@ -63,14 +64,20 @@ class Window(Generic[T]):
 
 
 class CreditAccumulator:
-    """The receiver's side: collects credit until it is worth a frame."""
+    """The receiver's side of flow control: adds up received bytes until they are worth a frame to the sender."""
 
     def __init__(self) -> None:
         self._owed: dict[Hashable, dict[int, int]] = {}
         self._ended: Recent[Hashable, None] = Recent()
 
     def taken(self, link: Hashable, outbox: int, size: int) -> int:
-        """Count a received message of *size* bytes; return the bytes of credit to return now, 0 for none yet."""
+        """Count a received message of *size* bytes; return the bytes of credit to send now, 0 for none yet.
+
+        Args:
+            link: the link that the message came by.
+            outbox: number of the sender's outbox on that link.
+            size: size of the message in bytes.
+        """
         if link in self._ended:
             return 0
         owed = self._owed.setdefault(link, {})
@@ -81,6 +88,6 @@ class CreditAccumulator:
         return 0
 
     def forget(self, link: Hashable) -> None:
-        """Return no more credit over *link*. Messages that came over it may still be received."""
+        """Send no more credit over *link*, although messages that came over this link may still be received."""
         self._ended[link] = None
         self._owed.pop(link, None)

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass
 class CollectiveGroupOptions:
-    """Options of a message or broadcast; the names are RLinf's.
+    """Options of the process groups that carry the tensors of a message or broadcast. The names are RLinf's.
 
     They apply to tensors that travel through a collective communication library (CCL; the path "lane", see
-    ``rlinf-actors paths``). The sender's options are used, and messages with other options use another lane. On other
-    paths the options change nothing, and neither do options that the accelerator's CCL does not have
-    (model/accelerator_table.py lists them).
+    ``rlinf-actors paths``). The sender's options are used. Messages with different options use different lanes. An
+    option has no effect on other paths, nor if the accelerator's CCL does not have it
+    (model/accelerator_table.py lists the options of each CCL).
 
     Attributes:
         accel_cluster_size: size of a cluster of thread blocks (NCCL's ``cgaClusterSize``); None for the default.
         accel_max_ctas: most thread blocks per kernel (``maxCTAs``); None for the default.
         accel_min_ctas: fewest thread blocks per kernel (``minCTAs``); None for the default.
         is_high_priority_stream: True to run kernels on a stream of high priority.
-        use_ring_broadcast: accepted and ignored: a broadcast always goes down a tree.
+        use_ring_broadcast: accepted for compatibility and ignored: a broadcast always uses a tree.
     """
 
     accel_cluster_size: int | None = None
