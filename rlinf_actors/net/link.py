@@ -1,8 +1,8 @@
-"""The seam between the transports (ZeroMQ, memory) and everything above them.
+"""The interface between the transports (ZeroMQ, memory) and everything above them.
 
 A message is a header (bytes that the layer above encodes) and parts (buffers that no transport looks into). Messages
-that leave for one peer in one turn of the loop travel as one chunk. Order is kept for each pair of sender and receiver.
-A transport never reports that a peer is gone: the head does.
+to one peer that are sent in one turn of the loop travel as one chunk. Order is kept for each pair of sender and
+receiver. A transport never reports that a peer is dead: the head does.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ if TYPE_CHECKING:
     from rlinf_actors.net.shared_memory import Arena
 
 OnRejected = Callable[[str, bool], None]
-"""(why, for good); on the network's loop: a handshake over TCP failed. For good: the link does not try again."""
+"""Called with (why, for good) on the network's loop when a handshake over TCP failed.
+
+If "for good" is True, the link does
+not try again."""
 OnReset = Callable[[], None]
-"""On the network's loop: a connection over TCP was lost and is there again. Messages in flight may be lost."""
+"""Called on the network's loop when a lost TCP connection was made again. Messages in flight may be lost."""
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
-"""(peer, header, parts); on the network's loop. *peer* is b"" on a Link."""
+"""Called with (peer, header, parts) of each message, on the network's loop. *peer* is b"" on a Link."""
 OnFailed = Callable[[bytes, InternalError], object]
-"""(peer, error); on the network's loop: OnMessage raised, and this process goes on. It fails what the last message from
-the peer belonged to."""
+"""Called with (peer, error) on the network's loop after OnMessage raised, if this process goes on. It must fail the
+operation that the peer's last message belonged to."""
 
 
 def secret_identity(name: str) -> bytes:
-    """Return the identity by which a listener is to know this process: *name* and a part that nobody can guess.
+    """Return a new identity for this process at a listener: *name* and a random part that cannot be guessed.
 
-    A ROUTER lets any peer that states an identity take over its connection, and with it what is sent there.
+    A ROUTER lets any peer that knows an identity take over its connection, and so receive the messages sent to it.
     """
     return f"{name}#{secrets.token_hex(8)}".encode()
 
@@ -45,7 +48,9 @@ def peer_name(identity: bytes) -> str:
 
 
 class Reachability(enum.Enum):
-    """The result of a reachability check of an endpoint."""
+    """The result of a reachability check: a process listens, the machine refused the connection, or nothing
+    answered.
+    """
 
     LISTENS = "listens"
     REFUSED = "refused"
@@ -53,7 +58,7 @@ class Reachability(enum.Enum):
 
 
 class Diagnosis(enum.Enum):
-    """What listens at an endpoint, by the first bytes of a connection; the values are for people."""
+    """The kind of program at an endpoint, by the first bytes of a connection. The values are texts for people."""
 
     NOBODY = "nobody listens there: start the head, or correct the address"
     NAMELESS = "its name cannot be resolved: is it spelt right, and does this machine's name service know it?"
@@ -66,50 +71,53 @@ class Diagnosis(enum.Enum):
 
 
 class Listener(Protocol):
-    """A socket that others connect to.
+    """A socket that peers connect to.
 
     Attributes:
-        on_unreachable: called on the loop with a peer that something was sent to and that is not connected, if set.
+        on_unreachable: if set, called on the loop with a peer that a message was sent to and that is not connected.
     """
 
     on_unreachable: Callable[[bytes], None] | None
 
     def bind(self, endpoint: str) -> str:
-        """Listen; return the endpoint with the actual port. Raises ConfigError or OSError."""
+        """Listen on *endpoint*. Return the endpoint with the actual port. Raises ConfigError or OSError."""
 
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        """Send to a connected peer; a message to a peer that is gone is dropped. Any thread.
+        """Send a message to a connected peer; drop it if the peer is not connected. Any thread.
 
-        *now* hands the message to the socket on the calling thread if nothing is queued before it. That saves a
-        wake-up of the loop's thread and costs the batching.
+        With *now*, the calling thread hands the message to the socket if nothing is queued before it. That saves a
+        wake-up of the loop's thread, but the message is not batched with others.
         """
 
     def member_of(self, peer: bytes) -> Member | None:
-        """Return the member behind this peer, by the key of its connection; LOCAL where no key is needed. Loop thread.
+        """Return the member behind a peer, by the key of its connection. Loop thread.
 
-        None: its key is not admitted any more.
+        LOCAL if no key is needed; None if the peer is unknown or its key is no longer admitted.
         """
 
     def close(self, linger_ms: int = 0) -> None:
-        """Stop listening; what is not sent after *linger_ms* milliseconds is dropped. Loop thread only. Idempotent."""
+        """Stop listening.
+
+        Messages not sent within *linger_ms* milliseconds are dropped. Loop thread only. Idempotent.
+        """
 
 
 class Link(Protocol):
     """A connection to one listener. It reconnects by itself."""
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        """Send as Listener.send does. Messages wait for a listener that is not there yet."""
+        """Send a message as `Listener.send` does. If the listener is not there yet, the message waits."""
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close; what is not sent after *linger_ms* milliseconds is dropped. Loop thread only. Idempotent."""
+        """Close. Messages not sent within *linger_ms* milliseconds are dropped. Loop thread only. Idempotent."""
 
 
 class Network(Protocol):
     """Makes listeners and links on one event loop.
 
     Attributes:
-        forked: True in a fork of the process that made it: nothing can be sent then.
-        memory: the shared memory that this process lends on its machine, None to send everything.
+        forked: True in a forked child of the process that made this network. Nothing can be sent there.
+        memory: the shared memory that this process lends to others on its machine, None to send all parts in messages.
     """
 
     forked: bool
@@ -126,10 +134,10 @@ class Network(Protocol):
         """Return a listener that is not bound yet.
 
         Args:
-            on_message: takes what arrives.
+            on_message: handles each message.
             max_bytes: a longer frame ends its connection; -1 for no limit.
-            gate: decides whom the TCP side admits if it is a CURVE server.
-            on_failed: see net.loop's `handling_failed`.
+            gate: decides which keys are admitted over TCP, if the listener is a CURVE server.
+            on_failed: called after *on_message* raised; see `OnFailed`.
         """
 
     def link(
@@ -146,21 +154,23 @@ class Network(Protocol):
         """Return a link to *endpoint*.
 
         Args:
-            endpoint: the listener's.
-            identity: how the listener knows this link; unique per process and purpose (`secret_identity`).
-            on_message: takes what arrives.
-            token: the job's, which proves membership to a worker; "" for the head, where this process's key does.
-            on_rejected, on_reset, on_failed: see above.
+            endpoint: the listener's endpoint.
+            identity: identifies this link at the listener; unique per process and purpose (`secret_identity`).
+            on_message: handles each message.
+            token: the job's token, which proves membership to a worker; "" for the head, where this process's key does.
+            on_rejected: see `OnRejected`.
+            on_reset: see `OnReset`.
+            on_failed: see `OnFailed`.
         """
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
-        """Check whether anything listens at *endpoint*; see net.reachability. Loop thread."""
+        """Check whether a process listens at *endpoint*; see net.reachability. Loop thread."""
 
     async def diagnose(self, endpoint: str) -> Diagnosis:
-        """Find out what listens at *endpoint*; see net.reachability. Loop thread."""
+        """Find out which kind of program listens at *endpoint*; see net.reachability. Loop thread."""
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Run *function* on the loop soon. Any thread, finalizers too; nothing happens once the loop is closed."""
+        """Run *function* on the loop soon. Any thread, also from finalizers. Does nothing after the loop was closed."""
 
     def close(self) -> None:
-        """Close every socket made here. Loop thread only."""
+        """Close all sockets of this network. Loop thread only."""

@@ -1,15 +1,15 @@
-"""Throttles log lines about dropped messages: a peer that sends nonsense all day must not fill the log. Pure."""
+"""Throttles log lines about dropped messages, so that a peer that sends malformed bytes cannot fill the log. Pure."""
 
 from __future__ import annotations
 
 
 class LogThrottle:
-    """Counts occurrences in `count`."""
+    """Counts occurrences in `count` and decides which of them are logged."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def note(self) -> bool:
-        """Count one more. Return True if it is to be logged: the first, the second, the fourth, the eighth, ..."""
+        """Count an occurrence. Return True if it must be logged: the first, the second, the fourth, the eighth, ..."""
         self.count += 1
         return self.count & (self.count - 1) == 0

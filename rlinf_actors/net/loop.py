@@ -1,6 +1,7 @@
-"""Event loops: a loop in a thread of its own, the owners of tasks, and the policy for exceptions of ours.
+"""Event loops: a loop on a thread of its own, owners of tasks, and the policy for unexpected exceptions of our own
+code.
 
-Every task of the project belongs to a `Tasks`, a task group, or what runs a user's coroutines.
+Every task of the project belongs to a `Tasks`, a task group, or the code that runs a user's coroutines.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SHUT_DOWN = "the Cluster of this process was shut down: make a new one by Cluste
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a new loop; uvloop's if that is installed."""
+    """Return a new event loop, of uvloop if that is installed."""
     open_standard_descriptors()
     try:
         import uvloop
@@ -36,7 +37,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 BUG = "bug"
-"""Key of a loop's exception context that marks a bug of rlinf-actors; asyncio logs it."""
+"""Key in a loop's exception context that marks the exception as a bug of rlinf-actors; asyncio logs it."""
 
 
 def handling_failed(
@@ -44,14 +45,15 @@ def handling_failed(
 ) -> None:
     """Apply the process's policy to an exception that escaped the handler of a message. Every transport calls this.
 
-    The policy is the loop's exception handler, which gets the exceptions of timers and descriptors too: a daemon ends
-    there (`net.daemon`); a driver or worker logs, fails what the message belonged to, and goes on.
+    The policy is the loop's exception handler, which also gets the exceptions of timers and descriptors. In a daemon it
+    ends the process (`net.daemon`). In a driver or worker it logs; then *fail* is called and the process goes on.
 
     Args:
-        loop: the transport's.
+        loop: the transport's loop.
         what: the activity that failed, for people.
         error: the exception.
-        fail: fails what the message belonged to: the call, the message, the channel operation.
+        fail: fails the call, the message or the channel operation that the handled message belonged to; None if there
+            is none to fail.
     """
     loop.call_exception_handler(
         {"message": f"internal error: {what} failed", "exception": error, BUG: "of rlinf-actors"}
@@ -67,7 +69,7 @@ def handling_failed(
 
 
 def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> None:
-    """Run *function* on *loop* soon. Any thread. Do nothing if the loop is closed: nothing waits there any more."""
+    """Run *function* on *loop* soon. Any thread. Does nothing if the loop is closed."""
     try:
         loop.call_soon_threadsafe(function, *args)
     except RuntimeError:
@@ -76,10 +78,12 @@ def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., obj
 
 
 class Tasks:
-    """The tasks of one object: reports the failure of each, and cancels those that are left at its end. Loop thread.
+    """Owns the tasks of one object: reports unexpected failures, and cancels running tasks when it is closed.
+
+    Loop thread.
 
     Args:
-        loop: where the tasks run; the running loop by default.
+        loop: runs the tasks; None for the running loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -94,13 +98,15 @@ class Tasks:
         expected: type[Exception] | tuple[type[Exception], ...] = (),
         failed: Callable[[InternalError], object] | None = None,
     ) -> asyncio.Task[T]:
-        """Run a coroutine as a task. An exception that is not expected gets the process's policy (`handling_failed`).
+        """Run a coroutine as a task.
+
+        Apply the process's policy (`handling_failed`) to an exception that is not expected.
 
         Args:
             work: the coroutine.
-            name: what the task does, for people.
-            expected: exceptions that the code that awaits the task handles.
-            failed: fails what depends on the task after an unexpected exception.
+            name: the task's activity, for people.
+            expected: exceptions that are handled by the code that awaits the task.
+            failed: called after an unexpected exception, to fail the operations that depend on the task.
         """
         task = (self._loop or asyncio.get_running_loop()).create_task(work, name=name)
         self._running.add(task)
@@ -108,7 +114,7 @@ class Tasks:
         return task
 
     def cancel(self) -> None:
-        """Cancel all tasks. Idempotent."""
+        """Cancel all running tasks. Idempotent."""
         for task in list(self._running):
             task.cancel()
 
@@ -131,7 +137,7 @@ class Tasks:
 
 
 class IoThread:
-    """A thread that runs one event loop: the runtime's own I/O, away from the user's code."""
+    """A thread that runs one event loop for the runtime's own I/O, apart from the user's code."""
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
@@ -147,10 +153,11 @@ class IoThread:
             raise
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop. Any thread.
+        """Run a coroutine on the loop and return its future. Any thread.
 
         Raises:
-            UsageError: the thread was stopped by the Cluster's shutdown, or this process is a fork and has no thread.
+            UsageError: the thread was stopped by the Cluster's shutdown, or this process is a fork, where the thread
+                does not exist.
         """
         try:
             self.check_usable()
@@ -167,11 +174,14 @@ class IoThread:
         raise UsageError(SHUT_DOWN)
 
     def under_way(self) -> list[concurrent.futures.Future[Any]]:
-        """Return the futures of the coroutines that have not ended. Any thread."""
+        """Return the futures of all submitted coroutines that have not ended. Any thread."""
         return list(self._under_way)
 
     def start(self, work: Coroutine[Any, Any, object], name: str) -> None:
-        """Run a coroutine that nothing awaits; a failure gets the process's policy. Any thread. Raises as `submit`."""
+        """Run a coroutine that nothing awaits; apply the process's policy if it fails.
+
+        Any thread. Raises as `submit`.
+        """
 
         async def owned() -> None:
             try:
@@ -182,15 +192,15 @@ class IoThread:
         self.submit(owned())
 
     def call(self, function: Callable[..., object], *args: object) -> None:
-        """Run a function on the loop soon. Any thread; after `stop` it does nothing."""
+        """Run a function on the loop soon. Any thread. Does nothing after `stop`."""
         call_threadsafe(self.loop, function, *args)
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Run a function on the loop after *seconds*. Any thread; after `stop` it does nothing."""
+        """Run a function on the loop after *seconds*. Any thread. Does nothing after `stop`."""
         self.call(self.loop.call_later, seconds, function)
 
     def check_usable(self) -> None:
-        """Raise UsageError in a forked child, which has no such thread."""
+        """Raise UsageError in a forked child, where this thread does not exist."""
         forks.check(self._made_in)
 
     def inside(self) -> bool:
@@ -198,7 +208,7 @@ class IoThread:
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """End the loop and the thread. Never from the thread itself. Idempotent."""
+        """End the loop and the thread, and wait for both. Must not be called on the thread itself. Idempotent."""
         if self.loop.is_closed():
             return
         with self._submitting:
@@ -215,7 +225,7 @@ class IoThread:
 
 
 def finish(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what still runs on a loop that was stopped, and wait until it has ended. The loop can be closed then."""
+    """Cancel all tasks of a stopped loop and wait until they have ended, so that the loop can be closed."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()

@@ -1,9 +1,9 @@
 """The in-process twin of net.zmq_network for tests: one loop, no sockets, and faults on command.
 
-Everything above the seam (`net.link`) runs unchanged on it. `cut` stops all messages of a peer in both directions (they
-are lost, as on a cut cable); `heal` lets later ones through; `delay` holds messages back for some seconds of the loop's
-time; `drop` loses those that a function picks. A reachability check of an endpoint in `dark` finds it silent. `members`
-says which member a peer with a key is.
+Everything above the transport interface (`net.link`) runs unchanged on it. `cut` drops all messages from and to a peer,
+as on a cut cable; `heal` lets later ones through. `delay` holds messages back for that many seconds of the loop's time.
+`drop` decides which single messages are lost. A reachability check of an endpoint in `dark` finds it silent. `members`
+maps the identity of a peer to the member behind it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlinf_actors.security.members import LOCAL, Gate, Member
 
 
 class MemoryNetwork:
-    """Listeners and links that live in one event loop."""
+    """Listeners and links that live on one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -65,17 +65,17 @@ class MemoryNetwork:
         return link
 
     def reset(self, identity: bytes) -> None:
-        """Lose the connection of this identity's link, and make it again."""
+        """Behave as if the connection of this identity's link was lost and made again."""
         link = self._links.get(identity)
         if link is not None and link.open and link.on_reset is not None:
             self._loop.call_soon(link.on_reset)
 
     def cut(self, identity: bytes) -> None:
-        """Lose everything from and to this identity's link from now on."""
+        """Drop all messages from and to this identity's link from now on."""
         self._cut.add(identity)
 
     def heal(self, identity: bytes) -> None:
-        """Undo `cut` for messages sent from now on."""
+        """Deliver messages from and to this identity's link again, from now on."""
         self._cut.discard(identity)
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
@@ -102,7 +102,7 @@ class MemoryNetwork:
     def _leave(
         self, end: object, peer: bytes, name: str, header: bytes, identity: bytes, arrive: Callable[[], None]
     ) -> None:
-        """Let a message leave *end*; *identity* is its link's."""
+        """Send a message from *end*, subject to the fault rules; *identity* is that of the link."""
         if fault_injection.active is None:
             self._deliver(identity, header, arrive)
         else:
@@ -176,7 +176,7 @@ class MemoryListener:
 
 
 class MemoryLink:
-    """The twin of ZmqLink. Messages to a listener that is not there are lost (a restart, seen from a peer)."""
+    """The twin of ZmqLink. Messages to a listener that does not exist are lost, as during a restart of its process."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Control messages over a Listener or a Link: notices, and requests with exactly one answer each. Loop thread only.
 
-`ControlServer` is the head's end, `ControlClient` that of an agentd, driver or worker. Control messages are checked by
-`wire.control_codec`; a malformed one is dropped, with a throttled warning.
+The head uses `ControlServer`; agentds, drivers and workers use `ControlClient`. `wire.control_codec` checks control
+messages; a malformed message is dropped, with a warning in the log.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from rlinf_actors.wire.protocol import MAX_ASKED_BYTES, MAX_CONTROL_BYTES
 log = logging.getLogger(__name__)
 
 MAX_FRAME = MAX_CONTROL_BYTES + FULL
-"""Bytes of a frame: the last message of a full chunk may be as long as a message can be."""
+"""Most bytes of a frame. The last message of a full chunk may be as long as a message can be."""
 FAILED_CHARS = 1 << 16
-"""Characters of the text of a refusal: it quotes the request, which may be nearly as long as a message can be."""
+"""Most characters in the text of a refusal. It quotes the request, which may be nearly as long as a message can be."""
 
 _REFUSALS: dict[str, type[RlinfActorsError]] = {
     "name_in_use": NameInUseError,
@@ -65,11 +65,11 @@ class _LateError(Exception):
 
 
 class KeyRefusedError(AuthenticationError):
-    """The head's socket does not admit this process's key: the head has not seen the request."""
+    """The head's socket does not admit this process's key, so the head has not received the request."""
 
 
 def refusal(failed: Failed) -> RlinfActorsError:
-    """Return the exception that a Failed stands for."""
+    """Return the exception to raise for a Failed answer."""
     if failed.kind in ("timeout", "unreachable"):
         return ClusterTimeoutError(failed.text, missing_ranks=failed.missing_ranks)
     if failed.kind == "config":
@@ -78,12 +78,12 @@ def refusal(failed: Failed) -> RlinfActorsError:
 
 
 class ControlServer:
-    """The head's end: decodes what arrives, encodes what leaves.
+    """The head's side of the control connections: decodes incoming messages and encodes outgoing ones.
 
     Args:
-        network: where to listen.
+        network: makes the listener.
         on_envelope: called with the peer's identity and each well-formed envelope.
-        on_unreachable: called with a peer that something was sent to and that is not connected.
+        on_unreachable: called with a peer that a message was sent to and that is not connected.
         gate: decides which keys are admitted.
 
     Attributes:
@@ -104,18 +104,18 @@ class ControlServer:
         self.member_of = self._listener.member_of
 
     def bind(self, endpoint: str) -> str:
-        """Listen; return the endpoint with the actual port."""
+        """Listen on *endpoint*. Return the endpoint with the actual port."""
         return self._listener.bind(endpoint)
 
     def notify(self, peer: bytes, body: Body) -> None:
-        """Send a notice. It is dropped if the peer is gone, or if it is too long for any peer."""
+        """Send a notice. It is dropped if the peer is not connected, or if the notice is too long."""
         try:
             self._send("rpc.notice", peer, body, Notice(body))
         except control_codec.TooLongError as error:
             log.error("%s is not told: %s", peer_name(peer), error)
 
     def reply(self, peer: bytes, request_id: int, body: Body) -> None:
-        """Answer a request; an answer that is too long becomes a refusal."""
+        """Answer a request. If the answer is too long, the request is refused instead."""
         try:
             self._send("rpc.reply", peer, body, Reply(request_id, body))
         except control_codec.TooLongError as error:
@@ -130,13 +130,13 @@ class ControlServer:
         missing_ranks: Sequence[int] = (),
         path: str = "",
     ) -> None:
-        """Refuse a request; *kind* chooses the error class at the client (`Failed`)."""
+        """Refuse a request; *kind* chooses the error class that the client raises (`refusal`)."""
         text, path = (part if len(part) <= FAILED_CHARS else f"{part[: FAILED_CHARS - 1]}…" for part in (text, path))
         failed = Failed(request_id, kind, text, list(missing_ranks), path)
         self._send("rpc.reply", peer, failed, failed)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Stop listening; what is not sent after *linger_ms* milliseconds is dropped."""
+        """Stop listening. Messages not sent within *linger_ms* milliseconds are dropped."""
         self._listener.close(linger_ms)
 
     def _send(self, point: str, peer: bytes, body: object, envelope: Envelope) -> None:
@@ -168,15 +168,15 @@ class _PendingRequest:
 
 
 class ControlClient:
-    """The end of an agentd, driver or worker.
+    """The control connection of an agentd, driver or worker to the head.
 
     Args:
-        network: what to connect with.
-        endpoint: the head's.
-        identity: unique per process (`secret_identity`).
+        network: makes the link.
+        endpoint: the head's endpoint.
+        identity: identity of this process at the head; unique per process (`secret_identity`).
         on_notice: called with each notice of the head.
-        on_reset: called when the connection was lost and is there again: messages in flight may be lost. A head that
-            was restarted at its address begins like that too.
+        on_reset: called when a lost connection was made again, also with a head that was restarted at its address.
+            Messages in flight may be lost.
         explains: see HeadVerifier.
         on_failed: called with a notice whose handler raised, if this process goes on; see net.loop.
     """
@@ -219,18 +219,18 @@ class ControlClient:
         *,
         first: bool = False,
     ) -> Body:
-        """Send a request and wait for the answer. Cancelling forgets it; the head may still carry it out.
+        """Send a request and wait for the answer. If the caller cancels, the head may still carry out the request.
 
         Args:
             body: the request.
             timeout: seconds, None for no limit.
-            on_reply: called with the answer as it arrives, before any notice that the head sent after it.
+            on_reply: called with the answer as it arrives, before any notice that the head sent after the answer.
             first: True for a hello, which opens the session and so does not wait for `resume`.
 
         Raises:
             ClusterTimeoutError: there was no answer within *timeout* seconds.
             UsageError: the request is longer than the head accepts.
-            RlinfActorsError: the head refused (the class says why), or this end was closed.
+            RlinfActorsError: the head refused (the class says why), or this client was closed.
         """
         if self._closed:
             raise RlinfActorsError(f"the connection to the head at {self.endpoint} is closed")
@@ -263,7 +263,7 @@ class ControlClient:
             future.set_exception(_LateError)
 
     def notify(self, body: Body) -> None:
-        """Send a notice. One that is too long is dropped, with an error in the log."""
+        """Send a notice. If it is too long, it is dropped and an error is logged."""
         try:
             if not self._closed:
                 self._send("rpc.notice", body, Notice(body))
@@ -271,19 +271,19 @@ class ControlClient:
             log.error("the head at %s is not told: %s", self.endpoint, error)
 
     def repeat_first(self) -> None:
-        """Send the hello again if it has no answer yet: it may be lost."""
+        """Send an unanswered hello again, because it may be lost."""
         for request_id, asked in list(self._pending.items()):
             if asked.first:
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
     def hold(self) -> None:
-        """Make requests wait for `resume`: the head does not know this process (any more)."""
+        """Make requests wait for `resume`, because the head does not know this process yet, or no longer."""
         self._holding = True
 
     def resume(self) -> None:
-        """Send all requests without an answer: the head knows this process again.
+        """Send all unanswered requests, because the head knows this process again.
 
-        The head may have answered them before, without reaching us. It recognizes a repeated request.
+        The head may have answered some of them before, and the answers were lost. It recognizes a repeated request.
         """
         self._holding = False
         for request_id, asked in list(self._pending.items()):
@@ -293,10 +293,10 @@ class ControlClient:
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
     def reopen(self) -> None:
-        """Drop what could not be sent, and connect anew: a connection to a machine that vanished may hang for long.
+        """Drop unsent messages and make a new connection. A connection to a machine that vanished may hang for long.
 
         Raises:
-            OSError: no socket can be opened; messages are lost until another `reopen` opens one.
+            OSError: no socket can be opened; messages are lost until another `reopen` succeeds.
         """
         if not self._closed:
             self._verifier.reset()
@@ -305,7 +305,7 @@ class ControlClient:
             self._link = self._open()
 
     def close(self, linger_ms: int = 0, error: RlinfActorsError | None = None) -> None:
-        """Close; waiting requests end with *error*. Idempotent."""
+        """Close the connection; waiting requests raise *error*. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -331,7 +331,7 @@ class ControlClient:
             self._abandon_hello(self._refused)
 
     def _abandon_hello(self, error: AuthenticationError) -> None:
-        """Fail the hello, and all requests while nothing was ever heard from the head."""
+        """Fail the pending hello; fail all pending requests if the head never sent a message."""
         for asked in self._pending.values():
             if (asked.first or not self._heard) and not asked.future.done():
                 asked.future.set_exception(error)

@@ -1,14 +1,14 @@
-"""Shared memory of one process, lent to others on its node: a memfd that needs no name and leaves nothing behind.
+"""Shared memory of one process, lent to others on its node: a memfd, which needs no name and leaves no file behind.
 
 Theory of operation. An `Arena` is one memfd, divided into blocks by `Extents`. A block is written once by its owner and
-read by the processes that it is lent to (`net.buffer_lending`). It is free again when no view of it is left, here or
-there. The kernel frees the memory with the last process that maps it: a view outlives the process that wrote it.
+read by the processes that it is lent to (`net.buffer_lending`). It is free again when no view of it is left in any
+process. The kernel frees the memory with the last process that maps it, so a view outlives the process that wrote it.
 `Borrowed` is another process's arena, opened through /proc/PID/fd and checked by device, inode, size and seals.
 
 Bytes lie in a block as in the writer's memory: all readers are on this machine and have its byte order.
 
-Any thread. `_Bytes.__del__` runs wherever a view is collected, with any lock held: it must never take a lock. It only
-appends to a deque, or hands a function to the loop.
+Any thread. `_Bytes.__del__` runs on the thread that drops the last view, which may hold any lock: it must never take a
+lock. It only appends to a deque, or hands a function to the loop.
 """
 
 from __future__ import annotations
@@ -28,14 +28,17 @@ from typing import Any
 from rlinf_actors.model.buffers import Buffer
 
 PAGE = 4096
-"""Extents begin and end at pages, so that one can be given back to the kernel without its neighbours."""
+"""Extents begin and end at pages of this many bytes, so that one can be given back to the kernel without its
+neighbours."""
 
 
 class Extents:
-    """Divides ``0 .. size`` (a multiple of PAGE) into extents; `used` counts their bytes. The caller holds a lock.
+    """Divides ``0 ..
 
-    First fit from the lowest address: the lowest free extent was used before, and a page that was touched before costs
-    a tenth of a new one.
+    size`` (a multiple of PAGE) into used and free extents; `used` counts the used bytes. Not thread-safe.
+
+    The free extent with the lowest address is used first: its pages were probably touched before, and a touched page
+    costs a tenth of a new one.
     """
 
     def __init__(self, size: int) -> None:
@@ -46,7 +49,7 @@ class Extents:
         self._taken: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
-        """Return the offset of *size* free bytes (1 or more) and mark them used, None if no gap is that long."""
+        """Mark *size* free bytes (1 or more) as used and return their offset, None if no free extent is long enough."""
         need = -(-size // PAGE) * PAGE
         for n, length in enumerate(self._lengths):
             if length >= need:
@@ -62,7 +65,7 @@ class Extents:
         return None
 
     def give(self, start: int) -> None:
-        """Free the extent that `take` returned."""
+        """Free the extent at offset *start*, which `take` returned."""
         length = self._taken.pop(start)
         self.used -= length
         n = bisect.bisect(self._starts, start)
@@ -76,19 +79,21 @@ class Extents:
             self._lengths.insert(n, length)
 
     def free(self) -> list[tuple[int, int]]:
-        """Return (start, length) of every gap, in order."""
+        """Return (start, length) of every free extent, in order."""
         return list(zip(self._starts, self._lengths, strict=True))
 
 
 SHARED_FROM = 128 << 10
-"""Bytes from which a part is lent; smaller ones are cheaper to send (measured)."""
+"""Size in bytes from which a part is lent. Smaller parts are cheaper to send (measured)."""
 WARM = 64 << 20
-"""Free memory (bytes) that an idle arena keeps: a new page costs ten times what a used one does."""
+"""Bytes of free memory that an idle arena keeps: a new page costs ten times as much as a used one."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """The place of an arena for other processes of this user: ``/proc/pid/fd/fd``, with the inode that it must have."""
+    """Where other processes of this user open an arena: ``/proc/pid/fd/fd``, and the device, inode and size to
+    expect there.
+    """
 
     pid: int
     fd: int
@@ -98,7 +103,10 @@ class Offer:
 
 
 class _Bytes(ctypes.Array):  # type: ignore[type-arg]
-    """Memory of an arena as a Python object. Only views keep it alive, so `ended` runs after the last one."""
+    """Memory of an arena as a Python object.
+
+    Only views keep it alive, so `ended` is called after the last view is gone.
+    """
 
     _type_ = ctypes.c_ubyte
     _length_ = 0
@@ -126,16 +134,16 @@ class Arena:
     """This process's own shared memory.
 
     Args:
-        limit: bytes that may be in use. Memory is taken from the system when it is first written.
+        limit: most bytes in use. The system provides memory only when a page is first written.
 
     Attributes:
-        size: bytes.
-        offer: the place to open it at.
+        size: size in bytes.
+        offer: tells other processes where to open this arena.
         stores: number of blocks written so far.
-        on_store: called after each.
+        on_store: called after each block was written.
 
     Raises:
-        OSError: the system gives no memfd.
+        OSError: the system provides no memfd.
     """
 
     def __init__(self, limit: int) -> None:
@@ -160,18 +168,18 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Bytes that blocks take, in whole pages, after freed ones were taken back."""
+        """Bytes in use by blocks, in whole pages."""
         with self._lock:
             self._reclaim()
             return self._extents.used
 
     @property
     def crowded(self) -> bool:
-        """True if more than half is in use: borrowers are then asked to copy their blocks soon."""
+        """True if more than half of the arena is in use. Borrowers are then asked to copy their blocks soon."""
         return self._extents.used > self.size // 2
 
     def store(self, data: Buffer) -> memoryview | None:
-        """Copy *data* (1 byte or more) into a block of its own; return a view of it, None if there is no room."""
+        """Copy *data* (1 byte or more) into a new block. Return a view of the block, None if there is no room."""
         source = data if type(data) is bytes else memoryview(data).cast("B")
         size = len(source)
         with self._lock:
@@ -188,7 +196,7 @@ class Arena:
         return block
 
     def copy(self, data: Buffer) -> Buffer:
-        """Return a snapshot of *data*: a block if it is large and there is room, else bytes."""
+        """Return a copy of *data*: a block if *data* is large and there is room, else bytes."""
         if memoryview(data).nbytes >= SHARED_FROM:
             block = self.store(data)
             if block is not None:
@@ -196,7 +204,7 @@ class Arena:
         return bytes(data)
 
     def place(self, part: Buffer) -> int | None:
-        """Return the offset of a view of one of our blocks, None for anything else."""
+        """Return the offset of *part* in this arena if it is a view of a block, None otherwise."""
         if type(part) is not memoryview or part.readonly or not isinstance(part.obj, _Bytes) or self._memory is None:
             return None
         offset = ctypes.addressof(ctypes.c_ubyte.from_buffer(part)) - self._base
@@ -208,7 +216,7 @@ class Arena:
         return ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory))
 
     def trim(self) -> None:
-        """Return free memory beyond WARM to the system."""
+        """Return free memory beyond WARM bytes to the system."""
         with self._lock:
             self._reclaim()
             kept = 0
@@ -222,7 +230,7 @@ class Arena:
                     self._memory.madvise(mmap.MADV_REMOVE, start + keep, end - start - keep)
 
     def close(self) -> None:
-        """Write no more blocks. The memory stays while views of it exist."""
+        """Refuse to store further blocks. The memory stays while views of it exist."""
         with self._lock:
             if self._memory is not None:
                 self._memory = None
@@ -234,10 +242,10 @@ class Arena:
 
 
 class Borrowed:
-    """Another process's arena, mapped here.
+    """Another process's arena, mapped into this process.
 
     Raises:
-        OSError: it cannot be opened from here (another user or container, or the process is gone).
+        OSError: the arena cannot be opened (it belongs to another user or container, or its process has ended).
     """
 
     def __init__(self, offer: Offer) -> None:
@@ -256,8 +264,9 @@ class Borrowed:
         """Return a writable view of a block.
 
         Args:
-            offset, size: the block, in bytes.
-            alone: True if no other process borrows it.
+            offset, size: place of the block in the arena, in bytes.
+            alone: True if no other process borrows the block. If False, writes to the view change only this process's
+                copy.
             crowded: True if the owner has little room left.
             ended: called on any thread when the last view is gone.
 

@@ -36,7 +36,7 @@ class Mechanism(enum.Enum):
 
 @dataclass(frozen=True)
 class Proof:
-    """A link's own key pair, and the public key that it requires of its listener."""
+    """The key pair of a link, and the public key (*server*) that the link requires of its listener."""
 
     pair: KeyPair
     server: str
@@ -44,12 +44,12 @@ class Proof:
 
 @dataclass(frozen=True)
 class Security:
-    """The security settings of one process.
+    """The keys and security settings of one process.
 
     Attributes:
-        insecure_test_network: allow TCP without keys (network namespaces of tests).
-        pair: this process's key pair, None without; a worker's is its job's.
-        head: the head's public key, "" without.
+        insecure_test_network: True to allow TCP without keys (network namespaces of tests).
+        pair: this process's key pair, None if it has none; a worker has the key pair of its job.
+        head: the head's public key, "" if it has none.
     """
 
     insecure_test_network: bool = False
@@ -58,12 +58,12 @@ class Security:
 
     @classmethod
     def of(cls, key: KeyFile | None, insecure_test_network: bool = False) -> Security:
-        """Return the settings of a process with this key file, or without a key."""
+        """Return the settings of a process with this key file, or without a key if *key* is None."""
         return cls(insecure_test_network) if key is None else cls(insecure_test_network, key.pair, key.server)
 
     @classmethod
     def toward(cls, head: str, settings: Settings, *roles: str) -> Security:
-        """Return the settings of a process that connects to this head, with its key file of one of these roles.
+        """Return the settings of a process that connects to the endpoint *head* with its key file for one of *roles*.
 
         Raises:
             ConfigError: there is a key file that cannot be used.
@@ -73,13 +73,15 @@ class Security:
 
     @classmethod
     def of_worker(cls, token: str, head: str, endpoint: str, listen_ip: str) -> Security:
-        """Return a worker's settings.
+        """Return the settings of a worker.
+
+        agentd has checked before that *endpoint* and *listen_ip* are allowed.
 
         Args:
-            token: its job's.
+            token: the token of the worker's job.
             head: the head's public key; "" in a private cluster, which has no TCP, and in a closed test network.
-            endpoint: the head's, as its agentd gave it. agentd checked before that this endpoint is allowed.
-            listen_ip: the address that it listens on, likewise.
+            endpoint: the head's endpoint, from agentd.
+            listen_ip: the address that the worker listens on, from agentd; "" for none.
         """
         if not head:
             return cls(insecure_test_network=is_tcp(endpoint) or bool(listen_ip))
@@ -88,10 +90,14 @@ class Security:
         return cls(False, job_pair(token), head)
 
     def mechanism(self, endpoint: str, verb: str) -> Mechanism:
-        """Return how a socket at *endpoint* is protected; *verb* is "listen on" or "connect to", for the error.
+        """Return how a socket at *endpoint* is protected.
+
+        Args:
+            endpoint: the endpoint to bind or connect to.
+            verb: "listen on" or "connect to", for the error.
 
         Raises:
-            ConfigError: the endpoint leaves this machine and there are no keys.
+            ConfigError: *endpoint* is TCP and this process has no key.
         """
         if endpoint.startswith(("ipc://", "inproc://")):
             return Mechanism.IPC
@@ -109,11 +115,11 @@ class Security:
         )
 
     def proof(self, endpoint: str, token: str = "") -> Proof | None:
-        """Return the keys that a link to *endpoint* needs, None if it needs none.
+        """Return the keys for a link to *endpoint*, None if the link needs none.
 
         Args:
-            endpoint: the head's, or a worker's.
-            token: of the worker's job; "" for the head.
+            endpoint: the endpoint of the head or of a worker.
+            token: the token of the worker's job; "" if *endpoint* is the head's.
 
         Raises:
             ConfigError: as `mechanism`.
@@ -137,11 +143,11 @@ def key_at(
     given: str | None = None,
     head: str | None = None,
 ) -> KeyFile | None:
-    """Return the key file of a process that listens on, or connects to, this endpoint of a head; None without one.
+    """Return the key file of a process that listens on, or connects to, this endpoint of a head; None if it has none.
 
     Args:
-        endpoint: the head's.
-        settings: the environment's.
+        endpoint: the head's endpoint.
+        settings: the settings from environment variables and configuration files.
         roles, given, head: see security.keyfile.find.
         insecure: True if TCP needs no key.
 
@@ -158,12 +164,12 @@ def key_at(
 
 
 def is_tcp(endpoint: str) -> bool:
-    """Return True if processes of other users or machines may reach this endpoint."""
+    """Return True if *endpoint* is a TCP endpoint, so that other users or machines may reach it."""
     return endpoint.startswith("tcp://")
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if *host* (an address or ``localhost``) stays on this machine. Names are not resolved."""
+    """Return True if *host* is a loopback address or ``localhost``. Other names are not resolved and give False."""
     if host == "localhost":
         return True
     try:

@@ -1,4 +1,5 @@
-"""Unix SOCK_SEQPACKET sockets between processes of one machine: the peer's credentials, and packets that wait to leave.
+"""Unix SOCK_SEQPACKET sockets between processes of one machine: the peer's credentials, and a queue of outgoing
+packets.
 
 Used by agentd, templates, workers and their children. `agentd.keeper` imports the standard library only and has its
 own copy of `peer_of`.
@@ -14,15 +15,15 @@ _UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of the process that connected, or listened, at the other end."""
+    """Return pid and uid of the process at the other end of a connection."""
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
 
 
 class PacketQueue:
-    """Packets on their way to one peer, in order. Nothing here blocks. One thread at a time.
+    """Outgoing packets to one peer, in order. No method blocks. Not thread-safe.
 
-    The owner watches the socket for room while the queue is not empty, and then calls `flush`.
+    While the queue is not empty, the caller must call `flush` whenever the socket becomes writable.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -33,14 +34,14 @@ class PacketQueue:
         return len(self._packets)
 
     def send(self, packet: bytes) -> bool:
-        """Send a packet after those that wait. Return True if none waits any more."""
+        """Send a packet after those that are queued. Return True if the queue is empty afterwards."""
         self._packets.append(packet)
         return len(self._packets) == 1 and self.flush()
 
     def flush(self) -> bool:
-        """Send what the peer has room for. Return True if no packet waits any more.
+        """Send queued packets until the peer has no more room. Return True if the queue is empty afterwards.
 
-        Packets for a peer that has ended are dropped: its end is seen where the socket is read.
+        Packets for a peer that has ended are dropped: the code that reads the socket notices the end.
         """
         try:
             while self._packets:

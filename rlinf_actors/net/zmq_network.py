@@ -1,4 +1,7 @@
-"""ZeroMQ as the network of a process: one context with its listeners and links. `net.zmq_socket` says how they work."""
+"""ZeroMQ as the network of a process: one context with its listeners and links.
+
+`net.zmq_socket` explains the sockets.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +46,15 @@ from rlinf_actors.security.members import LOCAL, Gate, Member
 T = TypeVar("T")
 
 ZMQ_THREADS = 2
-"""Threads of a context: one for its sockets, one that closes them."""
+"""Threads of a ZeroMQ context: one for its sockets, one that closes them."""
 _domains = itertools.count(1)
 
 
 def start_shared_thread() -> None:
-    """Start the thread that pyzmq keeps for the life of a process to free large buffers that were sent.
+    """Start the thread with which pyzmq frees large buffers after sending. It then runs for the life of the process.
 
-    It starts by itself with the first such buffer; a check that compares threads wants it there before.
+    It would start by itself with the first such buffer. A check that compares the threads of a process calls this
+    first.
     """
     zmq.Frame(bytes(zmq.COPY_THRESHOLD), copy=False)
 
@@ -111,7 +115,7 @@ class ZmqNetwork:
             call_threadsafe(self._loop, function)
 
     def note_fork(self) -> None:
-        """Stop using the sockets in a forked child: they and their threads are the parent's."""
+        """Stop using the sockets in a forked child, because the sockets and their threads belong to the parent."""
         self.forked = True
 
     def close(self) -> None:
@@ -131,7 +135,7 @@ def _open(make: Callable[[], T]) -> T:
 
 
 class ZmqListener(Socket):
-    """A ROUTER. Implements net.link.Listener."""
+    """A ROUTER socket. Implements net.link.Listener."""
 
     def __init__(
         self,
@@ -177,7 +181,7 @@ class ZmqListener(Socket):
         return actual
 
     def _guard_connections(self, endpoint: str) -> None:
-        """Make the gate decide about connections over TCP and about every frame. Before the first CURVE bind."""
+        """Make the gate decide about TCP connections and about every frame. Call this before the first CURVE bind."""
         gate = self._gate
         if gate is None:
             raise ConfigError(f"refusing to listen on {endpoint}: nobody knows whose keys may come in there")
@@ -209,7 +213,7 @@ class ZmqListener(Socket):
 
 
 class ZmqLink(Socket):
-    """A DEALER that is connected to one ROUTER. Implements net.link.Link."""
+    """A DEALER socket that is connected to one ROUTER. Implements net.link.Link."""
 
     def __init__(
         self,

@@ -58,9 +58,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DRAIN = 256
-"""Chunks that are received before other callbacks of the loop run."""
+"""Most chunks that are received before other callbacks of the loop run."""
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-"""Bytes of this machine's memory, the limit of a frame: a tensor is one frame, so there is no lower limit."""
+"""Most bytes of a frame: the memory of this machine. A tensor is one frame, so the limit cannot be lower."""
 
 # plain ints: pyzmq's enums cost as much as the calls they are passed to
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -73,7 +73,7 @@ _UNIX = "localhost:"  # libzmq's address of a peer at a unix socket begins so, b
 
 
 class Socket:
-    """A ROUTER or DEALER with its lock, its outgoing queue and its drain."""
+    """A ROUTER or DEALER socket with its lock and its queue of outgoing messages."""
 
     def __init__(
         self, network: ZmqNetwork, kind: int, on_message: OnMessage, on_failed: OnFailed | None = None
@@ -139,7 +139,10 @@ class Socket:
                 self._wake(self._flush)
 
     def _readable(self) -> bool:
-        """Return True if there is something to receive; if not, the FD reports the next arrival. Holds the lock."""
+        """Return True if there is something to receive; if not, the FD reports the next arrival.
+
+        The caller holds the lock.
+        """
         return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
 
     def _wake(self, callback: Callable[[], None]) -> None:
@@ -157,7 +160,7 @@ class Socket:
         self._drain()
 
     def _write_queued(self) -> None:
-        """Send what is queued, one chunk per peer. Holds the lock."""
+        """Send the queued messages, one chunk per peer. The caller holds the lock."""
         out = self._out
         if self._closed or not out:
             return
@@ -171,7 +174,10 @@ class Socket:
             self._write(peer, messages)
 
     def _write(self, peer: bytes, messages: list[tuple[bytes, Sequence[Buffer]]]) -> None:
-        """Send messages to a peer in one chunk, or in as many as their size takes. Holds the lock."""
+        """Send messages to a peer in one chunk, or in several if they are too large for one.
+
+        The caller holds the lock.
+        """
         socket = self._socket
         sent = 0
         try:
@@ -275,8 +281,9 @@ class Socket:
     def _key_of(self, frame: zmq.Frame) -> str:
         """Return the public key that the frame's connection proved, "" on a unix socket.
 
-        Every connection to a CURVE server has one: our ZAP handler returns it when it admits the connection. Asking a
-        frame without one raises, which is as slow as the rest together: so after one, the address is asked first.
+        Every connection to a CURVE server has a key: our ZAP handler returns it when it admits the connection. Asking a
+        frame without a key raises, which doubles the cost of a frame. So after a frame from a unix socket, the next
+        frame's address is read first.
         """
         if self._by_unix:
             try:
@@ -300,7 +307,7 @@ class Socket:
             faults.carry("transport.send", self, peer, self._name(peer), send, self._loop)
 
     def _name(self, peer: bytes) -> str:
-        """Return the name of the other end for rules of fault injection."""
+        """Return the name of the other end, for rules of fault injection."""
         return peer.decode(errors="replace")
 
     def close(self, linger_ms: int = 0) -> None:
