@@ -24,18 +24,18 @@ from rlinf_actors.placement.strategies import FlexiblePlacementStrategy, NodePla
 
 
 class PlacementMode(str, enum.Enum):
-    """Overlap of the components' resources."""
+    """How much the resources of a configuration's components overlap."""
 
     COLLOCATED = "collocated"
     """All components share the same resources."""
     DISAGGREGATED = "disaggregated"
     """No resource belongs to two components."""
     HYBRID = "hybrid"
-    """Something between the two."""
+    """Some resources belong to several components, but not all components share the same resources."""
 
 
 class _Resolved:
-    """A rule applied to a cluster: what the components that share the rule have in common."""
+    """A rule applied to a cluster, shared by all components of the rule."""
 
     def __init__(self, rule: ComponentRule, cluster: ClusterView) -> None:
         self.rule = rule
@@ -55,7 +55,7 @@ class _Resolved:
 
 
 class ComponentPlacement:
-    """The place of each component of a configuration. Components that share a rule share its strategy."""
+    """The placement of each component of a configuration. Components that share a rule share its strategy."""
 
     def __init__(self, config: Any, cluster: ClusterView) -> None:
         """Read the rules and check them against *cluster*.
@@ -83,7 +83,9 @@ class ComponentPlacement:
 
     @property
     def placement_mode(self) -> PlacementMode:
-        """Collocated if all components share the same resources, disaggregated if none do, else hybrid."""
+        """Return COLLOCATED if all components share the same resources, DISAGGREGATED if no two share one, else
+        HYBRID.
+        """
         sets = [resolved.identities for resolved in self._resolved.values()]
         if all(each == sets[0] for each in sets):
             return PlacementMode.COLLOCATED
@@ -92,7 +94,7 @@ class ComponentPlacement:
         return PlacementMode.HYBRID
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
-        """Return the strategy of a component.
+        """Return the placement strategy of a component.
 
         Raises:
             PlacementError: there is no such component.
@@ -108,7 +110,7 @@ class ComponentPlacement:
         return len(self._get(component_name).assignment)
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """Return the resource ranks, in its node groups, that a component uses; ascending.
+        """Return the resource ranks, within its node groups, that a component uses, in ascending order.
 
         Raises:
             PlacementError: there is no such component.
@@ -116,7 +118,7 @@ class ComponentPlacement:
         return list(self._get(component_name).ranks)
 
     def get_rule(self, component_name: str) -> ComponentRule:
-        """Return the rule of a component as the configuration has it.
+        """Return the configuration's rule for a component.
 
         Raises:
             PlacementError: there is no such component.

@@ -1,7 +1,7 @@
 """A cluster that exists only as a description, for trying placements without any node.
 
-`rlinf-actors plan --describe` and tests use it; the older form of PlacementStrategy.get_placement makes one of
-identical nodes. A description in YAML (or as a mapping) is a list of node entries::
+`rlinf-actors plan --describe` and tests use it; the older form of PlacementStrategy.get_placement makes a cluster of
+identical nodes with it. A description in YAML (or as a mapping) is a list of node entries::
 
     nodes:
       - {count: 8, ip: 10.0.0.1, accelerator: {type: NV_GPU, model: A800, number: 8}}
@@ -64,10 +64,10 @@ class _Description(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DescribedCluster:
-    """A ClusterView over a list of nodes."""
+    """A ClusterView of nodes that exist only as a description."""
 
     def __init__(self, nodes: Sequence[NodeInfo], config: ClusterConfig | None = None) -> None:
-        """Describe a cluster.
+        """Make a cluster of described nodes.
 
         Args:
             nodes: its nodes, with ranks 0 to N-1, each once.
@@ -103,10 +103,10 @@ class DescribedCluster:
 
     @classmethod
     def from_any(cls, source: Any, config: ClusterConfig | None = None) -> DescribedCluster:
-        """Return the cluster of a description: the path of a YAML file, or a mapping or list in the module's form.
+        """Return the cluster that *source* describes: the path of a YAML file, or a mapping or list in the form above.
 
         Raises:
-            ConfigError: a key or value is wrong; ``path`` says which.
+            ConfigError: a key or value is wrong; ``path`` names it.
         """
         return cls(parse_description(source), config)
 
@@ -120,7 +120,7 @@ class DescribedCluster:
 
     @property
     def node_groups(self) -> dict[str, NodeGroupInfo]:
-        """Label to group, the built-in ones last."""
+        """The node groups by label, the built-in ones last."""
         return dict(self._groups)
 
     def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
@@ -133,10 +133,10 @@ class DescribedCluster:
 
 
 def parse_description(source: Any) -> list[NodeInfo]:
-    """Return the nodes of a description.
+    """Return the nodes that *source* describes; see DescribedCluster.from_any.
 
     Raises:
-        ConfigError: a key or value is wrong; ``path`` says which.
+        ConfigError: a key or value is wrong; ``path`` names it.
     """
     loaded = plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, "")
     description = convert({"nodes": loaded} if isinstance(loaded, list) else loaded, _Description, "")

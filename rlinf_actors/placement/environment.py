@@ -1,4 +1,4 @@
-"""The environment variables that a worker gets from its placement: ranks, devices, network, its group's variables.
+"""Environment variables that a worker gets from its placement: ranks, devices, network, its node group's variables.
 Pure.
 
 The driver calls `worker_environment` for each worker of a launch, after `check_launch`. MASTER_ADDR and MASTER_PORT are
@@ -6,7 +6,7 @@ added when rank 0 runs; agentd merges in the node's own environment (model.place
 
 Visibility variables set by users (CUDA_VISIBLE_DEVICES and the other vendors') are checked here against the nodes'
 devices. In ``env_configs`` such a variable restricts its node group to the devices that it lists; in ``env_vars`` of
-``launch`` it must agree with the placement. Values that contradict one another are errors that show both.
+``launch`` it must agree with the placement. If two values contradict each other, the error shows both.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rlinf_actors.settings import COMM_NET_DEVICES, NAMESPACE
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """Distribution of a group's processes over nodes; computed once for all of them.
+    """Distribution of a group's processes over nodes; computed once per group.
 
     Attributes:
         node_local_ranks: for each rank, the number of lower ranks on its node.
-        on_node: cluster node rank to the number of processes there.
+        on_node: number of the group's processes on each node, by cluster node rank.
     """
 
     node_local_ranks: tuple[int, ...]
@@ -60,20 +60,19 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return the variables of a worker's ``os.environ`` that its placement determines.
 
-    The configuration's variables come first; the computed ones override them, because a process with another's rank
-    could not work.
+    Computed variables override the configuration's: a process with the rank of another could not work.
 
     Args:
         group_name: name of the worker group.
-        placement: the worker's place.
-        placements: those of the whole group in rank order, or their GroupLayout (one for many workers).
-        node: its node.
-        node_group: the node group that its resources belong to.
+        placement: the worker's placement.
+        placements: the placements of the whole group in rank order, or their GroupLayout (to share between workers).
+        node: the worker's node.
+        node_group: the node group to which the worker's resources belong.
         namespace: the job's namespace.
-        comm_net_devices: network interfaces for collectives (RLINF_COMM_NET_DEVICES of the driver). The launch's, the
-            configuration's and the node's value of that name take precedence, in that order. Without any, the interface
-            of the node's address is used. Interface variables that are set stay.
-        launch_env: the variables of this launch alone, which its caller puts on top of the returned ones.
+        comm_net_devices: the driver's RLINF_COMM_NET_DEVICES: network interfaces for collectives. The same variable of
+            the launch, of the configuration and of the node takes precedence, in that order. If none is set, the
+            interface of the node's address is used. Vendors' interface variables that are already set are not changed.
+        launch_env: the variables of this launch. They are not part of the result: the caller puts them on top of it.
 
     Raises:
         ConfigError: this process does not know the placement's type of accelerator; the message says what to load.
@@ -94,7 +93,9 @@ def worker_environment(
 
 
 def model_seen(placement: Placement, node: NodeInfo) -> str:
-    """Return the model of a worker's first own accelerator, else of the first visible one, else ""."""
+    """Return the model of the worker's first own accelerator; without one, of the first visible accelerator;
+    else "".
+    """
     if placement.accelerator_type is AcceleratorType.NO_ACCEL or not placement.visible_accelerators:
         return ""
     if placement.local_accelerator_rank >= 0:
@@ -146,7 +147,7 @@ def _shown(kind: AcceleratorType, devices: Sequence[str]) -> dict[str, str]:
 
 
 def _numbering(node: NodeInfo, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make a visibility variable number devices as the probe does."""
+    """Return the variables that make the vendors' runtimes number devices as the probe does."""
     found: dict[str, str] = {}
     for kind in node.accelerator_types:
         facts = ACCELERATOR_TABLE.get(kind)
@@ -172,18 +173,18 @@ class _Device(NamedTuple):
 
 
 def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[int, ...] | None:
-    """Return the accelerators of a node that a node group's variables leave, as ordered positions on the node.
+    """Return the accelerators of a node that a node group's variables show, as ordered positions on the node.
 
     Args:
         env_vars: variables that ``env_configs`` sets on the node.
-        node: the node, with the accelerators that its own settings leave.
+        node: the node, with the accelerators that its own settings show.
         path: config path of *env_vars*.
 
     Returns:
-        None if no visibility variable is set: all accelerators.
+        The positions, or None for all accelerators if *env_vars* has no visibility variable for one of them.
 
     Raises:
-        ConfigError: the value names a device that the node does not offer, names one twice, cannot be read, belongs to
+        ConfigError: a variable names a device that the node does not offer, names one twice, cannot be read, belongs to
             another vendor, or would change the meaning of device numbers.
     """
     _check_numbering(env_vars, node, path)
@@ -203,10 +204,9 @@ def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[
 
 
 def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeInfo, group: NodeGroupInfo) -> None:
-    """Check that the variables given to ``launch`` show a worker the devices of its placement, in the same order.
+    """Raise ConfigError unless the variables given to ``launch`` agree with a worker's placement.
 
-    Raises:
-        ConfigError: they show other devices, or would change the meaning of device numbers.
+    The variables must show the devices of the placement in the same order and keep the meaning of device numbers.
     """
     path = "launch(env_vars)"
     _check_numbering(env_vars, node, path)
@@ -252,7 +252,7 @@ def _shown_by(variable: str, kind: AcceleratorType) -> bool:
 
 
 def _named(value: str, variable: str, devices: Sequence[_Device], node: NodeInfo, path: str) -> list[int]:
-    """Return the positions on *node* of the *devices* that *value* shows."""
+    """Return the positions on *node* of those *devices* that *value* of *variable* shows."""
     infos = [device.info for device in devices]
     read = selected_devices if _shown_by(variable, AcceleratorType.INTEL_GPU) else visible_devices
     chosen, faults = read(infos, value, variable)
@@ -270,7 +270,7 @@ def _named(value: str, variable: str, devices: Sequence[_Device], node: NodeInfo
 
 
 def _check_numbering(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> None:
-    """Refuse variables that change the meaning of device numbers between the probe and the worker."""
+    """Raise ConfigError for variables that give device numbers another meaning in the worker than in the probe."""
     for kind in _by_type(node):
         facts = ACCELERATOR_TABLE.get(kind)
         if facts is None:

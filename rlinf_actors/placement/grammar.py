@@ -1,10 +1,9 @@
-"""Placement strings: their grammar, their rules, and the resource ranks of every process. Pure; no node is needed.
+"""Placement strings: their grammar and rules, and the resource ranks of every process. Pure; no node is needed.
 
-string := part ("," part)*     part := resources [":" processes]
-resources := a | a-b | all     processes := a | a-b
+string := part ("," part)*     part := resources [":" processes] resources := a | a-b | all     processes := a | a-b
 
 ComponentPlacement calls `assign` for each rule. Every error offers the string that was probably meant; the process
-ranks of such a string are contiguous. Work is linear in the processes and resources named.
+ranks of such a string are contiguous. Running time is linear in the processes and resources named.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from rlinf_actors.errors import PlacementError
 
 MAX_PROCESSES = 1_000_000
-"""Far above any cluster: a typing error must not fill the memory."""
+"""Limit far above any cluster, so that a typing error cannot exhaust the memory."""
 
 _SPAN = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
 _FORM = "write parts such as 0, 0-3, all, 0-3:0-7, with commas between them"
@@ -47,7 +46,7 @@ class Part:
 
     Attributes:
         resources: the resource ranks; None for ``all``.
-        processes: the process ranks; None where they are left out.
+        processes: the process ranks; None if the part has no processes.
     """
 
     resources: Span | None
@@ -115,30 +114,30 @@ def _span(field: str, piece: str, whole: str, kind: str) -> Span:
 
 
 Want = tuple[Span, int]
-"""The resources of a part and how many processes it is to have."""
+"""The resources of a part, and the number of processes to put on them."""
 
 
 def fits(resources: int, processes: int) -> bool:
-    """True if one of the two numbers divides the other."""
+    """True if one of the two numbers is a multiple of the other."""
     return resources % processes == 0 or processes % resources == 0
 
 
 def fewer(resources: int, processes: int) -> int:
-    """Return the largest number of processes below *processes* that fits; 1 always does."""
+    """Return the largest number of processes below *processes* that fits *resources*, or 1."""
     if processes > resources:
         return processes - processes % resources
     return max((count for count in range(1, processes) if resources % count == 0), default=1)
 
 
 def more(resources: int, processes: int) -> int:
-    """Return the smallest number of processes above *processes* that fits."""
+    """Return the smallest number of processes above *processes* that fits *resources*."""
     if processes >= resources:
         return processes + resources - processes % resources
     return next(count for count in range(processes + 1, resources + 1) if resources % count == 0)
 
 
 def lay_out(wants: Sequence[Want], start: int = 0) -> str:
-    """Return the string that gives every part its number of processes, ranks counting up from *start*."""
+    """Return the placement string of the given parts, with process ranks that count up from *start*."""
     parts: list[Part] = []
     for resources, count in wants:
         parts.append(Part(resources, Span.of(start, count)))
@@ -147,7 +146,9 @@ def lay_out(wants: Sequence[Want], start: int = 0) -> str:
 
 
 def corrections(wants: Sequence[Want]) -> list[str]:
-    """Return strings whose lengths divide: with fewer processes in the parts that do not fit, and with more."""
+    """Return up to two placement strings whose parts all fit: one with fewer processes in the wrong parts, one
+    with more.
+    """
     found: dict[str, None] = {}
     for change in (fewer, more):
         found[lay_out([(r, n if fits(len(r), n) else change(len(r), n)) for r, n in wants])] = None
@@ -155,9 +156,14 @@ def corrections(wants: Sequence[Want]) -> list[str]:
 
 
 def spread(spans: Sequence[Span], processes: int, start: int) -> list[str]:
-    """Return per-part rewrites of several ranges that were meant as one part of *processes* processes from *start* on.
+    """Return placement strings that replace several ranges which the user meant as one part.
 
-    There are two if the lengths do not divide, and none if a process would need resources of two ranges.
+    There are two strings if the lengths do not divide, and none if a process would need resources of two ranges.
+
+    Args:
+        spans: the ranges of resource ranks.
+        processes: number of processes on all of them together.
+        start: rank of the first process.
     """
     total = sum(map(len, spans))
     counts = [processes] if fits(total, processes) else [fewer(total, processes), more(total, processes)]
@@ -175,12 +181,12 @@ def either(strings: Sequence[str]) -> str:
 
 
 _LONGEST_LIST = 16
-"""Longer lists of ranks help nobody in a message."""
+"""Largest number of ranks that an error message lists."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The resources that a placement string is applied to.
+    """The resources to which a placement string is applied.
 
     Attributes:
         group: the node group, or groups, as a person writes them.
@@ -202,12 +208,12 @@ class Target:
 
 
 def assign(text: str, target: Target, maybe_sexagesimal: bool = False) -> list[list[int]]:
-    """Return for each process, by rank, the resource ranks that it holds or shares.
+    """Return, for each process by rank, the resource ranks that it holds or shares.
 
     Args:
         text: the placement string.
-        target: the resources that it is applied to.
-        maybe_sexagesimal: True if the string came as a ready number, which may have been ``a:b`` in YAML.
+        target: the resources to which the string is applied.
+        maybe_sexagesimal: True if YAML read the string as a number. YAML reads ``a:b`` as a number in base 60.
 
     Raises:
         PlacementError: *text* does not follow the grammar or breaks a rule; the message offers a correction.
@@ -286,7 +292,9 @@ def _processes(parts: Sequence[Part], spans: Sequence[Span]) -> list[Span]:
 
 
 def _check_union(parts: Sequence[Part], spans: Sequence[Span], processes: Sequence[Span], text: str) -> None:
-    """Refuse ``0-1,4-5:0-3``: the comma separates parts, so this is not four resources for four processes."""
+    """Raise PlacementError for ``0-1,4-5:0-3``: the comma separates parts, so these are not four resources for four
+    processes.
+    """
     run = 0  # index of the first of the parts without processes that precede this one
     for index, part in enumerate(parts):
         if part.processes is None:

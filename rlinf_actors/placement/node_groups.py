@@ -1,6 +1,4 @@
-"""Node groups of a cluster, from its configuration and the nodes' reports; and the view that placements have of a
-cluster.
-"""
+"""Node groups of a cluster, made from its configuration and the nodes' reports, and ClusterView for the placements."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from rlinf_actors.placement.environment import restricted
 
 
 def label_nodes(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """Return the nodes by rank, with the labels of the configured groups that contain them."""
+    """Return the nodes in rank order, each labelled with the configured groups that contain it."""
     ordered = sorted(nodes, key=lambda node: node.node_rank)
     if config is None:
         return ordered
@@ -31,7 +29,7 @@ def label_nodes(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> list
 
 
 def build_node_groups(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[str, NodeGroupInfo]:
-    """Return label to group: the configured groups in their order, then the built-in ``cluster`` and ``node``.
+    """Return the node groups by label: the configured ones in their order, then the built-in ``cluster`` and ``node``.
 
     Raises:
         ConfigError: a configured group has a node that is not among *nodes*, or a visibility variable in its
@@ -79,7 +77,7 @@ def _visible(group: NodeGroupConfig, index: int, nodes: Mapping[int, NodeInfo]) 
 
 
 def with_configured_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """Return *nodes* with the robots that the configuration gives them and that they do not list themselves.
+    """Return *nodes*, each with the robots that the configuration gives it unless the node lists robots of that type.
 
     For a described cluster only: on a real one the nodes report their robots.
     """
@@ -94,25 +92,25 @@ def with_configured_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -
 
 
 class ClusterView(Protocol):
-    """A cluster, real or described: the four members that placements use."""
+    """The part of a cluster, real or described, that placements use."""
 
     @property
     def num_nodes(self) -> int:
-        """How many nodes it has."""
+        """Number of nodes."""
 
     @property
     def num_accelerators(self) -> int:
-        """How many accelerators all nodes have together."""
+        """Number of accelerators of all nodes together."""
 
     def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
-        """Return the group called *label*, None if there is none."""
+        """Return the node group called *label*, None if there is none."""
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """The node of that rank."""
+        """Return the node with this rank."""
 
 
 def find_group(cluster: ClusterView, label: str) -> NodeGroupInfo:
-    """Return the group called *label*; a built-in group is made from the nodes if the view lacks it.
+    """Return the group called *label*. If the view lacks a built-in group, it is made from the nodes.
 
     Raises:
         PlacementError: there is no such group; the message lists the groups of the nodes.

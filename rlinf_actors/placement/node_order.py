@@ -1,4 +1,4 @@
-"""Assignment of ranks to nodes. Pure; the head calls it when nodes register, `rlinf-actors plan` to predict ranks."""
+"""Assignment of ranks to nodes. Pure. The head uses it when nodes register, `rlinf-actors plan` to predict ranks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BUILT_IN = [kind.value for kind in AcceleratorType if kind is not AcceleratorTy
 
 @dataclass(frozen=True)
 class RegisteredNode:
-    """The properties of a node that decide its rank.
+    """The properties of a node that determine its rank.
 
     Attributes:
-        key: identifies the node; appears in messages.
-        explicit: its RLINF_NODE_RANK, None if it has none.
-        is_head: True if the head runs there.
+        key: text that identifies the node; it appears in messages.
+        explicit: the node's RLINF_NODE_RANK, None if it has none.
+        is_head: True if the head runs on the node.
         accelerator_type: type of its accelerators, ``NO_ACCEL`` without.
         ip: its address.
     """
@@ -37,19 +37,20 @@ def order_nodes(
 ) -> dict[str, int]:
     """Return the rank of every node, by key. The result does not depend on the order of *nodes*.
 
-    If every node has RLINF_NODE_RANK, those are the ranks. If none has, the order is: the head's node, then by
-    accelerator type (in the order of AcceleratorType, then registered types by name, then nodes without), then by
+    If every node has RLINF_NODE_RANK, those are the ranks. If no node has, the nodes are sorted: the head's node first,
+    then by accelerator type (built-in types, then registered types by name, then nodes without accelerators), then by
     address as a number.
 
     Args:
         nodes: the registered nodes.
-        fixed: ranks that were assigned before, by key. They stay, also those of nodes that are not in *nodes*; new
+        fixed: ranks that were assigned earlier, by key. They do not change, even for nodes that are not in *nodes*; new
             nodes get the lowest free ranks.
-        complete: True if all nodes are here, so that explicit ranks must be 0..N-1; otherwise gaps may still fill.
+        complete: True if all nodes have registered, so that explicit ranks must be 0..N-1. If False, nodes that
+            register later may fill gaps.
 
     Raises:
-        ConfigError: only some nodes have RLINF_NODE_RANK, two have the same, it contradicts a fixed rank, or
-            (with *complete*) the ranks leave a gap. The message names the nodes.
+        ConfigError: only some nodes have RLINF_NODE_RANK, two have the same, it contradicts a fixed rank, or (with
+            *complete*) the ranks leave a gap. The message names the nodes.
     """
     taken = dict(fixed or {})
     stated = [node for node in nodes if node.explicit is not None]

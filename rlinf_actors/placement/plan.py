@@ -1,4 +1,4 @@
-"""The plan of a configuration: the place of every process, before anything runs (`rlinf-actors plan conf.yaml`)."""
+"""The plan of a configuration: the placement of every process, before anything runs (`rlinf-actors plan conf.yaml`)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class PlannedComponent:
     """One component of a plan.
 
     Attributes:
-        name: its name.
+        name: name of the component.
         node_groups: labels of the node groups that its rule names.
-        placement: the placement string.
+        placement: the placement string of its rule.
         hardware_ranks: the resource ranks that it uses.
-        placements: the place of each process, by rank.
-        groups: label to node group, for those labels.
+        placements: the placements of its processes, by rank.
+        groups: those node groups, by label.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Plan:
     placement_mode: PlacementMode
 
     def render(self) -> str:
-        """Return the plan as text: a table for each component, a line for each node that it uses."""
+        """Return the plan as text: a table for each component, with a line for each node that the component uses."""
         accelerators = sum(node.num_accelerators for node in self.nodes)
         head = f"{_count(len(self.nodes), 'node')}, {_count(accelerators, 'accelerator')}; {self.placement_mode.value}"
         return "\n\n".join([head, *(_render(component, self.nodes) for component in self.components)]) + "\n"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain values. Keys are stable; new ones may be added."""
+        """Return the plan as plain values. Keys are stable; later versions may add keys."""
         return {
             "num_nodes": len(self.nodes),
             "num_accelerators": sum(node.num_accelerators for node in self.nodes),
@@ -71,7 +71,12 @@ class Plan:
         }
 
     def environment(self, component: str, rank: int, group_name: str | None = None) -> dict[str, str]:
-        """Return the environment of a worker of the plan, without MASTER_ADDR and MASTER_PORT.
+        """Return the environment that a worker of the plan would get, without MASTER_ADDR and MASTER_PORT.
+
+        Args:
+            component: name of the component.
+            rank: rank of the worker.
+            group_name: name of the worker's group; None for the component's name.
 
         Raises:
             KeyError: there is no such component.

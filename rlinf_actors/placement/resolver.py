@@ -1,6 +1,7 @@
-"""From resource ranks to placements: the node of each process and the devices that it sees. Pure.
+"""Convert resource ranks to placements: the node of each process, and the devices that the process sees. Pure.
 
-The strategies call `place` and `place_on_nodes`. Linear in processes and resources. Placement strings: see grammar.
+The placement strategies call `place` and `place_on_nodes`. Running time is linear in processes and resources. For
+placement strings see grammar.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class Resource:
 
     @property
     def identity(self) -> tuple[int, str, int]:
-        """Equal for the same resource, whichever group it is reached by."""
+        """Key of the resource, equal in every node group that contains the resource."""
         return (self.node.node_rank, self.group.resource_name, self.local)
 
 
 class ResourceTable:
-    """The resources of one or several node groups, numbered through the groups in the order given."""
+    """The resources of one or more node groups. Resource ranks run through the groups in the order given."""
 
     def __init__(self, groups: Sequence[NodeGroupInfo]) -> None:
         self.groups = tuple(groups)
@@ -63,7 +64,7 @@ class ResourceTable:
         """Return the rank of the first resource on a node.
 
         Raises:
-            PlacementError: the node has none.
+            PlacementError: the node has no resource in this table.
         """
         if node_rank not in self._first:
             raise PlacementError(f"node {node_rank} has no resource in {self.target}")
@@ -86,11 +87,16 @@ class ResourceTable:
 def place(
     assignment: Sequence[Sequence[int]], table: ResourceTable, isolate_accelerator: bool = True
 ) -> list[Placement]:
-    """Return the placements of processes whose resource ranks are *assignment*, by process rank.
+    """Return the placements of the processes of a group.
+
+    Args:
+        assignment: for each process by rank, the resource ranks that it holds.
+        table: the resources.
+        isolate_accelerator: True if a process sees only its own accelerators.
 
     Raises:
-        PlacementError: a resource does not exist or repeats in a process, or a process would span two
-            nodes, two node groups or two types of hardware.
+        PlacementError: a resource does not exist or repeats in a process, or a process would span two nodes, two node
+            groups or two types of hardware.
     """
     node_index: dict[int, int] = {}
     found: list[Placement] = []
@@ -103,7 +109,9 @@ def place(
 
 
 def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Placement]:
-    """Return placements of one process for each entry of *nodes*; each sees all accelerators of *group* on its node."""
+    """Return the placements of one process for each entry of *nodes*. A process sees all accelerators of *group* on
+    its node.
+    """
     index: dict[int, int] = {}
     found = [
         Placement(
@@ -181,13 +189,15 @@ def _placement(rank: int, node_index: int, held: Sequence[Resource], isolate: bo
 
 
 def _seen_names(group: NodeGroupInfo, node: NodeInfo, kind: AcceleratorType) -> list[str]:
-    """Return the names of the accelerators of one type that a worker of *group* sees."""
+    """Return the names of the accelerators of one type that a worker of *group* sees on *node*."""
     names = node.accelerator_device_names
     return [names[local] for local in group.accelerators_of(node) if node.accelerator_kinds[local] == kind]
 
 
 def _seen_type(group: NodeGroupInfo, node: NodeInfo) -> AcceleratorType:
-    """Return the type of the accelerators that a worker on the node itself sees: the first type of the group there."""
+    """Return the type of accelerators that a worker without accelerators of its own sees: that of the group's first
+    one there.
+    """
     seen = group.accelerators_of(node)
     return node.accelerator_kinds[seen[0]] if seen else AcceleratorType.NO_ACCEL
 

@@ -1,8 +1,7 @@
-"""The placement strategies: the resources of each process of a group. Public API.
+"""The placement strategies, which choose the resources of each process of a group. Public API.
 
 Every ``get_placement`` takes a cluster (any object with ClusterView's four members) or, in the older call, the number
-of accelerators of each of any number of identical nodes. A strategy is a value: it can be used for many groups, and
-nothing a caller passes in is changed.
+of accelerators of each of its identical nodes. A strategy can be used for many groups, and never changes its arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class PlacementStrategy(ABC):
             isolate_gpu: older name of *isolate_accelerator*.
 
         Raises:
-            PlacementError: the cluster has no room for it, or a process would span two nodes.
+            PlacementError: the cluster has too few resources, or a process would span two nodes.
         """
         if cluster is None:
             cluster = num_gpus_per_node
@@ -54,15 +53,15 @@ class PlacementStrategy(ABC):
 
     @abstractmethod
     def _place(self, cluster: ClusterView, isolate: bool) -> list[Placement]:
-        """What get_placement promises, its arguments in one form."""
+        """Return the placement of every process, by rank."""
 
     @abstractmethod
     def _nodes_needed(self, per_node: int) -> int:
-        """Return the number of identical nodes that the strategy reaches."""
+        """Return the number of identical nodes, with *per_node* accelerators each, that the strategy needs."""
 
 
 def group_labels(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return labels given as one label, ``"a,b"`` or a list; the group of all nodes for None.
+    """Return node group labels given as one label, ``"a,b"`` or a list. None means the group of all nodes.
 
     Raises:
         PlacementError: a label is not valid, or given twice.
@@ -76,10 +75,10 @@ def group_labels(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def whole(value: object, name: str, least: int = 0) -> int:
-    """Return *value* as an int of at least *least*; numpy's integers count, booleans do not.
+    """Return *value* as an int of at least *least*. Integers of numpy are accepted, booleans are not.
 
     Raises:
-        PlacementError: *value* is something else; *name* is the argument's.
+        PlacementError: *value* is not such an integer; the message calls it *name*.
     """
     number = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else None
     if number is None or number < least:
@@ -88,10 +87,10 @@ def whole(value: object, name: str, least: int = 0) -> int:
 
 
 class PackedPlacementStrategy(PlacementStrategy):
-    """Processes on consecutive resources, with some consecutive (or strided) resources for each process.
+    """Place processes on consecutive resources. Each process gets consecutive (or strided) resources.
 
-    The older form, by keyword, counts from an accelerator of a node instead:
-    ``PackedPlacementStrategy(master_node=0, num_nodes=2)`` or ``(num_processes=4, num_gpus_per_process=2)``.
+    The older form, by keyword, starts at an accelerator of a node instead: ``PackedPlacementStrategy(master_node=0,
+    num_nodes=2)`` or ``(num_processes=4, num_gpus_per_process=2)``.
     """
 
     def __init__(
@@ -186,9 +185,7 @@ class PackedPlacementStrategy(PlacementStrategy):
         return first, first + count - 1
 
     def _fitting(self, held: int, nodes: range) -> int:
-        """Return the number of the *held* resources of whole nodes that are used: a rest too small for a process stays
-        free.
-        """
+        """Return how many of *held* resources are used: those left over that are too few for a process stay free."""
         unit = self._each * self._stride
         if held < unit:
             where = f"node {nodes[0]} has" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]} have"
@@ -218,10 +215,10 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 
 class StridedPlacementStrategy(PlacementStrategy):
-    """Processes on whole nodes, each with accelerators at a distance of *stride*.
+    """Place processes on whole nodes, each with accelerators at a distance of *stride*.
 
-    Accelerators fall into groups of ``stride * num_gpus_per_process``; worker g of a group takes g,
-    g + stride, g + 2 * stride, ...
+    The accelerators of a node are divided into blocks of ``stride * num_gpus_per_process``. Process g of a block gets
+    accelerators g, g + stride, g + 2 * stride, ... of the block.
     """
 
     def __init__(
@@ -274,7 +271,7 @@ class StridedPlacementStrategy(PlacementStrategy):
 
 
 class FlexiblePlacementStrategy(PlacementStrategy):
-    """Processes with explicitly listed resources."""
+    """Place each process on explicitly listed resources."""
 
     def __init__(
         self,
@@ -315,18 +312,18 @@ class FlexiblePlacementStrategy(PlacementStrategy):
 
 
 class NodePlacementStrategy(PlacementStrategy):
-    """Processes on nodes, independent of their hardware; a process sees all accelerators of its node."""
+    """Place processes on nodes, independent of their hardware. A process sees all accelerators of its node."""
 
     def __init__(self, node_ranks: Sequence[int], node_group_label: str | None = None) -> None:
         """List the nodes.
 
         Args:
-            node_ranks: the node of each process, by rank: the node's rank in the cluster, or its number in
-                the node group if there is a label. One may repeat.
-            node_group_label: label of a node group.
+            node_ranks: for each process by rank, the node: its rank in the cluster, or its number in the node group if
+                *node_group_label* is given. A node may appear several times.
+            node_group_label: label of a node group; None for the whole cluster.
 
         Raises:
-            PlacementError: the list is empty or holds something else than ranks.
+            PlacementError: the list is empty or contains something other than ranks.
         """
         if isinstance(node_ranks, (str, bytes)) or not node_ranks:
             raise PlacementError(f"node_ranks is {node_ranks!r}; it must list the node of each process: [0, 0, 1]")
@@ -356,7 +353,8 @@ class NodePlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(cluster: ClusterView) -> PlacementStrategy:
-    """Return one process on each accelerator of the cluster; without any, one process on node 0.
+    """Return the strategy for one process on each accelerator of the cluster; without accelerators, one process on node
+    0.
 
     Raises:
         PlacementError: the nodes have accelerators of several types; the message lists them.
@@ -378,7 +376,14 @@ def default_strategy(cluster: ClusterView) -> PlacementStrategy:
 
 
 def strided(first: int, last: int, each: int, stride: int) -> list[list[int]]:
-    """Return the resource ranks of processes that hold *each* of *first* to *last*, *stride* apart."""
+    """Return the resource ranks of each process.
+
+    Args:
+        first: first resource rank to use.
+        last: last resource rank to use, included.
+        each: number of resources of a process.
+        stride: distance between the resources of a process.
+    """
     return [
         [start + offset + step * stride for step in range(each)]
         for start in range(first, last + 1, each * stride)
