@@ -82,7 +82,7 @@ class SocketMonitor:
 
     def _drain(self) -> None:
         if self._again is not None:
-            self._again.cancel()  # as in ZapHandler
+            self._again.cancel()  # in a flood each edge would add another call, as in ZapHandler
         for _ in range(BATCH):
             if self._socket.closed:
                 return
@@ -201,7 +201,7 @@ def moved(connection: socket.socket) -> tuple[int, int]:
     return sent - again, received
 
 
-# --- who must go ---
+# --- limits and forced disconnects ---
 
 
 class ConnectionGuard:
@@ -220,7 +220,7 @@ class ConnectionGuard:
         self._rejected = RejectionBatch(gate, loop)
         self._table = ConnectionTable(limits(handshake_s))
         self._epoll = select.epoll()  # edge-triggered: bytes that libzmq leaves for later are reported once
-        self._uninspected: list[int] = []  # of this round
+        self._uninspected: list[int] = []  # descriptors that this round of `_inspect_all` has not inspected yet
         self._timer: asyncio.TimerHandle | None = None
         self._borrowed = BorrowedSocket()
         loop.add_reader(self._epoll.fileno(), self._drain)

@@ -105,7 +105,7 @@ def read_client_file(path: str, must_exist: bool = False) -> dict[str, str]:
     return {key: value for key, value in msgspec.structs.asdict(found).items() if value is not None}
 
 
-# --- which one is meant ---
+# --- choosing a head ---
 
 
 def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
@@ -216,7 +216,7 @@ def unresolved(host: str, source: str, error: Exception) -> ConfigError:
 def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
     """Return the keys with which this process connects to the head at *endpoint*.
 
-    That is this process's own key for one of *roles*. If the environment names no key and a standing head of this user
+    That is this process's own key for one of *roles*. If the settings name no key and a standing head of this user
     on this machine listens at *endpoint*, it is that head's own key.
 
     Raises:

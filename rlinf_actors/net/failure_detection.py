@@ -51,7 +51,7 @@ class FailureDetector:
         self.beat_s = 1.0
         self.lease_s = 10.0
         self.last = 0.0
-        self._answered = 0.0  # when its machine did
+        self._answered = 0.0  # time at which its machine answered last
         self._next_check = math.inf
         self._checks = checks
         self._checking = False

@@ -264,7 +264,7 @@ def find_records(settings: Settings, everybody: bool = False) -> MachineRecords:
             continue  # its head has just ended; or another user has mounted a file system there
         owner = info.st_uid
         if not stat.S_ISREG(info.st_mode):
-            continue  # no head leaves that
+            continue  # no record of a head
         try:
             if owner != me and (me != 0 or not everybody):
                 others[info.st_dev, info.st_ino] = owner
@@ -282,7 +282,9 @@ def find_records(settings: Settings, everybody: bool = False) -> MachineRecords:
             continue
         if record is not None:
             found.setdefault(owner, []).append(record)
-    known = {endpoint for record in found[me] for endpoint in record.endpoints}  # what others say hides none of ours
+    known = {
+        endpoint for record in found[me] for endpoint in record.endpoints
+    }  # records of other users must hide no head of ours
     found[me] += [record for record in _without_record(settings) if known.isdisjoint(record.endpoints)]
     lists = [sorted(records, key=lambda record: record.since) for records in found.values()]
     turns = itertools.chain.from_iterable(itertools.zip_longest(*lists[1:]))

@@ -38,7 +38,7 @@ class Due(Generic[T]):
 class _Kind(Generic[T]):
     what: T
     count: int = 0
-    until: float = -math.inf  # when its number is due: the first at once
+    until: float = -math.inf  # time at which its next report is due; the first is due at once
 
 
 class RefusalTally(Generic[T]):
