@@ -1,1 +1,1 @@
-"""One process's connections: to the head, and to the workers it talks to."""
+"""The connections of one process: to the head, and to the workers that the process exchanges messages with."""

@@ -1,9 +1,9 @@
-"""ChildPeers: child processes of workers (``Worker(parent_address=...)``) as this process reaches them.
+"""ChildPeers: connections from this process to child processes of workers (``Worker(parent_address=...)``).
 
-The worker of a child tells where the child is. ChildPeers asks it once (WhereIs); it answers when the child registers,
-and reports the child's end. A child ends with its worker at the latest. Operations on a child that is not known yet
-wait in order, without a thread. After a child has ended, the next operation asks again: another process may have its
-address by then.
+Only the parent worker knows where its child listens. ChildPeers sends the parent one WhereIs. The parent answers when
+the child registers, and reports the child's end. A child never outlives its parent. Operations on a child whose
+endpoint is not known yet wait in order, without a thread. After a child has ended, the next operation asks the parent
+again, because another process may have taken the child's address.
 
 `find` and `follow` run on any thread; everything else runs on the loop thread.
 """
@@ -28,11 +28,11 @@ from rlinf_actors.wire.values import Endpoint
 Found = Callable[[Union[Peer, Exception]], None]
 
 REMEMBERED = 1024
-"""Ended children whose peers are kept; older ones are asked for again."""
+"""Number of ended children whose peers are kept. For an older child the parent is asked again."""
 
 
 class ChildPeers:
-    """All children that this process exchanges messages with."""
+    """All child processes that this process exchanges messages with."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -40,9 +40,10 @@ class ChildPeers:
         self._children: dict[WorkerAddress, _Child] = {}
 
     def find(self, group: RemoteGroup, address: WorkerAddress, found: Found) -> None:
-        """Call *found* with the child's peer or an error: at once if it is known, else on the loop. Any thread.
+        """Call *found* with the peer of the child at *address*, or with the error of the look-up. Any thread.
 
-        The peer of a child that has ended has its error. *found* must not raise.
+        If the peer is known, *found* is called at once; otherwise later, on the loop thread. If the child has ended,
+        the peer's `error` is set. *found* must not raise.
         """
         with self._lock:
             child = self._children.get(address)
@@ -66,7 +67,10 @@ class ChildPeers:
             return [child.peer for child in self._children.values() if child.peer is not None]
 
     def follow(self, found: Callable[[], Found]) -> None:
-        """For each child that is being asked for, call a new *found* after those that wait. Any thread."""
+        """For each child that is being looked up, call *found* to make a callback and append it to the waiting ones.
+
+        Any thread.
+        """
         with self._lock:
             children = list(self._children.values())
         for child in children:
@@ -74,7 +78,7 @@ class ChildPeers:
 
 
 class _Child:
-    """The address of a child, whichever process has it."""
+    """One child address and the peer of the process that has this address now."""
 
     def __init__(self, runtime: Runtime, address: WorkerAddress) -> None:
         self.peer: Peer | None = None
@@ -89,12 +93,15 @@ class _Child:
 
     @property
     def over(self) -> bool:
-        """True if the child has ended and is not asked for."""
+        """True if the child has ended and no look-up of its address is under way."""
         peer = self.peer
         return not self._asking and peer is not None and peer.error is not None
 
     def enter(self, found: Found) -> tuple[Peer | None, bool]:
-        """Return the peer if it is known; else keep *found*, and return True if the caller has to ask."""
+        """Return (peer, False) if the peer is known. Otherwise keep *found* for the answer.
+
+        The second item of the result is True if the caller has to start the look-up by `ask`.
+        """
         with self._lock:
             if not self._asking and self.peer is not None and self.peer.error is None:
                 return self.peer, False
@@ -108,7 +115,7 @@ class _Child:
                 self._waiting.append(found())
 
     def _answer(self, outcome: Peer | Exception) -> None:
-        """Give the outcome to all that wait, also to those that come meanwhile."""
+        """Call all waiting callbacks with *outcome*, also those that are added meanwhile."""
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -121,7 +128,7 @@ class _Child:
     # --- asking the worker; loop thread ---
 
     def ask(self, group: RemoteGroup) -> None:
-        """Ask the worker for its protocol version, and then where the child is."""
+        """Ask the parent worker for its protocol version, and then for the child's endpoint."""
         worker = group.peers[self._address.rank_path[0]]
         if worker.error is not None:
             self._worker_gone(group, worker, worker.error)
@@ -175,7 +182,7 @@ class _Child:
     # --- the link to it; loop thread ---
 
     def _adopt(self, group: RemoteGroup, worker: Peer, id: str) -> Peer:
-        """Make the peer of the process that has the address now."""
+        """Make and return the peer of the process that has the address now. *id* is its worker id, "" if unknown."""
         needed = lambda: self._runtime.io.call(self._connect, group)  # noqa: E731
         lost = lambda old: self._lost(group, worker, old)  # noqa: E731
         runtime, rank = self._runtime, self._address.rank
@@ -196,7 +203,7 @@ class _Child:
             peer.fail(RlinfActorsError(f"cannot connect to {self._name} on {peer.node}: {error}"))
 
     def _lost(self, group: RemoteGroup, worker: Peer, old: Peer) -> None:
-        """Replace the peer of a connection that was lost and made again: messages may be missing."""
+        """Replace *old*, whose connection was lost and re-established: messages may be missing."""
         if self.peer is not old or old.error is not None:
             return
         peer = self._adopt(group, worker, old.worker_id)
@@ -213,7 +220,7 @@ class _Child:
 
 
 class _ProtocolRequest:
-    """Waits for a worker's protocol version (Pending)."""
+    """A pending request for a worker's protocol version (peer.Pending)."""
 
     def __init__(self, callback: Callable[[int], None]) -> None:
         self._callback = callback
@@ -224,4 +231,4 @@ class _ProtocolRequest:
         return True
 
     def fail(self, error: Exception) -> None:
-        """Do nothing: `on_gone` reports the worker's end."""
+        """Do nothing: the `on_gone` callback reports the worker's end."""

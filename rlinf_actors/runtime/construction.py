@@ -1,4 +1,4 @@
-"""How a group comes up: what its owner sends to construct it, and how processes learn that it is ready."""
+"""Construction of a group's workers: the Create calls of the owner, and how other processes wait for the group."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 class Readiness(Promise[None]):
-    """Ends when the owner's group is up, or by the error that keeps it down; an error that is not seen is reported.
+    """A Promise that resolves when the owner's group is up, and fails with the error that prevents that.
 
-    Calls on the group fail by the same error, so it counts as seen wherever it was raised. `shared`, `loop`, `cause`,
-    `raised` and `describe`: see lost_errors.FailedOperation.
+    An error that no caller has seen is reported through LostErrors. Calls on the group fail with the same error object,
+    so an error raised by any call counts as seen. For `shared`, `loop`, `cause`, `raised` and `describe` see
+    lost_errors.FailedOperation.
     """
 
     shared = True
@@ -52,7 +53,7 @@ class Readiness(Promise[None]):
         return CallTimeoutError(f"{self._what} was not ready within {timeout:g} s; it goes on: {report.describe()}")
 
     def seen(self) -> None:
-        """Note that the error was raised to a caller."""
+        """Record that the error was raised to a caller, so that LostErrors does not report it."""
         if self._unseen:
             self._unseen = False
             self._lost.seen(self)
@@ -78,24 +79,24 @@ class Readiness(Promise[None]):
 
 
 def decode_failure(raised: frames.Raised, parts: AuthenticatedParts, peer: Peer) -> Exception:
-    """Return the exception that a worker raised. Unpickles: not on the loop thread."""
+    """Return the exception that a worker raised. This unpickles, so it must not run on the loop thread."""
     return failure.decode(raised, parts, worker=peer.name, rank=peer.rank, node=peer.node)
 
 
 @dataclass
 class Construction:
-    """How the owner constructs the workers' class.
+    """How the owner constructs the workers of a group.
 
     Attributes:
-        cls: "module:qualname", or "" if the class travels by value.
-        parts: the payload: class or None, args, kwargs, extras. Encoded once, shared by all ranks.
-        max_concurrency: threads for a class without ``async def``; 0 for the main thread.
-        decode_failure: makes the owner's exception of a Raised, on a thread of its own.
-        extensions: modules that register the types of the workers' hardware.
-        again: True if workers that fail are restarted, and constructed again.
-        detach: True if the owner detaches the group when all workers are constructed.
-        constructed: by rank the id of the worker that was constructed.
-        lost: gets the error of a group that cannot come up; None if its owner waits in any case.
+        cls: "module:qualname" of the worker class, or "" if *parts* contain the class itself.
+        parts: the encoded payload (class or None, args, kwargs, extras). Encoded once and shared by all ranks.
+        max_concurrency: number of threads for a class without ``async def``; 0 to use the main thread.
+        decode_failure: turns a Raised frame into an exception; runs on an executor thread.
+        extensions: modules that register the hardware types of the workers.
+        again: True if failed workers are restarted, and therefore constructed again.
+        detach: True if the owner gives up ownership of the group when all workers are constructed.
+        constructed: worker id of each constructed worker, by rank.
+        lost: reports the error of a group that cannot come up; None if the owner always waits for the group.
     """
 
     cls: str
@@ -110,7 +111,7 @@ class Construction:
 
 
 class CreateCall:
-    """Waits for the answer to a Create (Pending)."""
+    """A Create that waits for the worker's answer (peer.Pending)."""
 
     def __init__(self, group: RemoteGroup, peer: Peer, construction: Construction) -> None:
         self._group = group
@@ -140,7 +141,7 @@ class CreateCall:
 
 
 class ReadyRequest:
-    """Waits until a worker of another process's group is constructed (Pending)."""
+    """A request to a worker of another process's group to answer when it is constructed (peer.Pending)."""
 
     def __init__(self, group: RemoteGroup, peer: Peer) -> None:
         self._group = group

@@ -1,7 +1,7 @@
-"""DeadlineTimers for code without an event loop; one thread of the process serves all of them.
+"""DeadlineTimers: timers for code without an event loop. One thread runs all timers of the process.
 
-A timer's function must be short and must not block, because it delays the other timers. Starting and cancelling take
-some microseconds: the thread is woken only for a timer that is due before it would wake by itself.
+A timer's function must be short and must not block, because it delays the other timers. Starting or cancelling a timer
+takes some microseconds: the thread is woken only for a timer that is due before the thread's next wake-up.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from rlinf_actors import exhaustion, forks
 log = logging.getLogger(__name__)
 
 IDLE_S = 1.0
-"""Seconds without a timer after which the thread ends: a loop of waits with timeouts does not start a thread each."""
+"""Seconds without a timer after which the thread ends, so that a loop of short waits does not start many threads."""
 
 
 class DeadlineTimer:
-    """A function to be called at a time; see `DeadlineTimers.start`."""
+    """One scheduled function call, as `DeadlineTimers.start` returns it."""
 
     __slots__ = ("_at", "_function", "_timers")
 
@@ -31,7 +31,10 @@ class DeadlineTimer:
         self._function: Callable[[], object] | None = function
 
     def cancel(self) -> None:
-        """Do not call the function if that has not begun. Any thread, also in a destructor; twice is fine."""
+        """Cancel the call if the function has not started.
+
+        Any thread, also in a destructor; calling twice is harmless.
+        """
         self._timers._cancel(self)
 
     def __lt__(self, other: DeadlineTimer) -> bool:
@@ -39,7 +42,7 @@ class DeadlineTimer:
 
 
 class DeadlineTimers:
-    """Timers on one thread, which starts with the first timer and ends `IDLE_S` after the last."""
+    """Timers on one thread, which starts with the first timer and ends `IDLE_S` after the last timer."""
 
     def __init__(self) -> None:
         self._heap: list[DeadlineTimer] = []
@@ -47,7 +50,7 @@ class DeadlineTimers:
         forks.watch(self)
 
     def note_fork(self) -> None:
-        """Start empty: a forked child has neither the thread nor the waits of its parent."""
+        """Drop all timers in a forked child, which has neither the timer thread nor the waiting code of its parent."""
         self._changed = threading.Condition()  # reentrant: a destructor may cancel while its own thread is in here
         self._heap.clear()
         self._live = 0
@@ -55,10 +58,10 @@ class DeadlineTimers:
         self._wakes = 0.0
 
     def start(self, seconds: float, function: Callable[[], object]) -> DeadlineTimer:
-        """Call *function* after *seconds* on the timers' thread. Any thread.
+        """Call *function* on the timer thread after *seconds*, and return the timer. Any thread.
 
         Raises:
-            RuntimeError: no more threads can be started; names the limit and how to raise it.
+            RuntimeError: no more threads can be started; the message names the limit and how to raise it.
         """
         timer = DeadlineTimer(self, time.monotonic() + max(0.0, seconds), function)
         with self._changed:
@@ -109,7 +112,7 @@ class DeadlineTimers:
             function = due = None  # what they hold may be large, and the next wait long
 
     def _first(self) -> DeadlineTimer | None:
-        """Return the first live timer; drop cancelled ones before it."""
+        """Return the timer that is due first, None if there is none. Drop cancelled timers before it."""
         if not self._live:
             self._heap.clear()
         while self._heap and self._heap[0]._function is None:
@@ -118,4 +121,4 @@ class DeadlineTimers:
 
 
 timers = DeadlineTimers()
-"""The timers of this process."""
+"""The DeadlineTimers of this process."""

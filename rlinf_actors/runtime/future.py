@@ -1,11 +1,12 @@
-"""Future: an outcome that is still to come. Promise and AsyncWork are Futures with public ways to set it.
+"""Future: the result of an operation that may still be running. Subclasses here: Promise and AsyncWork.
 
-The results of group calls, the readiness of a group, pending gets and receives are all Futures. Each has one outcome, a
-value or an error, which is set once and on any thread. A Future belongs to no event loop: plain scripts, several
-threads and several loops may wait for the same one. Cancelling a task that awaits a Future leaves the Future alone.
+The results of group calls, the readiness of a group, and pending gets and receives are all Futures. A Future has one
+outcome, which is a value or an error and is set once, on any thread. A Future belongs to no event loop: plain scripts,
+several threads and several loops may wait for the same Future. Cancelling a task that awaits a Future does not change
+the Future.
 
 Callbacks run on the thread that sets the outcome, most often the I/O thread: they must be short and must not run user
-code. What unpickles or calls user code runs in `_outcome`, on the thread that takes the outcome.
+code. Unpickling and user code run in `_outcome`, on the thread that takes the outcome.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ S = TypeVar("S")
 
 
 def call_all(callbacks: Iterable[Callable[..., object]], *args: object) -> None:
-    """Call each callback. An exception is an internal error: it is logged, and the other callbacks still run."""
+    """Call each of *callbacks* with *args*.
+
+    An exception is logged as an internal error; the other callbacks still run.
+    """
     for callback in callbacks:
         try:
             callback(*args)
@@ -45,13 +49,13 @@ def call_all(callbacks: Iterable[Callable[..., object]], *args: object) -> None:
 
 
 class Future(Generic[T]):
-    """One outcome, which a subclass sets by `_finish`. Any thread.
+    """The outcome of an operation; a subclass sets the outcome by `_finish`. Any thread.
 
     Args:
-        what: names the operation in errors and log lines.
+        what: name of the operation, for errors and log lines.
 
-    Subclasses with ``_lazy = True`` make the result from the value that was set: `_make_result` runs once, on the first
-    thread that takes the outcome.
+    A subclass with ``_lazy = True`` converts the value that was set into the result by `_make_result`. The conversion
+    runs once, on the first thread that takes the outcome.
     """
 
     # defaults of the class: a process may make 100,000 futures a second, and few of them set all of these
@@ -71,18 +75,18 @@ class Future(Generic[T]):
     # --- waiting ---
 
     def done(self) -> bool:
-        """Return True if the outcome is there. Never blocks."""
+        """Return True if the outcome is set. Never blocks."""
         return self._finished
 
     def wait(self, timeout: float | None = None) -> T:
-        """Block until the outcome is there, and return or raise it.
+        """Block until the outcome is set; then return the value or raise the error.
 
         Args:
             timeout: seconds to wait; None waits without limit.
 
         Raises:
-            CallTimeoutError: the time is up. The operation goes on and can be waited for again.
-            UsageError: this process was forked after the operation began: only the parent gets the outcome.
+            CallTimeoutError: *timeout* has passed. The operation goes on and can be waited for again.
+            UsageError: this process was forked after the operation began; only the parent process gets the outcome.
             ValueError: *timeout* is not a number.
         """
         timeout = waiting(timeout)
@@ -103,7 +107,7 @@ class Future(Generic[T]):
         return self._outcome()
 
     async def async_wait(self) -> T:
-        """Wait as ``await`` does."""
+        """Wait for the outcome without blocking the event loop; the same as ``await`` on this object."""
         return await self
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -125,7 +129,7 @@ class Future(Generic[T]):
         return self._outcome()
 
     def _outcome(self) -> T:
-        """Return or raise the outcome, which is there."""
+        """Return the value or raise the error. Call only after the outcome was set."""
         if self._lazy:
             with self._converting:
                 if self._lazy and self._error is None:
@@ -140,14 +144,14 @@ class Future(Generic[T]):
         return value
 
     def _make_result(self, value: Any) -> T:
-        """Return the result; what this raises becomes the outcome. Subclasses with `_lazy`."""
+        """Convert *value* into the result (only if `_lazy`). An exception raised here becomes the outcome."""
         raise NotImplementedError
 
     def _timeout_error(self, timeout: float) -> CallTimeoutError:
         return CallTimeoutError(f"{self._what} was not done within {timeout:g} s; it goes on")
 
     def _check_blocking(self) -> None:
-        """Raise UsageError if a wait on this thread would never end."""
+        """Raise UsageError if waiting on the current thread would never end."""
 
     def __reduce__(self) -> Any:
         raise SerializationError(
@@ -167,7 +171,7 @@ class Future(Generic[T]):
         return True
 
     def _on_done(self, callback: Callable[[], object]) -> None:
-        """Call *callback* once the outcome is there; at once if it is."""
+        """Call *callback* when the outcome is set; at once if the outcome is already set."""
         with self._lock:
             if not self._finished:
                 self._callbacks = (*self._callbacks, callback)
@@ -175,47 +179,47 @@ class Future(Generic[T]):
         callback()
 
     def _forget(self, callback: Callable[[], object]) -> None:
-        """Undo `_on_done`."""
+        """Remove a callback that was added by `_on_done`."""
         with self._lock:
             self._callbacks = tuple(known for known in self._callbacks if known is not callback)
 
 
 class Promise(Future[T]):
-    """A Future whose outcome is set by whoever holds it."""
+    """A Future whose outcome any code may set by `resolve` or `reject`."""
 
     def resolve(self, value: T) -> bool:
-        """Set the value; return False if there is an outcome already. Any thread."""
+        """Set the value. Return False if an outcome was already set. Any thread."""
         return self._finish(value)
 
     def reject(self, error: BaseException) -> bool:
-        """Set the error; return False if there is an outcome already. Any thread."""
+        """Set the error. Return False if an outcome was already set. Any thread."""
         return self._finish(None, error)
 
     @property
     def error(self) -> BaseException | None:
-        """The error, if the outcome is one."""
+        """The error, or None if there is no outcome yet or the outcome is a value."""
         return self._error
 
 
 THEN_THREADS = 8
-"""How many functions given to `AsyncWork.then` may run at a time."""
+"""Maximum number of functions given to `AsyncWork.then` that run at a time in this process."""
 
 
 class _Threads:
-    """Run functions on up to THEN_THREADS daemon threads, which end when there is nothing to do."""
+    """A pool of up to THEN_THREADS daemon threads. A thread ends when no function is queued."""
 
     def __init__(self) -> None:
         self.note_fork()
         forks.watch(self)
 
     def note_fork(self) -> None:
-        """Start with no threads and no functions: the parent runs the functions that were submitted there."""
+        """Drop threads and queued functions in a forked child; the parent process runs its own queue."""
         self._lock = threading.Lock()
         self._due: collections.deque[Callable[[], None]] = collections.deque()
         self._running = 0
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Run *function* soon. Any thread. Raises RuntimeError if no thread can be started."""
+        """Queue *function* to run on a pool thread. Any thread. Raises RuntimeError if no thread can be started."""
         with self._lock:
             self._due.append(function)
             if self._running == THEN_THREADS:
@@ -245,15 +249,15 @@ _threads = _Threads()
 
 
 class AsyncWork(Promise[T]):
-    """An operation that is running; what methods return for ``async_op=True``.
+    """A running operation, as methods return it for ``async_op=True``.
 
-    ``work.wait(timeout=None)`` blocks; ``await work`` and ``await work.async_wait()`` do not. Each returns the
+    ``work.wait(timeout=None)`` blocks; ``await work`` and ``await work.async_wait()`` do not block. Each returns the
     operation's result or raises its error, any number of times, on any thread and in any event loop. Cancelling a task
-    that awaits the work does not cancel the operation. An error that nothing waited for is logged when the work is
-    dropped; it does not change the exit code of a script.
+    that awaits the work does not cancel the operation. If the operation fails and no code waits for it, the error is
+    logged when the work is garbage-collected; the exit code of the script does not change.
 
     Attributes:
-        options: the options that the operation was given.
+        options: the options that were given to the operation, None if there are none.
     """
 
     _seen = False  # the outcome was taken: its error need not be logged
@@ -264,14 +268,14 @@ class AsyncWork(Promise[T]):
 
     @classmethod
     def of(cls, io: IoThread, coroutine: Coroutine[Any, Any, T], what: str) -> AsyncWork[T]:
-        """Run a coroutine on the I/O thread, and return a work that ends as the coroutine does. Any thread.
+        """Run *coroutine* on the I/O thread and return its result as an AsyncWork. Any thread.
 
-        Dropping the work leaves the coroutine running.
+        Dropping the returned work does not stop the coroutine.
 
         Args:
             io: the I/O thread.
-            coroutine: the coroutine.
-            what: names the operation in errors.
+            coroutine: the coroutine to run.
+            what: name of the operation, for errors.
 
         Raises:
             UsageError: the I/O thread was stopped, or this process is a fork.
@@ -280,7 +284,7 @@ class AsyncWork(Promise[T]):
 
     @classmethod
     def of_future(cls, future: concurrent.futures.Future[T], what: str) -> AsyncWork[T]:
-        """Return a work that ends as *future* does, which the I/O thread returned. Any thread."""
+        """Return an AsyncWork with the outcome of *future*, which must come from the I/O thread. Any thread."""
         work: AsyncWork[T] = AsyncWork(what)
 
         def ended(future: concurrent.futures.Future[T]) -> None:
@@ -296,7 +300,7 @@ class AsyncWork(Promise[T]):
 
     @classmethod
     def on_thread(cls, function: Callable[[], T], what: str) -> AsyncWork[T]:
-        """Run a function that blocks on a thread of its own, and return a work that ends as it does. Any thread."""
+        """Run the blocking *function* on a new thread and return its result as an AsyncWork. Any thread."""
         work: AsyncWork[T] = AsyncWork(what)
 
         def run() -> None:
@@ -312,10 +316,10 @@ class AsyncWork(Promise[T]):
 
     @classmethod
     def made_of(cls, source: Future[S], make: Callable[[S], T], what: str) -> AsyncWork[T]:
-        """Return a work that ends with *source* and whose value is ``make(value of source)``.
+        """Return an AsyncWork whose value is ``make(value of source)`` and which ends when *source* ends.
 
-        *make* runs once, on the first thread that takes the outcome: it may unpickle and call user code. An error of
-        *source* or of *make* is the error of the work.
+        *make* runs once, on the first thread that takes the outcome, so it may unpickle and call user code. An error of
+        *source* or of *make* becomes the error of the work.
         """
         return _Mapped(source, make, what)
 
@@ -327,22 +331,25 @@ class AsyncWork(Promise[T]):
         """Call ``fn(*args, **kwargs)`` on a thread of the runtime after this work has succeeded.
 
         This work's result is not passed to *fn*. Functions given to the same work run in parallel, in any order. At
-        most 8 functions of a process run at a time: a function that needs another work returns that work instead of
-        waiting for it. *fn* is called even if the returned work is dropped.
+        most 8 such functions run at a time in a process. A function that needs another AsyncWork should return that
+        work instead of waiting for it. *fn* is called even if the returned work is dropped.
 
         Args:
-            fn: the function. If it returns an AsyncWork, the new work ends as that one does.
+            fn: the function. If *fn* returns an AsyncWork, the returned work takes over the outcome of that AsyncWork.
             *args: positional arguments of *fn*.
             **kwargs: keyword arguments of *fn*.
 
         Returns:
-            A new work with the result of *fn*. If this work fails, *fn* is not called, and the new work fails with the
-            same error. An error that nothing waits for is logged.
+            An AsyncWork with the result of *fn*. If this work fails, *fn* is not called, and the returned work fails
+            with the same error. The error is logged if no code waits for it.
         """
         return _Then(self, functools.partial(fn, *args, **kwargs), getattr(fn, "__name__", "a function"))
 
     def _want(self) -> None:
-        """Note that the outcome will be needed even if no caller waits for it now."""
+        """Record that the outcome is needed even if no caller waits for it now.
+
+        Subclasses override this; here it does nothing.
+        """
 
     def _outcome(self) -> T:
         self._seen = True
@@ -355,7 +362,7 @@ class AsyncWork(Promise[T]):
 
 
 class _Mapped(AsyncWork[T]):
-    """See `AsyncWork.made_of`."""
+    """The AsyncWork that `AsyncWork.made_of` returns."""
 
     _lazy = True
 
@@ -377,7 +384,7 @@ class _Mapped(AsyncWork[T]):
 
 
 class _Then(AsyncWork[Any]):
-    """See `AsyncWork.then`."""
+    """The AsyncWork that `AsyncWork.then` returns."""
 
     _unfinished: set[_Then] = set()  # keeps a chain alive that the user has dropped
     _guard = forks.free_in_children(threading.Lock())
@@ -401,7 +408,10 @@ class _Then(AsyncWork[Any]):
             self._end(None, error)
 
     def _run(self) -> None:
-        """Take the outcome of the work before and call the function, or take over the work that it returned."""
+        """Take the outcome of the preceding work, call the function, and set the outcome.
+
+        If the function returns an AsyncWork, this work follows that AsyncWork instead.
+        """
         call, self._call = self._call, None  # its arguments may be large, and the work may be kept for long
         try:
             assert self._before is not None

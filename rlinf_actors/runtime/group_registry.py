@@ -1,8 +1,8 @@
-"""GroupRegistry: all groups that this process has handles of, and what it asks the head about groups.
+"""GroupRegistry: all groups that this process has handles of, and the process's requests to the head about groups.
 
 `_groups` holds the groups that the head reports on: launched here, or looked up. `_known` also holds groups whose
-handles another process sent and that were never used; it keeps them only as long as a handle exists, so that all
-handles of one group in this process share one RemoteGroup.
+handle came from another process and was never used. An entry of `_known` lives only as long as a handle exists, so that
+all handles of one group in this process share one RemoteGroup.
 
 Everything runs on the loop thread unless a docstring says otherwise.
 """
@@ -41,22 +41,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIND_TIMEOUT_S = 30.0
-"""How long a look-up waits for a head that is being restarted: for its start, and for the lease that it gives its nodes
-to come back.
-"""
+"""Seconds that a look-up waits for a restarting head: for the head's start, and for the nodes to reconnect."""
 STOP_TIMEOUT_S = 30.0
-"""How long the end of a group may take beyond its grace, at least; a head that is away may come back in this time."""
+"""Minimum seconds, beyond the grace, that stopping a group may take. An absent head may come back in this time."""
 
 
 class GroupRegistry:
     """The groups of one process.
 
     Args:
-        runtime: of this process.
+        runtime: the runtime of this process.
 
     Attributes:
-        closed: the process is ending, and no request is begun any more.
-        failures: number of groups that could not come up, and of workers of own groups that died.
+        closed: True if the process is ending and must not start new requests.
+        failures: number of groups that could not come up, plus the number of workers of owned groups that died.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -81,7 +79,7 @@ class GroupRegistry:
         return self._groups.get((namespace, name))
 
     def existing(self, namespace: str, name: str) -> RemoteGroup | None:
-        """Return a group of this name that this process knows and that has not ended. Any thread."""
+        """Return the group of this name that this process knows and that has not ended, or None. Any thread."""
         with self._lock:
             for (of, called, _), group in self._known.items():
                 over = group.closing or group.gone.done() or (not group.found and group.ready.error is not None)
@@ -90,7 +88,7 @@ class GroupRegistry:
         return None
 
     def handles(self) -> Handles:
-        """Return what a restarted head has to know of this process's groups."""
+        """Return the message that tells a restarted head about this process's groups."""
         handles = [group.handle() for group in self._groups.values() if not group.gone.done()]
         return Handles(handles, [id for group in self._launching for id in group.launched])
 
@@ -105,13 +103,13 @@ class GroupRegistry:
         launched: Sequence[str],
         wait_s: float = 0.0,
     ) -> RemoteGroup:
-        """Return the owner's group for a launch.
+        """Make the RemoteGroup of a group that this process is about to launch.
 
         Args:
-            namespace, name: of the group.
-            node_names: node of each rank, for messages to people.
-            construction: how its workers are constructed.
-            launched: ids of its workers.
+            namespace, name: namespace and name of the group.
+            node_names: node name of each rank, for error messages.
+            construction: how the workers are constructed.
+            launched: worker ids, by rank.
             wait_s: seconds that the launch may wait for hardware.
         """
         runtime = self._runtime
@@ -142,14 +140,14 @@ class GroupRegistry:
         wait_s: float,
         connect: Callable[[], Awaitable[object]],
     ) -> RemoteGroup:
-        """Return the group of a handle that another process sent. Its first use asks the head.
+        """Return the RemoteGroup for a handle that another process sent. The group's first use asks the head for it.
 
         Args:
-            namespace, name: of the group.
-            launch: its launch id.
-            node_names: node of each rank, for messages to people.
-            wait_s: seconds that the head may take to hear of its launch.
-            connect: waits until this process is in session with the head; runs on the loop.
+            namespace, name: namespace and name of the group.
+            launch: launch id of the group.
+            node_names: node name of each rank, for error messages.
+            wait_s: seconds that the head waits for the group's launch before it answers that there is no such group.
+            connect: waits until this process has a session with the head; runs on the loop thread.
         """
         with self._lock:
             group = self._known.get((namespace, name, launch))
@@ -166,7 +164,7 @@ class GroupRegistry:
         launch: str,
         reach: Callable[[RemoteGroup], object] | None = None,
     ) -> RemoteGroup:
-        """Return a group that another process launched. The lock is held."""
+        """Make the RemoteGroup of a group that another process launched. The caller holds the lock."""
         runtime = self._runtime
         group = RemoteGroup(
             runtime.network,
@@ -188,13 +186,14 @@ class GroupRegistry:
     async def find(
         self, namespace: str, name: str, *, ended: bool = False, launch: str = "", wait_s: float = 0.0
     ) -> RemoteGroup:
-        """Return a group of another process.
+        """Return the group of this name, asking the head if this process does not know the group.
 
         Args:
-            namespace, name: of the group.
-            ended: accept a group that has ended; every call on it fails and tells how its worker ended.
-            launch: its launch id, "" for any.
-            wait_s: seconds that the head is to wait for its launch.
+            namespace, name: namespace and name of the group.
+            ended: also return a group that has ended; each call on such a group fails with the reason of its worker's
+                end.
+            launch: launch id that the group must have, "" for any.
+            wait_s: seconds that the head waits for the group to be launched.
 
         Raises:
             GroupNotFoundError: the namespace has no such group.
@@ -226,7 +225,10 @@ class GroupRegistry:
         return found[0]
 
     def _known_as(self, state: GroupState) -> RemoteGroup:
-        """Return the group that the head describes: the one of an unused handle, or a new one."""
+        """Return the RemoteGroup for the head's description of a group.
+
+        This is the RemoteGroup of an unused handle if there is one, else a new one.
+        """
         workers = sorted(state.workers, key=lambda worker: worker.rank)
         launch = _launch_of(state)
         with self._lock:
@@ -236,7 +238,7 @@ class GroupRegistry:
             return self._new_user(state.namespace, state.name, [worker.node_ip for worker in workers], launch)
 
     async def reach(self, group: RemoteGroup) -> None:
-        """Wait until the head has described the group of a handle that another process sent.
+        """Wait until the head has described *group*, whose handle came from another process.
 
         Raises:
             GroupNotFoundError: the group has ended.
@@ -254,7 +256,7 @@ class GroupRegistry:
             task.add_done_callback(lambda _: self._reaching.pop(group, None))
 
     async def _reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]]) -> Exception | None:
-        """Ask the head for the group; return the error of a failure."""
+        """Ask the head for the group. Return the error if that fails, else None."""
         try:
             await connect()
             found = await self.find(
@@ -276,11 +278,13 @@ class GroupRegistry:
     # --- launching ---
 
     async def launch(self, message: Launch, group: RemoteGroup) -> None:
-        """Launch *group* (made by `new`). With get_if_exists it may become the handle of a running group.
+        """Send *message* to the head to launch *group*, which `new` has made.
+
+        With get_if_exists, *group* may become a handle of the running group of the same name.
 
         Raises:
             NameInUseError: the name is taken in this namespace.
-            HardwareInUseError: another group holds a robot, and `wait_s` is over.
+            HardwareInUseError: another group holds a robot, and `message.wait_s` seconds have passed.
         """
         key = (message.namespace, message.group)
 
@@ -313,7 +317,7 @@ class GroupRegistry:
                 self._launching.remove(group)
 
     def _become(self, group: RemoteGroup, state: GroupState) -> None:
-        """Make a launched group the handle of the running group of its name."""
+        """Turn *group*, whose launch found a running group of its name, into a handle of that group (get_if_exists)."""
         launch = _launch_of(state)
         with self._lock:
             known = self._known.get((state.namespace, state.name, launch))
@@ -328,7 +332,7 @@ class GroupRegistry:
         group.become(state, self._runtime.io.call)
 
     def _detach(self, group: RemoteGroup) -> None:
-        """Give a constructed group to the head."""
+        """Ask the head to take over the ownership of *group*, whose workers are all constructed."""
 
         async def detach() -> None:
             try:
@@ -350,7 +354,7 @@ class GroupRegistry:
             self._runtime.io.call(self._stop_failed, group)
 
     def withdraw(self, group: RemoteGroup) -> None:
-        """End a group whose launcher does not wait for it any more. Any thread."""
+        """Stop a group whose launching code no longer waits for it. Any thread."""
         self._runtime.io.call(self._stop_failed, group)
 
     def _stop_failed(self, group: RemoteGroup) -> None:
@@ -365,7 +369,7 @@ class GroupRegistry:
         task.add_done_callback(lambda _: self._stopping_failed.pop(key, None))
 
     def _head_grace_s(self) -> float:
-        """Return how long a request waits for a head that is being restarted."""
+        """Return the seconds that a request waits for a restarting head."""
         head = self._runtime.head
         welcome = head.welcome if head is not None else None
         return welcome.head_grace_s if welcome is not None else HEAD_GRACE_S
@@ -373,7 +377,10 @@ class GroupRegistry:
     # --- stopping ---
 
     async def stop(self, group: RemoteGroup, grace_s: float) -> None:
-        """End the workers of a group and wait until they are gone. After a failure the group can be stopped again."""
+        """Stop the workers of *group* and wait until they have ended. After a failure the group can be stopped again.
+
+        *grace_s* is the time in seconds between SIGTERM and SIGKILL.
+        """
         group.closing = True
         try:
             stop = StopGroup(group.namespace, group.name, grace_s, group.launched)
@@ -388,7 +395,9 @@ class GroupRegistry:
                 del self._groups[(group.namespace, group.name)]
 
     async def stop_or_leave(self, group: RemoteGroup, grace_s: float) -> None:
-        """As `stop`, but return after SILENT_HEAD_S of a silent head; the stop goes on."""
+        """Stop *group* like `stop`, but return after the head was silent for SILENT_HEAD_S; the stop goes on in the
+        background.
+        """
         head = self._runtime.head
         stopping = self._stopping.get(group)
         if stopping is None:
@@ -414,7 +423,11 @@ class GroupRegistry:
         )  # fmt: skip
 
     async def stop_owned(self, grace_s: float) -> bool:
-        """Stop all groups that this process owns; return False if the head is silent, which must not hold it up."""
+        """Stop all groups that this process owns.
+
+        Returns:
+            False if the head stayed silent for SILENT_HEAD_S and the stop requests were cancelled.
+        """
         groups = [group for group in self.all() if group.owned and not group.gone.done()]
         stops = [self.stop(group, grace_s) for group in groups]
         stopped: asyncio.Future[list[BaseException | None]] = asyncio.gather(*stops, return_exceptions=True)
@@ -448,19 +461,19 @@ class GroupRegistry:
             log.warning("a group was not stopped by this process: %s", error)
 
     def close_all(self, error: Callable[[RemoteGroup], RlinfActorsError]) -> None:
-        """End every call on every group."""
+        """End every call on every group with the error that *error* returns for the group."""
         for group in self.all():
             group.close(error(group))
 
     def clear(self) -> None:
-        """End all requests and forget all groups."""
+        """Cancel all requests and drop all groups."""
         self._tasks.cancel()
         self._groups.clear()
 
     # --- what the head reports ---
 
     def workers_changed(self, body: WorkerChanged) -> None:
-        """Take over the head's report of some workers of a group."""
+        """Apply the head's report of changed workers to their group."""
         group = self.get(body.namespace, body.group)
         if group is not None:
             self._note_deaths(group, body.workers)
@@ -469,7 +482,7 @@ class GroupRegistry:
                 del self._groups[(body.namespace, body.group)]  # the head reports no more of it
 
     def _note_deaths(self, group: RemoteGroup, workers: Sequence[WorkerState]) -> None:
-        """Count workers of own groups that died; log a death that no pending call reports."""
+        """Count workers of owned groups that died, and log a death that no pending call will raise."""
         for worker in workers:
             before, exit = group.states.get(worker.rank), worker.exit
             if exit is None or orderly(group.name, exit) or group.closing or not group.owned:
@@ -487,5 +500,5 @@ async def _for_ever() -> None:
 
 
 def _launch_of(state: GroupState) -> str:
-    """Return the launch id of a group that the head describes."""
+    """Return the launch id of the group that *state* describes, "" if no worker has an id."""
     return next((launch_of(worker.id) for worker in state.workers if worker.id), "")

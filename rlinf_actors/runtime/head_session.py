@@ -1,8 +1,8 @@
-"""HeadSession: a driver's or worker's session with the head: hello, beats, notices. Loop thread only.
+"""HeadSession: a driver's or worker's session with the head: hello, heartbeats, notices. Loop thread only.
 
-While the head is away, HeadSession greets it again and again, with growing pauses. Requests wait for it, each to its
-own deadline, and are sent again when it is back. A driver also checks the reachability of the head's machine: if the
-network is cut, the session ends after the lease. A worker leaves that to its agent.
+While the head does not answer, HeadSession repeats its hello with growing pauses. Requests wait for the head, each
+until its own deadline, and are sent again when the head is back. A driver also checks whether the head's machine is
+reachable: if the network is cut, the session ends after the lease. For a worker, its agentd does this check.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from rlinf_actors.wire.control_codec import Body
 log = logging.getLogger(__name__)
 
 OWNER_BEATS = 8
-"""Beats that an owner of robot workers sends in their lease: a beat acknowledges the head's last answer, and three more
-may be late.
+"""Heartbeats per robot lease that an owner of robot workers sends. A heartbeat acknowledges the head's last answer, and
+three more heartbeats may be late.
 """
 SILENT_HEAD_S = 5.0
-"""How long the end of a group or of a Cluster waits for a silent head, which may be restarting."""
+"""Seconds that stopping a group or a Cluster waits for a silent head, which may be restarting."""
 HEAD_GRACE_S = 120.0
-"""How long a head may be silent while its machine answers; a Welcome sets the real value."""
+"""Seconds that a head may be silent while its machine answers. The head's Welcome replaces this default."""
 
 
 class HeadSession:
@@ -51,14 +51,14 @@ class HeadSession:
 
     Args:
         network: makes the connection.
-        endpoint: the head's.
-        hello: introduces this process; sent again if the head has forgotten it.
+        endpoint: endpoint of the head.
+        hello: introduces this process; sent again if the head no longer knows this process.
         on_notice: called with every notice that is not about the session itself.
         on_silence: called once, with the reason, when the session has ended: the network is cut, no head came back in
-            time, or the head does not take this process back.
-        on_return: called when a restarted head has taken this process back.
-        on_given_up: called instead of *on_silence* if the head has declared this process dead.
-        on_failed: called with a notice whose handler raised.
+            time, or the head does not accept this process again.
+        on_return: called when a restarted head has accepted this process again.
+        on_given_up: called instead of *on_silence*, with the reason, if the head has declared this process dead.
+        on_failed: called with a notice whose handler raised, and the error.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class HeadSession:
         )
 
     async def start(self, timeout: float | None) -> Welcome:
-        """Introduce this process.
+        """Send the hello, start the heartbeats, and return the head's Welcome.
 
         Raises:
             ClusterTimeoutError: the head did not answer in *timeout* seconds.
@@ -112,10 +112,10 @@ class HeadSession:
     async def request(
         self, body: Body, timeout: float | None = None, on_reply: Callable[[Body], None] | None = None
     ) -> Body:
-        """Send a request to the head, now or when it is back; see ControlClient.request.
+        """Send a request to the head, now or when the head is back; see ControlClient.request.
 
         Raises:
-            ClusterTimeoutError: no answer in *timeout* seconds; the message tells if the head was away.
+            ClusterTimeoutError: no answer in *timeout* seconds; the message says if the head was away.
         """
         try:
             return await self._client.request(body, timeout, on_reply)
@@ -130,7 +130,10 @@ class HeadSession:
             ) from None
 
     async def silent(self, seconds: float) -> None:
-        """Wait until the head has been silent for *seconds*, counted from the first wait after its last answer."""
+        """Wait until the head has been silent for *seconds*.
+
+        The time counts from the first call of this method after the head's last answer.
+        """
         loop = asyncio.get_running_loop()
         asked = loop.time()
         while True:
@@ -145,14 +148,20 @@ class HeadSession:
         self._client.notify(body)
 
     def close(self, reason: str, linger_ms: int = 200, error: RlinfActorsError | None = None) -> None:
-        """Send a Goodbye and close; drop unsent messages after *linger_ms* milliseconds. Requests fail by *error*."""
+        """Send a Goodbye and close the connection. Pending requests fail with *error*.
+
+        Messages that are not sent after *linger_ms* milliseconds are dropped.
+        """
         self._closed = True
         self._tasks.cancel()
         self._client.notify(Goodbye(reason))
         self._client.close(linger_ms, error)
 
     async def _first_welcome(self, timeout: float | None) -> Welcome:
-        """Greet the head until it answers. A restarted head knows a worker's key when its agents are back."""
+        """Send the hello until the head accepts it, and return the Welcome.
+
+        A worker retries if its key is refused: a restarted head knows the key only after its agentds have reconnected.
+        """
         loop = asyncio.get_running_loop()
         until = math.inf if timeout is None else loop.time() + timeout
         while True:
@@ -169,10 +178,10 @@ class HeadSession:
             await self._connect_again(until)
 
     async def _connect_again(self, until: float = math.inf) -> None:
-        """Make a new connection after a pause; repeat if it cannot be made (no descriptor left).
+        """Pause, then make a new connection; repeat if no connection can be made (no free file descriptor).
 
         Raises:
-            ClusterTimeoutError: no connection could be made until *until* (time of the loop).
+            ClusterTimeoutError: no connection could be made before the loop time *until*.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -199,13 +208,13 @@ class HeadSession:
         return answer
 
     def own_robots(self) -> None:
-        """Beat OWNER_BEATS times per robot lease: this process owns robot workers."""
+        """Send OWNER_BEATS heartbeats per robot lease from now on, because this process owns robot workers."""
         if self.welcome is not None:
             self._beat_s = min(self._beat_s, self.welcome.robot_lease_s / OWNER_BEATS)
             self._beat()  # the next beat may be due only after a whole interval of before
 
     async def _tend(self) -> None:
-        """Send beats and watch the head; end when the detector has a verdict."""
+        """Send heartbeats and watch the head. Return when the failure detector has declared the head lost."""
         loop = asyncio.get_running_loop()
         self._detector.heard(loop.time())
         next_beat = loop.time() + self._beat_s * random.random()
@@ -227,7 +236,7 @@ class HeadSession:
                 return
 
     def _broke(self, error: InternalError) -> None:
-        """End the session: it cannot go on without the task that failed."""
+        """End the session, because a task that it needs has failed."""
         if not self._closed:
             self._on_silence(str(error))
 
@@ -244,7 +253,7 @@ class HeadSession:
         self._detector.check_failed(asyncio.get_running_loop().time())
 
     def _judge(self, now: float) -> bool:
-        """Report the detector's verdict; return True if there is one."""
+        """Report the head as lost if the failure detector says so. Return True in that case."""
         reason = self._detector.verdict(now)
         if reason is not None and not self._closed:
             self._on_silence(reason)
@@ -271,9 +280,9 @@ class HeadSession:
         self._on_notice(body)
 
     def _restarting(self) -> None:
-        """Hold requests back until the head, which is being restarted, has taken this process back.
+        """Hold requests back until the restarting head has accepted this process again.
 
-        The hello follows when the connection is made anew, or when the head has been silent for long.
+        The hello is sent when the connection is re-established, or when the head has been silent for long.
         """
         if self._beats is None:
             return  # not welcomed yet: the first hello is repeated
@@ -283,7 +292,7 @@ class HeadSession:
         self._say(self._backoff.failed(now, text))
 
     def _greet_again(self) -> None:
-        """Send the hello again: the head does not know this process, or messages may be lost."""
+        """Send the hello again, because the head does not know this process or messages may be lost."""
         if self._beats is None:
             self._client.repeat_first()  # lost before it was answered
         elif not self._away:
@@ -326,7 +335,7 @@ class HeadSession:
 
 
 class WatchedClients:
-    """The clients of the job whose ends this process waits for. Loop thread.
+    """The clients of the job (drivers and workers) whose ends this process waits for. Loop thread.
 
     Args:
         notify: sends a notice to the head.
@@ -337,7 +346,10 @@ class WatchedClients:
         self._watched: dict[str, list[Callable[[], None]]] = {}
 
     def watch(self, incarnation: str, on_gone: Callable[[], None]) -> Callable[[], None]:
-        """Call *on_gone* when a client has ended, soon if it has already; return a function that ends the watch."""
+        """Call *on_gone* when the client with this incarnation has ended. Return a function that cancels the watch.
+
+        If the client has already ended, *on_gone* is called soon.
+        """
         known = self._watched.setdefault(incarnation, [])
         known.append(on_gone)
         if len(known) == 1:
@@ -352,10 +364,10 @@ class WatchedClients:
         return unwatch
 
     def renew(self) -> None:
-        """Send all watches to a head that was restarted."""
+        """Send all watches again, to a head that was restarted."""
         if self._watched:
             self._notify(WatchClients(list(self._watched)))
 
     def gone(self, incarnation: str) -> None:
-        """Call the watchers of a client that has ended."""
+        """Call the callbacks that watch the client with this incarnation, which has ended."""
         call_all(self._watched.pop(incarnation, ()))

@@ -1,4 +1,4 @@
-"""LogPrinter: print workers' lines in the driver's terminal, on a thread that a slow terminal may block."""
+"""LogPrinter: print workers' output in the driver's terminal, on a thread of its own because a slow terminal blocks."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from rlinf_actors.wire.control_codec import Body
 log = logging.getLogger(__name__)
 
 END_S = 2.0
-"""How long a driver that ends waits for its workers' output; lines not shown by then are counted."""
+"""Seconds that an ending driver waits for its workers' output; lines not shown by then are only counted."""
 STUCK_S = 0.5
-"""How much longer it waits for a blocked terminal."""
+"""Additional seconds that an ending driver waits for a blocked terminal."""
 
 WIDTH = 80
 """Columns assumed for a terminal of unknown width."""
 
 Source = tuple[str, str]
-"""The writer of a line: a worker with its node, and the stream."""
+"""The source of a line: the prefix that names worker and node, and the stream ("out" or "err")."""
 
 
 class LogPrinter:
     """Prints ``[group:rank@node] text``. `show`, `close` and `left_out` may be called from any thread.
 
     A progress bar, which rewrites its line by carriage returns, keeps one line of the terminal up to date. If the
-    output is not a terminal, only the bar's last state is printed.
+    output is not a terminal, only the last state of the bar is printed.
 
     Args:
-        shown: called with a LogCredit for printed lines, so that the sender may go on. Printer's thread.
+        shown: called on the printer's thread with a LogCredit for printed lines, which lets the sender send more.
 
     Attributes:
-        left: number of lines that were not shown, by node and place.
+        left: number of lines that were not shown, by (node, path of the log files there or "").
     """
 
     def __init__(self, shown: Callable[[Body], None]) -> None:
@@ -56,16 +56,19 @@ class LogPrinter:
         exhaustion.start(self._thread)
 
     def show(self, lines: LogLines) -> None:
-        """Print lines soon. The sender's credit bounds the memory."""
+        """Queue lines for printing. The flow control of the senders (LogCredit) bounds the memory of the queue."""
         self.left_out(lines.node, lines.where, lines.left)
         self._queue.put(lines)
 
     def after(self, callback: Callable[[], object]) -> None:
-        """Call *callback* on the printer's thread when all lines given to `show` so far are printed."""
+        """Call *callback* on the printer's thread after all lines that were given to `show` so far are printed."""
         self._queue.put(callback)
 
     def close(self, patience_s: float = END_S) -> None:
-        """Print the remaining lines for *patience_s* seconds, then end; do not wait for a blocked terminal."""
+        """Print the remaining lines for at most *patience_s* seconds, then end the thread.
+
+        Does not wait for a blocked terminal.
+        """
         self._until = min(self._until, time.monotonic() + patience_s)
         self._queue.put(None)
         self._thread.join(patience_s + STUCK_S)
@@ -78,7 +81,7 @@ class LogPrinter:
             self._queue.put(None)
 
     def _next_lines(self) -> LogLines | None:
-        """Return lines that the thread has not taken, None if there are none."""
+        """Return the next lines in the queue, None if the queue is empty."""
         while not self._queue.empty():
             with contextlib.suppress(queue.Empty):
                 lines = self._queue.get_nowait()
@@ -87,11 +90,13 @@ class LogPrinter:
         return None
 
     def hurry(self) -> None:
-        """Count the remaining lines instead of printing them."""
+        """From now on, count the remaining lines instead of printing them."""
         self._until = 0.0
 
     def left_out(self, node: str, where: str, lines: int) -> None:
-        """Count lines as not shown."""
+        """Add *lines* to the number of lines of *node* that were not shown; *where* is the path of its log files, or
+        "".
+        """
         if lines:
             self.left[node, where] = self.left.get((node, where), 0) + lines
 
@@ -123,7 +128,10 @@ class LogPrinter:
         self._tried(self._show_bar)
 
     def _tried(self, action: Callable[..., None], *args: object) -> bool:
-        """Call *action*, which writes; return False if it failed. No error ends the thread: senders wait for credit."""
+        """Call *action*, which writes to a stream. Return False if it failed.
+
+        No error may end the printer's thread, because the senders wait for a LogCredit.
+        """
         try:
             action(*args)
         except (OSError, ValueError):
@@ -136,7 +144,7 @@ class LogPrinter:
         return True
 
     def _write(self, stream: str, group: list[tuple[str, str]]) -> None:
-        """Print lines of one stream; *group* has a prefix and a text for each."""
+        """Write lines to *stream* ("out" or "err"). *group* has a (prefix, text) pair for each line."""
         out = _stream(stream)
         if out is None:
             return  # pythonw, or a script that closed it
@@ -153,13 +161,13 @@ class LogPrinter:
             _put(out, "".join(printed))
 
     def _clear(self) -> None:
-        """Remove the bar from the terminal's last line."""
+        """Remove the progress bar from the last line of the terminal."""
         out, self._open = self._open, None
         if out is not None:
             _put(out, "\r\x1b[K")
 
     def _show_bar(self) -> None:
-        """Show the bar that changed last, if it is for a terminal."""
+        """Show the progress bar that changed last, if its output is a terminal."""
         for (prefix, stream), text in reversed(self._bars.items()):
             out = _stream(stream)
             width = _columns(out) if out is not None else 0
@@ -173,7 +181,7 @@ class LogPrinter:
         self._clear()
 
     def _finish_bars(self) -> None:
-        """Print the last state of each bar, as a line."""
+        """Print the last state of each progress bar as a line."""
         self._tried(self._clear)
         for (prefix, stream), text in self._bars.items():
             out = _stream(stream)
@@ -183,7 +191,9 @@ class LogPrinter:
 
 
 def say(text: str) -> None:
-    """Print a line of the library among workers' lines: a logging level must not hide that lines are missing."""
+    """Print a line of the library itself to stderr, not through logging: a log level must not hide that lines are
+    missing.
+    """
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # stderr is closed
             _put(sys.stderr, f"[rlinf-actors] {text}\n")
@@ -194,7 +204,7 @@ def _stream(name: str) -> TextIO | None:
 
 
 def _put(out: TextIO, text: str) -> None:
-    """Write and flush *text*, with escapes for the characters that *out* cannot encode."""
+    """Write *text* to *out* and flush; escape characters that *out* cannot encode."""
     try:
         out.write(text)
     except UnicodeEncodeError:
@@ -209,7 +219,7 @@ def _encodable(out: TextIO, text: str) -> str:
 
 
 def _columns(out: TextIO) -> int:
-    """Return the width of the terminal *out*, 0 if it is not a terminal."""
+    """Return the width of the terminal *out* in columns, 0 if *out* is not a terminal."""
     isatty = getattr(out, "isatty", None)  # a script's own stdout may lack all but write and flush
     if isatty is None or not isatty():
         return 0
@@ -220,12 +230,12 @@ def _columns(out: TextIO) -> int:
 
 
 def _counted(texts: Iterable[str]) -> int:
-    """Return the number of lines in *texts*, without states of progress bars."""
+    """Return the number of lines in *texts*, without the updates of progress bars."""
     return sum(not text.endswith(UPDATE) for text in texts)
 
 
 def _by_stream(lines: LogLines) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return runs of lines of one stream, in order, with their prefix."""
+    """Split lines into runs of the same stream: a list of (stream, [(prefix, text), ...]), in order."""
     runs: list[tuple[str, list[tuple[str, str]]]] = []
     for worker, stream, text in lines.entries:
         if not runs or runs[-1][0] != stream:

@@ -1,10 +1,11 @@
 """LostErrors: report errors of calls that no code waits for, once, and make the script's exit code non-zero.
 
-A failed call, stream or launch registers itself here when its error arrives (I/O thread). If code waits for it, that
-code gets the error as an exception and nothing is reported. Otherwise the caller has `GRACE_S` to begin to wait. After
-that the error is reported, also while the driver blocks elsewhere: to the exception handler of the event loop in which
-the call was made, as asyncio does for tasks, or else to the log. Code that waits later still gets the exception, and
-the error is not reported again. The exit code counts the errors that no code had taken at the end.
+A failed call, stream or launch registers itself here when its error arrives (I/O thread). If code is waiting for the
+operation, that code gets the error as an exception and nothing is reported. Otherwise the caller has `GRACE_S` to start
+waiting. After that the error is reported, even while the driver blocks elsewhere. The report goes to the exception
+handler of the event loop in which the call was made, as asyncio does for tasks, or to the log if there was no loop.
+Code that waits later still gets the exception, and the error is not reported again. The exit code depends on the errors
+that no code had taken by the end of the process.
 """
 
 from __future__ import annotations
@@ -23,43 +24,45 @@ from typing import Any, ClassVar, Protocol
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.3
-"""How long an error may wait for its caller before it is reported: `result = group.step()` with `result.wait()` in the
-next statements reports nothing.
+"""Seconds before an error that no code waits for is reported. A caller that waits for its result in the next statements
+is in time.
 """
 LOOP_PATIENCE_S = 0.5
-"""How long an event loop may take to run its exception handler; after that the error goes to the log."""
+"""Seconds that an event loop may take to run its exception handler; after that the error goes to the log."""
 
 REMEMBERED = 64
-"""Errors shared by several calls that are remembered, to be reported once."""
+"""Number of reported error objects that are remembered, because several calls may fail with the same object."""
 
 Later = Callable[[float, Callable[[], object]], object]
-"""Run a function after so many seconds, on a thread of the runtime's own."""
+"""Runs a function after a number of seconds, on a thread of the runtime."""
 
 
 class FailedOperation(Protocol):
-    """A call, a stream or a launch that failed."""
+    """A call, stream or launch that failed."""
 
     @property
     def cause(self) -> Exception | None:
-        """The error object if several operations may have failed by it: it is reported once."""
+        """The error object if other operations may have failed with the same object, else None. It is reported once."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop that ran where the operation began, None without one."""
+        """The event loop in which the operation was started, None if it was started outside a loop."""
 
     @property
     def shared(self) -> bool:
-        """True if calls fail by the same error object, which then counts as seen here too."""
+        """True if calls on the group fail with the same error object; once a call raises it, this operation counts as
+        seen.
+        """
 
     def describe(self) -> str:
-        """Return the error in full, for the log. Any thread: must not unpickle."""
+        """Return the full error text for the log. Any thread: must not unpickle."""
 
     def raised(self) -> BaseException:
-        """Return the error as the caller would get it. The thread of `loop`."""
+        """Return the error as the caller would get it. Call on the thread of `loop` only."""
 
 
 class _Open:
-    """A failure that no code has taken yet: held until it is reported, referenced weakly afterwards."""
+    """A failure that no code has taken yet. Holds a strong reference until the failure is reported, then a weak one."""
 
     __slots__ = ("held", "ref", "reported")
 
@@ -73,7 +76,7 @@ class LostErrors:
     """The failures that no caller has seen. Any thread.
 
     Args:
-        change_exit_code: make a script that would end with 0 end with 1 if an error was lost.
+        change_exit_code: change the script's exit code from 0 to 1 if an error was lost.
         later: starts a timer.
 
     Attributes:
@@ -93,15 +96,15 @@ class LostErrors:
 
     @property
     def script_failed(self) -> bool:
-        """True if the script ends by an exception or with a non-zero code; False if that is not watched."""
+        """True if the script ends with an exception or a non-zero code. Always False without *change_exit_code*."""
         return self._exit_code is not None and self._exit_code.chosen
 
     def failed(self, failed: FailedOperation, *, awaited: bool) -> None:
-        """Register a failure, to be reported after the grace unless `seen`.
+        """Register a failure. It is reported after GRACE_S unless `seen` is called before.
 
         Args:
-            failed: what failed; the same object is given to `seen` and `collected`.
-            awaited: True if code waits already, and gets the error as an exception.
+            failed: the failed operation; `seen` and `collected` must be given the same object.
+            awaited: True if code is already waiting and gets the error as an exception.
         """
         record = self._open[id(failed)] = _Open(failed, held=not awaited)
         if failed.shared:
@@ -112,26 +115,26 @@ class LostErrors:
             self._later(GRACE_S, lambda: self._overdue(record))
 
     def seen(self, failed: FailedOperation) -> None:
-        """Note that the error was raised to a caller."""
+        """Record that the error of *failed* was raised to a caller, so that it is not reported."""
         self._open.pop(id(failed), None)
         self._known(failed)
 
     def _known(self, failed: FailedOperation) -> None:
-        """Mark other operations that failed by the same error as seen too."""
+        """Treat the launch that failed with the same error object as seen too."""
         sharing = self._shared.pop(id(failed.cause), None)
         if sharing is not None:
             self._open.pop(id(sharing), None)
 
     def collected(self, failed: FailedOperation) -> None:
-        """Count an unseen failure as lost: its last reference is gone. Called by its destructor."""
+        """Count an unseen failure as lost. Called by the operation's destructor."""
         record = self._open.pop(id(failed), None)
         if record is not None:
             self._lost(failed, record)
 
     def close(self) -> None:
-        """Report what is still unseen, and log what a loop's handler has not taken since the last call.
+        """Report all failures that are still unseen, and log errors that an event loop's handler has not taken.
 
-        Called when the process's connection to the cluster ends, and again when that has ended.
+        Called when the connection to the cluster begins to close, and again after the connection was closed.
         """
         for take in list(self._handed):
             take()
@@ -169,7 +172,9 @@ class LostErrors:
         self._hand_over(failed, text, loop)
 
     def _hand_over(self, failed: FailedOperation, text: str, loop: asyncio.AbstractEventLoop) -> None:
-        """Report to the loop's exception handler, or to the log if the loop does not run it in time."""
+        """Report the failure to the loop's exception handler, or to the log if the loop does not run it in
+        LOOP_PATIENCE_S.
+        """
         turn = threading.Lock()  # the first to acquire it reports
 
         def handle() -> None:
@@ -201,11 +206,11 @@ def _log(text: str) -> None:
 
 
 class _ExitCode:
-    """Changes exit code 0 to 1 if an error was lost. A code given to sys.exit, and 1 of an exception, stay.
+    """Changes exit code 0 to 1 if an error was lost. Other codes given to sys.exit, and 1 after an exception, stay.
 
-    Python does not publish the code it exits with, so sys.exit is wrapped while a cluster is connected. (``raise
-    SystemExit(3)`` is not noticed and becomes 1.) All exit handlers run as usual: the last step of the process, a C
-    exit handler, changes the code.
+    Python does not publish its exit code, so sys.exit is wrapped while a cluster is connected. (``raise SystemExit(3)``
+    is not noticed and becomes 1.) All exit handlers run as usual: a C exit handler, the last step of the process,
+    changes the code.
     """
 
     _current: ClassVar[_ExitCode | None] = None
@@ -221,14 +226,14 @@ class _ExitCode:
 
     @classmethod
     def watched(cls) -> _ExitCode:
-        """Return the process's instance; `release` it."""
+        """Return the instance of this process; the caller must `release` it."""
         if cls._current is None:
             cls._current = cls()
         cls._current._users += 1
         return cls._current
 
     def release(self) -> None:
-        """Restore sys.exit and sys.excepthook with the last user, unless an error was lost."""
+        """Give the instance back. The last user restores sys.exit and sys.excepthook, unless an error was lost."""
         self._users -= 1
         if self._users or self.lost:
             return

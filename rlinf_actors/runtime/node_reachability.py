@@ -1,9 +1,10 @@
 """NodeReachability: detect a cut network between this process and the nodes of workers that it waits for.
 
-The head reports workers that died. But the head may reach two nodes that do not reach each other; then a call or a
-receive between them would wait without end. So while this process waits for a worker on another machine and nothing
-arrives from there, it checks the machine's reachability as it does the head's (`net.failure_detection`): the kernel of
-a stopped or busy worker answers, a cut network does not. After a lease and HEAD_FIRST_S the calls to that node end.
+The head reports workers that died. But the head may reach two nodes that do not reach each other; a call or receive
+between them would wait forever. Therefore, while this process waits for a worker on another machine and no message
+arrives from that machine, it checks the machine's reachability in the same way as the head's
+(`net.failure_detection`): the kernel answers even if the worker is stopped or busy; across a cut network there is no
+answer. After a lease plus HEAD_FIRST_S, calls to that node fail.
 
 Loop thread only.
 """
@@ -26,7 +27,7 @@ HEAD_FIRST_S = 1.0
 
 
 class _Path:
-    """One machine that workers are awaited from; the endpoint of any of them serves for a check."""
+    """The failure detector of one machine with awaited workers. A check uses the endpoint of any of these workers."""
 
     def __init__(self, detector: FailureDetector, now: float) -> None:
         self.detector = detector
@@ -36,10 +37,10 @@ class _Path:
 
 
 class NodeReachability:
-    """Watches all machines whose workers this process waits for.
+    """Checks all machines whose workers this process waits for.
 
     Args:
-        network: makes the checks.
+        network: makes the reachability checks.
         host: host key of this machine.
         groups: returns all groups that this process has handles of.
     """
@@ -52,11 +53,11 @@ class NodeReachability:
         self._tasks = Tasks()
 
     def start(self, beat_s: float, lease_s: float) -> None:
-        """Begin to watch, with the times of the head."""
+        """Start checking, with the heartbeat interval and lease of the head, in seconds."""
         self._tasks.start(self._tend(beat_s, lease_s), "watching other nodes")
 
     def close(self) -> None:
-        """End the watch. Twice is fine."""
+        """Stop checking. Calling twice is harmless."""
         for path in self._paths.values():
             path.checks.cancel()
         self._paths.clear()
@@ -90,7 +91,7 @@ class NodeReachability:
             self._judge(path, peers, now)
 
     def _awaited(self) -> dict[str, list[tuple[Peer, str]]]:
-        """Return by machine the awaited workers on other machines, with their endpoints."""
+        """Return the awaited workers on other machines, with their TCP endpoints, by machine."""
         found: dict[str, list[tuple[Peer, str]]] = {}
         for group in self._groups():
             for rank, state in group.states.items():

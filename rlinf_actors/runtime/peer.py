@@ -1,20 +1,20 @@
-"""Peer: one worker as this process reaches it, with its link, the calls that wait for it, and its end.
+"""Peer: the connection of this process to one worker, with the calls that wait for the worker's answers.
 
-Theory of operation. `Peer.open` registers a pending call and returns its number; `send` and `post` send the message
-that carries the number; `answer` of the pending call gets every frame with that number. A pending call ends exactly
+Theory of operation. `Peer.open` registers a pending call and returns its number. `send` and `post` send the message
+that carries the number. Every frame with that number goes to `answer` of the pending call. A pending call ends exactly
 once: by its last answer, by `forget` (the caller cancelled it), or by `fail`, when the head reports that the worker is
-gone. Things that outlast a call do not count as pending: `listen` (frames that name a number, for messages and
+gone. Registrations that outlast a call do not count as pending: `listen` (frames that name a number, for messages and
 channels) and `on_gone` (the worker's end). A peer with nothing pending is idle.
 
-The link is made on the first need. Until then messages wait in `_backlog`, in order. `connect` opens the link, sends a
-Join, and offers shared memory to a worker of the same machine; the backlog follows when the worker has answered that
-offer, because the answer decides how large parts travel. After that any thread sends without a lock.
+The link is made when it is first needed. Until then messages wait in `_backlog`, in order. `connect` opens the link,
+sends a Join, and offers shared memory to a worker of the same machine. The backlog is sent when the worker has answered
+that offer, because the answer decides how large parts travel. After that any thread sends without a lock.
 
-A Peer never comes back. When the connection is lost, when the worker is restarted or when it dies, RemoteGroup puts a
-new Peer in its place and fails this one, so that no call ends by the answer to another.
+A Peer that has failed is never used again. When the connection is lost, or the worker is restarted or dies, RemoteGroup
+replaces the Peer by a new one and fails the old one, so that no call gets the answer to another call.
 
-Threads: frames arrive on the loop thread of the I/O thread; methods say where they may be called. No method blocks, and
-no user code runs here: exceptions of workers are unpickled by the caller's thread.
+Threads: frames arrive on the loop thread of the I/O thread; each method names the threads it may be called on. No
+method blocks, and no user code runs here: exceptions of workers are unpickled on the caller's thread.
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ log = logging.getLogger(__name__)
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 HANDSHAKES = 5
-"""Failed handshakes, without any success, after which the process that listens there is not a worker of this job."""
+"""Number of failed handshakes, without a success, after which the listening process is taken for a foreign one."""
 _links = itertools.count(1)
 new_call = itertools.count(1).__next__
-"""Return the next call's number: unique in the process, so that one header serves every rank of a group call."""
+"""Return the next call number. Numbers are unique in the process, so one header serves every rank of a group call."""
 
 _REJECTIONS: dict[str, type[RlinfActorsError]] = {"protocol": ProtocolMismatchError, "internal": InternalError}
 _LISTENED = (
     frames.Held, frames.Returned, frames.Facts, frames.Released, frames.LaneEnded, frames.ChildIs, frames.ChildEnded,
 )  # fmt: skip
-"""Frames that go to the listener whose number they name."""
+"""Frames that go to the listener whose number they carry."""
 _Answers = Union[frames.Ok, frames.Item, frames.Raised, frames.Runs]
 _ANSWERS = (frames.Ok, frames.Item, frames.Raised, frames.Runs)
 
 
 class Pending(Protocol):
-    """A call that waits for its answer."""
+    """A registered call that waits for its answer."""
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """Take an answer; return True if it is the last. Loop thread."""
+        """Handle an answer. Return True if this was the last answer. Call on the loop thread only."""
 
     def fail(self, error: Exception) -> None:
-        """End the call: the worker is gone. Any thread."""
+        """End the call with *error*, because the worker is gone. Any thread."""
 
 
 class Peer:
@@ -76,17 +76,17 @@ class Peer:
 
     Args:
         network: makes the link.
-        identity: of this process; a number is added for each link.
-        name: of the worker, ``group:rank``.
-        rank: its rank.
-        node: its node, for messages to people.
+        identity: identity of this process; each link appends a number.
+        name: name of the worker, ``group:rank``.
+        rank: rank of the worker.
+        node: node name of the worker, for error messages.
         needed: called once, when the first message waits for the link. Any thread.
-        lost: called with this peer when the connection was lost and is made again. Loop thread.
-        me: the worker id of this process, "" of a driver.
+        lost: called with this peer when the connection was lost and re-established. Loop thread.
+        me: worker id of this process, "" in a driver.
 
     Attributes:
-        succeeds: identities of earlier links to this worker, whose connections were lost.
-        wanted: a message was sent, or the link is needed for another reason.
+        succeeds: identities of earlier links to this worker whose connections were lost.
+        wanted: True if a message was sent, or the link is needed for another reason.
         received: number of messages that have arrived.
     """
 
@@ -133,12 +133,12 @@ class Peer:
 
     @property
     def connected(self) -> bool:
-        """True if the link was made; it may not be ready yet."""
+        """True if the link was made. The link may not be ready yet."""
         return self._joined is not None
 
     @property
     def awaited(self) -> bool:
-        """True if this process waits for the worker, or exchanges messages with it."""
+        """True if the peer has not failed and has pending calls, listeners or `on_gone` callbacks."""
         return self.error is None and bool(self.pending or self._listeners or self._watchers)
 
     def connect(
@@ -151,10 +151,10 @@ class Peer:
         """Make the link; send the backlog when the link is ready. Loop thread.
 
         Args:
-            endpoint: where the worker listens.
-            host: this process's host key; equal to the endpoint's where ipc can be used.
-            token: of the job.
-            first: makes the message that must arrive before all others, or None.
+            endpoint: endpoint where the worker listens.
+            host: host key of this process; ipc is used if the endpoint has the same host key.
+            token: token of the job.
+            first: called when the link is ready; returns the message to send before all others, or None.
         """
         address = endpoint.ipc if endpoint.ipc and endpoint.host == host else endpoint.tcp
         if not address:
@@ -200,7 +200,7 @@ class Peer:
             self._link = link  # last: a thread that sees the link sends without the lock, and must not overtake
 
     def close(self) -> None:
-        """Close the link. Loop thread; twice is fine."""
+        """Close the link. Loop thread; calling twice is harmless."""
         with self._lock:
             link, self._joined, self._link = self._joined, None, None
         self._lending.close()
@@ -208,13 +208,16 @@ class Peer:
             link.close()
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Run *function* on the loop soon. Any thread, destructors too."""
+        """Run *function* on the loop thread soon. Any thread, also in destructors."""
         self._network.soon(function)
 
     # --- calls ---
 
     def open(self, pending: Pending, call: int = 0) -> int:
-        """Register a call, by default under a new number, and return the number. A dead peer fails it. Any thread."""
+        """Register a pending call and return its number; *call* is its number, 0 for a new one. Any thread.
+
+        If the peer has failed, the call fails at once.
+        """
         call = call or new_call()
         self.pending[call] = pending
         if self.error is not None and self.pending.pop(call, None) is not None:
@@ -227,17 +230,22 @@ class Peer:
             self.send(frames.Cancel(call))
 
     def listen(self, listener: Callable[[frames.AnyFrame], object]) -> int:
-        """Give *listener* every frame of `_LISTENED` that names the returned number, until the worker is gone."""
+        """Register a listener and return its number.
+
+        The listener gets every frame of `_LISTENED` that carries the number.
+
+        The registration ends when the worker is gone, or by `ignore`.
+        """
         number = new_call()
         self._listeners[number] = listener
         return number
 
     def ignore(self, number: int) -> None:
-        """End what `listen` began."""
+        """Remove the listener with this number."""
         self._listeners.pop(number, None)
 
     def on_gone(self, callback: Callable[[Exception], object]) -> None:
-        """Call *callback* with the reason when the worker is gone; at once if it is. Any thread."""
+        """Call *callback* with the error when the worker is gone; at once if it is already gone. Any thread."""
         with self._lock:
             if self.error is None:
                 self._watchers.append(callback)
@@ -247,17 +255,17 @@ class Peer:
     def send(
         self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True
     ) -> None:
-        """Send a message, or keep it until the link is ready. Any thread.
+        """Send a message, or keep it in the backlog until the link is ready. Any thread.
 
         Args:
             frame, parts: the message.
-            now: see net.link.Listener.send.
-            alone: True if the parts are sent to this worker alone.
+            now: send from this thread if possible; see net.link.Listener.send.
+            alone: True if the parts are sent to no other worker.
         """
         self.post(frames.encode(frame), parts, now=now, alone=alone)
 
     def post(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True) -> None:
-        """As `send`, with an encoded header."""
+        """Send a message like `send`, with an already encoded header."""
         link = self._link
         if link is None:
             with self._lock:
@@ -276,11 +284,11 @@ class Peer:
         link.send(header, parts, now=now)
 
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
-        """Put large parts into memory that this worker can be lent; see Lending.store. Any thread."""
+        """Copy large parts into memory that can be shared with this worker; see Lending.store. Any thread."""
         return self._lending.store(parts)
 
     def fail(self, error: Exception) -> None:
-        """End every call to the worker, now and later: it is gone. Any thread."""
+        """Fail every pending and later call to the worker with *error*, because the worker is gone. Any thread."""
         with self._lock:
             if self.error is None:
                 self.error = error
@@ -300,18 +308,18 @@ class Peer:
     # --- the owner's side ---
 
     def constructing(self, create: int) -> None:
-        """Withhold exceptions that answer calls until `release`. Loop thread.
+        """Withhold exceptions that answer calls, until `release`. Loop thread.
 
-        A worker whose constructor raised answers the calls that waited for it by that exception, and then the Create
-        too. The owner ends the calls by the error of the Create, so that the user gets one error, once.
+        If a worker's constructor raises, the worker answers the waiting calls with that exception, and then the Create
+        too. The owner fails the calls with the error of the Create, so that the user gets one error, once.
 
         Args:
-            create: number of the Create.
+            create: call number of the Create.
         """
         self._create = create
 
     def release(self) -> None:
-        """Give the withheld exceptions to their calls. Loop thread."""
+        """Deliver the withheld exceptions to their calls. Loop thread."""
         self._create = 0
         withheld, self._withheld = self._withheld, {}
         for frame, parts in withheld.values():
@@ -354,13 +362,17 @@ class Peer:
             self.pending.pop(frame.id, None)
 
     def _rejected(self, why: str, for_good: bool) -> None:
-        """The transport tries again unless *for_good*. A worker that ends in a handshake looks the same, but once."""
+        """Count a failed handshake; fail the peer if retries are useless (*for_good*) or HANDSHAKES have failed.
+
+        The transport retries unless *for_good*. A worker that ends during a handshake causes the same event, but only
+        once.
+        """
         self._handshakes_failed += 1
         if for_good or (self._handshakes_failed >= HANDSHAKES and not self.received):
             self.fail(AuthenticationError(f"{self.name} on {self.node} refused: {why}"))
 
     def _handler_failed(self, _peer: bytes, error: InternalError) -> None:
-        """Fail the call whose message raised in its handler; without a call, the whole peer."""
+        """Fail the call whose message could not be handled. If the message belongs to no call, fail the whole peer."""
         frame = self._handling
         if isinstance(frame, _ANSWERS):
             pending = self.pending.pop(frame.id, None)
@@ -370,19 +382,25 @@ class Peer:
             self.fail(error)
 
     def _send_at_once(self, frame: frames.AnyFrame) -> None:
-        """Send a frame about the link itself, which need not be ready. Loop thread."""
+        """Send a frame about the link itself, even if the link is not ready. Loop thread."""
         if self._joined is not None:
             self._joined.send(frames.encode(frame))
 
 
 ANSWER_S = 0.25
-"""How long a wait that timed out asks the late workers what they run. Their I/O threads answer in some milliseconds."""
+"""Seconds that a wait that timed out gives late workers to say what they run.
+
+Their I/O threads answer in milliseconds.
+"""
 MAX_ASKED = 16
-"""Late workers that are asked and named: a message with a thousand would not be read."""
+"""Maximum number of late workers that are asked and named in one error message."""
 
 
 class LateReport(Promise[None]):
-    """Asks late workers what their user code runs; ends when all that can be asked have answered. Any thread."""
+    """Asks late workers what their user code is running. Resolves when every connected worker has answered.
+
+    Any thread.
+    """
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         super().__init__("the answer of late workers")
@@ -403,7 +421,7 @@ class LateReport(Promise[None]):
             self.resolve(None)
 
     def describe(self) -> str:
-        """Return what each worker runs, for people. Ends the questions."""
+        """Return text for an error message that says what each worker is running. Withdraws unanswered requests."""
         for peer, call in self._calls.items():
             peer.pending.pop(call, None)
         texts = [f"{peer.name} on {peer.node} {self._text(peer)}" for peer in self._peers[:MAX_ASKED]]
@@ -427,7 +445,7 @@ class LateReport(Promise[None]):
 
 
 class _Question:
-    """A WhatRuns that waits for its answer (Pending)."""
+    """A WhatRuns request that waits for its answer (Pending)."""
 
     def __init__(self, report: LateReport) -> None:
         self.runs: frames.Runs | None = None

@@ -1,12 +1,12 @@
 """RemoteGroup: a group as this process knows it, with its peers, the head's reports, and its construction.
 
-Each handle of a group in a process has one RemoteGroup behind it; GroupRegistry makes them. There are two kinds. The
-process that launched the group owns it: its RemoteGroup has a `Construction`, connects to every worker as it comes up,
-and sends each a Create as its first message. MASTER_PORT is chosen by rank 0, so nothing is constructed before the head
-has reported rank 0. All other processes connect to a worker when there is something to send.
+All handles of a group in a process share one RemoteGroup, which GroupRegistry makes. There are two kinds. The process
+that launched the group owns it: its RemoteGroup has a `Construction`, connects to every worker as the worker comes up,
+and sends each worker a Create as the first message. Rank 0 chooses MASTER_PORT, so nothing is constructed before the
+head has reported rank 0. All other processes connect to a worker when there is a message to send.
 
-`ready` ends when all workers are constructed, or by the first failure, which then ends every call on the group. `gone`
-ends when all workers have ended. Everything runs on the loop thread unless a docstring says otherwise.
+`ready` resolves when all workers are constructed. The first failure rejects it and fails every call on the group.
+`gone` resolves when all workers have ended. Everything runs on the loop thread unless a docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -39,26 +39,28 @@ class RemoteGroup:
 
     Args:
         network: makes the links.
-        identity: of this process.
-        host: its host key.
-        namespace, name: of the group.
-        node_names: node of each rank, for messages to people.
-        construction: given by the owner; None in other processes.
-        on_failure: called once if the construction fails.
-        soon: runs a function on the loop, from any thread. If given, the link to a worker is made on the first need;
-            otherwise all links are made as the workers come up.
-        me: the worker id of this process, "" of a driver.
-        launch: the launch id (model.restart.launch_of), which tells the group from others of its name; "" until the
+        identity: identity of this process.
+        host: host key of this process.
+        namespace, name: namespace and name of the group.
+        node_names: node name of each rank, for error messages.
+        construction: given if this process owns the group; else None.
+        on_failure: called if the group cannot come up, or if a restarted worker cannot be constructed.
+        soon: runs a function on the loop thread; callable from any thread. If given, the link to a worker is made when
+            it is first needed; otherwise all links are made as the workers come up.
+        me: worker id of this process, "" in a driver.
+        launch: launch id (model.restart.launch_of), which tells the group from others of the same name; "" until the
             head reports it.
-        reach: asks the head for the group, which then calls `adopt`. For a handle that another process sent.
-        on_constructed: called once when a group that is to be detached is constructed; calls `detached`.
+        reach: asks the head for the group, after which the registry calls `adopt`. Given for a handle that another
+            process sent.
+        on_constructed: called once when a group that is to be detached is constructed; must lead to a call of
+            `detached`.
 
     Attributes:
-        came_up: False once the group could not be constructed.
-        launched: ids of its workers, in whichever incarnation.
+        came_up: False if the group could not be constructed.
+        launched: worker ids by rank, of any incarnation.
         patience_s: seconds that the head may take to hear of the launch.
-        takes_running: the launch may return a running group of the same name (get_if_exists): until the head has
-            answered, it is unknown which group this is.
+        takes_running: True if the launch may return a running group of the same name (get_if_exists). Until the head
+            has answered, this process does not know which group it is.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class RemoteGroup:
 
     @property
     def launch(self) -> str:
-        """The launch id, "" until it is known."""
+        """The launch id, "" while it is unknown."""
         return self._launch or (launch_of(self.launched[0]) if self.launched else "")
 
     @property
@@ -122,14 +124,17 @@ class RemoteGroup:
         return bool(self.states)
 
     def serves(self, rank: int) -> bool:
-        """True if the worker of a rank is known to be up, and constructed if this process does that."""
+        """True if the worker of *rank* is running, and constructed if this process owns the group."""
         state = self.states.get(rank)
         if state is None or state.state != "running" or state.id != self.peers[rank].worker_id:
             return False
         return self._construction is None or self._construction.constructed.get(rank) == state.id
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call *callback* on the loop thread when `serves` may have changed; return a function that ends the watch."""
+        """Call *callback* on the loop thread when the result of `serves` may have changed.
+
+        Return a function that stops this.
+        """
         with self._lock:
             self._watchers = (*self._watchers, callback)
 
@@ -140,30 +145,35 @@ class RemoteGroup:
         return end
 
     def matches(self, state: GroupState) -> bool:
-        """True if the head describes these workers or later incarnations, and not another group of the name."""
+        """True if *state* describes the workers of this group or their restarts, not another group of the same name."""
         workers = sorted(state.workers, key=lambda worker: worker.rank)
         return [rank_id(peer.worker_id) for peer in self.peers] == [rank_id(worker.id) for worker in workers]
 
     def handle(self) -> GroupHandle:
-        """Return what a restarted head has to know: every worker, also one that has ended."""
+        """Return what a restarted head must know of this group: the state of every worker, including ended workers."""
         return GroupHandle(self.namespace, self.name, list(self.states.values()))
 
     # --- readiness of another process's group ---
 
     def request_ready(self) -> Promise[None]:
-        """Return `ready`; if another process constructs the group, ask its workers to report. Any thread."""
+        """Return `ready`. If another process constructs the group, ask the workers to answer when constructed.
+
+        Any thread.
+        """
         ready = self.ready
         if not self.owned and self._soon is not None and not ready.done():
             self._soon(self._ask_workers)
         return ready
 
     def look_up(self) -> None:
-        """Begin to ask the head for the group of a handle that another process sent."""
+        """Start asking the head for the group, if this handle came from another process and the head has not described
+        it.
+        """
         if not self.found and self._reach is not None:
             self._reach(self)
 
     def _ask_workers(self) -> None:
-        """Ask each worker, once, to answer when it is constructed."""
+        """Ask each living worker to answer when it is constructed, unless the workers were asked already."""
         if not self.found and self._reach is not None:
             self._ready_requested = True  # `adopt` goes on
             self.look_up()
@@ -180,7 +190,10 @@ class RemoteGroup:
         peer.send(frames.WhatRuns(peer.open(ReadyRequest(self, peer)), True), now=True)
 
     def worker_ready(self, peer: Peer, error: Exception | None) -> None:
-        """Take the answer of a worker of another process's group: it is constructed, or never will be. Any thread."""
+        """Handle the answer of a worker of another process's group. Any thread.
+
+        *error* is None if the worker is constructed; otherwise the reason why the worker will not be constructed.
+        """
         successor = self.peers[peer.rank]
         if error is not None and successor is not peer and successor.error is None and not self.ready.done():
             self._ask_worker(successor)  # it was restarted, or its connection was made anew
@@ -192,7 +205,7 @@ class RemoteGroup:
                 self.ready.resolve(None)
 
     def unreachable(self, error: Exception) -> None:
-        """Fail what waits: the head could not be asked for the group. Later calls ask again."""
+        """Fail all waiting calls, because the head could not be asked for the group. Later calls ask the head again."""
         ready, self.ready = self.ready, Promise(f"group {self.name!r}")
         ready.reject(error)
         for peer in self.peers:
@@ -201,7 +214,7 @@ class RemoteGroup:
     # --- the head's reports ---
 
     def adopt(self, state: GroupState) -> None:
-        """Take over the head's description of the whole group."""
+        """Apply the head's description of the whole group."""
         self.token, self.cls, self.detail = state.token, state.cls, state.detail
         self.launched = self.launched or [worker.id for worker in state.workers if worker.id]
         self.update(state.workers)
@@ -209,7 +222,10 @@ class RemoteGroup:
             self._ask_workers()
 
     def become(self, state: GroupState, soon: Callable[..., object]) -> None:
-        """Become the handle of a running group of the same name (get_if_exists). Calls that wait go to its ranks."""
+        """Turn this group into a handle of the running group of the same name (get_if_exists).
+
+        Calls that wait for this launch are sent to the ranks of the running group.
+        """
         self.owned, self._construction, self._soon = False, None, soon
         self._launch, self.launched = "", []
         self._ready_requested = True  # callers that wait for this launch wait for the constructors of the running group
@@ -225,7 +241,7 @@ class RemoteGroup:
         self.adopt(state)
 
     def update(self, workers: Sequence[WorkerState]) -> None:
-        """Take over the head's report of some workers."""
+        """Apply the head's report of some workers."""
         for worker in workers:
             if not 0 <= worker.rank < len(self.peers):
                 continue  # of an earlier or later group of this name
@@ -249,7 +265,11 @@ class RemoteGroup:
         call_all(self._watchers)
 
     def _succeed(self, worker: WorkerState) -> bool:
-        """Install a peer for a restarted worker; return False if it is of another group, or older than the known."""
+        """Install a new peer for a restarted worker.
+
+        Returns:
+            False if *worker* belongs to another group or is not newer than the known worker; nothing is changed then.
+        """
         old, before = self.peers[worker.rank], self.states.get(worker.rank)
         restarts = before.restarts if before is not None else -1
         if rank_id(old.worker_id) != rank_id(worker.id) or worker.restarts <= restarts:
@@ -283,7 +303,7 @@ class RemoteGroup:
         return peer
 
     def _replace(self, old: Peer, error: Exception) -> Peer:
-        """Send later calls of a rank to a new peer, and end the pending ones with *error*."""
+        """Install a new peer for the rank of *old* and return it. Pending calls of *old* fail with *error*."""
         peer = self._peer(old.rank, old.node)
         # before `fail`: callers that are told of the end call again, and must find the new peer
         self.peers = [*self.peers[: old.rank], peer, *self.peers[old.rank + 1 :]]
@@ -292,12 +312,12 @@ class RemoteGroup:
         return peer
 
     def _link_needed(self, rank: int) -> None:
-        """Connect to a worker: a message waits for the link. Any thread."""
+        """Connect to the worker of *rank*, because a message waits for the link. Any thread."""
         if self._soon is not None:
             self._soon(self._connect_rank, rank)
 
     def _link_lost(self, old: Peer) -> None:
-        """Replace the peer of a connection that was lost and made again: messages may be missing."""
+        """Replace *old*, whose connection was lost and re-established: messages may be missing."""
         if self.peers[old.rank] is not old or old.error is not None:
             return
         error = ConnectionLostError(
@@ -352,7 +372,7 @@ class RemoteGroup:
         return frame, construction.parts
 
     def constructed(self, peer: Peer) -> None:
-        """Note that one worker's class is constructed."""
+        """Record that the worker of *peer* is constructed. After the last one, resolve `ready` or detach the group."""
         construction = self._construction
         assert construction is not None
         construction.constructed[peer.rank] = peer.worker_id
@@ -367,44 +387,44 @@ class RemoteGroup:
                 self.ready.resolve(None)
 
     def detached(self) -> None:
-        """Note that the group is up and that this process does not own it any more."""
+        """Record that the group is up and that this process no longer owns it."""
         self.owned = False
         self.ready.resolve(None)
 
     def construction_failed(self, error: Exception) -> None:
-        """End every call by the first error that keeps the group from coming up."""
+        """Fail the group and every call on it with *error*, if the group is not up yet and has not failed before."""
         if not self.ready.done():
             self.came_up = isinstance(error, GroupClosedError)  # else its owner shut it down before it was up
             self._on_failure(self)
             self.fail(error)
 
     def _late(self) -> list[Peer]:
-        """Return the ranks that are not constructed."""
+        """Return the peers of the ranks that are not constructed."""
         constructed = self._construction.constructed if self._construction is not None else {}
         return [peer for peer in self.peers if constructed.get(peer.rank) != peer.worker_id or not peer.worker_id]
 
     def error_was_raised(self) -> None:
-        """Note that launch() raised the error of `ready`."""
+        """Record that launch() raised the error of `ready`, so that it is not reported as lost."""
         if isinstance(self.ready, Readiness):
             self.ready.seen()
 
     # --- the end ---
 
     def fail(self, error: Exception) -> None:
-        """End every call on this group, now and later. Any thread."""
+        """Fail every pending and later call on this group with *error*. Any thread."""
         self.ready.reject(error)
         for peer in self.peers:
             peer.fail(error)
 
     def end_calls(self, error: Exception | None = None) -> None:
-        """End the calls and close the links; the workers may still run."""
+        """Fail all calls and close the links. The workers may still run."""
         self.closing = True
         self.fail(error or self._closed_error())
         for peer in self.peers:
             peer.close()
 
     def close(self, error: Exception | None = None) -> None:
-        """End the calls and close the links of a group that has ended for this process."""
+        """Fail all calls, close the links, and resolve `gone`: the group has ended for this process."""
         self.end_calls(error)
         self.gone.resolve(None)
 

@@ -1,7 +1,7 @@
 """Runtime: the connections of a driver or worker process.
 
-It owns the I/O thread, the sockets, the shared memory of the process, the session with the head and the GroupRegistry.
-User threads call in; the loop thread does the work; no user code runs on the loop thread.
+The Runtime owns the I/O thread, the sockets, the shared memory of the process, the session with the head and the
+GroupRegistry. User threads call its methods; the loop thread does the work. No user code runs on the loop thread.
 """
 
 from __future__ import annotations
@@ -54,11 +54,15 @@ from rlinf_actors.wire.protocol import CHILD_MEMBERS, OLDEST, PROTOCOL
 log = logging.getLogger(__name__)
 
 IDLE_S = 10.0
-"""Seconds without a new block after which free shared memory goes back to the system."""
+"""Seconds without a new block after which free shared memory is returned to the operating system."""
 
 
 def shared_memory(limit: int, io: IoThread) -> Arena | None:
-    """Return an arena of at most *limit* bytes and a quarter of the machine's memory; None for 0."""
+    """Make the shared-memory arena of this process.
+
+    The arena is limited to *limit* bytes, and to a quarter of the machine's memory. Returns None if *limit* is 0 or
+    shared memory is not available.
+    """
     limit = min(limit, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
     if limit <= 0:
         return None
@@ -73,7 +77,7 @@ def shared_memory(limit: int, io: IoThread) -> Arena | None:
 
 
 class _Trimmer:
-    """Trims the arena after IDLE_S without new blocks. An idle process has no timer."""
+    """Trims the arena after IDLE_S without new blocks. No timer runs while the process is idle."""
 
     def __init__(self, arena: Arena, io: IoThread) -> None:
         self._arena = arena
@@ -81,7 +85,7 @@ class _Trimmer:
         self._armed = False
 
     def stored(self) -> None:
-        """Note that a block was made. Any thread."""
+        """Start the timer if it is not running, because a block was stored. Any thread."""
         if not self._armed:
             self._armed = True
             self._io.call(self._arm, self._arena.stores)
@@ -100,7 +104,7 @@ class _Trimmer:
 T = TypeVar("T")
 
 ANSWER_S = 0.5
-"""Seconds after END_S that the nodes may take to count the lines that they did not send."""
+"""Seconds beyond END_S that the nodes may take to report how many lines they did not send."""
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
@@ -109,13 +113,13 @@ class Runtime:
 
     Args:
         role: "driver" or "worker".
-        namespace: of the job.
-        worker_id: of a worker; its agent gave it, or the worker that this process is a child of.
-        parent: id of the worker that this process is a child of, "" for none.
-        token: of the job, for a worker.
-        security: settings of the sockets.
-        on_lost: called (loop thread) when the head ends this session.
-        on_given_up: called (loop thread) when the head has declared this process dead to all others.
+        namespace: namespace of the job.
+        worker_id: id of this worker, given by its agentd or parent worker; "" in a driver.
+        parent: worker id of the worker that this process is a child of; "" if it is not a child.
+        token: token of the job, in a worker; a driver gets its token from the head.
+        security: security settings of the sockets.
+        on_lost: called on the loop thread, with the reason, when the head ends this session.
+        on_given_up: called on the loop thread, with the reason, when the head has declared this process dead.
     """
 
     def __init__(
@@ -220,9 +224,9 @@ class Runtime:
     async def ask(
         self, body: Body, kind: type[T], timeout: float | None = None, on_reply: Callable[[Any], None] | None = None
     ) -> T:
-        """Send a request to the head and return its answer of type *kind*; see ControlClient.request. Loop thread.
+        """Send a request to the head and return its answer, which must be of type *kind*. Loop thread.
 
-        Raises the error of a request that the head rejects.
+        See ControlClient.request for *timeout* and *on_reply*. If the head rejects the request, its error is raised.
         """
         if self._gone is not None:
             raise self._gone
@@ -234,16 +238,19 @@ class Runtime:
         return answer
 
     async def nodes(self, num_nodes: int, timeout: float | None) -> Nodes:
-        """Wait for nodes; see wire.clients.GetNodes. Loop thread."""
+        """Wait until the cluster has *num_nodes* nodes, and return the nodes; see wire.clients.GetNodes.
+
+        Loop thread.
+        """
         # the head keeps the time and names missing nodes; the limit here is for a head that went away
         return await self.ask(GetNodes(num_nodes, timeout), Nodes, None if timeout is None else timeout + 5.0)
 
     async def status(self, namespace: str | None) -> Status:
-        """Return the head's view of nodes and groups. Loop thread."""
+        """Return the head's status of nodes and groups; *namespace* None for the groups of all jobs. Loop thread."""
         return await self.ask(GetStatus(namespace), Status, 10.0)
 
     async def stop_cluster(self) -> None:
-        """End an embedded cluster and print the remaining output of its workers. Loop thread."""
+        """Stop an embedded cluster and print the remaining output of its workers. Loop thread."""
         self._ending = True
         if self.head is not None:
             await self.head.request(StopCluster(stay=True), 10.0)
@@ -252,7 +259,7 @@ class Runtime:
             self._stopped = True  # no head is left for a Goodbye
 
     async def flush_output(self) -> None:
-        """Wait until the output of this job's ended workers is printed, `END_S` at most. Loop thread."""
+        """Wait until the output of this job's ended workers is printed, at most END_S plus ANSWER_S. Loop thread."""
         head, loop = self.head, asyncio.get_running_loop()
         if head is None or head.welcome is None or self._gone is not None:
             return
@@ -279,11 +286,11 @@ class Runtime:
 
     @property
     def output_left(self) -> bool:
-        """True if this process knows of workers' output that was not shown."""
+        """True if some output of workers was not shown, or may not have been shown."""
         return self._output_cut or bool(self._printer is not None and self._printer.left)
 
     def _report_lines_not_shown(self) -> None:
-        """Print where the lines are that were not shown."""
+        """Print how many lines were not shown, and which log files contain them."""
         left = dict(self._printer.left) if self._printer is not None else {}
         places = {node: place for node, place in left if place}
         for node, place in list(left):
@@ -299,28 +306,34 @@ class Runtime:
             say("not every node has said whether all output was shown; the log files there have it")
 
     async def head_silent(self, seconds: float) -> None:
-        """Wait until the head has been silent for *seconds*. Loop thread."""
+        """Wait until the head has been silent for *seconds*. Returns at once without a session. Loop thread."""
         if self.head is not None:
             await self.head.silent(seconds)
 
     @property
     def protocol(self) -> int:
-        """The protocol version spoken with the head, 0 without a session. Any thread."""
+        """The protocol version of the session with the head, 0 without a session. Any thread."""
         welcome = self.head.welcome if self.head is not None else None
         return welcome.protocol if welcome is not None else 0
 
     # --- the end ---
 
     def daemon_died(self, reason: str) -> None:
-        """End everything: the embedded daemon died, and every worker with it. Loop thread."""
+        """Fail all calls on all groups, because the embedded agentd died, and every worker with it. Loop thread."""
         self._end_all(RlinfActorsError(f"the cluster is gone: {reason}\n{_START_AGAIN}"))
 
     def head_lost(self, reason: str) -> None:
-        """End everything: the head is silent for too long, or has declared this process dead. Loop thread."""
+        """Close the session and fail all calls, because the head is lost or has declared this process dead.
+
+        Loop thread.
+        """
         self._end_all(NodeLostError(f"{reason}; its workers end without it. {_START_AGAIN}"))
 
     def _declared_dead(self, reason: str) -> None:
-        """End everything: the head has reported this process as dead to all others. Loop thread."""
+        """Close the session and fail all calls, because the head has reported this process as dead to others.
+
+        Loop thread.
+        """
         self._on_given_up(reason)
         self.head_lost(reason)
 
@@ -334,11 +347,11 @@ class Runtime:
         self.groups.close_all(lambda group: error)
 
     def check_usable(self) -> None:
-        """Raise UsageError if this process is a fork of the process that has the connections."""
+        """Raise UsageError if this process is a fork of the process that owns the connections."""
         self.io.check_usable()
 
     def close(self) -> None:
-        """Send a Goodbye, close every socket and end the I/O thread. Blocks; twice is fine."""
+        """Send a Goodbye, close every socket and stop the I/O thread. Blocks; calling twice is harmless."""
         if self.closed:
             return
         self.closed = self.groups.closed = True
@@ -387,7 +400,7 @@ class Runtime:
             log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
 
     def _notice_failed(self, body: Body, error: InternalError) -> None:
-        """Fail the group, or all groups, that a notice concerned whose handler raised."""
+        """Fail the group, or all groups, that a notice is about, because the handler of the notice raised *error*."""
         if isinstance(body, WorkerChanged):
             group = self.groups.get(body.namespace, body.group)
             if group is not None:
@@ -396,7 +409,7 @@ class Runtime:
             self._end_all(error)
 
     def _head_returned(self) -> None:
-        """Renew the subscriptions at a head that was restarted and has taken this process back."""
+        """Renew the subscriptions at a restarted head that has accepted this process again."""
         self.watched.renew()
         self._tell(self.groups.handles())
 
@@ -415,5 +428,5 @@ def _runs_tests() -> bool:
 
 
 async def _made(make: Callable[[], T]) -> T:
-    """Run *make* on the loop: sockets are registered with the loop they live on."""
+    """Call *make* on the event loop, because sockets must be created on the loop that uses them."""
     return make()
