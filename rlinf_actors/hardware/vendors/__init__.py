@@ -1,5 +1,6 @@
-"""The vendors whose accelerators the probe finds: a module each, with ``find(environ) -> FoundAccelerators``.
+"""The built-in vendors of accelerators: one module each, with a function ``find(environ) -> FoundAccelerators``.
 
-``catalog`` says where to look for signs of a vendor; ``machine`` is what the modules see of the machine: its files, and
-its tools with a time limit. A vendor's module runs in a process of its own, since its library may hang or crash.
+``catalog`` recognises the vendors that are present, from files alone. ``machine`` gives the modules the files of the
+machine, and runs the vendors' tools with a time limit. The probe runs each vendor's module in a child process, since
+its library may hang or crash.
 """

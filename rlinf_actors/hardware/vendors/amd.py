@@ -1,7 +1,7 @@
-"""AMD's accelerators: the kernel's KFD topology lists them, in the order in which ROCm counts them.
+"""Find AMD's accelerators. The kernel's KFD topology lists them, in the order in which ROCm numbers them.
 
 Their properties come from amdsmi if that Python package is installed, else from /sys, and from ``rocm-smi --json`` for
-values that /sys lacks. Integrated graphics in the KFD topology are accelerators to ROCm, and so here.
+values that /sys lacks. ROCm uses integrated graphics in the KFD topology as accelerators, so this module does too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BUS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 @dataclass(frozen=True)
 class Properties:
-    """Properties of the device at a PCI address, from one source; empty, 0 or -1 if the source lacks them."""
+    """Properties of one device, from one source. "", 0 or -1 means that the source does not have the value."""
 
     model: str = ""
     uuid: str = ""
@@ -42,9 +42,9 @@ class Properties:
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the GPUs that ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES in *environ* leave.
+    """Return the GPUs that ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES in *environ* do not hide.
 
-    The index is HIP's, which counts the devices that ROCR_VISIBLE_DEVICES leaves.
+    The index of a GPU is the one of HIP, which numbers the devices that ROCR_VISIBLE_DEVICES does not hide.
     """
     machine = Machine.of(environ)
     infos = from_topology(machine)
@@ -71,10 +71,10 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
 
 
 def left(infos: Sequence[AcceleratorInfo], environ: Mapping[str, str]) -> tuple[list[AcceleratorInfo], list[str]]:
-    """Return the devices that ROCm's variables leave of *infos*, numbered as HIP does, and the faults. Pure.
+    """Return the devices of *infos* that ROCm's variables do not hide, with HIP's indices, and the faults. Pure.
 
-    ROCR_VISIBLE_DEVICES works below HIP, which counts what that leaves. HIP uses CUDA_VISIBLE_DEVICES if its own
-    variable is not set or empty.
+    ROCR_VISIBLE_DEVICES applies first; HIP numbers the remaining devices. Then HIP_VISIBLE_DEVICES applies, or
+    CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set or empty.
     """
     below, faults = visible_devices(infos, environ.get(_BELOW), _BELOW)
     counted = [replace(info, index=number) for number, info in enumerate(below)]
@@ -85,6 +85,7 @@ def left(infos: Sequence[AcceleratorInfo], environ: Mapping[str, str]) -> tuple[
 
 
 def merged(first: Properties, second: Properties) -> Properties:
+    """Return *first*, with values from *second* where *first* has none."""
     return Properties(
         first.model or second.model,
         first.uuid or second.uuid,
@@ -109,7 +110,10 @@ def _described(info: AcceleratorInfo, seen: Properties) -> AcceleratorInfo:
 
 
 def from_topology(machine: Machine) -> list[AcceleratorInfo]:
-    """Return the GPUs of the KFD topology, in ROCm's order. An unreadable node belongs to another container."""
+    """Return the GPUs of the KFD topology, in ROCm's order.
+
+    Unreadable entries are skipped: they belong to other containers.
+    """
     nodes = sorted(machine.glob(f"{_TOPOLOGY}/[0-9]*"), key=lambda path: int(path.rpartition("/")[2]))
     found = [parse_properties(machine.read(f"{path}/properties")) for path in nodes]
     gpus = [info for info in found if info is not None]
@@ -117,7 +121,7 @@ def from_topology(machine: Machine) -> list[AcceleratorInfo]:
 
 
 def parse_properties(text: str) -> AcceleratorInfo | None:
-    """Return the GPU with these properties; None for a CPU, or for other text. Pure."""
+    """Return the GPU that the ``properties`` file of a KFD node describes; None for a CPU or other text. Pure."""
     values = dict(re.findall(r"^(\w+) (\d{1,20})$", text, re.MULTILINE))
     if not int(values.get("simd_count", "0")):
         return None
@@ -156,12 +160,15 @@ def _uuid(unique: int) -> str:
 
 
 def _from_amdsmi(faults: list[str]) -> dict[str, Properties]:
-    """Return PCI address to the library's properties; {} if its Python package is not installed."""
+    """Return the properties that amdsmi reports, by PCI address. {} if amdsmi is not installed or fails.
+
+    A failure is appended to *faults*.
+    """
     try:
         smi = importlib.import_module("amdsmi")
     except ModuleNotFoundError:
         return {}
-    except Exception as error:  # noqa: BLE001 - it is there without its library: OSError, KeyError or whatever
+    except Exception as error:  # noqa: BLE001 - without its library, amdsmi raises OSError, KeyError and others
         faults.append(f"amdsmi cannot be imported ({type(error).__name__}: {error}); /sys and rocm-smi are asked")
         return {}
     try:
@@ -193,14 +200,14 @@ def _by_amdsmi(smi: Any, handle: Any) -> Properties:
 
 
 def _optional(read: Callable[[], Any], unknown: Any) -> Any:
-    """Return the library's value; *unknown* if this device or version lacks it."""
+    """Return the result of *read*; *unknown* if it raises, because this device or version lacks the value."""
     with contextlib.suppress(Exception):
         return read()
     return unknown
 
 
 def _whole(value: Any, unknown: int) -> int:
-    """Return a number of the library or the tool, which write "N/A" for unknown values."""
+    """Return *value* as an int; *unknown* if it is not a number, such as "N/A"."""
     try:
         return int(float(value))
     except (TypeError, ValueError, OverflowError):
@@ -216,7 +223,7 @@ def _bus(text: str) -> str:
 
 
 def parse_rocm_smi(text: str) -> dict[str, Properties]:
-    """Return PCI address to the properties in ``rocm-smi --json``; {} for other text. Pure."""
+    """Return the properties in the output of ``rocm-smi --json``, by PCI address; {} for other text. Pure."""
     start = text.find("{")  # warnings may precede it
     try:
         cards = json.loads(text[start:]) if start >= 0 else {}

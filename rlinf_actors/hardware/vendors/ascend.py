@@ -1,6 +1,7 @@
-"""Ascend's NPUs, by ``npu-smi``: ``info -m`` lists the chips, ``info`` their state.
+"""Find Ascend's NPUs with ``npu-smi``: ``info -m`` lists the chips, ``info`` their state.
 
-The index is the logic id, as in ASCEND_RT_VISIBLE_DEVICES. npu-smi prints no UUID, and that variable takes none.
+The index of an NPU is its logic id, as in ASCEND_RT_VISIBLE_DEVICES. npu-smi prints no UUIDs, and that variable accepts
+none.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _HEALTHY = ("OK", "NA", "")
 _PAIR = re.compile(r"(\d{1,9})\s*/\s*(\d{1,9})")
 
 Chip = tuple[int, int]
-"""NPU (the card) and chip on it."""
+"""NPU id (of the card), and id of the chip on that card."""
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """A chip in ``npu-smi info -m``."""
+    """A chip in the output of ``npu-smi info -m``."""
 
     logic_id: int
     name: str
@@ -31,7 +32,7 @@ class Mapped:
 
 @dataclass(frozen=True)
 class ChipState:
-    """A chip in ``npu-smi info``; "", 0 or -1 for unknown values."""
+    """A chip in the output of ``npu-smi info``. "", 0 or -1 stands for an unknown value."""
 
     name: str = ""
     health: str = ""
@@ -42,7 +43,7 @@ class ChipState:
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the NPUs that ASCEND_RT_VISIBLE_DEVICES in *environ* leaves."""
+    """Return the NPUs that ASCEND_RT_VISIBLE_DEVICES in *environ* does not hide."""
     machine = Machine.of(environ)
     mapping, table = machine.run_all([("npu-smi", "info", "-m"), ("npu-smi", "info")])
     found = described(mapping, table)
@@ -52,7 +53,7 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
 
 
 def described(mapping: Ran, table: Ran) -> FoundAccelerators:
-    """Return the NPUs in the tool's output. Pure."""
+    """Return the NPUs in the output of ``npu-smi info -m`` (*mapping*) and ``npu-smi info`` (*table*). Pure."""
     chips, states = parse_mapping(mapping.output), parse_table(table.output)
     faults: list[str] = []
     for ran, read in ((mapping, bool(chips)), (table, bool(states))):
@@ -83,9 +84,9 @@ def described(mapping: Ran, table: Ran) -> FoundAccelerators:
 
 
 def parse_mapping(text: str) -> dict[Chip, Mapped]:
-    """Return the chips in ``npu-smi info -m`` that compute: those with a logic id. Pure.
+    """Return the chips in ``npu-smi info -m`` that have a logic id; other chips do not compute. Pure.
 
-    Its columns are found by their headings; newer versions have one more (Chip Phy-ID).
+    Columns are found by their headings: newer versions have one more (Chip Phy-ID).
     """
     columns: list[str] = []
     found: dict[Chip, Mapped] = {}
@@ -104,9 +105,9 @@ def parse_mapping(text: str) -> dict[Chip, Mapped]:
 def parse_table(text: str) -> dict[Chip, ChipState]:
     """Return the chips in ``npu-smi info``. Pure.
 
-    Each has two lines of three cells: NPU and name, health, power and temperature; then chip, bus, use and memory. The
-    processes below have four cells. A chip's second line gives ``used / total`` for memory and, if it has such
-    memory, for HBM, in this order and in MB.
+    A chip has two lines of three cells. First line: NPU and name; health; power and temperature. Second line: chip;
+    bus; utilization and memory. The second line has ``used / total`` in MB, for memory and then for HBM if the chip has
+    any. The table of processes below has four cells a line, so it is not read.
     """
     found: dict[Chip, ChipState] = {}
     first: list[str] = []

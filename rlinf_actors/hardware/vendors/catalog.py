@@ -1,7 +1,7 @@
-"""The catalog of vendors: how to recognise each one's accelerators from files alone. Loads and starts nothing.
+"""The catalog of vendors: recognise each vendor's accelerators from files. Loads no library and starts no process.
 
-A new vendor is a row here, a row in model.accelerator_table, and a module in this package with one function,
-``find(environ) -> FoundAccelerators``, which the probe runs in a child process. A package adds a row with
+To add a vendor, add a row here, a row in model.accelerator_table, and a module in this package with one function,
+``find(environ) -> FoundAccelerators``, which the probe runs in a child process. Other packages add a vendor with
 ``AcceleratorUtil.register_accelerator``.
 """
 
@@ -29,16 +29,16 @@ _LIBRARY_DIRECTORIES = (
     "/usr/lib/wsl/lib",
     "/run/opengl-driver/lib",
 )
-"""Where drivers and container runtimes put their libraries; ld.so's cache would need a parser of its own."""
+"""Directories where drivers and container runtimes put libraries. ld.so's cache is not read: its format is binary."""
 
 
 @dataclass(frozen=True)
 class FoundAccelerators:
-    """Result of a vendor's library.
+    """The accelerators of one vendor on this machine.
 
     Attributes:
-        infos: the accelerators that may be used, in the order of their local ranks.
-        faults: devices and lists that could not be read, a sentence each.
+        infos: the visible accelerators, in the order of their local ranks.
+        faults: a sentence for each device or list of devices that could not be read.
     """
 
     infos: list[AcceleratorInfo] = field(default_factory=list)
@@ -51,7 +51,11 @@ def only_visible(
     environ: Mapping[str, str],
     read: Callable[..., tuple[list[AcceleratorInfo], list[str]]] = visible_devices,
 ) -> FoundAccelerators:
-    """Return the accelerators that the visibility variable of their type leaves; *read* interprets the variable."""
+    """Return *found* without the accelerators that the visibility variable of type *kind* hides.
+
+    *read* interprets the variable: it takes the accelerators, the value and the name of the variable, and returns the
+    visible accelerators and the faults.
+    """
     variable = facts_of(kind).visibility_variable
     chosen, faults = read(found.infos, environ.get(variable), variable)
     return FoundAccelerators(chosen, [*found.faults, *faults])
@@ -66,12 +70,12 @@ class Vendor:
 
     Attributes:
         kind: the accelerator type.
-        devices: glob patterns of the device files of its driver.
-        libraries: file names of its library.
-        pci: vendor id and the beginning of the class of its devices on the PCI bus.
-        integrated: PCI addresses of devices that are part of the processor, and no accelerators.
-        module: the module with ``find(environ)``.
-        hint: advice for a query that timed out.
+        devices: glob patterns of the device files that the vendor's driver makes.
+        libraries: file names of the vendor's library.
+        pci: pairs of PCI vendor id and beginning of the PCI class of the vendor's devices.
+        integrated: PCI addresses of devices that are part of the processor; these are not accelerators.
+        module: name of the module with ``find(environ)``.
+        hint: advice for the user if the query timed out.
     """
 
     kind: AcceleratorType
@@ -83,7 +87,7 @@ class Vendor:
     hint: str = ""
 
     def may_be_present(self, environ: Mapping[str, str], machine: Machine | None = None) -> bool:
-        """Return True if a device file, the library or a PCI device exists. Reads files only; takes a millisecond."""
+        """True if a device file, a library or a PCI device of the vendor exists. Takes a millisecond."""
         machine = machine or Machine(environ)
         if any(machine.glob(pattern) for pattern in self.devices):
             return True
@@ -125,12 +129,12 @@ VENDORS: tuple[Vendor, ...] = (
     ),
     Vendor(AcceleratorType.KUNLUN_XPU, devices=("/dev/xpu[0-9]*", "/dev/xpuctrl"), module=f"{_PACKAGE}.kunlun"),
 )
-"""The built-in ones. Two vendors never share a sign; Intel's and Kunlun's tools have one name, their devices do not."""
+"""The built-in vendors. No two vendors share a device file, library or PCI id, so each is recognised alone."""
 
 
 @dataclass(frozen=True)
 class RegisteredVendor:
-    """A vendor that a package has added, and its function."""
+    """A vendor that another package has registered, and the function that finds its accelerators."""
 
     vendor: Vendor
     find: Find
@@ -140,15 +144,15 @@ _registered: dict[str, RegisteredVendor] = {}
 
 
 def add(vendor: Vendor, find: Find) -> None:
-    """Add a vendor to this process's probe; ``AcceleratorUtil.register_accelerator`` is the public way."""
+    """Register a vendor in this process. The public function for it is ``AcceleratorUtil.register_accelerator``."""
     _registered[vendor.kind.value] = RegisteredVendor(vendor, find)
 
 
 def registered_vendors() -> dict[str, RegisteredVendor]:
-    """Return the vendors that packages have added in this process, by the name of their type."""
+    """Return the vendors that other packages have registered in this process, by the name of their type."""
     return dict(_registered)
 
 
 def vendor_of(kind: str) -> Vendor | None:
-    """Return the row of a built-in accelerator type, None for another."""
+    """Return the vendor of a built-in accelerator type, None for other types."""
     return next((vendor for vendor in VENDORS if vendor.kind.value == kind), None)

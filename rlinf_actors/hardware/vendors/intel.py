@@ -1,9 +1,9 @@
-"""Intel's discrete GPUs: by ``xpu-smi`` if it is installed, else from /sys.
+"""Find Intel's discrete GPUs with ``xpu-smi`` if it is installed, else in /sys.
 
-Integrated graphics are no accelerators. They sit at PCI address 0000:00:02.0 in every Intel processor that has them;
-a discrete card is behind a bridge, and so on another bus.
+Integrated graphics do not count as accelerators. They have PCI address 0000:00:02.0 in every Intel processor; a
+discrete card is behind a bridge, and so on another bus.
 
-Kunlun's tool has the same name: output of `xpu-smi` that is not Intel's JSON is ignored, and /sys decides.
+Kunlun's tool has the same name. If the output of `xpu-smi` is not Intel's JSON, it is ignored and /sys is used.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MAX_DEVICES = 64
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the GPUs that ONEAPI_DEVICE_SELECTOR in *environ* leaves.
+    """Return the GPUs that ONEAPI_DEVICE_SELECTOR in *environ* selects.
 
-    The index is Level Zero's: cards in the order of their PCI addresses, unless xpu-smi says otherwise.
+    The index of a GPU is the one of Level Zero: from xpu-smi, else by the order of the PCI addresses.
     """
     machine = Machine.of(environ)
     infos, faults = from_sysfs(machine), []
@@ -46,7 +46,7 @@ def _not_ours(ran: Ran) -> str:
 
 
 def _with_sysfs(info: AcceleratorInfo, others: Sequence[AcceleratorInfo]) -> AcceleratorInfo:
-    """Return *info* with the values that the tool's list lacks."""
+    """Return *info*, which xpu-smi listed, with memory, NUMA node and temperature from /sys (*others*)."""
     other = next((one for one in others if one.pci_bus == info.pci_bus), None)
     if other is None:
         return info
@@ -60,7 +60,7 @@ def _measured(machine: Machine, infos: list[AcceleratorInfo], faults: list[str])
     faults += [one.fault for one in ran if one.fault]
     sizes = iter(ran[len(asked) :])
     result = []
-    for info, stats in zip(infos, ran, strict=False):  # what follows is of `lacking`
+    for info, stats in zip(infos, ran, strict=False):  # the later entries of `ran` belong to `lacking`
         utilization, temperature = parse_stats(stats.output)
         memory = info.memory_bytes or parse_memory(next(sizes).output)
         celsius = temperature if temperature >= 0 else info.temperature
@@ -129,7 +129,7 @@ def parse_discovery(text: str) -> list[AcceleratorInfo] | None:
 
 
 def parse_memory(text: str) -> int:
-    """Return the bytes of memory in ``xpu-smi discovery -d N -j``, 0 if unknown. Pure."""
+    """Return the memory size in bytes from ``xpu-smi discovery -d N -j``, 0 if unknown. Pure."""
     try:
         return max(0, int(_json(text).get("memory_physical_size_byte", 0)))
     except (TypeError, ValueError, OverflowError):
@@ -137,9 +137,9 @@ def parse_memory(text: str) -> int:
 
 
 def parse_stats(text: str) -> tuple[int, int]:
-    """Return utilization and temperature in ``xpu-smi stats -d N -j``, -1 for unknown values. Pure.
+    """Return utilization (percent) and temperature (degrees Celsius) from ``xpu-smi stats -d N -j``. Pure.
 
-    A device of several tiles has them by tile: the busiest and the hottest tile count.
+    An unknown value is -1. If a device has several tiles, the values are those of the busiest and the hottest tile.
     """
     printed = _json(text)
     tiles = printed.get("tile_level")

@@ -1,6 +1,6 @@
-"""Kunlun's XPUs, by Baidu's ``xpu_smi``, which newer drivers call ``xpu-smi``.
+"""Find Kunlun's XPUs with Baidu's ``xpu_smi``, which newer drivers call ``xpu-smi``.
 
-Intel's tool has that second name as well. This module runs only on a machine with Kunlun's device files; it prefers
+Intel's tool is called ``xpu-smi`` too. This module runs only on a machine with Kunlun's device files; it prefers
 `xpu_smi`, and accepts output of `xpu-smi` only if it is Kunlun's.
 """
 
@@ -18,7 +18,7 @@ _TOTAL_MB = re.compile(r"\d{1,9}\s*(?:MiB|MB)?\s*/\s*(\d{1,9})\s*(?:MiB|MB)", re
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the XPUs that CUDA_VISIBLE_DEVICES in *environ* leaves."""
+    """Return the XPUs that CUDA_VISIBLE_DEVICES in *environ* does not hide."""
     machine = Machine.of(environ)
     found = described(machine.run("xpu_smi" if machine.tool("xpu_smi") else "xpu-smi"))
     for info in found.infos:
@@ -37,7 +37,7 @@ def described(ran: Ran) -> FoundAccelerators:
 
 
 def parse_devices(text: str) -> list[AcceleratorInfo]:
-    """Return the XPUs in the table DEVICES of ``xpu_smi``, whose columns are found by their headings. Pure."""
+    """Return the XPUs in the table DEVICES of ``xpu_smi``. Columns are found by their headings. Pure."""
     columns: list[str] = []
     found: dict[int, AcceleratorInfo] = {}
     for line in text.splitlines():
@@ -63,9 +63,10 @@ def parse_devices(text: str) -> list[AcceleratorInfo]:
 
 
 def parse_boxes(text: str) -> list[AcceleratorInfo]:
-    """Return the XPUs in the boxes that newer versions print, two lines of three cells each, as nvidia-smi does. Pure.
+    """Return the XPUs in the output of newer versions of the tool: a box for each XPU, as nvidia-smi prints. Pure.
 
-    The first line has index, model and bus; the second temperature, memory (after the L3 cache) and use.
+    A box has two lines of three cells. The first line has index, model and bus; the second line has temperature, memory
+    (after the L3 cache) and utilization.
     """
     found: dict[int, AcceleratorInfo] = {}
     last: AcceleratorInfo | None = None

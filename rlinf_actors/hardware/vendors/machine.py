@@ -1,7 +1,7 @@
-"""The machine as a vendor's module sees it: files below one root, and tools that run with limits.
+"""Machine: access of a vendor's module to files of this machine, and to command-line tools with limits.
 
-A tool that hangs, crashes, or prints without end is no exception: `Machine.run` returns it as a fault. Used in the
-probe's children only; blocks.
+If a tool hangs, crashes or prints without end, `Machine.run` raises nothing: its result has a fault. Tools are run only
+in the probe's child processes, since `Machine.run` blocks.
 """
 
 from __future__ import annotations
@@ -24,31 +24,37 @@ from rlinf_actors import procfs
 from rlinf_actors.settings import PROBE_LIMIT, PROBE_ROOT
 
 PROBE_TIMEOUT_S = 8.0
-"""Seconds that a vendor may take: a node must register within 10 s of its agent's start."""
+"""Seconds that a vendor may take: a node has to register within 10 s after agentd has started."""
 LONGER = "Give it longer in agentd.toml, [hardware] probe_timeout_s"
 _SHARE = 0.75
-"""Part of that time for the tools: the rest is for reporting the other results."""
+"""Part of the time limit that tools may use. The rest is for reporting the results of the other tools."""
 MAX_OUTPUT_BYTES = 4 << 20
-"""A tool that prints more is killed; eight devices take some tens of KiB."""
+"""A tool that prints more bytes is killed. Eight devices take some tens of KiB."""
 _KILL_S = 0.5
-"""Seconds from SIGKILL until a process is given up as unkillable, in a driver's uninterruptible sleep."""
+"""Seconds after SIGKILL until a process counts as unkillable (in the uninterruptible sleep of a device driver)."""
 _TOOL_DIRECTORIES = ("/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/opt/rocm/bin")
-"""Directories of drivers' tools, which may not be on a service's PATH."""
+"""Directories where drivers install tools; the PATH of a systemd service may lack some of them."""
 
 
 PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
-"""Group 1 is the address as the kernel writes it; some tools pad the domain to eight digits."""
+"""A PCI address. Group 1 is the address as the kernel writes it; some tools pad the domain to eight digits."""
 
 
 def leading_number(text: str) -> int:
-    """Return the number of up to four digits at the start of *text*, -1 without one."""
+    """Return the number (of up to four digits) at the start of *text*, -1 if there is none."""
     match = re.match(r"\d{1,4}", text)
     return int(match.group()) if match else -1
 
 
 @dataclass(frozen=True)
 class PciDevice:
-    """A device on the PCI bus: address such as ``0000:17:00.0``, vendor such as ``0x10de``, class ``0x030200``."""
+    """A device on the PCI bus.
+
+    Attributes:
+        bus: PCI address, such as ``0000:17:00.0``.
+        vendor: PCI vendor id, such as ``0x10de``.
+        kind: PCI class, such as ``0x030200``.
+    """
 
     bus: str
     vendor: str
@@ -57,12 +63,12 @@ class PciDevice:
 
 @dataclass(frozen=True)
 class Ran:
-    """End of a tool.
+    """Result of running a tool.
 
     Attributes:
         command: the command line, for messages.
-        output: its standard output.
-        fault: what went wrong, "" if it ended with exit code 0.
+        output: standard output of the tool.
+        fault: a sentence that says what went wrong; "" if the tool ended with exit code 0.
     """
 
     command: str
@@ -71,11 +77,12 @@ class Ran:
 
 
 class Machine:
-    """This machine, or a directory tree that stands for one.
+    """Files and tools of this machine, or of a directory tree that stands for a machine in tests.
 
     Args:
-        environ: PATH is searched for tools; RLINF_ACTORS_PROBE_ROOT is the root of files.
-        limit_s: seconds that the tools may take, all together, from now on.
+        environ: environment of the tools. Its PATH is searched for them; its RLINF_ACTORS_PROBE_ROOT, if set, is the
+            directory that stands for ``/``.
+        limit_s: seconds from now on that all tools together may take.
     """
 
     def __init__(self, environ: Mapping[str, str], limit_s: float = PROBE_TIMEOUT_S) -> None:
@@ -86,17 +93,17 @@ class Machine:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Machine:
-        """Return the machine for a vendor's module: its tools must end before the probe kills the process."""
+        """Return a Machine whose tools are stopped before the probe would kill this process."""
         return cls(environ, float(environ.get(PROBE_LIMIT) or PROBE_TIMEOUT_S) * _SHARE)
 
     # --- files ---
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the paths that match, sorted, as if the root were ``/``."""
+        """Return the paths that match *pattern*, sorted; they do not contain the root of this Machine."""
         return sorted(path[len(self._root) :] for path in glob.glob(glob.escape(self._root) + pattern))
 
     def read(self, path: str) -> str:
-        """Return a small file's text, stripped; "" if it cannot be read."""
+        """Return the stripped text of a file (its first 64 KiB); "" if the file cannot be read."""
         try:
             with open(self._root + path, errors="replace") as file:
                 return file.read(1 << 16).strip()
@@ -104,7 +111,7 @@ class Machine:
             return ""
 
     def number(self, path: str, unknown: int) -> int:
-        """Return the number, decimal or with 0x, in a file; *unknown* without one."""
+        """Return the number in a file, decimal or with 0x; *unknown* if the file has no number or cannot be read."""
         try:
             return int(self.read(path), 0)
         except ValueError:
@@ -122,7 +129,7 @@ class Machine:
         return self.number(f"/sys/bus/pci/devices/{bus}/numa_node", -1) if bus else -1
 
     def hwmon_celsius(self, bus: str) -> int:
-        """Return the first temperature that a PCI device's driver measures, in degrees Celsius; -1 without one."""
+        """Return the first temperature that a PCI device's driver reports, in degrees Celsius; -1 if there is none."""
         for path in self.glob(f"/sys/bus/pci/devices/{bus}/hwmon/hwmon*/temp[0-9]_input"):
             measured = self.number(path, -1)
             if measured >= 0:
@@ -140,9 +147,9 @@ class Machine:
         return self.run_all([command])[0]
 
     def run_all(self, commands: Sequence[Sequence[str]]) -> list[Ran]:
-        """Run tools side by side, each with its arguments. Blocks until all have ended or their time is over.
+        """Run tools side by side. Block until all have ended or the time limit is over, then kill what is left of them.
 
-        The rest of a tool's process group is killed after that.
+        Each command is the name of a tool and its arguments. The results have the order of *commands*.
         """
         with contextlib.ExitStack() as stack:
             runs = [_Run.start(command, self.tool(command[0]), self._environ, stack) for command in commands]
@@ -151,7 +158,7 @@ class Machine:
 
 
 class _Run:
-    """A tool that runs, or could not be started."""
+    """A running tool, or a tool that could not be started (then ``child`` is None and ``fault`` says why)."""
 
     def __init__(self, command: str, fault: str = "") -> None:
         self.command = command
@@ -159,13 +166,13 @@ class _Run:
         self.child: subprocess.Popen[bytes] | None = None
         self.pidfd = -1
         self.printed: dict[int, bytearray] = {}
-        """Bytes read from the pipes of standard output and standard error so far."""
+        """Bytes read so far, by descriptor of the pipe: first standard output, then standard error."""
 
     @classmethod
     def start(
         cls, command: Sequence[str], path: str | None, environ: Mapping[str, str], stack: contextlib.ExitStack
     ) -> _Run:
-        """Start the tool; *stack* closes its descriptors."""
+        """Start the tool at *path* (None: it is not installed). *stack* will close the descriptors."""
         run = cls(" ".join(command))
         if path is None:
             run.fault = f"{command[0]} is not installed: it is not on PATH ({environ.get('PATH', '')})"
@@ -195,7 +202,7 @@ class _Run:
         return run
 
     def read(self, pipe: int) -> bool:
-        """Read a pipe; False at its end. A tool that prints too much is killed."""
+        """Read what is in a pipe; return False if nothing more will come. Kills a tool that prints too much."""
         while len(self.printed[pipe]) <= MAX_OUTPUT_BYTES:
             try:
                 part = os.read(pipe, 1 << 16)
@@ -209,22 +216,20 @@ class _Run:
         return False
 
     def kill(self) -> None:
-        """Kill the tool and its process group. Call it before the tool is reaped: its group number is not reused until
-        then.
-        """
+        """Kill the tool and its process group. Call before the tool is reaped: later the group id may be reused."""
         assert self.child is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
 
     def end(self, limit_s: float) -> Ran:
-        """Kill a tool that still runs, and return its output and fault."""
+        """Kill the tool if it still runs, reap it, and return its output and fault. *limit_s* is for the message."""
         if self.child is None:
             return Ran(self.command, fault=self.fault)
         ended = bool(_ready([self.pidfd], 0))
         self.kill()
         if not ended and not _ready([self.pidfd], _KILL_S):
             return Ran(self.command, fault=f"{self.command} hangs in the driver, and cannot be killed")
-        for pipe in self.printed:  # only what is there: a process that the tool left behind may keep the pipe open
+        for pipe in self.printed:  # do not wait for its end: a process that the tool left may keep it open
             self.read(pipe)
         code = self.child.wait()
         output, errors = (bytes(text[:MAX_OUTPUT_BYTES]).decode(errors="replace") for text in self.printed.values())
@@ -244,7 +249,7 @@ def _fault(command: str, code: int, said: str) -> str:
 
 
 def _contain(parent: int) -> None:
-    """Prepare the tool's process: a group of its own, and it ends with this process. Runs between fork and exec."""
+    """Set up the tool's process between fork and exec: its own process group, and it dies with this process."""
     os.setpgid(0, 0)
     procfs.die_with_parent(signal.SIGKILL, parent)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]  # our limit is for reports; a tool may write a long log file
@@ -252,6 +257,7 @@ def _contain(parent: int) -> None:
 
 
 def _attend(runs: Sequence[_Run], ends: float) -> None:
+    """Read the tools' output until all have ended, or until *ends* (time.monotonic)."""
     readers = {pipe: run for run in runs for pipe in run.printed}
     waiting = {run.pidfd for run in runs}
     while waiting and (ready := _ready([*waiting, *readers], ends - time.monotonic())):

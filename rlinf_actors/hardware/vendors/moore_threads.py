@@ -1,4 +1,4 @@
-"""Moore Threads' GPUs, by ``mthreads-gmi``: ``-L`` lists them, ``-q`` prints their state."""
+"""Find Moore Threads' GPUs with ``mthreads-gmi``: ``-L`` lists them, ``-q`` prints their state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AMOUNT = re.compile(r"(\d{1,9})\s*(KiB|MiB|GiB|KB|MB|GB)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A device in ``mthreads-gmi -q``; "", 0 or -1 for unknown values."""
+    """A device in the output of ``mthreads-gmi -q``. "", 0 or -1 stands for an unknown value."""
 
     uuid: str = ""
     model: str = ""
@@ -29,7 +29,7 @@ class DeviceState:
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the GPUs that MUSA_VISIBLE_DEVICES in *environ* leaves."""
+    """Return the GPUs that MUSA_VISIBLE_DEVICES in *environ* does not hide."""
     machine = Machine.of(environ)
     found = described(*machine.run_all([("mthreads-gmi", "-L"), ("mthreads-gmi", "-q")]))
     for info in found.infos:
@@ -38,7 +38,7 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
 
 
 def described(listing: Ran, details: Ran) -> FoundAccelerators:
-    """Return the GPUs in the tool's output. Pure."""
+    """Return the GPUs in the output of ``mthreads-gmi -L`` (*listing*) and ``-q`` (*details*). Pure."""
     listed, states = parse_list(listing.output), parse_details(details.output)
     faults: list[str] = []
     for ran, read in ((listing, bool(listed)), (details, bool(states))):
@@ -69,15 +69,15 @@ def described(listing: Ran, details: Ran) -> FoundAccelerators:
 
 
 def parse_list(text: str) -> dict[int, tuple[str, str]]:
-    """Return index to model and UUID, of the GPUs in ``mthreads-gmi -L``. Pure."""
+    """Return model and UUID of each GPU in the output of ``mthreads-gmi -L``, by index. Pure."""
     matches = (_LISTED.fullmatch(line.strip()) for line in text.splitlines())
     return {int(match.group(1)): (match.group(2), match.group(3)) for match in matches if match}
 
 
 def parse_details(text: str) -> list[DeviceState]:
-    """Return the GPUs in ``mthreads-gmi -q``, in its order. Pure.
+    """Return the GPUs in the output of ``mthreads-gmi -q``, in its order. Pure.
 
-    The text has ``name : value`` lines below a line per GPU, in sections that indentation separates.
+    Each GPU has a line of its own, and below it ``name : value`` lines in indented sections.
     """
     blocks: list[dict[str, str]] = []
     section = ""

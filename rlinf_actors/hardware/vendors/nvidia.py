@@ -1,4 +1,4 @@
-"""NVIDIA's accelerators, by NVML. Imported only in the probe's child for this vendor: NVML may hang or crash it."""
+"""Find NVIDIA's accelerators with NVML. Imported only in a child process of the probe, since NVML may hang or crash."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from rlinf_actors.hardware.vendors.machine import Machine
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 _MAX_DEVICES = 256
-"""More than the kernel driver has minor numbers for; a larger count is a broken library."""
+"""More devices than the kernel driver has minor numbers for. If NVML reports more, it is broken."""
 _MAX_SLICES = 64
-"""Of one GPU; today's have seven."""
+"""Limit of MIG slices that are read for one GPU; today's GPUs have at most seven."""
 
 _Value = TypeVar("_Value")
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES in *environ* leaves; the slices of a GPU in MIG mode stand in its
-    place.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES in *environ* does not hide; for a GPU in MIG mode, its slices.
 
-    An unreadable GPU is a fault and loses only itself. A library that is missing, does not match the driver or refuses
-    to start is a fault too.
+    A GPU that cannot be read is left out and becomes a fault. If NVML is missing, does not match the driver or does not
+    start, the result is one fault.
     """
     try:
         pynvml.nvmlInit()
@@ -48,7 +47,7 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
 
 
 def _devices(index: int, machine: Machine, faults: list[str]) -> list[AcceleratorInfo]:
-    """Return the GPU, or its slices if it is in MIG mode (none without any: such a GPU runs nothing)."""
+    """Return the GPU, or its slices if it is in MIG mode: such a GPU runs nothing outside its slices."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     whole = _device(index, handle, machine)
     if not _optional(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0]), 0):
@@ -58,7 +57,7 @@ def _devices(index: int, machine: Machine, faults: list[str]) -> list[Accelerato
         try:
             slices.append(_slice(whole, pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
         except pynvml.NVMLError_NotFound:
-            continue  # numbers of slices that were not made
+            continue  # there is no slice with this number
         except (pynvml.NVMLError, UnicodeDecodeError) as error:
             faults.append(f"MIG slice {number} of device {index} cannot be used: {error}")
     if not slices:
@@ -98,7 +97,7 @@ def _device(index: int, handle: Any, machine: Machine) -> AcceleratorInfo:
 
 
 def _optional(read: Callable[[], _Value], unknown: _Value) -> _Value:
-    """Return the value that *read* returns, *unknown* if this device or driver lacks it."""
+    """Return the result of *read*; *unknown* if this device or driver does not have the value."""
     try:
         return read()
     except pynvml.NVMLError:
@@ -110,7 +109,10 @@ def _text(value: str | bytes) -> str:
 
 
 def _order_faults(infos: list[AcceleratorInfo], environ: Mapping[str, str]) -> list[str]:
-    """Report mixed models addressed by index: CUDA numbers the fastest device 0 by default, NVML goes by bus."""
+    """Return a fault if CUDA_VISIBLE_DEVICES has indices on a node with different models.
+
+    CUDA numbers the fastest device 0 by default, NVML numbers by PCI bus: the same index may mean different devices.
+    """
     variable = "CUDA_VISIBLE_DEVICES"
     listed = [entry.strip() for entry in environ.get(variable, "").split(",")]
     by_index = any(entry.isdigit() for entry in listed)
