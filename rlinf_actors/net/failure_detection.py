@@ -40,8 +40,8 @@ class FailureDetector:
 
     Attributes:
         grace_s: as given.
-        beat_s: seconds between two heartbeats of the peer. The caller sets this to the value that the peer sends.
-        lease_s: seconds that the peer's machine may be silent. The caller sets this to the value that the peer sends.
+        beat_s: seconds between two heartbeats of the peer; the caller sets this.
+        lease_s: seconds that the peer's machine may be silent; the caller sets this.
         last: time of the peer's last message.
     """
 

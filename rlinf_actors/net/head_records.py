@@ -282,9 +282,8 @@ def find_records(settings: Settings, everybody: bool = False) -> MachineRecords:
             continue
         if record is not None:
             found.setdefault(owner, []).append(record)
-    known = {
-        endpoint for record in found[me] for endpoint in record.endpoints
-    }  # records of other users must hide no head of ours
+    # own records only: a record of another user must not hide a head of this user
+    known = {endpoint for record in found[me] for endpoint in record.endpoints}
     found[me] += [record for record in _without_record(settings) if known.isdisjoint(record.endpoints)]
     lists = [sorted(records, key=lambda record: record.since) for records in found.values()]
     turns = itertools.chain.from_iterable(itertools.zip_longest(*lists[1:]))
