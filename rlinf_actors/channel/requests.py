@@ -41,20 +41,21 @@ WINDOW_BYTES = 32 << 20
 """Bytes of puts of one process that may be on their way to a channel, or wait there for room. One put of each key is
 always sent, so that a full key does not block another."""
 CONFIRM_S = 5.0
-"""Seconds that a put or get whose time is up waits for the host to say whether it still succeeded."""
+"""Seconds that a put or get whose time is up waits for the host to confirm the cancellation."""
 
 _unpack = msgspec.msgpack.Decoder().decode
 
 FrameMaker = Callable[[int], frames.AnyFrame]
-"""Makes a request's frame from its number."""
+"""Makes the frame of a request from the request's number."""
 
 
 class Put(AsyncWork[None]):
-    """A put under way; keeps the item until the host has it.
+    """A put that was requested; it keeps the item until the host has accepted it.
 
     Attributes:
-        channel, peer: the channel and the host of the key; None, and not set, until they are known.
-        call: its number on the link to the host, 0 while it waits.
+        channel: the channel; None until it is known.
+        peer: the host of the key; set together with `channel`.
+        call: number of the put on the link to the host; 0 until it is sent.
     """
 
     peer: Peer
@@ -70,18 +71,18 @@ class Put(AsyncWork[None]):
         self.channel: RemoteChannel | None = None
 
     def begin(self, channel: RemoteChannel, peer: Peer) -> None:
-        """Send it to *peer*, the host of its key."""
+        """Send the put to *peer*, the host of its key, as soon as the window has room."""
         self.channel, self.peer = channel, peer
         if self.nowait:
             channel.acknowledge()  # what user code has got makes room
         channel.put_window.add(self)
 
     def reference(self) -> Callable[[], Put]:
-        """Return what keeps it while its host is not known: weak if dropping the work cancels the request."""
+        """Return a callable that returns the put. It keeps the put alive, since a caller may drop its work."""
         return lambda: self
 
     def expire(self) -> None:
-        """End it, since its time is up. Loop thread."""
+        """End the put because its time is up. Loop thread only."""
         if self.channel is None:
             self.reject(CallTimeoutError(f"{self._what} was not done in its time: the channel was not found yet"))
         else:
@@ -123,7 +124,7 @@ class _KeyPuts:
 
 
 class PutWindow:
-    """All puts of one process to one channel. Any thread."""
+    """The puts of one process to one channel, limited by their total size. Any thread may use it."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -147,7 +148,7 @@ class PutWindow:
                 self._starved.setdefault(put.key, key)
 
     def cancel(self, put: Put) -> None:
-        """End a put whose time is up."""
+        """End a put because its time is up: reject it if it still waits here, else ask the host to cancel it."""
         with self._lock:
             key = self._keys.get(put.key)
             if not put.call and key is not None and put in key.waiting:
@@ -159,7 +160,7 @@ class PutWindow:
                 put.peer.send(frames.ChannelCancel(put.call, False))
 
     def remove(self, put: Put) -> None:
-        """Remove a put that was answered, or whose host is gone, and send those that wait for room."""
+        """Remove a put that was answered or whose host is gone, and send waiting puts that now have room."""
         with self._lock:
             self.nbytes -= put.nbytes
             key = self._keys[put.key]
@@ -175,7 +176,7 @@ class PutWindow:
                 del self._keys[put.key]
 
     def _send_starved(self) -> bool:
-        """Send the waiting puts that have room; True if there were any."""
+        """Send the waiting puts that have room now. Return True if at least one was sent."""
         moved = False
         for name, key in list(self._starved.items()):
             while key.waiting and self._has_room(key, key.waiting[0]):
@@ -191,7 +192,7 @@ class PutWindow:
         return not key.out or self.nbytes + put.nbytes <= WINDOW_BYTES
 
     def _send(self, key: _KeyPuts, put: Put) -> None:
-        """Called with the lock held."""
+        """Send a put to its host. Call with the lock held."""
         self.nbytes += put.nbytes
         key.out += 1
         alone = not put.peer.pending
@@ -201,7 +202,7 @@ class PutWindow:
 
 
 class Get(PendingGet[Any]):
-    """A get under way. `call` is its number on the link to `peer`, 0 until the host of its key is known."""
+    """A get that was requested. `call` is its number on the link to `peer`; 0 until it is sent."""
 
     channel: RemoteChannel
     peer: Peer
@@ -243,8 +244,6 @@ class Get(PendingGet[Any]):
 
 
 class GetBatch(Get):
-    """A get_batch under way."""
-
     def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
         found, at, any_again = [], 1, False
         for count, _, again in _unpack(arrived[0]):
@@ -255,7 +254,7 @@ class GetBatch(Get):
 
 
 class RemoteTake(Get, PendingTake[Any]):
-    """A take under way, and then the delivery that it got."""
+    """A pending take. Once its item is received, `release` or `fail` ends the delivery."""
 
     def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
         about = _unpack(arrived[0])[0]
@@ -265,7 +264,7 @@ class RemoteTake(Get, PendingTake[Any]):
         return payload.decode(arrived.cut(1)), about[2]
 
     def _acknowledge(self, arrived: AuthenticatedParts) -> None:
-        """Do nothing: `release` acknowledges."""
+        """Do nothing: `release` acknowledges the item when the user's block ends."""
 
     def _decode_failed(self, error: BaseException) -> None:
         if self.deliveries:  # counted as a failure, so that an item that no consumer can read does not come for ever
@@ -290,14 +289,14 @@ class RemoteTake(Get, PendingTake[Any]):
 
 
 class DrainUndeliverable(Get):
-    """A request for the undeliverable items of a key that removes them from the list."""
+    """A request that returns the undeliverable items of a key and removes them from the channel."""
 
     def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
         return undeliverable(self.name, self.peer, self.key, arrived, payload.decode), False
 
 
 class Query(AsyncWork[Any]):
-    """A request that changes no item; *decode* makes the result of the host and the answer's parts."""
+    """A request that changes no item. *decode* makes the result from (the host's Peer, the parts of the answer)."""
 
     peer: Peer
 
@@ -324,7 +323,7 @@ class Query(AsyncWork[Any]):
 
 
 class _Release(Query):
-    """Tells the host that an item was processed. The orderly end of a drained channel confirms that too."""
+    """Tells the host that an item was processed. An orderly end of the channel confirms the release too."""
 
     def reject(self, error: BaseException) -> bool:
         if isinstance(error, ChannelClosedError):
@@ -342,12 +341,12 @@ Request = Put | Get | Query
 
 
 class RequestMaker:
-    """Makes requests to a channel; implements most of backend.Backend. A subclass sends the requests.
+    """Makes the requests to a channel: most of the methods of backend.Backend. A subclass sends the requests.
 
     Args:
         io: the I/O thread.
         name: of the channel.
-        taker: name of this process, for people.
+        taker: name of this process, for error texts.
     """
 
     def __init__(self, io: IoThread, name: str, taker: str) -> None:
@@ -358,7 +357,7 @@ class RequestMaker:
         self._getting = f"get() from channel {name!r}"
 
     def _begin(self, request: Request) -> None:
-        """Send a request, or keep it in order until the host of its key is known."""
+        """Send a request; if the host of its key is not known yet, keep the request, in order."""
         raise NotImplementedError
 
     def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
@@ -414,7 +413,7 @@ class RequestMaker:
 
 
 def limit(io: IoThread, work: Put | Get, timeout: float) -> None:
-    """Cancel *work* after *timeout* seconds; if the host does not answer the cancellation, end the work here."""
+    """Cancel *work* after *timeout* seconds. If the host does not answer the cancellation, fail the work here."""
     if work.done():
         return
     ref = weakref.ref(work)
@@ -452,7 +451,7 @@ def limit(io: IoThread, work: Put | Get, timeout: float) -> None:
 
 
 def description(parts: AuthenticatedParts) -> View:
-    """Return the answer to a ChannelShow."""
+    """Decode the answer to a ChannelShow: the state of one host."""
     closed, rows, *dead = _unpack(parts[0])
     at, shown = 1, []
     for key, count, about in rows:
@@ -470,10 +469,10 @@ def description(parts: AuthenticatedParts) -> View:
 def undeliverable(
     name: str, peer: Peer, key: bytes, parts: AuthenticatedParts, decode: Callable[[AuthenticatedParts], Any]
 ) -> list[UndeliverableItem[Any]]:
-    """Return the answer to a ChannelShow of undeliverable items.
+    """Decode the answer to a ChannelShow for the undeliverable items of a key.
 
     Raises:
-        ProtocolMismatchError: the host is too old to have such a list.
+        ProtocolMismatchError: the host is too old to know undeliverable items.
     """
     closed, about = _unpack(parts[0])[:2]
     if closed is not None:

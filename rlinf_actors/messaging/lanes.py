@@ -1,11 +1,11 @@
-"""Lanes: a lane carries tensors in one direction between two workers, by a process group of the two.
+"""Lanes: a lane carries tensors in one direction between two workers, by a torch process group of the two.
 
-Each end of a lane has one thread (`Lane`), which runs the transfers in the order posted. The group is made on that
-thread too, so neither worker waits for the other one before it goes on. If a lane fails, its worker reports that to the
-other worker (`LaneEnded`). A living worker answers; the head reports a dead one. Only then do the transfers fail, with
-the error that fits (`Lanes`). The end of a lane fails every transfer of it, once.
+Each end of a lane has one thread (`Lane`), which makes the process group and runs the transfers in the order posted, so
+neither worker waits for the other. If a lane fails, its worker reports that to the other worker (`LaneEnded`). A living
+worker answers the report; the head reports a dead one. Only then do the lane's transfers fail, with the error that fits
+(`Lanes`), and each transfer fails once.
 
-A thread that its back-end does not release (gloo, towards a machine that went silent) is abandoned: it holds nothing
+A thread may hang in its back-end (gloo, if the other machine went silent). Such a thread is abandoned: it holds nothing
 but the lane, and `abandoned()` counts it.
 """
 
@@ -42,15 +42,16 @@ class LaneJob(Protocol):
 
 
 class Lane:
-    """One end of a lane.
+    """One worker's end of a lane.
 
     Args:
-        name: for the thread and for errors.
+        name: names the thread, and the lane in errors.
         make: makes the wire; runs on the lane's thread.
-        broke: called once (lane's thread) when the group cannot be made or fails; the owner then calls `end`.
+        broke: called once, on the lane's thread, when the process group cannot be made or fails. The caller must then
+            call `end`.
         release: called once when the lane has ended, to free what was kept for it.
-        clock: starts a clock for one job, which calls its argument when the time is up, and returns a function that
-            stops the clock; None where the back-end has time-outs of its own.
+        clock: starts a timer for one job. It takes a function to call when the time is up, and returns a function that
+            stops the timer. None if the back-end has time-outs of its own.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Lane:
 
     @property
     def running(self) -> bool:
-        """True while its thread runs."""
+        """True while the lane's thread runs."""
         return self._thread.is_alive()
 
     def post(self, job: LaneJob) -> None:
@@ -91,10 +92,11 @@ class Lane:
             job.fail(closed())
 
     def end(self, error: Callable[[], Exception]) -> None:
-        """Abort the running job and fail every job, now and later. Any thread but its own; twice is fine.
+        """Abort the running job and fail every job, current and future. Any thread but the lane's own; may be called
+        again.
 
         Args:
-            error: makes the error of each job.
+            error: makes a new exception for each job.
         """
         with self._lock:
             if self._closed is not None:
@@ -135,7 +137,9 @@ class Lane:
             _ended.discard(self)
 
     def _run_next(self, wire: Wire) -> bool:
-        """Run one job; False if there are no more. A function of its own, so that an idle lane holds no tensors."""
+        """Run the next job; return False if there are no more. A separate function, so that an idle lane keeps no
+        tensors alive.
+        """
         job = self._jobs.get()
         if job is None:
             return False
@@ -185,7 +189,7 @@ class OpenLane:
 
 
 class Lanes:
-    """The lanes from one worker to another one, or to one worker from all others; by keys of the owner. Any thread."""
+    """The lanes to one other worker (sender side), or from all other workers (receiver side), by key. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -214,7 +218,7 @@ class Lanes:
     def broke(self, lane: Lane, error: Exception) -> None:
         """Report a broken lane to the other worker. A living worker answers; the head reports a dead one.
 
-        A time-out needs no answer: its transfers fail at once.
+        After a time-out the transfers fail at once, without waiting for the answer.
         """
         with self._lock:
             found = next((one for one in self._lanes.values() if one.lane is lane), None)
@@ -224,7 +228,9 @@ class Lanes:
                 self.end(found, lambda: CallTimeoutError(f"the lane from {lane.name} ({found.backend}): {error}"))
 
     def other_end_closed(self, id: Hashable, text: str) -> bool:
-        """End a lane whose end the other worker, which lives, has reported with *text*; False if it is not known."""
+        """Answer the other worker's report that its end failed with *text*, and end the lane. Return False if it is
+        unknown.
+        """
         with self._lock:
             found = next((one for one in self._lanes.values() if one.id == id), None)
         if found is None:
@@ -240,7 +246,9 @@ class Lanes:
         lane.lane.end(error)
 
     def end_all(self, error: Callable[[], Exception]) -> None:
-        """End every lane, and make no more: the other worker is gone."""
+        """End every lane and refuse new ones, because the other worker is gone. *error* makes each transfer's
+        exception.
+        """
         with self._lock:
             self._closed = error
             lanes, self._lanes = list(self._lanes.values()), {}

@@ -1,11 +1,11 @@
-"""Messages that arrived and receives that were posted, paired in order. Pure; the caller holds a lock.
+"""Pair messages that arrived with receives that wait, in order. Nothing here does I/O; the caller holds a lock.
 
-A queue is named by (sender, stream). Stream "" is that of send and recv; each broadcast tree has its own. Within a
-queue the first message goes to the first receive.
+Each pair (sender, stream) has a queue. Stream "" carries send and recv; each broadcast tree has a stream of its own. In
+a queue the first message goes to the first receive.
 
-A group that was launched again under its old name is another sender, told apart by the worker's id ("incarnation"). The
-head grants a name again when its last worker is gone, so messages of the earlier worker are at the front of the queue.
-They are stale, and dropped, when a receive takes a message of the later worker behind them.
+A group that is launched again under its old name is a different sender: its workers have new ids ("incarnations"). The
+head grants a name again only when the last worker of the earlier group is gone, so messages of the earlier worker are
+at the front of the queue. They are stale, and are dropped when a receive gets a later worker's message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Key = tuple[str, str]
 
 
 class Posted(Protocol):
-    """A receive that waits."""
+    """A receive that waits for a message."""
 
     @property
     def abandoned(self) -> bool:
@@ -28,7 +28,7 @@ class Posted(Protocol):
 
     @property
     def incarnation(self) -> str:
-        """Id of the worker that it receives from; "" for any worker of that name."""
+        """Id of the worker to receive from; "" to accept any worker of that name."""
 
 
 P = TypeVar("P", bound=Posted)
@@ -36,7 +36,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 REMEMBERED = 1024
-"""Ended workers and broadcasts that are remembered. Late messages come within seconds, so older ones can go."""
+"""Number of ended workers and broadcasts that are remembered, in order to refuse their late messages."""
 
 
 class Recent(dict[K, V]):
@@ -51,15 +51,16 @@ class Recent(dict[K, V]):
 
 @dataclass(eq=False, slots=True)
 class ArrivedMessage:
-    """A message that is here.
+    """A message that has arrived.
 
     Attributes:
         incarnation: id of the worker that sent it.
-        size: bytes of credit that its sender gets back when it is received.
+        size: bytes to return to its sender as credit when it is received.
         parts: its contents; AuthenticatedParts outside of tests.
-        link, outbox: the link that it came by, and the sender's outbox on that link.
+        link: link on which it arrived.
+        outbox: number of the sender's outbox on that link.
         tensors: its tensors that travel beside it (tensor_receiver.IncomingTensors), or None.
-        order: its place among all arrived messages; set by the mailbox.
+        order: its position among all messages that arrived; set by the mailbox.
     """
 
     incarnation: str
@@ -92,7 +93,7 @@ class Mailbox(Generic[P]):
         self.held = 0
 
     def wants(self, key: Key, incarnation: str) -> bool:
-        """True if a message that arrives now can still be received."""
+        """True if a message that arrives now can still be received; False if its stream or broadcast has ended."""
         return key not in self._forgotten and not (key[1] and incarnation in self._gone)
 
     def arrived(self, key: Key, message: ArrivedMessage) -> P | None:
@@ -141,9 +142,10 @@ class Mailbox(Generic[P]):
         return True
 
     def sender_gone(self, name: str, incarnation: str) -> list[P]:
-        """Remove and return the receives that wait for a sender that will send no more.
+        """Remove and return the receives that wait for a sender that is gone.
 
-        Its messages of stream "" stay and can be received. Those of broadcasts are dropped: these cannot go on.
+        Its messages of stream "" can still be received. Its broadcast messages are dropped, since a broadcast cannot go
+        on.
         """
         self._gone[incarnation] = None
         for key in [key for key in self._queues if key[0] == name and key[1]]:
@@ -162,13 +164,13 @@ class Mailbox(Generic[P]):
         return lost
 
     def forget(self, key: Key) -> list[ArrivedMessage]:
-        """Drop a queue for good, and refuse its later messages; return the messages that were in it."""
+        """Drop a queue for good and return its messages; later messages of the queue are refused."""
         self._forgotten[key] = None
         queue = self._queues.pop(key, None)
         return [] if queue is None else self._drop(queue, len(queue.messages))
 
     def has_messages(self, key: Key) -> bool:
-        """True if a message waits."""
+        """True if at least one message waits in this queue."""
         queue = self._queues.get(key)
         return queue is not None and bool(queue.messages)
 

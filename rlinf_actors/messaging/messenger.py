@@ -57,19 +57,19 @@ log = logging.getLogger(__name__)
 
 
 class Messenger:
-    """The messages of one worker.
+    """Sends and receives the messages of one worker.
 
     Args:
         runtime: of this worker.
-        connect: waits (on the loop) until the runtime is in session with the head.
-        reply: answers on the link that a message came by.
+        connect: awaited on the loop; returns the runtime once it is in session with the head.
+        reply: sends a frame on the link on which a message arrived.
         window: most bytes in flight to one worker.
-        endpoint: this worker as an end of tensor transfers; has its name and id.
+        endpoint: this worker's name, id and devices, for tensor transfers.
 
     Attributes:
         directory: finds other workers.
-        peer_gone: called with a peer given to `watch` that is gone; set before the first message. Any thread.
-        tensor_receiver: the receiving side of tensors that travel beside messages.
+        peer_gone: called, on any thread, with each watched peer that is gone. Set it before the first message.
+        tensor_receiver: receives the tensors that travel beside messages.
     """
 
     def __init__(
@@ -145,11 +145,11 @@ class Messenger:
         return work
 
     def detached_tensors(self) -> DetachedTensors:
-        """Return the collector of tensors that are to travel beside one message."""
+        """Return a new collector for the tensors that are to travel beside one message."""
         return DetachedTensors(self._endpoint.overrides.get(CPU) == LANE)
 
     def post(self, peer: Peer, message: OutgoingMessage) -> None:
-        """Send a message to a worker that was found, after the messages posted before."""
+        """Send a message to the worker *peer*, after the messages posted before."""
         sender = self._tensor_senders.get(peer)
         if sender is None and not message.tensors.tensors:
             self._outbox(peer).post(message)
@@ -180,13 +180,15 @@ class Messenger:
         return box
 
     def error_of(self, peer: Peer) -> Exception | None:
-        """Return why no more messages can be exchanged with a worker, None if they can."""
+        """Return the error for which no more messages can be exchanged with a worker; None if messages can be
+        exchanged.
+        """
         return peer.error or self._broken.get(peer.worker_id)
 
     # --- receiving ---
 
     def receive(self, sender: WorkerAddress, convert: Callable[[Any], Any] = lambda value: value) -> PendingReceive:
-        """Ask for the next object of *sender*."""
+        """Begin to receive the next object of *sender*; *convert* makes the work's result from the object."""
         posted = PostedReceive(self, sender)
         work = PendingReceive(f"recv() from {sender}", posted, convert)
         posted.belongs_to(work)
@@ -194,7 +196,7 @@ class Messenger:
         return work
 
     def post_receive(self, posted: PostedReceive, peer: Peer | Exception) -> None:
-        """Let a receive wait for the next message of *peer*; an exception says why the sender was not found."""
+        """Let *posted* wait for the next message of *peer*. If *peer* is an exception, the sender was not found."""
         if isinstance(peer, GroupNotFoundError):
             with self._lock:  # a group that even the head has forgotten may have sent messages before
                 has_messages = self._mailbox.has_messages(posted.key)
@@ -227,7 +229,9 @@ class Messenger:
             self._fail_gone([posted], peer)
 
     def wait(self, work: PendingReceive, timeout: float | None) -> Any:
-        """Block until the object is here; after *timeout* seconds the receive is withdrawn."""
+        """Block until the object of *work* is here. After *timeout* seconds withdraw the receive and raise
+        CallTimeoutError.
+        """
         try:
             return work.wait(timeout)
         except CallTimeoutError:
@@ -256,7 +260,7 @@ class Messenger:
         work._on_done(lambda: self._io.call(stop))
 
     def withdraw(self, posted: PostedReceive) -> bool:
-        """Withdraw a receive; False if it has its message or error."""
+        """Withdraw a receive, so that it gets no message. Return False if it has its message or error already."""
         with self._lock:
             message, posted.loading = posted.loading, None
             if posted.closed and message is None:
@@ -285,7 +289,7 @@ class Messenger:
             self._return_credit(message)
 
     def _give(self, posted: PostedReceive, message: ArrivedMessage) -> None:
-        """Complete a receive with its message, as soon as the tensors of that are here; return its credit now."""
+        """Complete a receive with its message when the message's tensors are here. Return the message's credit now."""
         self._return_credit(message)
         tensors = message.tensors
         with self._lock:
@@ -300,7 +304,7 @@ class Messenger:
             self._put_back()
 
     def _loaded(self, posted: PostedReceive) -> None:
-        """Complete a receive whose message's tensors are here, or are lost."""
+        """Complete a receive after the tensors of its message have arrived or are lost."""
         with self._lock:
             message, posted.loading = posted.loading, None
             work = posted.work
@@ -316,7 +320,7 @@ class Messenger:
             self._reply(message.link, frames.Returned(message.outbox, due))
 
     def unread(self, key: Key, message: ArrivedMessage) -> None:
-        """Put back a message whose receive was dropped or cancelled before any caller saw it. Finalizers too."""
+        """Return to the mailbox a message that no caller saw. Any thread; safe in finalizers."""
         self._unread.append((key, message))
         self._io.call(self._put_back)
 
@@ -335,7 +339,7 @@ class Messenger:
     # --- workers that are gone ---
 
     def watch(self, peer: Peer) -> None:
-        """End what waits for this worker when it is gone."""
+        """Arrange that receives and sends fail when this worker is gone."""
         with self._lock:
             if peer in self._watched:
                 return
@@ -343,7 +347,7 @@ class Messenger:
         peer.on_gone(lambda _error: self._gone(peer))
 
     def link_lost(self, _link: bytes, worker_id: str) -> None:
-        """End the exchange with a worker: the connection to it was lost, so a message may be missing. Loop thread."""
+        """End the exchange with a worker whose connection was lost, since a message may be missing. Loop thread."""
         if not worker_id:
             return  # a driver sends no messages
         with self._lock:
@@ -356,7 +360,9 @@ class Messenger:
             self._gone(peer)
 
     def link_forgotten(self, link: bytes) -> None:
-        """Return no more credit over *link*: its process has ended, and all that it sent is here. Loop thread."""
+        """Stop returning credit over *link*: its process has ended, and everything that it sent has arrived. Loop
+        thread only.
+        """
         with self._lock:
             self._credit.forget(link)
 

@@ -1,4 +1,4 @@
-"""The messages from this worker to one other worker: in order, within the window, each completed once.
+"""The messages from this worker to one other worker: sent in order, within the window, each completed once.
 
 Any thread may post. The outbox sends under its own lock, which keeps the order of the messages on the link. A send
 completes at once if every part was copied. Otherwise the link reads the sender's own memory, and the send completes
@@ -66,7 +66,7 @@ class OutgoingMessage:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes of the window."""
+        """Bytes of the window that the message takes."""
         return size_of(self.parts) + OVERHEAD + self.extra_bytes
 
     def complete_one(self) -> None:
@@ -83,12 +83,13 @@ class OutgoingMessage:
 
 
 class Outbox:
-    """The messages to one worker.
+    """Sends the messages for one other worker.
 
     Args:
         peer: the receiver.
-        name, worker_id: of this worker.
-        limit: the window in bytes.
+        name: name of this worker.
+        worker_id: id of this worker.
+        limit: most bytes in flight.
     """
 
     def __init__(self, peer: Peer, name: str, worker_id: str, limit: int) -> None:
@@ -115,7 +116,7 @@ class Outbox:
             message.complete_one()
 
     def _acknowledged(self, frame: frames.AnyFrame) -> None:
-        """Handle Returned and Held from the receiver. Loop thread."""
+        """Handle a Returned or Held frame from the receiver. Loop thread only."""
         done: list[OutgoingMessage] = []
         if type(frame) is frames.Returned:
             with self._lock:
@@ -128,7 +129,7 @@ class Outbox:
             message.complete_one()
 
     def fail(self, error: Exception) -> None:
-        """Fail every message, now and later: the receiver is gone, or a message to it may be lost. Any thread."""
+        """Fail every message, current and future: the receiver is gone, or a message may be lost. Any thread."""
         with self._lock:
             self._error = self._error or error
             lost = [*self._unacknowledged.values(), *self._window.remove_waiting()]

@@ -1,4 +1,4 @@
-"""A receive under way: its entry in the mailbox (PostedReceive), and the work that its caller holds (PendingReceive).
+"""The two parts of a receive: its entry in the mailbox (PostedReceive), and the work of its caller (PendingReceive).
 
 The entry refers to the work weakly, so that a work that the caller has dropped gets no message.
 """
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 class PostedReceive:
-    """A receive as the mailbox has it.
+    """The mailbox entry of a receive.
 
     Args:
         messenger: of this worker.
         sender: the worker to receive from.
-        stream: "", or that of a broadcast tree.
+        stream: "" for recv, else the stream of a broadcast tree.
 
     Attributes:
         incarnation: id of the worker to receive from; "" until it is known.
         closed: True once the receive has its message or error, or was withdrawn.
-        loading: its message, while tensors of that are still on their way.
+        loading: the message, while its tensors are still on their way; else None.
     """
 
     __slots__ = ("_entered", "_messenger", "_sender", "_work", "closed", "incarnation", "key", "loading", "timer")
@@ -66,17 +66,17 @@ class PostedReceive:
         return self.closed or work is None or work.done()
 
     def enter(self) -> None:
-        """Wait for a message, behind the receives that wait already."""
+        """Put the receive into the mailbox, behind the receives that wait already."""
         self.closed = False
         self._entered += 1
         self._messenger.directory.peer(self._sender, partial(self._found, self._entered))
 
     def leave(self) -> None:
-        """Wait no more. A message that is on its way to the work is still offered to it."""
+        """Remove the receive from the mailbox."""
         self._messenger.withdraw(self)
 
     def unread(self, message: ArrivedMessage) -> None:
-        """Give back a message that no caller saw. Any thread, finalizers too."""
+        """Return a message that no caller saw to the mailbox. Any thread; safe in finalizers."""
         self._messenger.unread(self.key, message)
 
     def _found(self, entered: int, peer: Peer | Exception) -> None:
@@ -99,7 +99,7 @@ class PendingReceive(AsyncWork[Any]):
     """
 
     waits_for_tensors = True
-    """True if it gets a message only when all tensors that travel beside the message are here."""
+    """True if the work gets its message only after all tensors that travel beside the message have arrived."""
 
     def __init__(self, what: str, posted: PostedReceive, convert: Callable[[Any], Any] = lambda value: value) -> None:
         super().__init__(what)
@@ -114,7 +114,7 @@ class PendingReceive(AsyncWork[Any]):
         self.asleep = False
 
     def take(self, message: ArrivedMessage) -> bool:
-        """Complete with *message*; False if the work wants no message (any more). Any thread."""
+        """Complete the work with *message*. Return False if the work is done already or no caller waits. Any thread."""
         with self._guard:
             if self.asleep:
                 return False
@@ -167,7 +167,7 @@ class PendingReceive(AsyncWork[Any]):
             self.posted.unread(message)
 
     def _fall_asleep(self) -> ArrivedMessage | None:
-        """Leave the mailbox; return a message that has come meanwhile. Called with `_guard` held."""
+        """Leave the mailbox; return a message that arrived meanwhile, else None. Call with `_guard` held."""
         with self._lock:
             message, self._message = self._message, None
             if self._finished and message is None:

@@ -25,14 +25,14 @@ MEANING: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Pair:
-    """A sender and a receiver, as far as the choice depends on them.
+    """The facts about a sender and a receiver on which the choice of a path depends.
 
     Attributes:
-        same_process: they are the same worker.
-        same_node: they can use each other's sockets, pids and shared memory.
-        same_device: the buffer is on a device that the receiver uses too.
-        ccl: both have the collective library for the buffer: the accelerator's, or gloo for the CPU.
-        shared: the receiver can open the memory: the sender's shared memory, or device memory by CUDA IPC.
+        same_process: True if sender and receiver are the same worker.
+        same_node: True if they can use each other's sockets, pids and shared memory.
+        same_device: True if the buffer is on a device that the receiver uses too.
+        ccl: True if both have the collective library for the buffer: the accelerator's, or gloo for the CPU.
+        shared: True if the receiver can open the sender's shared memory, or its device memory by CUDA IPC.
     """
 
     same_process: bool = False
@@ -44,7 +44,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table; None fits both values."""
+    """One row of the table; None in a column matches True and False."""
 
     kind: str
     path: str
@@ -92,7 +92,9 @@ def _possible(path: str, pair: Pair) -> bool:
 
 
 def lines(overrides: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Return the table as text, each override above the rows it precedes: kind, the columns, path, meaning."""
+    """Return the rows of the table as text: kind, columns, path, meaning. An override comes above the rows that it
+    replaces.
+    """
     found: list[tuple[str, ...]] = []
     shown: set[str] = set()
     for row in TABLE:

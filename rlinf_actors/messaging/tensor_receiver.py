@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Reply = Callable[[bytes, frames.AnyFrame], None]
-"""Answers on the link that a message came by."""
+"""Sends a frame on the link on which a message arrived."""
 
 
 class IncomingTensors(Promise[None]):
-    """The tensors that travel beside one message. Done when those that come by a lane are here, or are lost.
+    """The tensors that travel beside one message. Done when the tensors sent by a lane have arrived or are lost.
 
     Args:
-        what: the tensors, for errors.
-        transfer: their header.
-        parts: of the message.
-        receiver: of this worker.
-        release: tells the sender that its memory is not used any more.
+        what: the tensors, for error texts.
+        transfer: the header that describes them.
+        parts: parts of the message.
+        receiver: the TensorReceiver of this worker.
+        release: called when this worker no longer uses the sender's memory; tells the sender.
     """
 
     def __init__(
@@ -90,14 +90,15 @@ class IncomingTensors(Promise[None]):
         self.resolve(None)
 
     def fail(self, error: Exception) -> None:
-        """Fail the message: the lane has ended; see lanes.LaneJob."""
+        """Fail the message because its lane has ended; see lanes.LaneJob."""
         self.reject(error)
 
     def tensors(self) -> list[Any]:
-        """Return the tensors by number, ready for use on the current streams. Not on the loop's thread.
+        """Return the tensors in order of their numbers, ready for use on this thread's current streams. Not on the loop
+        thread.
 
         Raises:
-            PeerDiedError: the sender died before all of them were here.
+            PeerDiedError: the sender died before all tensors arrived.
             CudaError: the sender's device memory cannot be opened.
         """
         forwarded = self._forwarded
@@ -112,7 +113,10 @@ class IncomingTensors(Promise[None]):
         ]
 
     def forward(self) -> DetachedTensors:
-        """Return the tensors, to be sent to other workers too; `tensors` then returns the same. Raises as `tensors`."""
+        """Return the tensors for sending to other workers; a later `tensors` returns the same tensors.
+
+        Raises the errors of `tensors`.
+        """
         detached = DetachedTensors()
         detached.tensors = self._open()
         detached.requires_grad = [header.requires_grad for header in self.transfer.tensors]
@@ -164,13 +168,13 @@ class IncomingTensors(Promise[None]):
 
 
 class TensorReceiver:
-    """The receiving side of one worker.
+    """The receiving side of tensor transfers in one worker.
 
     Args:
-        endpoint: this worker.
-        directory: finds senders, to hear of their end.
-        reply: answers on the link that a message came by.
-        senders: the tensor senders of this process, for a worker that sends to itself.
+        endpoint: this worker as an end of transfers.
+        directory: finds senders, in order to learn of their end.
+        reply: sends a frame on the link on which a message arrived.
+        senders: this worker's own tensor senders, for messages that the worker sends to itself.
     """
 
     def __init__(
@@ -188,7 +192,7 @@ class TensorReceiver:
         self._lanes = Lanes()
 
     def handle(self, link: bytes, frame: frames.AnyFrame, _parts: list[Buffer]) -> None:
-        """Handle Ask or LaneEnded of a sender. Loop thread."""
+        """Handle an Ask or LaneEnded frame from a sender. Loop thread only."""
         if isinstance(frame, frames.Ask):
             self._asked(link, frame)
         elif isinstance(frame, frames.LaneEnded) and not self._lanes.other_end_closed(
@@ -216,7 +220,7 @@ class TensorReceiver:
         exhaustion.start(threading.Thread(target=answer, name="rlinf-actors-facts", daemon=True))
 
     def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> IncomingTensors:
-        """Return the tensors that travel beside a message that has come. Loop thread."""
+        """Return the IncomingTensors of a message that has arrived. Loop thread only."""
         transfer = frame.transfer
         assert transfer is not None
 
@@ -229,7 +233,9 @@ class TensorReceiver:
         return incoming
 
     def lent_here(self, sender_id: int, number: int) -> Any:
-        """Return the LentTensors of a message that this worker sent to itself."""
+        """Return the LentTensors of message *number* that this worker sent to itself with its tensor sender
+        *sender_id*.
+        """
         return next(one for one in list(self._senders.values()) if one.id == sender_id).lent(number)
 
     # --- lanes ---
@@ -262,7 +268,7 @@ class TensorReceiver:
         return OpenLane((link, transfer.sender, transfer.lane), backend, lane, report)
 
     def _watch(self, lane: OpenLane, sender: WorkerAddress, src_id: str, peer: Peer | Exception) -> None:
-        """End a lane when its sender is gone; at once if the sender's group has ended."""
+        """End a lane when its sender is gone, or now if the sender's group has ended already."""
         if isinstance(peer, Exception) or peer.worker_id not in ("", src_id):
             name = sender.get_name()
             self._lanes.end(lane, lambda: PeerDiedError(f"{name}, which was sending a tensor, has ended", peer=name))

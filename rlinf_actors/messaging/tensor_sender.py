@@ -1,11 +1,11 @@
-"""TensorSender: sends the messages to one worker some of whose tensors travel beside them.
+"""TensorSender: sends to one worker messages whose accelerator tensors travel beside them.
 
-The first such message asks the receiver for its capabilities (Ask, answered by Facts). Messages that follow wait behind
-it, in order. Then the sender chooses a path for each tensor (`routes`), and posts the message to the outbox with a
-header that describes them.
+The first such message asks the receiver which transfers it supports (Ask, answered by Facts). Later messages wait
+behind it, in order. For each message the sender chooses a path for every tensor (`routes`), and posts the message to
+the outbox with a header that describes the tensors.
 
-House rules: no accelerator is touched on the loop's thread. Messages keep their order. A lane gets its jobs under the
-outbox's lock, so in the order of the messages.
+Rules: no code touches an accelerator on the loop thread. Messages keep their order. Transfers are posted to a lane
+under the outbox's lock, so their order is that of the messages.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LentTensors:
-    """Tensors of one message whose memory the receiver uses: by number, None for one that travels by another path."""
+    """The tensors of one message whose memory the receiver uses, by number; None for a tensor that travels by another
+    path.
+    """
 
     tensors: list[Any]
     detached: DetachedTensors
@@ -54,7 +56,7 @@ class LentTensors:
 
 @dataclass
 class _Plan:
-    """The paths of one message's tensors. `lent` has an entry for each: what must be kept, or None."""
+    """The paths of one message's tensors. `lent` has one entry per tensor: the object to keep alive, or None."""
 
     headers: list[frames.TensorHeader] = field(default_factory=list)
     lent: list[Any] = field(default_factory=list)
@@ -65,7 +67,7 @@ class _Plan:
 
 
 class LaneSend:
-    """A lane's job: sends the tensors of one message, all on one device; see lanes.LaneJob."""
+    """A job of a lane: send the tensors of one message. All of them are on one device. See lanes.LaneJob."""
 
     def __init__(self, message: OutgoingMessage, tensors: Sequence[Any]) -> None:
         self._message = message
@@ -80,20 +82,19 @@ class LaneSend:
         self._message.complete_one()
 
     def fail(self, error: Exception) -> None:
-        """Fail the message."""
         self._message.work.reject(error)
 
 
 class TensorSender:
-    """The messages to one worker. Any thread.
+    """Sends all messages to one worker after the first with tensors beside it. Any thread may use it.
 
     Args:
-        endpoint: this worker.
+        endpoint: this worker as an end of transfers.
         peer: the receiver.
-        outbox: to it.
+        outbox: the outbox for the receiver.
 
     Attributes:
-        id: number of this sender on the link to the receiver; 0 until it is open.
+        id: number of this sender on the link to the receiver; 0 until `open` was called.
     """
 
     def __init__(self, endpoint: TransferEndpoint, peer: Peer, outbox: Outbox) -> None:
@@ -113,7 +114,7 @@ class TensorSender:
         self._probe: cuda_ipc.IpcProbe | None = None
 
     def open(self) -> bool:
-        """Ask the receiver for its capabilities; False if that was done before."""
+        """Ask the receiver which transfers it supports. Return False if `open` was called before."""
         with self._lock:
             if self.id:
                 return False
@@ -126,7 +127,7 @@ class TensorSender:
         return True
 
     def _ask(self) -> None:
-        """Not on the loop's thread: this may load torch and start CUDA."""
+        """Send Ask with a memory probe. This may load torch and start CUDA: do not call it on the loop thread."""
         try:
             devices = self._endpoint.devices.get()
             ask = frames.Ask(self.id)
