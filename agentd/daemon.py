@@ -47,7 +47,7 @@ OK, FOR_GOOD = 0, 3
 
 
 class StatusReporter:
-    """Tells the service manager, and the driver that started this agentd, how it is. Loop thread only.
+    """Reports agentd's state to the service manager and to the driver that started agentd. Loop thread only.
 
     Args:
         manager: the service manager; silent if a driver owns this process.
@@ -97,7 +97,7 @@ class StatusReporter:
 
 
 class Daemon:
-    """The process. `run` once, on the main thread.
+    """One agentd process. Call `run` once, on the main thread.
 
     Args:
         config: the configuration.

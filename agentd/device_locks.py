@@ -113,7 +113,7 @@ class _Asker:
 
 
 class DeviceLocks:
-    """Grants the accelerators of one node to its workers, of whatever job.
+    """Grants one node's accelerators to the workers on it, whichever job they belong to.
 
     Args:
         loop: for the timers.
@@ -136,7 +136,7 @@ class DeviceLocks:
         packet: template_protocol.LockDevices | template_protocol.UnlockDevices,
         send: Callable[[template_protocol.ToTemplate], None],
     ) -> None:
-        """Handle the request or the release of a worker, with *send* to its template."""
+        """Handle a worker's request or release of its accelerators. *send* sends a packet to its template."""
         self._cancel_notice(spec.id)
         if isinstance(packet, template_protocol.UnlockDevices):
             self._send_grants(self._table.release(spec.id, packet.request))

@@ -1,4 +1,4 @@
-"""Whether the node's workers and templates answer, and which calls take long. Loop thread only.
+"""Find workers and templates that do not answer, and calls that take long. Loop thread only.
 
 `HealthTable` judges, purely, by times that it is given; `HealthMonitor` is the timer around it, which probes templates.
 
@@ -47,7 +47,7 @@ class HealthTimes:
 
 @dataclass
 class _WorkerState:
-    """One worker. `reported` is its last report, `since` when the condition in it began."""
+    """One worker. `reported` is the health last sent to the head; `since` is when that condition began."""
 
     template: int
     answered_at: float
@@ -75,13 +75,13 @@ class HealthTable:
         self._asked_at.pop(template, None)
 
     def to_probe(self, now: float) -> list[int]:
-        """Return the templates to probe now: those with workers that owe no answer."""
+        """Return the pids of the templates to probe now: those that have workers and have answered the last probe."""
         due = {worker.template for worker in self._workers.values()} - self._asked_at.keys()
         self._asked_at.update(dict.fromkeys(due, now))
         return sorted(due)
 
     def answered(self, template: int, pongs: Iterable[Pong], now: float) -> None:
-        """Note a template's answer, with the workers that have answered it."""
+        """Note a template's answer to a probe, and the answers of its workers that it contains."""
         late = now - self._asked_at.pop(template, now)
         if late > LATE_S:
             for worker in self._workers.values():

@@ -1,4 +1,4 @@
-"""How the workers of this node are started: decisions, and what holds for all of them.
+"""Decide how each worker of this node is started, and hold the settings that all workers share.
 
 `plan` decides interpreter, template, environment and files of one worker; it looks for interpreters on the disk and
 changes nothing. `make_site` decides once, when agentd starts, where workers run, and prepares their cgroups.
@@ -66,7 +66,7 @@ class TemplateKey:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What starting one worker needs."""
+    """How to start one worker: its template's key, its environment, and the files for its stdout and stderr."""
 
     key: TemplateKey
     env: dict[str, str]

@@ -137,7 +137,7 @@ def report(
 
 
 def summary(report: NodeReport) -> str:
-    """Return what a node has, in a few words for people."""
+    """Return the node's numbers of accelerators and robots, as text for people."""
     counts = [f"{len(one.infos)} {one.type}" for one in report.resources if one.infos]
     return ", ".join(counts) or "no accelerators or robots"
 

@@ -207,11 +207,11 @@ class AgentState:
         return self._out
 
     def listed_workers(self) -> list[RunningWorker]:
-        """Return what a hello lists: every worker, and the ends that the head may have missed."""
+        """Return the running workers, and the ended workers whose exit reports the head may not have."""
         return self._workers.listed()
 
     def next_deadline(self) -> float:
-        """Return when a Tick is due; infinity for never."""
+        """Return the time at which the event Tick is due; infinity if no deadline is set."""
         times = [self._leases.deadline, min(self._orphaned_at.values(), default=math.inf) + ORPHANS_S]
         if self.session is SessionState.JOINED:
             times.append(self._next_beat)

@@ -70,7 +70,7 @@ class RunDir:
         return cls(path, lock)
 
     def begin(self) -> None:
-        """Forget that the last agentd here was told to end."""
+        """Remove the file by which `was_stopping` knows that the last agentd in this directory was told to end."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.path, _STOPPING))
 

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeWorkers(Protocol):
-    """What the session needs of agentd.workers.Workers; tests have a stand-in."""
+    """The methods of agentd.workers.Workers that the session calls; tests use a fake."""
 
     def start(self, order: StartWorkers) -> None: ...
 

@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 
 def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[[], object] = lambda: None) -> bool:
-    """Kill what lives in the cgroups of templates that have ended, after the time that making a robot safe may take.
+    """Kill the processes in cgroups whose template has ended, after ROBOT_END_S in which they make robots safe.
 
-    Does not wait for it: *done* is called at the end. Return True if there was such a cgroup.
+    Does not wait: *done* is called at the end. Return True if there was such a cgroup with processes.
     """
     left = [cgroup for cgroup in leftovers(roots) if not cgroup.remove()]
 
@@ -119,7 +119,7 @@ class Sweep:
         )
 
     def _named(self, stat: procfs.Stat) -> bool:
-        """True if pid, session or cgroup name one of the workers; a process that has ended has no environment."""
+        """True if the process belongs to one of the workers by pid, session or cgroup."""
         return self._known(stat) or not self._ids.isdisjoint(workers_of(stat.pid))
 
     def _known(self, stat: procfs.Stat) -> bool:

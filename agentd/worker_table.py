@@ -32,7 +32,7 @@ class WorkerTable:
         self._health: dict[str, tuple[WorkerHealth, float]] = {}
 
     def listed(self) -> list[RunningWorker]:
-        """Return all workers, and those whose ends the head may have missed."""
+        """Return the running workers, and the ended workers whose exit reports the head may not have."""
         return [*self.running.values(), *self._ended.values()]
 
     def adopt(self, workers: Iterable[RunningWorker]) -> None:
@@ -76,7 +76,7 @@ class WorkerTable:
             )
 
     def end(self, report: WorkerExited, keep: bool) -> list[str]:
-        """End a worker, and keep its end for the head if *keep*. Return the ids whose ends can be forgotten."""
+        """Remove a running worker; keep its exit report if *keep*. Return the ids whose exit reports are dropped."""
         known = self.running.pop(report.id, None)
         self._health.pop(report.id, None)
         if known is None:
@@ -87,11 +87,11 @@ class WorkerTable:
         return self._forget([next(iter(self._ended))]) if len(self._ended) > EXITS_KEPT else []
 
     def forget_ends(self) -> list[str]:
-        """Forget all ends; return their ids."""
+        """Drop the exit reports of all ended workers; return the ids of these workers."""
         return self._forget(list(self._ended))
 
     def beat_sent(self, now: float) -> None:
-        """Note that all ends so far were sent before the beat of *now*."""
+        """Note that all exit reports so far were sent before the heartbeat sent at *now*."""
         for id in self._ended:
             self._sent_at.setdefault(id, now)
 
@@ -160,7 +160,7 @@ class RobotLeases:
         self._holders.add(id)
 
     def ended(self, id: str) -> None:
-        """Remove a worker that has ended, or is told to."""
+        """Remove a worker that has ended or was told to end."""
         self._holders.discard(id)
 
     def answered(self, at: float, now: float) -> bool:

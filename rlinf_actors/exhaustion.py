@@ -1,6 +1,6 @@
-"""Errors of exhausted resources, explained: descriptors, ports, processes and threads. Any thread.
+"""Explain errors of exhausted resources: descriptors, ports, processes and threads. Any thread.
 
-The system's own texts ("Too many open files", "can't start new thread") name neither the limit nor the remedy.
+The system's own texts ("Too many open files", "can't start new thread") do not say which limit to raise, or how.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 
 AGAIN_S = 0.5
-"""Seconds to the next try after a lack of descriptors: no event tells when there is one again."""
+"""Seconds to the next try after a lack of file descriptors, since no event reports a free descriptor."""
 _POLL_S = 0.0001
-"""Seconds between two checks whether the kernel has freed a thread: no event tells."""
+"""Seconds between two checks if the kernel has freed a thread, since no event reports that."""
 _FREED_S = 5.0
-"""Seconds that this may take: microseconds as a rule, more under a debugger."""
+"""Seconds that the kernel may take to free a thread: microseconds as a rule, more under a debugger."""
 NO_THREAD = "can't start new thread"
 """Python's text for a failed pthread_create."""
 WORKERS = "rlinf-actors"
@@ -26,9 +26,9 @@ _PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
 def explain(error: OSError) -> str:
-    """Return the system's text, with the limit that was met and how to raise it, if that is known here.
+    """Return the system's text for *error*; for exhausted resources also the limit and how to raise it.
 
-    EADDRINUSE is explained as "no port is left": use this only after asking for any port.
+    EADDRINUSE is explained as "no TCP port is free": call this only if the program asked for any free port.
     """
     said = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.EMFILE:
@@ -50,9 +50,9 @@ def explain(error: OSError) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """Return which limit of processes made *error*, and how to raise it; "" where the error is of another kind.
+    """Return which limit on processes and threads caused *error* and how to raise it; "" for any other cause.
 
-    Python says "can't start new thread" or "Resource temporarily unavailable", and not what has run out.
+    Python's own texts, "can't start new thread" and "Resource temporarily unavailable", do not say that.
     """
     if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
         return no_process()
@@ -65,7 +65,7 @@ def start(thread: threading.Thread) -> None:
     """Start a thread.
 
     Raises:
-        RuntimeError: there can be no more threads; the text names the limit and how to raise it.
+        RuntimeError: the thread cannot be started; the text says which limit was reached and how to raise it.
     """
     try:
         thread.start()
@@ -74,12 +74,12 @@ def start(thread: threading.Thread) -> None:
 
 
 def check_threads(count: int) -> None:
-    """Check that *count* threads can be started: a library may abort the process if its own cannot.
+    """Check that *count* threads can be started, before a library starts that many and aborts the process if it cannot.
 
-    The threads of the check are freed when it returns.
+    The check starts *count* threads and waits until the kernel has freed them.
 
     Raises:
-        RuntimeError: as `start`; or a thread of the check is not freed.
+        RuntimeError: as `start`; or the kernel has not freed a thread of the check in time.
     """
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(count)]
@@ -97,7 +97,7 @@ def check_threads(count: int) -> None:
 
 
 def _until_gone(thread: threading.Thread) -> None:
-    """Wait until the kernel has freed a joined thread: every limit counts it until then."""
+    """Wait until the kernel has freed a joined thread, which counts against every limit until then."""
     deadline = time.monotonic() + _FREED_S
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):
         if time.monotonic() > deadline:
@@ -111,7 +111,7 @@ def _explained(error: RuntimeError) -> RuntimeError:
 
 
 def no_process(proc: Path = Path("/proc")) -> str:
-    """Return why no process or thread can be started: the limit that is met, else all limits; and what to do."""
+    """Return why no process or thread can be started, and what to do. Name all limits if none is known to be met."""
     return _met(proc) or (
         "a limit of processes and threads is met: pids.max of a cgroup (TasksMax= of a systemd unit), ulimit -u, "
         "kernel.threads-max, or memory for their stacks; raise it, or start fewer"
@@ -119,7 +119,7 @@ def no_process(proc: Path = Path("/proc")) -> str:
 
 
 def _met(proc: Path) -> str:
-    """Return the limit of processes that is met, with what to do; "" if none is visible."""
+    """Return which limit on processes is reached and what to do; "" if no such limit is found."""
     for directory in _pids_cgroups(proc):
         limit, now, hits = (_count(directory / name) for name in ("pids.max", "pids.current", "pids.events"))
         if limit is None or not (hits or (now is not None and now >= limit)):
@@ -145,7 +145,7 @@ def _met(proc: Path) -> str:
 
 
 def _pids_cgroups(proc: Path) -> list[Path]:
-    """Return the cgroups that may limit this process's threads, from its own upwards."""
+    """Return the directories of the cgroups that may limit this process's threads, from its own cgroup upwards."""
     found = []
     try:
         mounts = [line.split() for line in (proc / "self/mountinfo").read_text().splitlines()]
@@ -167,7 +167,7 @@ def _pids_cgroups(proc: Path) -> list[Path]:
 
 
 def _count(file: Path) -> int | None:
-    """Return the number in a file of the pids controller, None if it has none."""
+    """Return the number in a file of the pids controller; None if the file has no number or cannot be read."""
     try:
         words = file.read_text().split()
         return int(words[-1])
@@ -188,10 +188,9 @@ def _threads_of(proc: Path, uid: int) -> int:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of descriptors to its maximum. The soft limit of 1024 is for programs that use select().
+    """Raise this process's soft limit on file descriptors to the hard limit. The usual 1024 is for users of select().
 
-    A process needs two for every worker that it talks to, and one for each unauthenticated connection until that is
-    closed.
+    A process needs two descriptors for each worker that it talks to, and one for each unauthenticated connection.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:

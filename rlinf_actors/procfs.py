@@ -1,4 +1,4 @@
-"""Linux's facts about processes: prctl, /proc and pidfds. Stateless; no process is started here. Any thread."""
+"""Functions on Linux processes: prctl, /proc and pidfds. Stateless; starts no process. Any thread."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pathlib import Path
 
 # no import of a package: interpreters without msgspec run this too
 WORKER_MARK = "RLINF_ACTORS_WORKER"
-"""Variable that is set in every worker to its id, so that a search of /proc finds the processes that it started."""
+"""The worker mark: environment variable set to the worker's id, so that /proc shows which processes it started."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 _RLIMIT_LOCKS = 10
-"""A resource limit that Linux has ignored since 2.4.25, and that systemd and shells leave unlimited."""
+"""The resource limit that `brand` uses: Linux has ignored it since 2.4.25; systemd and shells leave it unlimited."""
 _BRAND_BITS, _MIN_BRAND_BITS = 62, 40
 
 _PIDFD_INFO = struct.Struct("=Q52xi")
@@ -32,7 +32,7 @@ _PIDFD_INFO = struct.Struct("=Q52xi")
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _DEEPEST = 1000
-"""Ancestors of a process at most; a longer chain is a loop of reused pids."""
+"""Most ancestors that a process can have; a longer chain is a loop of reused pids."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _MARK = WORKER_MARK.encode() + b"="
@@ -45,9 +45,9 @@ def _prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
 
 
 def open_standard_descriptors() -> None:
-    """Open /dev/null as descriptor 0, 1 or 2 if that is closed (``script >&-``), before a socket gets its number.
+    """Open /dev/null in place of each closed descriptor among 0, 1 and 2 (``script >&-``).
 
-    libuv aborts at such a socket, and printed text would go there.
+    If a socket has such a number, libuv aborts, and printed text goes into the socket.
     """
     for fd in (0, 1, 2):
         try:
@@ -68,11 +68,11 @@ def set_subreaper() -> None:
 
 
 def die_with_parent(signal: int, parent: int | None = None) -> None:
-    """Send *signal* to this process when the thread that started it ends; 0 cancels that.
+    """Let the kernel send *signal* to this process when the thread that started this process ends.
 
     Args:
-        signal: its number.
-        parent: the expected parent's pid; this process exits if that parent has ended already.
+        signal: number of the signal; 0 to cancel.
+        parent: pid of the expected parent; this process exits at once if that parent has ended already.
     """
     _prctl(_PR_SET_PDEATHSIG, signal)
     if parent is not None and os.getppid() != parent:
@@ -85,7 +85,7 @@ def set_name(name: str) -> None:
 
 
 def mark_slot() -> int:
-    """Return the address of the worker mark's value in this process's initial environment, 0 without one.
+    """Return the memory address of the worker mark's value in this process's initial environment, 0 if there is none.
 
     The address is valid until the variable is changed.
     """
@@ -94,10 +94,14 @@ def mark_slot() -> int:
 
 
 def write_mark(slot: int, size: int, mark: str) -> None:
-    """Write *mark* into the environment block that /proc/PID/environ shows; do nothing if it exceeds *size* bytes.
+    """Write the worker mark into the environment that /proc/PID/environ shows for this process and its children.
 
-    A forked process keeps the block of its parent, whatever os.environ says. The mark tells it, and what it forks, from
-    other processes.
+    This is needed after a fork, since /proc shows the parent's initial environment, whatever os.environ says.
+
+    Args:
+        slot: address from `mark_slot`; 0 to do nothing.
+        size: bytes that are free there; a longer mark is not written.
+        mark: id of the worker.
     """
     data = mark.encode()
     if slot and len(data) <= size:
@@ -105,7 +109,7 @@ def write_mark(slot: int, size: int, mark: str) -> None:
 
 
 def mark_of(pid: int) -> str | None:
-    """Return the id of the worker that *pid* is or comes from; None if it has no mark or cannot be read."""
+    """Return the worker id in the mark of process *pid*; None if it has no mark or its environment cannot be read."""
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -117,17 +121,17 @@ def mark_of(pid: int) -> str | None:
 
 
 def brand(worker: str) -> bool:
-    """Give this process, and all that it starts from now on, a mark that only root can remove.
+    """Brand this process and its later children: set a resource limit that encodes the worker's id.
 
-    The mark is the hard limit of a resource that the kernel does not count any more. A limit is inherited over fork,
-    exec, setsid and an empty environment, every user can read it (/proc/PID/limits), and without CAP_SYS_RESOURCE it
-    can only be lowered. A worker below another worker gets a lower number than that one.
+    This is the hard limit RLIMIT_LOCKS, which the kernel does not enforce any more. A limit is inherited over fork,
+    exec, setsid and an empty environment, every user can read it (/proc/PID/limits), and without CAP_SYS_RESOURCE a
+    process can only lower it. A worker that another worker started gets a lower number than its ancestor.
 
     Args:
-        worker: its id.
+        worker: id of the worker.
 
     Returns:
-        False if the limit was too low for a mark already.
+        False if the limit was too low already, so that the process has no brand of its own.
     """
     number, hard = _brand(worker), resource.getrlimit(_RLIMIT_LOCKS)[1]
     while hard != resource.RLIM_INFINITY and number >= hard:
@@ -139,9 +143,9 @@ def brand(worker: str) -> bool:
 
 
 def branded(pid: int, workers: Iterable[str]) -> str | None:
-    """Return the one of these workers that *pid* is or comes from, by its brand; None if there is none.
+    """Return the id among *workers* that the brand of process *pid* encodes (see `brand`); None if there is none.
 
-    A process of another user counts only if this user is root: it may have chosen such a limit itself.
+    A process of another user is ignored unless this user is root: that user may have set such a limit on purpose.
     """
     number = _limit(pid)
     if number is None or not _MIN_BRAND_BITS <= number.bit_length() <= _BRAND_BITS:
@@ -152,7 +156,7 @@ def branded(pid: int, workers: Iterable[str]) -> str | None:
 
 
 def _brand(worker: str) -> int:
-    """Return a number of exactly _BRAND_BITS bits."""
+    """Return the brand of a worker id: a hash of exactly _BRAND_BITS bits."""
     digest = int.from_bytes(hashlib.sha256(worker.encode()).digest()[:8], "big")
     return 1 << (_BRAND_BITS - 1) | digest >> (64 - _BRAND_BITS + 1)
 
@@ -169,7 +173,7 @@ def _limit(pid: int) -> int | None:
 
 
 def _user(pid: int) -> int:
-    """Return the real user of a process, -1 if it has ended. The owner of /proc/PID may be root instead."""
+    """Return the real user id of a process, -1 if the process has ended."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             text = file.read()
@@ -180,7 +184,7 @@ def _user(pid: int) -> int:
 
 @dataclass(frozen=True)
 class Stat:
-    """Fields of /proc/PID/stat. `started` (clock ticks since boot) and the pid together name one process for good."""
+    """Fields of /proc/PID/stat. `started` is in clock ticks since boot; with the pid it identifies a process."""
 
     pid: int
     state: str
@@ -191,7 +195,7 @@ class Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """Return the status of a process, None if there is no such process."""
+    """Return the fields of /proc/PID/stat, None if they cannot be read."""
     try:
         return stat_of(pid)
     except OSError:
@@ -199,10 +203,10 @@ def stat(pid: int) -> Stat | None:
 
 
 def stat_of(pid: int) -> Stat:
-    """Return the status of a process.
+    """Return the fields of /proc/PID/stat.
 
     Raises:
-        OSError: it cannot be read: the process has ended, or no descriptor is left.
+        OSError: the process has ended, or this process has no free file descriptor.
     """
     text = Path(f"/proc/{pid}/stat").read_bytes()
     fields = text[text.rindex(b")") + 2 :].split()
@@ -214,8 +218,8 @@ def pidfd_of(pid: int) -> int:
     """Open a pidfd of a process.
 
     Raises:
-        ProcessLookupError: it has ended, though its pid may still name a group or a session.
-        OSError: no descriptor is left.
+        ProcessLookupError: the process has ended, even if its pid still names a process group or a session.
+        OSError: this process has no free file descriptor.
     """
     try:
         return os.pidfd_open(pid)
@@ -229,7 +233,7 @@ def open_pidfd(pid: int, started: int) -> int:
     """Open a pidfd of the process with this pid and start (clock ticks since boot); return -1 if it has ended.
 
     Raises:
-        OSError: no descriptor is left.
+        OSError: this process has no free file descriptor.
     """
     pidfd = -1
     try:
@@ -252,15 +256,13 @@ def open_pidfd(pid: int, started: int) -> int:
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Wait for the end of a process; return True if it has come.
-
-    It uses poll: select() takes no descriptor above 1023.
+    """Wait until a process ends; return False if it still runs after *timeout_s*.
 
     Args:
         pidfd: of the process.
-        timeout_s: seconds; None waits for ever.
+        timeout_s: seconds; 0 does not wait, None waits for ever.
     """
-    poll = select.poll()
+    poll = select.poll()  # not select(), which takes no descriptor above 1023
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
@@ -293,9 +295,9 @@ def _ancestors(pid: int, ancestor: int) -> list[tuple[int, int]] | None:
 
 
 def exit_of(pidfd: int, pid: int, started: int) -> tuple[int | None, int | None] | None:
-    """Return how a process of this user ended, as (exit code, signal); None if the kernel does not tell.
+    """Return how a process of this user ended: (exit code, None) or (None, signal); None if that cannot be read.
 
-    The kernel tells until the parent reaps the process, and since Linux 6.15 it tells the holder of a pidfd afterwards.
+    It can be read until the parent reaps the process, and since Linux 6.15 also afterwards by the pidfd.
 
     Args:
         pidfd: of the process, which has ended.
@@ -325,7 +327,7 @@ def _status_of_zombie(pid: int, started: int) -> int | None:
 
 
 def in_exec(pid: int) -> bool:
-    """True if *pid* is just executing a program: its new environment, and mark, can be read in a moment."""
+    """True if *pid* is in the middle of execve(), so that its new environment cannot be read yet."""
     try:
         between = not Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -335,12 +337,12 @@ def in_exec(pid: int) -> bool:
 
 
 def pids() -> list[int]:
-    """Return the pids of all processes that this one can see."""
+    """Return the pids of all processes that /proc shows to this process."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def children(pid: int) -> list[int]:
-    """Return the direct children of a process, zombies too."""
+    """Return the pids of the direct children of a process, including zombies."""
     while True:
         try:
             found: list[int] = []
@@ -364,7 +366,7 @@ def subtree(pid: int) -> list[int]:
 
 
 def is_in_our_pid_namespace(pid: int) -> bool:
-    """Return False if *pid* certainly belongs to a container, whose other processes this one may not see."""
+    """Return False if process *pid* is certainly in another pid namespace, for example a container's; else True."""
     try:
         return os.stat(f"/proc/{pid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -372,13 +374,13 @@ def is_in_our_pid_namespace(pid: int) -> bool:
 
 
 def marked(ids: Iterable[str]) -> list[int]:
-    """Return the living processes that carry the mark or the brand of one of these workers."""
+    """Return the pids of the processes that the workers *ids* started: by their mark (WORKER_MARK) or their `brand`."""
     wanted = set(ids)
     return [pid for pid in pids() if mark_of(pid) in wanted or branded(pid, wanted) is not None]
 
 
 def threads() -> list[str]:
-    """Return the kernel's names of this process's threads."""
+    """Return the names that the kernel has for the threads of this process."""
     names = []
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
@@ -388,13 +390,18 @@ def threads() -> list[str]:
 
 @dataclass(frozen=True)
 class OomKills:
-    """Counts of processes that the kernel killed for lack of memory: in our memory cgroup, and on the machine."""
+    """Numbers of processes that the kernel killed for lack of memory; None where the machine has no such counter.
+
+    Attributes:
+        group: in the memory cgroup of this process.
+        machine: on the whole machine.
+    """
 
     group: int | None
     machine: int | None
 
     def blame(self, before: OomKills) -> str:
-        """Return whether an unexpected SIGKILL since *before* was such a kill: yes, suspected or no."""
+        """Return if an unexpected SIGKILL since *before* was for lack of memory: "yes", "suspected" or "no"."""
         if self.group is not None and before.group is not None and self.group > before.group:
             return "yes"
         if self.machine is not None and before.machine is not None and self.machine > before.machine:
@@ -403,7 +410,7 @@ class OomKills:
 
 
 def oom_kills() -> OomKills:
-    """Read the counters; None for one that this machine does not have."""
+    """Return the present numbers of processes that the kernel killed for lack of memory."""
     return OomKills(_first_count(_memory_files(), b"oom_kill"), _first_count([Path("/proc/vmstat")], b"oom_kill"))
 
 
@@ -436,7 +443,7 @@ def _first_count(files: list[Path], name: bytes) -> int | None:
 
 
 def flocks() -> dict[tuple[int, int], int]:
-    """Return the files that are locked by flock(2), as (device, inode), with the locking process."""
+    """Return, for each file locked by flock(2) as (device, inode), the pid of the process that locked it."""
     found = {}
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()
@@ -447,12 +454,12 @@ def flocks() -> dict[tuple[int, int], int]:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL to a process; ignore one that has ended, or belongs to another user."""
+    """Send SIGKILL to a process; do nothing if it has ended or belongs to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_group(pid: int) -> None:
-    """Send SIGKILL to a process group; ignore one that has ended, or belongs to another user."""
+    """Send SIGKILL to process group *pid*; do nothing if the group has ended or belongs to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Find where this machine lets us make cgroups for workers, and which limits hold there. Changes nothing.
+"""Find the directories in which this process may make cgroups for workers, and which limits hold there. Read only.
 
 cgroup v2 is enough for everything. Of v1 only the memory and pids controllers are used, for workers with such limits.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PARENT = "rlinf-actors"
-"""Directory in a root, which holds workers' cgroups only."""
+"""Name of the directory below a root (see Roots) that holds only workers' cgroups."""
 LEAF = "keeper"
-"""Cgroup of the keeper in rlinf-workers@.service, beside PARENT, so that the unit's own cgroup has no processes."""
+"""Name of the keeper's cgroup in rlinf-workers@.service: the unit's own cgroup must have no processes."""
 CONTROLLERS = ("memory", "pids")
 _OTHER_WAYS = (
     "start rlinf-workers@USER.service, set cgroup in [workers] to a directory that is delegated to this user, or start "
@@ -27,10 +27,10 @@ class Roots:
     """Directories in which workers' cgroups are made.
 
     Attributes:
-        unified: of cgroup v2, "" if we cannot make cgroups there.
-        enforced: controllers that limit there.
-        v1: of cgroup v1, by controller, for controllers that v2 does not have here.
-        why: for ``cgroup``, ``memory`` and ``pids`` if missing: why, and what to do.
+        unified: directory in cgroup v2, "" if this process may not make cgroups there.
+        enforced: controllers ("memory", "pids") whose limits hold in `unified`.
+        v1: for each controller that is missing in `unified`, a directory in cgroup v1 if there is one.
+        why: for each of "cgroup", "memory" and "pids" that is unavailable, the reason and what to do.
     """
 
     unified: str = ""
@@ -39,13 +39,13 @@ class Roots:
     why: dict[str, str] = field(default_factory=dict)
 
     def missing(self, memory: int | None, pids: int | None) -> str:
-        """Return why these limits cannot hold here, "" if they can."""
+        """Return why these limits cannot be enforced on this machine, "" if they can. None stands for no limit."""
         wanted = [name for name, limit in (("memory", memory), ("pids", pids)) if limit is not None]
         missing = [self.why.get(name, "no cgroups are used") for name in wanted if not self._holds(name)]
         return "; ".join(dict.fromkeys(missing))
 
     def limits(self, memory: int | None, pids: int | None) -> dict[str, int]:
-        """Return the limits that can hold here, by controller."""
+        """Return, by controller, those of the given limits that can be enforced. None stands for no limit."""
         wanted = {"memory": memory, "pids": pids}
         return {name: limit for name, limit in wanted.items() if limit is not None and self._holds(name)}
 
@@ -58,7 +58,7 @@ class Roots:
 
 @dataclass(frozen=True)
 class _Mount:
-    """A line of mountinfo: the part of the hierarchy below `root` is visible at `point`."""
+    """A line of mountinfo for a cgroup file system: the hierarchy below `root` is mounted at directory `point`."""
 
     root: str
     point: str
@@ -66,7 +66,7 @@ class _Mount:
     options: frozenset[str]
 
     def directory(self, path: str) -> str:
-        """Return the directory of a *path* in /proc/self/cgroup; "" if it is not visible here."""
+        """Return the directory of the cgroup *path* (from /proc/PID/cgroup); "" if this mount does not show it."""
         relative = os.path.relpath(path, self.root)
         return "" if relative.startswith("..") else os.path.normpath(os.path.join(self.point, relative))
 
@@ -75,14 +75,15 @@ def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None =
     """Find where cgroups for workers can be made, and which limits hold there.
 
     Args:
-        wanted: "auto" for the cgroup of the process, if that is ours to divide; "off"; or a directory of cgroup v2.
-        proc: where /proc is.
+        wanted: "auto" to use the process's own cgroup if the process may make cgroups in it; "off" for no cgroups; or
+            a directory of cgroup v2.
+        proc: path of /proc.
         under_systemd: True if systemd manages this machine's cgroups; None to find out.
-        pid: of the process that will make them, None for this one.
+        pid: of the process that will make the cgroups, None for this process.
 
     Raises:
         ValueError: *wanted* is a directory that cannot be used; the text says why.
-        OSError: that process has ended.
+        OSError: process *pid* has ended.
     """
     if wanted == "off":
         return _none("cgroups are switched off: set cgroup to auto in [workers]")
@@ -116,7 +117,7 @@ def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None =
 
 
 def own_directory() -> str:
-    """Return the directory of this process's cgroup of v2, "" if it cannot be seen here."""
+    """Return the directory of this process's own cgroup in cgroup v2, "" if no mount shows it."""
     mounts, own = _mounts(Path("/proc/self/mountinfo").read_text()), _own(Path("/proc/self/cgroup").read_text())
     two = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
     return two.directory(own[""]) if two is not None and "" in own else ""
@@ -138,7 +139,7 @@ def _mounts(mountinfo: str) -> list[_Mount]:
 
 
 def _own(text: str) -> dict[str, str]:
-    """Return the paths by controller; "" is v2."""
+    """Return the cgroup paths in *text* (from /proc/PID/cgroup) by controller; the key "" stands for cgroup v2."""
     found = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -151,7 +152,7 @@ def _writable(directory: str, user: int) -> bool:
 
 
 def _may_write(path: str, user: int) -> bool:
-    """True if *user* can write there. For another user only ownership is known, which is what delegation changes."""
+    """True if *user* may write to *path*. For another user than this process's, only the file's owner is checked."""
     if user == os.geteuid():
         return os.access(path, os.W_OK)
     try:
@@ -171,10 +172,10 @@ def _is_delegated(directory: str) -> bool:
 
 
 def _in_service(directory: str, user: int) -> Roots:
-    """Return the roots in a delegated service: cgroups without limits.
+    """Return the roots in a service with Delegate=yes: workers get cgroups there, but without limits.
 
-    If a controller were passed on, systemd (249 to 255) could not put a new main process beside surviving workers, and
-    could not restart the service.
+    If a controller were enabled for the cgroups below, systemd (249 to 255) could not start a new main process beside
+    surviving workers, and so could not restart the service.
     """
     if not _writable(directory, user):
         return _none(f"{directory} cannot be written: {_OTHER_WAYS}")
@@ -201,7 +202,10 @@ def _unusable(wanted: str, here: str, mounts: Sequence[_Mount], user: int) -> st
 
 
 def _unified(directory: str, own_processes: bool) -> Roots:
-    """Return the roots in a writable directory of v2."""
+    """Return the roots in a writable directory of cgroup v2.
+
+    *own_processes*: True if agentd's own processes are in that cgroup, which therefore cannot enable controllers.
+    """
     offered = words(f"{directory}/cgroup.controllers")
     enabled = words(f"{directory}/cgroup.subtree_control")
     is_root = not os.path.exists(f"{directory}/cgroup.events")  # only the root may have processes and controllers
@@ -231,7 +235,7 @@ def _with_v1(found: Roots, own: dict[str, str], mounts: Sequence[_Mount], user: 
 
 
 def words(path: str) -> list[str]:
-    """Return the words in a file of the kernel; none if it cannot be read."""
+    """Return the words in a file of the kernel; an empty list if the file cannot be read."""
     try:
         return Path(path).read_text().split()
     except OSError:

@@ -1,7 +1,8 @@
-"""Workers' cgroups. The template makes one before its worker runs; the worker enters it before any user code runs.
+"""Make, enter, kill and remove the cgroups of workers.
 
-A cgroup's name holds the template's pid and start, so that a later agentd finds the cgroups of templates that have
-ended. All state is in the file system.
+The template makes a worker's cgroup before the worker runs; the worker enters it before any user code runs. The name of
+a cgroup contains the template's pid and start, so that a later agentd finds the cgroups of templates that have ended.
+All state is in the file system.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _LIMIT_FILES = {
 
 
 def prepare(roots: Roots) -> Roots:
-    """Make the parents of the cgroups, and pass the controllers on; return the roots that work, and why others fail."""
+    """Make the parent directories of workers' cgroups, and enable the controllers for them.
+
+    Return *roots* without the directories and controllers that failed; `Roots.why` gives the reasons.
+    """
     why = dict(roots.why)
     unified, enforced, v1 = roots.unified, [], {}
     try:
@@ -53,10 +57,10 @@ def prepare(roots: Roots) -> Roots:
 
 
 def enter_leaf() -> str:
-    """Move this process into a leaf below its own cgroup, which can then pass controllers on to workers.
+    """Move this process into a child of its own cgroup, which can then enable controllers for workers' cgroups.
 
     Returns:
-        Why that failed, "" if it did not.
+        "" on success, otherwise why it failed.
     """
     here = own_directory()
     if not here:
@@ -71,11 +75,11 @@ def enter_leaf() -> str:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The cgroup of one worker: a directory per hierarchy. A missing directory counts as empty.
+    """The cgroup of one worker, made or not: a directory in each hierarchy. A missing directory counts as empty.
 
     Attributes:
-        unified: its directory of v2, "" without.
-        v1: its directories of v1, by controller.
+        unified: directory in cgroup v2, "" if v2 is not used.
+        v1: directories in cgroup v1, by controller.
     """
 
     unified: str = ""
@@ -83,7 +87,7 @@ class Cgroup:
 
     @property
     def worker(self) -> str:
-        """Id of its worker, "" without any directory."""
+        """Id of the worker, "" if the cgroup has no directories."""
         return _worker_name(os.path.basename(self.directories[0])) if self.directories else ""
 
     @property
@@ -91,10 +95,10 @@ class Cgroup:
         return [*([self.unified] if self.unified else []), *self.v1.values()]
 
     def make(self, limits: Mapping[str, int]) -> None:
-        """Make it, with the limits of `Roots.limits`.
+        """Make the cgroup with these limits, see `Roots.limits`.
 
         Raises:
-            OSError: it cannot be made; nothing of it is left.
+            OSError: the cgroup cannot be made; directories made so far are removed.
         """
         try:
             if self.unified:
@@ -112,7 +116,7 @@ class Cgroup:
             raise
 
     def enter(self) -> None:
-        """Move the calling process into it, and what that starts from now on.
+        """Move the calling process, and so its later children, into the cgroup.
 
         Raises:
             OSError: the kernel refuses.
@@ -122,7 +126,7 @@ class Cgroup:
                 _write(f"{directory}/cgroup.procs", "0")
 
     def kill(self) -> None:
-        """Kill all its processes; with v1, processes that fork meanwhile escape."""
+        """Kill all processes in the cgroup; with cgroup v1, children that are forked meanwhile escape."""
         if self.unified:
             with contextlib.suppress(OSError):  # already removed, or a kernel before 5.14
                 _write(f"{self.unified}/cgroup.kill", "1")
@@ -133,14 +137,14 @@ class Cgroup:
                 os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> list[int]:
-        """Return its living processes."""
+        """Return the pids of the living processes in the cgroup."""
         found: dict[int, None] = {}
         for directory in self.directories:
             found.update(dict.fromkeys(map(int, words(f"{directory}/cgroup.procs"))))
         return list(found)
 
     def oom_kills(self) -> int | None:
-        """Return how many of its processes the kernel killed for lack of memory; None without a memory controller."""
+        """Return how many processes here the kernel killed for lack of memory; None without a memory controller."""
         files = [f"{self.v1['memory']}/memory.oom_control"] if "memory" in self.v1 else []
         for path in [*files, f"{self.unified}/memory.events"]:
             for line in _lines(path):
@@ -150,7 +154,7 @@ class Cgroup:
         return None
 
     def remove(self) -> bool:
-        """Remove the directories that are empty; return True if all are removed."""
+        """Remove the cgroup's directories that hold no process; return True if none is left."""
         for directory in self.directories:
             for inner, _, _ in os.walk(directory, topdown=False):  # a cluster in a worker has cgroups below
                 with contextlib.suppress(OSError):  # populated: removed later
@@ -162,12 +166,12 @@ class Cgroup:
 
 
 def cgroup_of(roots: Roots, keeper: procfs.Stat, worker: str) -> Cgroup:
-    """Return the cgroup of a worker, made or not.
+    """Return the Cgroup of a worker. Makes no directory.
 
     Args:
-        roots: as `prepare` returned them.
-        keeper: the worker's template.
-        worker: its id.
+        roots: from `prepare`.
+        keeper: the worker's template process.
+        worker: id of the worker.
     """
     name = f"{PARENT}/{_keeper_name(keeper)}.{worker}"
     unified = f"{roots.unified}/{name}" if roots.unified else ""
@@ -175,7 +179,10 @@ def cgroup_of(roots: Roots, keeper: procfs.Stat, worker: str) -> Cgroup:
 
 
 def workers_of(pid: int) -> list[str]:
-    """Return the ids of the workers whose cgroups a process is in, or was at its end. A process cannot hide that."""
+    """Return the ids of the workers whose cgroups contain process *pid*, or contained it at its end.
+
+    A worker that another worker started has a cgroup below that worker's. A process cannot hide its cgroup.
+    """
     found: dict[str, None] = {}
     for line in _lines(f"/proc/{pid}/cgroup"):
         parts = line.split(":", 2)[2].removesuffix(" (deleted)").split("/")
@@ -186,7 +193,7 @@ def workers_of(pid: int) -> list[str]:
 
 
 def leftovers(roots: Roots) -> list[Cgroup]:
-    """Return the cgroups of workers whose template has ended, of this pid namespace."""
+    """Return the cgroups of workers whose template, a process of this pid namespace, has ended."""
     names = {name for root in roots.directories() for name in _names(f"{root}/{PARENT}")}
     found = []
     for name in sorted(names):

@@ -108,7 +108,7 @@ class Watchdog:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
 
     def close(self) -> None:
-        """Stop. Twice is fine."""
+        """Stop calling *beat*. May be called twice."""
         self._timer.cancel()
 
 
@@ -167,7 +167,7 @@ class DaemonStderr:
         self._journal = bool(journal_stream) and reads(stream.fileno(), journal_stream)
 
     def set_up_logging(self, level: int = logging.INFO) -> None:
-        """Send all log records there."""
+        """Send all log records of this process to stderr."""
         if self._journal:
             formatter: logging.Formatter = JournalFormatter("%(levelname)s: %(message)s")
         else:
