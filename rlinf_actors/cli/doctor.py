@@ -1,7 +1,7 @@
-"""`rlinf-actors doctor`: inspects this machine and prints what is wrong, each with the exact fix. Changes nothing.
+"""`rlinf-actors doctor`: inspect this machine, and print each problem with its fix. Changes nothing.
 
-`inspect_machine` collects the facts, doctor_checks judges them. The agentds of this machine are found by the locks of
-their run directories, as far as this user can see them.
+`inspect_machine` collects the facts; the checks in doctor_checks turn them into findings. Running agentds are found by
+the locks of their run directories, as far as this user can see those.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Agentd:
 
 
 def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
-    """Return the running agentds: those of systemd units first, then those started by hand.
+    """Return the running agentds: first the agentds of systemd units, then agentds started by hand.
 
-    Those of private clusters are left out: a driver starts them where it runs.
+    The agentds of private clusters, which drivers start, are left out.
 
     Args:
         parents: directories that contain run directories.
-        of_units: the directory with the run directories of units.
+        of_units: directory that contains the run directories of systemd units.
     """
     locks = [*sorted(Path(of_units).glob("*/lock"))]
     locks += [lock for parent in parents for lock in sorted(Path(parent).glob("rlinf-*/lock"))]
@@ -78,10 +78,10 @@ def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
 
 
 def is_locked(path: str) -> bool:
-    """True if a process holds this lock.
+    """True if a process holds the lock file *path*.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -114,7 +114,7 @@ _TIME_ERROR = 5
 
 
 def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts:
-    """Collect everything. Blocks as long as vendors' libraries and the head take (about 15 s at most)."""
+    """Return the facts about this machine. Blocks while vendors' libraries and the head answer (about 15 s at most)."""
     report = asyncio.run(run_probe())
     running = agentds(parents(settings))
     cgroups, cgroup_error = _cgroups(settings, running)
@@ -158,7 +158,7 @@ def directory(path: str) -> Directory:
 
 
 def stale_run_dirs(places: Iterable[str]) -> list[str]:
-    """Return this user's unused run directories: no agentd holds their lock, no template comes from them."""
+    """Return this user's unused run directories: no agentd holds the lock, and no process names them."""
     commands = [_command(pid) for pid in procfs.pids()]
     found = []
     for path in sorted({os.path.realpath(lock.parent) for one in places for lock in Path(one).glob("rlinf-*/lock")}):
@@ -171,7 +171,7 @@ def stale_run_dirs(places: Iterable[str]) -> list[str]:
 
 
 def key_files(settings: Settings) -> list[KeyOnDisk]:
-    """Return this user's key files, and their directories."""
+    """Return the key files of this user and the directories of these files."""
     paths = [path for role in keyfile.ROLES if (path := keyfile.locate(settings, role)) is not None]
     found = [KeyOnDisk(str(folder), _private(folder)) for folder in sorted({path.parent for path in paths})]
     for path in paths:
@@ -190,10 +190,10 @@ def _private(path: Path) -> bool:
 
 
 def processes() -> list[OwnProcess]:
-    """Return the templates and workers of this user, with the processes that workers started.
+    """Return the templates and workers of this user, and the processes that workers started.
 
-    Processes of containers are left out: from outside a pid namespace neither all its processes nor its agentd's lock
-    are visible, so each would look like an orphan.
+    Processes in containers are left out: from outside their pid namespace, their agentd's lock is not visible, so
+    each would look like an orphan.
     """
     marks = {pid: mark for pid in procfs.pids() if (mark := procfs.mark_of(pid)) is not None}
     marks = {pid: mark for pid, mark in marks.items() if procfs.is_in_our_pid_namespace(pid)}
@@ -210,7 +210,10 @@ def processes() -> list[OwnProcess]:
 
 
 def _served(template: int) -> bool:
-    """True if an agentd runs for a template. Its parent process does not tell: a later agentd may have adopted it."""
+    """True if an agentd holds the lock of the template's run directory.
+
+    The parent process is no sign: a later agentd may have adopted the template.
+    """
     for argument in _command(template).split():
         if argument.endswith("/pkg"):
             with contextlib.suppress(OSError):
@@ -263,7 +266,7 @@ def _memfd() -> str:
 
 
 def _peers() -> str:
-    """Let a child process open our memory, as workers open each other's."""
+    """Return why a child process cannot open this process's memory, as workers do; "" if it can."""
     fd = os.memfd_create("doctor", os.MFD_CLOEXEC)
     try:
         code = f"open('/proc/{os.getpid()}/fd/{fd}', 'r+b').close()"
@@ -282,7 +285,7 @@ def _synchronized() -> bool | None:
 
 
 def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]:
-    """Find the cgroups as the first running agentd would, or one started from here."""
+    """Return the cgroup directories of the first running agentd (else of an agentd started from here), and an error."""
     wanted = "auto"
     file = Path(settings.config_file or _CONFIG)
     for path in (file, *sorted((file.parent / "agentd.d").glob("*.toml"))):
@@ -299,7 +302,7 @@ def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]
 
 
 def _keeper_of(agentd: int) -> int | None:
-    """Return the keeper in the workers' unit of an agentd, None without one: workers are in the keeper's cgroup."""
+    """Return the pid of the keeper in an agentd's workers' unit, None if it has none. Workers are in its cgroup."""
     try:
         environ = Path(f"/proc/{agentd}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -309,7 +312,7 @@ def _keeper_of(agentd: int) -> int | None:
 
 
 def _ask(endpoint: str, settings: Settings) -> tuple[str, str]:
-    """Return the version of the head, and what is wrong."""
+    """Return the version of the head at *endpoint*, and why it cannot be used; one of the two is ""."""
     try:
         full = endpoint if "://" in endpoint else endpoint_of(endpoint, HEAD)
         if full.startswith("tcp://"):

@@ -1,4 +1,4 @@
-"""The checks of `rlinf-actors doctor`. Pure: a MachineFacts in, findings out."""
+"""The checks of `rlinf-actors doctor`. Each check is a pure function from MachineFacts to Findings."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ PASS, WARN, FAIL = "pass", "warn", "fail"
 OLDEST_PYTHON = (3, 10)
 REQUIRED = ("zmq", "msgspec", "cloudpickle")
 MIN_FILES, GOOD_FILES = 256, 4096
-"""Open files: a driver needs about 40, agentd 30 and five for each worker, one for each peer."""
+"""Required and recommended limit of open files: a driver needs about 40; agentd 30, and more for each worker."""
 MAX_RUN_DIR = 60
-"""Bytes of the directory that run directories are made in: a unix socket's path holds 107."""
+"""Longest path, in bytes, of the parent of run directories: the path of a unix socket has at most 107 bytes."""
 GOOD_SHM = 1 << 30
 _PACKAGES = {"zmq": "pyzmq"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report. `fix` says what to do, "" if nothing is wrong."""
+    """One line of the report.
+
+    Attributes:
+        check: name of the check.
+        status: PASS, WARN or FAIL.
+        text: what was found.
+        fix: what to do, "" if nothing is wrong.
+    """
 
     check: str
     status: str
@@ -35,8 +42,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class OwnProcess:
-    """A process of ours. `kind` is template or worker (processes that a worker started count as workers). `orphan`: the
-    agentd of a template, or the template of a worker, has ended.
+    """A template or worker process of this user.
+
+    Attributes:
+        pid: its process id.
+        kind: "template" or "worker"; a process that a worker started counts as a worker.
+        command: its command line, shortened.
+        orphan: True if the agentd of the template, or the template of the worker, has ended.
+        figures: its use of resources, None if unknown.
     """
 
     pid: int
@@ -48,7 +61,14 @@ class OwnProcess:
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory; `mode` is None if it does not exist. `error`: why files cannot be created in it, "" if they can."""
+    """A directory.
+
+    Attributes:
+        path: its path.
+        mode: its permission bits, None if the directory does not exist.
+        uid: user id of its owner.
+        error: why files cannot be created in it, "" if they can.
+    """
 
     path: str
     mode: int | None = None
@@ -58,7 +78,14 @@ class Directory:
 
 @dataclass(frozen=True)
 class KeyOnDisk:
-    """A key file, or the directory of key files (then `whose` is ""). `private`: no other user can read it."""
+    """A key file, or the directory of key files.
+
+    Attributes:
+        path: its path.
+        private: True if no other user can read it.
+        whose: role and name in the key file, "" for a directory or an unreadable file.
+        error: why the key file cannot be read, "" if it can.
+    """
 
     path: str
     private: bool
@@ -68,33 +95,33 @@ class KeyOnDisk:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The facts that the checks use; cli.doctor collects them, tests make them up.
+    """The facts about this machine that the checks use. cli.doctor collects them; tests invent them.
 
     Attributes:
-        user: this process's uid.
+        user: user id of this process.
         python: version of this interpreter.
-        interpreter: its path.
-        modules: name to version, None for a module that is not installed.
-        run_parent: directory of run directories.
-        shm: /dev/shm: (size, free) in bytes, None without it.
+        interpreter: path of this interpreter.
+        modules: each module to its version, None if it is not installed.
+        run_parent: parent directory of run directories.
+        shm: (size, free) of /dev/shm in bytes, None if it does not exist.
         memfd: why shared memory cannot be made, "" if it can.
-        peers: why a process cannot open another one's memory, "" if it can.
+        peers: why a process cannot open the memory of another process, "" if it can.
         files: (soft, hard) limit of open files.
         memlock: soft limit of locked memory in bytes, -1 for none.
-        cgroups: places for workers' cgroups.
-        cgroup_error: why the configured directory cannot be used.
-        agentd: the agentd that `cgroups` is for, as ``PID in RUN_DIR``; "" for one that would be started from here.
-        clock_synchronized: None if not known.
+        cgroups: directories in which workers' cgroups can be made.
+        cgroup_error: why the configured cgroup directory cannot be used, "" if it can.
+        agentd: the running agentd that `cgroups` belongs to, as ``PID in RUN_DIR``; "" if no agentd runs.
+        clock_synchronized: True if the clock of this machine is synchronized, None if not known.
         head: the configured head, "" without one.
         head_error: why the head cannot be used, "" if it answered.
         head_version: version of the head that answered.
-        version: ours.
+        version: version of this package.
         keys: key files of this user, and their directory.
-        accelerators: type to number.
-        faults: faults of vendors' libraries.
+        accelerators: each accelerator type to the number of accelerators.
+        faults: faults that the hardware probe reported.
         stale: run directories whose agentd has ended.
         processes: templates and workers of this user.
-        stale_cgroups: directories of workers whose template has ended.
+        stale_cgroups: cgroup directories of workers whose template has ended.
     """
 
     user: int

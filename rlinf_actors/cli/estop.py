@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
 
             return estop_button.run(options)
         return _release(options) if options.release else _press(options)
-    except ConfigError as error:  # --head is no address
+    except ConfigError as error:  # --head is not an address
         say(f"error: {error}")
         return CHOICE
     except KeyboardInterrupt:
@@ -117,7 +117,7 @@ def _press(options: argparse.Namespace) -> int:
 
 
 def _release(options: argparse.Namespace) -> int:
-    """Lift the stop of one head."""
+    """Lift the emergency stop at one head. Return the exit code."""
     known = known_heads(options.head or discovery.named(None, discovery.client_settings())[0])
     for trouble in known.troubles:
         say(f"TROUBLE: {trouble}")
@@ -167,7 +167,7 @@ def _text(answer: object) -> str:
 
 
 def _answers(targets: Sequence[StopTarget], question: Body) -> Mapping[StopTarget, object]:
-    """Return the answer of each head, or why there is none."""
+    """Send *question* to all heads. Return the answer of each head, or a text that says why it has not answered."""
     asker = BlockingClient()
     answers: dict[StopTarget, object] = {}
     by_asked = {target.asked: target for target in targets}

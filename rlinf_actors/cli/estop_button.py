@@ -47,7 +47,7 @@ from rlinf_actors.wire.protocol import printable
 
 BEAT_S = 1.0
 LOST_S = 3.0
-"""Seconds without an answer after which a head is lost: three beats, as everywhere."""
+"""Seconds without an answer after which a head counts as lost: three beats."""
 UNITS = "/run"
 """Parent of the run directories of units."""
 _MCL_CURRENT_AND_FUTURE = 3
@@ -68,14 +68,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Disarmed(Exception):
-    """The button is to end without a stop."""
+    """Raised to end the button without stopping any robot."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Stay armed until the button is pressed, then stop. Returns the exit code.
+    """Wait until the button is pressed, then stop all robots. Return the exit code.
 
     Raises:
-        ConfigError: --head is no address.
+        ConfigError: --head is not an address.
     """
     try:
         trigger = Line(options.gpio_file, options.gpio_at) if options.gpio_file else None
@@ -101,7 +101,7 @@ def _disarm(number: int, frame: FrameType | None) -> None:
 
 
 def _stay_in_memory() -> None:
-    """Lock this process's pages in memory and switch garbage collection off, so that neither delays a press."""
+    """Lock this process's memory and switch garbage collection off, so that paging and collection delay no stop."""
     gc.freeze()
     gc.disable()
     if os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
@@ -133,14 +133,15 @@ class Line:
 
     Args:
         path: path of the file.
-        at: the level that stops.
+        at: the level that presses the button, "0" or "1".
 
     Attributes:
-        fd: becomes ready, with `events`, when the level may have changed.
+        fd: descriptor for poll(2), ready when the level may have changed.
+        events: the poll(2) events to wait for on `fd`.
 
     Raises:
         UsageError: the file does not report its changes.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
 
     def __init__(self, path: str, at: str) -> None:
@@ -162,7 +163,7 @@ class Line:
             self.fd = self._watches.fd
 
     def pressed(self) -> bool | None:
-        """True at the level that stops; None if the line is lost."""
+        """True if the file has the level that presses the button; None if the file was removed or cannot be read."""
         try:
             if self._watches is not None:
                 for _ in self._watches.read():
@@ -179,14 +180,14 @@ class Line:
             return None
 
     def close(self) -> None:
-        """Close the file. A second call is an error."""
+        """Close the file. Do not call this twice."""
         os.close(self._file)
         if self._watches is not None:
             self._watches.close()
 
 
 class Watches:
-    """inotify(7)."""
+    """File-system watches by inotify(7). `fd` is ready when there are events."""
 
     def __init__(self) -> None:
         self.fd = int(_libc.inotify_init1(_IN_NONBLOCK_CLOEXEC))
@@ -194,14 +195,12 @@ class Watches:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def add(self, path: str, mask: int) -> None:
-        """Watch these events of a path; a second call for a path is fine. Raises OSError."""
+        """Watch *path* for the inotify events in *mask*. A path may be added again. Raises OSError."""
         if _libc.inotify_add_watch(self.fd, os.fsencode(path), mask) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
 
     def read(self) -> Iterator[str]:
-        """Yield the names that events are about, "" for the watched path itself. Unread events keep the descriptor
-        ready.
-        """
+        """Yield the file name of each pending event, "" for an event of the watched path itself. Does not block."""
         try:
             data = os.read(self.fd, 65536)
         except BlockingIOError:
@@ -217,12 +216,12 @@ class Watches:
 
 
 class Button:
-    """The heads that the button stops, and the inputs that press it.
+    """The emergency-stop button: its connections to the heads, and the inputs that press it.
 
     Args:
         options: options of the command line.
-        keys: descriptor whose input presses the button, -1 without.
-        line: a file whose level presses the button, None without.
+        keys: descriptor whose input presses the button, -1 for none.
+        line: file whose level presses the button, None for none.
     """
 
     def __init__(self, options: argparse.Namespace, keys: int, line: Line | None) -> None:
@@ -237,7 +236,7 @@ class Button:
         self._question = question_of(options)
 
     def run(self) -> int:
-        """Wait for the press, then stop. Raises _Disarmed if the keyboard or a pipe ends the button otherwise."""
+        """Wait until the button is pressed, stop all robots and return the exit code. Raises _Disarmed on Ctrl-D."""
         if self._line is not None and self._line.pressed():
             self._print("pressed already", "", f"{self._options.gpio_file} is {self._options.gpio_at} now")
             return self._press()
@@ -259,7 +258,7 @@ class Button:
                     self._set(target, "armed")
                 elif target is not None and isinstance(event, HeadDown):
                     self._set(target, "lost", event.why)
-                    again = True  # it may have ended
+                    again = True  # the head may have ended
             if self._watches.fd in ready:
                 names = list(self._watches.read())
                 again = again or any(name.startswith("rlinf-") for name in names)
@@ -275,7 +274,7 @@ class Button:
         if self._line is not None:
             self._line.close()
 
-    # --- what presses it ---
+    # --- inputs that press the button ---
 
     def _is_pressed(self, ready: dict[int, int]) -> bool:
         if self._line is not None and self._line.fd in ready:
@@ -301,7 +300,7 @@ class Button:
         return True
 
     def _press(self) -> int:
-        """Send the stop to all connected heads at once, then look for further heads."""
+        """Send the stop to all connected heads, then to heads found only now. Return the exit code."""
         for target in self._targets.values():
             self._asker.ask(target.asked, self._question)
         self._print("pressed", "", f"heads that are asked: {len(self._targets)}", sent_at=time.monotonic())
@@ -337,7 +336,7 @@ class Button:
             self._asker.add(found[key].asked)
         for key in found.keys() & self._targets.keys():
             target, ways = self._targets[key], found[key].asked.ways
-            if not target.asked.up and len(ways) > len(target.asked.ways):  # a key for it has appeared
+            if not target.asked.up and len(ways) > len(target.asked.ways):  # a key for this head has appeared
                 self._asker.drop(target.asked)
                 target.asked.ways = ways
                 self._asker.add(target.asked)
@@ -346,7 +345,7 @@ class Button:
 
     def _watch_places(self, settings: Settings) -> None:
         for path in (UNITS, *head_records.watched(settings)):
-            with contextlib.suppress(OSError):  # it has just gone
+            with contextlib.suppress(OSError):  # the directory was just removed
                 self._watches.add(path, _OF_NAMES)
 
     def _send_beats(self, now: float) -> None:

@@ -1,8 +1,7 @@
-"""The heads that an emergency stop goes to, and the report of each one's answer; for `rlinf-actors estop` and its
-button.
+"""Find the heads that get an emergency stop, and report the answer of each. For `rlinf-actors estop` and its button.
 
-Safety code; rules as in `cli.estop`: no asyncio, click or rich, and a fault of one head keeps no other from being
-asked.
+Safety code; the rules of `cli.estop` apply: do not import asyncio, click or rich, and send the stop to all other heads
+even if one head has a fault.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from rlinf_actors.wire.protocol import printable
 
 OK, USAGE, UNAVAILABLE, PERMISSION, CHOICE, INTERRUPTED = 0, 64, 69, 77, 78, 130
 DEADLINE_S = 5.0
-"""For the answer of a head. The stop itself takes milliseconds; a head also writes it to its disk before it answers."""
+"""Seconds that a head may take to answer. A stop takes milliseconds; a head saves it to disk before it answers."""
 OBSERVERS = ("head", "driver", "agent")
-"""Whose key serves to ask the configured head."""
+"""Roles whose key can be used to connect to the configured head, in the order in which they are tried."""
 _CANNOT_BE_WRONG = (HEAD, HEADS_DIR, RUN_DIR, KEY_DIR, KEY_FILE, HEAD_KEY)
-"""What an emergency stop reads of the environment where another variable keeps it from being read."""
+"""Variables that an emergency stop still reads if another environment variable has an invalid value."""
 MAY_MOVE = "ROBOTS MAY STILL MOVE: PRESS THEIR OWN EMERGENCY STOPS."
 
 
@@ -43,13 +42,13 @@ MAY_MOVE = "ROBOTS MAY STILL MOVE: PRESS THEIR OWN EMERGENCY STOPS."
 
 @dataclass(eq=False)
 class StopTarget:
-    """A head that the stop goes to.
+    """A head that gets the stop.
 
     Attributes:
-        address: the value of --head for it.
+        address: value of --head that names this head.
         description: what the head is, for people.
-        record: the record by which it was found, None if it is only configured.
-        asked: the connection.
+        record: the record by which the head was found, None if it was found in the configuration only.
+        asked: the connection to the head.
     """
 
     address: str
@@ -59,7 +58,7 @@ class StopTarget:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Identity of the head for as long as it lives."""
+        """Key that identifies the head until its process ends."""
         if self.record is not None and self.record.path:
             return (self.record.path,)
         return tuple(dict.fromkeys(endpoint for endpoint, _ in self.asked.ways)) or (self.address,)
@@ -67,11 +66,11 @@ class StopTarget:
 
 @dataclass
 class KnownHeads:
-    """Every known head, and what may hide others.
+    """All heads that were found, and faults of the search.
 
     Attributes:
         targets: the heads.
-        troubles: faults that may hide a head, for people; a stop is incomplete with any.
+        troubles: faults that may hide a head, for people. If there is one, the stop counts as incomplete.
         notes: further remarks for people.
     """
 
@@ -84,10 +83,10 @@ def known_heads(given: str | None) -> KnownHeads:
     """Find every head that this user may stop.
 
     Args:
-        given: the option --head, which limits the result to that one.
+        given: value of the option --head, which limits the result to that head; None for all heads.
 
     Raises:
-        ConfigError: *given* is no address.
+        ConfigError: *given* is not an address.
     """
     known = KnownHeads()
     settings = settings_here(known)
@@ -121,8 +120,9 @@ def known_heads(given: str | None) -> KnownHeads:
 
 
 def settings_here(known: KnownHeads) -> Settings:
-    """Return the settings of the environment and the client file. A fault in either must not keep local heads from a
-    stop.
+    """Return the settings from the environment and the client file.
+
+    A fault in either is appended to ``known.troubles`` instead of raised, so that local heads still get the stop.
     """
     try:
         settings = Settings.load()
@@ -139,13 +139,15 @@ def settings_here(known: KnownHeads) -> Settings:
 def _named_head(
     endpoint: str, text: str, source: str, settings: Settings, others: Sequence[HeadRecord] = ()
 ) -> StopTarget:
-    """Return the head that --head, a variable or the client file names.
+    """Return the head that --head, an environment variable or the client file names.
 
     Args:
-        endpoint, text, source: its endpoint, the text that names it, and the place of that text.
-        settings: the environment's.
-        others: records of other users that name this endpoint. If root has no key for it, theirs serve, but only
-            at this endpoint: a record proves nothing, and only the process that listens here may answer for this head.
+        endpoint: endpoint of the head.
+        text: the text that names the head.
+        source: where that text is: "--head", the variable or the file.
+        settings: settings of this process.
+        others: records of other users that name this endpoint. If root has no key for the head, the keys of these
+            users are used, but only at this endpoint: a record is no proof of where the head listens.
     """
     ways: list[Route] = []
     fault = ""
@@ -160,9 +162,9 @@ def _named_head(
 
 
 def _ways(record: HeadRecord, known: KnownHeads) -> list[Route]:
-    """Return the ways to reach the head of a record. Its unix socket needs no key."""
+    """Return the endpoints of the head of *record*, each with the keys for it. Unix sockets need no key."""
     local: list[Route] = [(way, Security()) for way in record.ways if not is_tcp(way)]
-    if record.user != os.geteuid():  # whose key file may lie where to open it blocks
+    if record.user != os.geteuid():  # opening another user's key file may block
         return [*local, *((way, record.security) for way in record.ways if is_tcp(way))]
     try:
         security = record.security()
@@ -173,16 +175,17 @@ def _ways(record: HeadRecord, known: KnownHeads) -> list[Route]:
 
 
 def _is_same(target: StopTarget, record: HeadRecord) -> bool:
-    """True if the target's head left this record too.
+    """True if *record* is of the same head as *target*.
 
-    Only records of the same user count: else one user could name the head of another user, and answer in its place.
+    The records must be of the same user: otherwise a user could claim the endpoint of another user's head, and answer
+    the stop in its place.
     """
     same_user = target.record is not None and target.record.user == record.user
     return same_user and any(_is_at(target, way) for way in record.ways)
 
 
 def _is_at(target: StopTarget, endpoint: str) -> bool:
-    """True if the target's head listens at this endpoint."""
+    """True if *endpoint* is one of the endpoints of the target's head."""
     ways = [*(target.record.endpoints if target.record is not None else ()), *(way for way, _ in target.asked.ways)]
     return any(way == endpoint or discovery.is_here(endpoint, way) for way in ways)
 
@@ -195,7 +198,7 @@ def question_of(options: argparse.Namespace) -> EStop:
 
 
 def collect(asker: BlockingClient, targets: Sequence[StopTarget], report: Report) -> None:
-    """Report the answer of each head to the stop as it arrives. Returns when all have answered, or at the deadline."""
+    """Pass each head's answer to *report* as it arrives. Return when all heads have answered, or after DEADLINE_S."""
     deadline = time.monotonic() + DEADLINE_S
     waiting = {target.asked: target for target in targets}
     while waiting and (left := deadline - time.monotonic()) > 0:
@@ -210,19 +213,19 @@ def collect(asker: BlockingClient, targets: Sequence[StopTarget], report: Report
             elif isinstance(event.body, Failed):
                 report.failed(target, f"it refused: {event.body.text}")
             else:
-                continue  # of a beat
+                continue  # the answer to a beat
             del waiting[event.head]
-            asker.drop(event.head)  # what else it says must not hold up the others
+            asker.drop(event.head)  # its further messages must not delay the other heads
     for target in waiting.values():
         how = "let this process in, but did not answer" if target.asked.up else "did not answer"
         report.failed(target, f"it {how} within {DEADLINE_S:g} s")
 
 
 class Report:
-    """Prints the outcome of the stop at each head, in the order in which it becomes known.
+    """Print the outcome of the stop at each head as soon as it is known.
 
     Args:
-        as_json: print one object at the end, for programs, instead of a line for each.
+        as_json: True to print one JSON object at the end instead of lines for each head.
     """
 
     def __init__(self, as_json: bool) -> None:
@@ -251,7 +254,7 @@ class Report:
         self._line(f"NOT STOPPED  {target.address}: {why} ({target.description})")
 
     def end(self, known: KnownHeads) -> int:
-        """Print the result and return the exit code."""
+        """Print the overall result and return the exit code. *known* has the troubles and notes of the search."""
         missing = [cluster for cluster in self._clusters if not cluster["acknowledged"]]
         complete = bool(self._clusters) and not missing and not self._silent and not known.troubles
         if self._as_json:
@@ -313,7 +316,7 @@ def summary(answer: EStopped) -> dict[str, Any]:
     }
 
 
-# --- saying ---
+# --- output ---
 
 
 def say(text: str) -> None:

@@ -24,7 +24,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _since(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, float]:
-    """Return (number of an event, seconds ago); one of them is 0."""
+    """Return the value of --since as (number of an event, seconds before now); one of the two is 0."""
     match = re.fullmatch(r"(\d+)([smhd]?)", value)
     if match is None:
         raise click.BadParameter(f"{value!r} is neither the number of an event nor a time such as 30s, 10m, 2h or 1d")
@@ -74,14 +74,14 @@ def read_events(
     each: Callable[[Events, list[ClusterEvent]], bool],
     limit_s: float | None = None,
 ) -> None:
-    """Read the event log of the option's head until *each* returns False. Blocks.
+    """Read the event log of a head, and call *each* for every answer until *each* returns False. Blocks.
 
     Args:
-        head: the option's value.
+        head: value of the option --head.
         cursor: position in the log, and filters.
-        follow: True to wait for new events; a head that is away is waited for too.
-        each: takes an answer, and the wanted events in it.
-        limit_s: seconds, None for no limit.
+        follow: True to wait for new events. If the head stops answering after its first answer, wait for it.
+        each: function that takes an answer of the head and the events in it that pass the filters.
+        limit_s: seconds that the reading may take, None for no limit.
 
     Raises:
         ClusterTimeoutError: the head does not answer.
@@ -117,7 +117,7 @@ def event_line(event: ClusterEvent) -> str:
 
 
 def event_dict(event: ClusterEvent) -> dict[str, Any]:
-    """Return a line of `events --json`. Keys are stable; new ones may be added. ``at`` is in seconds since 1970."""
+    """Return the JSON object of an event. Its keys are stable; new keys may be added. ``at`` is seconds since 1970."""
     shown: dict[str, Any] = {name: getattr(event, name) for name in event.__struct_fields__}
     shown["exit"] = None if event.exit is None else msgspec.structs.asdict(event.exit)
     return shown

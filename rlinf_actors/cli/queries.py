@@ -1,4 +1,4 @@
-"""Requests of commands to a head. A command has no session: it connects, asks, and disconnects."""
+"""Send requests of commands to a head. A command has no session: it connects, sends a request, and disconnects."""
 
 from __future__ import annotations
 
@@ -41,10 +41,12 @@ head_option: Callable[[F], F] = click.option(
 
 
 def find_head(given: str | None, settings: Settings) -> str:
-    """Return the endpoint of a command's head, as `net.discovery.find_head`; prints a head that was found on stderr.
+    """Return the endpoint of the head that a command uses. If the head was searched for, print its address on stderr.
+
+    *given* is the value of the option --head; see `net.discovery.find_head`.
 
     Raises:
-        ConfigError: as there.
+        ConfigError: no head was found, or a setting is wrong.
     """
     endpoint, found = discovery.find_head(given, settings)
     if found:
@@ -56,23 +58,23 @@ def fetch_status(endpoint: str, settings: Settings) -> Status:
     """Return the status of the head at *endpoint*. Blocks.
 
     Raises:
-        ClusterTimeoutError: no answer in TIMEOUT_S seconds.
-        ConfigError: the endpoint may not be used from here.
+        ClusterTimeoutError: the head has not answered within TIMEOUT_S seconds.
+        ConfigError: this process may not connect to the endpoint.
     """
     return asyncio.run(_ask(endpoint, settings, GetStatus(), Status))
 
 
 def status_of(head: str | None) -> tuple[str, Status]:
-    """Return the endpoint of the option's head, and the head's status."""
+    """Return the endpoint and the status of the head that the option --head chooses. Blocks."""
     settings = discovery.client_settings()
     endpoint = find_head(head, settings)
     return endpoint, fetch_status(endpoint, settings)
 
 
 def ask_head(head: str | None, question: Body, kind: type[T], timeout_s: float | None = None) -> tuple[str, T]:
-    """Return the endpoint of the option's head, and the head's answer.
+    """Send *question* to the head that the option --head chooses. Return the head's endpoint and answer, a *kind*.
 
-    Blocks, *timeout_s* seconds at most (default TIMEOUT_S); raises as `fetch_status`.
+    Blocks, *timeout_s* seconds at most (default TIMEOUT_S). Raises the errors of `fetch_status`.
     """
     settings = discovery.client_settings()
     endpoint = find_head(head, settings)
@@ -87,10 +89,9 @@ async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T],
 def fetch_hardware(
     endpoint: str, settings: Settings, config: ClusterConfig, states: Sequence[NodeState]
 ) -> list[NodeInfo]:
-    """Return the nodes with their reports of the hardware that the configuration gives them. Blocks.
+    """Return the nodes with the hardware that each one finds for its entries in the configuration. Blocks.
 
-    Raises:
-        As cluster.cluster_nodes.ask_nodes.
+    Raises the errors of cluster.cluster_nodes.ask_nodes.
     """
 
     async def ask() -> list[NodeInfo]:
@@ -106,7 +107,7 @@ def fetch_hardware(
 
 @contextlib.asynccontextmanager
 async def observing(endpoint: str, settings: Settings, key: KeyFile | None = None) -> AsyncIterator[ControlClient]:
-    """Connect to the head at *endpoint*, by *key* or one of this user's; the head keeps no record of the connection."""
+    """Connect to the head at *endpoint* without a session, with *key* or (None) a key of this user."""
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
     security = Security.of(key) if key else discovery.security_toward(endpoint, settings, *OBSERVERS)
