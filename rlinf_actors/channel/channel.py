@@ -27,19 +27,21 @@ class Channel(ChannelViews[T]):
     """A named queue that every process of the job may put into and get from. Make one by `create` or `connect`.
 
     A channel has one FIFO for each key, with the semantics of asyncio.Queue. An item is any picklable object. Arrays
-    and tensors travel as raw buffers, and must not change before the put is done.
+    and tensors travel as raw buffers. Do not change them before the put is done.
 
-    Items arrive at least once. A get acknowledges its item when it returns to your code, a `take` when its block ends.
-    An item that a consumer had not acknowledged when it died returns to the head of its queue.
+    Each item is delivered at least once. A get acknowledges its item when it returns to your code; a `take`
+    acknowledges its item when its block ends. If a consumer dies before it acknowledged an item, the item returns to
+    the head of its queue.
 
-    Operations block, unless you pass ``async_op=True``: they then return at once an AsyncWork to await or to wait for.
-    Any thread may use a Channel, and a Channel may be an argument of a call. A handle that came as an argument finds
-    its channel when it is first used; requests made meanwhile are kept in order.
+    Operations block, unless you pass ``async_op=True``. They then return at once an AsyncWork, which you can await or
+    wait for. Any thread may use a Channel, and a Channel may be an argument of a call. A handle that came as an
+    argument finds its channel when it is first used; requests made meanwhile are kept in order.
 
     Every operation may raise:
-        ChannelClosedError: a process called `close`. A get raises it when its key is empty. ChannelBrokenError: (a
-        PeerDiedError) the channel ended in any other way, and its items are lost: the process that
-            holds them died, or the process that created the channel ended. Items that a get has returned stay yours.
+        ChannelClosedError: a process called `close`. A get raises it when its key is empty.
+        ChannelBrokenError: (a PeerDiedError) the channel ended in any other way, and its items are lost: the process
+            that holds the items died, or the process that created the channel ended. Items that a get has returned
+            stay yours.
         ConnectionLostError: the connection to the process that holds the items was lost and made again. The channel
             goes on.
     """
@@ -307,10 +309,10 @@ class Channel(ChannelViews[T]):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> list[T] | AsyncWork[list[T]]:
-        """Remove and return items from the head up to a total weight; wait while the items that are there weigh less.
+        """Remove and return items from the head, up to a total weight; wait until enough items are there.
 
         Args:
-            target_weight: total weight. The batch is complete when it has this weight, or when the next item would
+            target_weight: most total weight. The batch is complete when it has this weight, or when the next item would
                 exceed it.
             key, async_op, timeout: as for `get`.
 
@@ -420,7 +422,7 @@ class Channel(ChannelViews[T]):
 
     @property
     def _backend(self) -> Backend:
-        """The backend; a handle that came as an argument starts to find its channel here."""
+        """The backend. On a handle that came as an argument, the first access starts the search for the channel."""
         if self._made_in != forks.generation():
             self._adopt_in_child()
         made = self._made
@@ -436,7 +438,7 @@ class Channel(ChannelViews[T]):
             return made
 
     def _adopt_in_child(self) -> None:
-        """Make an inherited handle one of this forked process, if that is a child member; else raise."""
+        """Make a handle that was inherited by fork usable, if this process is a child of a worker; else raise."""
         job = worker_job()
         if job is None or not self._namespace:
             forks.check(self._made_in)
@@ -457,14 +459,14 @@ def create_channel(
     max_deliveries: int,
     beside: Callable[[], Awaitable[int]] | None = None,
 ) -> AsyncWork[Channel[Any]]:
-    """Make a channel for `Channel.create` and `Worker.create_channel`, which must call this directly.
+    """Make a channel for `Channel.create` and `Worker.create_channel`.
 
-    The warning for a name in use names the line of their caller.
+    These must call it directly, since the warning for a name in use names the line of their own caller.
 
     Args:
         name, maxsize, distributed, node_rank, local, detached, max_deliveries: as for `Channel.create`.
         show_logs: True to show the output of the host process.
-        beside: gives the rank of its node instead of *node_rank*. I/O thread.
+        beside: if given, awaited on the I/O thread to get the rank of the channel's node instead of *node_rank*.
     """
     for what, value in (("maxsize", maxsize), ("max_deliveries", max_deliveries)):
         if not isinstance(value, int) or isinstance(value, bool):

@@ -1,15 +1,15 @@
-"""Sharing of device memory between processes by CUDA IPC, and the accelerators of this worker.
+"""Share device memory between processes by CUDA IPC, and describe the accelerators of this worker.
 
 `Driver` calls libcuda by ctypes. torch's own reductions are not used: they count references in named shared memory,
-which a killed process leaves behind, and they keep the memory of a dead receiver for ever. Here the runtime knows which
+which a killed process leaves behind, and they keep the memory of a dead receiver for ever. This runtime knows which
 workers are gone.
 
-The sender keeps its tensors until the receiver releases them or is gone. Memory that a receiver drops goes to one
-thread, the keeper, which closes it when the device has finished its work: the thread that drops a tensor may have
-started kernels that still read it.
+The sender keeps its tensors until the receiver releases them or is gone. When a receiver drops opened memory, one
+thread, the keeper, closes the memory after the device has finished its work, because the thread that drops a tensor may
+have started kernels that still read it.
 
-House rule: every call makes the device's primary context, which torch uses too, current on the thread, and restores the
-context from before.
+Rule: every call makes the device's primary context, which torch uses too, current on the thread, and then restores the
+thread's earlier context.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class _Handle(ctypes.Structure):
 
 
 class Driver:
-    """libcuda of this process.
+    """The CUDA driver library (libcuda) in this process.
 
     Args:
-        library: the loaded library; default: libcuda.so.1.
+        library: the loaded library; None to load libcuda.so.1.
 
     Raises:
         OSError: the library is not installed.
-        CudaError: it does not start (no device, wrong version).
+        CudaError: the driver does not start, for example because there is no device.
     """
 
     def __init__(self, library: Any = None) -> None:
@@ -84,7 +84,7 @@ class Driver:
         return ctypes.string_at(ctypes.byref(handle), HANDLE_BYTES), pointer - base.value
 
     def open(self, index: int, handle: bytes) -> int:
-        """Open an allocation of another process and return its address here. Close it as often as it was opened."""
+        """Open another process's allocation and return its address here. Each `open` needs one `close`."""
         pointer, opened = ctypes.c_uint64(), _Handle()
         ctypes.memmove(ctypes.byref(opened), handle, HANDLE_BYTES)
         with self._current(index):
@@ -138,11 +138,12 @@ class Driver:
 
 
 class DeviceMemory:
-    """Device memory that is not torch's, for ``torch.as_tensor``; the tensor keeps this object.
+    """Device memory that torch did not allocate, for ``torch.as_tensor``. The tensor keeps this object alive.
 
     Args:
-        pointer, size: address, and size in bytes.
-        ended: called when the last tensor on it is gone; on any thread, with any lock held.
+        pointer: address of the memory.
+        size: size in bytes.
+        ended: called when the last tensor on the memory is gone; on any thread, with any lock held.
     """
 
     def __init__(self, pointer: int, size: int, ended: Any) -> None:
@@ -160,10 +161,10 @@ log = logging.getLogger(__name__)
 
 
 class MemoryLease:
-    """The receiver's lease of a message's memory. It ends when all of the memory was closed.
+    """The receiver's right to use the sender's memory of one message. It ends when all of that memory is closed.
 
     Args:
-        ended: tells the sender; called once, on any thread.
+        ended: called once, on any thread, to tell the sender.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
@@ -174,10 +175,10 @@ class MemoryLease:
 
 
 def export(driver: Driver, tensor: Any) -> tuple[bytes, int, Any]:
-    """Export a contiguous tensor; return its handle, its offset, and what to keep until the receiver releases it.
+    """Export a contiguous tensor: return its handle, its offset, and the object to keep until the receiver releases it.
 
-    Memory that cannot be exported (another worker's, or of an expandable segment) is copied on the device, on the
-    current stream, into memory that can.
+    Memory that cannot be exported (another worker's, or of an expandable segment) is first copied on the device, on the
+    current stream, into memory that can be exported.
     """
     import torch
 
@@ -196,10 +197,10 @@ def export(driver: Driver, tensor: Any) -> tuple[bytes, int, Any]:
 
 
 def opened(driver: Driver, index: int, handle: bytes, offset: int, size: int, lease: MemoryLease) -> Any:
-    """Open another process's memory as a uint8 tensor of *size* elements on device *index*.
+    """Open another process's memory as a uint8 tensor of *size* bytes on device *index*; the tensor keeps *lease*.
 
     Raises:
-        CudaError: it cannot be opened: its owner is gone, or in another container.
+        CudaError: the memory cannot be opened: its owner is gone, or is in another container.
     """
     import torch
 
@@ -212,7 +213,7 @@ def opened(driver: Driver, index: int, handle: bytes, offset: int, size: int, le
 
 
 def event(index: int) -> Any:
-    """Return a CUDA event, which other processes can open, after the work of the current stream of device *index*."""
+    """Record an event on the current stream of device *index*, and return it. Other processes can open the event."""
     import torch
 
     kind: Any = torch.cuda.Event
@@ -231,10 +232,10 @@ def wait_for(index: int, handle: bytes) -> None:
 
 
 class IpcProbe:
-    """A little device memory and an event that a receiver tries to open; containers may prevent it.
+    """A small allocation and an event that a receiver tries to open, to find out if CUDA IPC works between the two.
 
     Raises:
-        CudaError, RuntimeError: they cannot be made or exported.
+        CudaError, RuntimeError: the allocation or the event cannot be made or exported.
     """
 
     def __init__(self, driver: Driver, index: int) -> None:
@@ -249,13 +250,13 @@ class IpcProbe:
             raise
 
     def close(self) -> None:
-        """Free the memory. Does not wait."""
+        """Have the keeper thread free the memory. Does not wait."""
         driver, (index, pointer) = self._driver, self._memory
         _keeper().put((driver, index, lambda: driver.free(index, pointer), None))
 
 
 def can_open(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> bool:
-    """True if an `IpcProbe` of another process can be opened here."""
+    """True if this process can open the memory and the event of an `IpcProbe` in another process."""
     try:
         driver.close(index, driver.open(index, memory))
         wait_for(index, event_handle)
@@ -285,19 +286,19 @@ def _keep(dropped: queue.SimpleQueue[Any]) -> None:
 
 
 class Devices:
-    """Accelerators of one worker.
+    """The accelerators of one worker.
 
     Args:
-        environ: of the worker: ACCELERATOR_TYPE, ISOLATE_ACCELERATOR and LOCAL_RANK name its own.
+        environ: the worker's environment; ACCELERATOR_TYPE, ISOLATE_ACCELERATOR and LOCAL_RANK name its accelerators.
 
     Attributes:
         kind: torch's device type; "cpu" without accelerators.
-        ccl: torch.distributed's back-end for them; "" without accelerators.
-        own: UUID to index of the worker's own; without a known UUID, its kind and number on the node stand for it.
-        seen: the same of all accelerators that the process sees.
-        home: index of the accelerator that tensors arrive on; None without accelerators.
-        backends: of torch.distributed in this process.
-        driver: CUDA's; None where device memory cannot be shared between processes.
+        ccl: torch.distributed's back-end for the accelerators; "" without accelerators.
+        own: device index by UUID for the worker's own accelerators; an unknown UUID is replaced by "kind:number".
+        seen: device index by UUID for all accelerators that the process sees.
+        home: index of the accelerator on which tensors arrive; None without accelerators.
+        backends: back-ends of torch.distributed in this process.
+        driver: the CUDA driver; None if device memory cannot be shared between processes.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -326,7 +327,7 @@ class Devices:
         self.home = first
 
     def uuid(self, index: int) -> str:
-        """Return the UUID of a device that this process sees, "" for a device of another kind."""
+        """Return the UUID of device *index* of this process, "" if the process sees no such device."""
         return next((uuid for uuid, known in self.seen.items() if known == index), "")
 
 

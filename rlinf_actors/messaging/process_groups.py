@@ -22,9 +22,9 @@ from rlinf_actors.messaging.options import CollectiveGroupOptions
 from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE, group_facts
 
 SENDER, RECEIVER = 0, 1
-"""Ranks in a group of two."""
+"""Ranks in a process group of two workers."""
 DATA, POSTED, SENT, ARRIVED = range(4)
-"""Tags."""
+"""Message tags: DATA for tensors, the others for the bytes by which GlooWire waits for the other side."""
 CONNECT_S = 10.0
 """Seconds for torch to reach a store. Only a store that is gone takes long: it listens before its address is sent."""
 LOOPBACK = "127.0.0.1"
@@ -32,14 +32,14 @@ GROUP = "rlinf-actors"
 
 
 class GroupStore:
-    """A TCPStore served by this process.
+    """A TCPStore whose server runs in this process.
 
     Args:
-        ip: address to listen on, also the one in `endpoint`.
-        timeout_s: how long a client waits for a key.
+        ip: address on which to listen.
+        timeout_s: seconds that a client waits for a key.
 
     Attributes:
-        endpoint: ``IP:PORT``, for `join`.
+        endpoint: ``IP:PORT`` of the store, for `join`.
 
     Raises:
         OSError: *ip* is not an address of this machine.
@@ -62,15 +62,15 @@ class GroupStore:
             )
 
     def close(self) -> None:
-        """Stop serving; clients that wait for a key get an error. Any thread; twice is fine."""
+        """Stop the server; clients that wait for a key get an error. Any thread; may be called again."""
         self._server = None
 
 
 def join(endpoint: str, timeout_s: float) -> Any:
-    """Return a client of the store at *endpoint* (``IP:PORT``).
+    """Return a client of the store at *endpoint* (``IP:PORT``). The client waits *timeout_s* seconds for a key.
 
     Raises:
-        RuntimeError: no store serves there.
+        RuntimeError: no store answers there.
     """
     ip, _, port = endpoint.rpartition(":")
     patience = datetime.timedelta(seconds=min(CONNECT_S, timeout_s))
@@ -204,7 +204,7 @@ def _class(path: str) -> Any:
 
 
 def abort(group: Any) -> None:
-    """Abort the group's operations, as far as its back-end can. Any thread."""
+    """Abort the operations of *group*, if its back-end has a method for that. Any thread."""
     for name in ("abort", "_abort"):
         method = getattr(group, name, None)
         if method is not None:
@@ -224,12 +224,12 @@ class Wire:
         self.group = group
 
     def send(self, tensors: Sequence[Any]) -> None:
-        """Send by the current stream."""
+        """Send the tensors in order, on the current stream."""
         for tensor in tensors:
             self.group.send([tensor], RECEIVER, DATA).wait()
 
     def recv(self, buffers: Sequence[Any]) -> None:
-        """Receive by the current stream into *buffers*, which have the sizes that are sent."""
+        """Receive on the current stream into *buffers*, whose sizes must be those of the tensors sent."""
         for buffer in buffers:
             self.group.recv([buffer], SENDER, DATA).wait()
 
@@ -281,7 +281,7 @@ def wire(
     options: CollectiveGroupOptions,
     name: str = GROUP,
 ) -> Wire:
-    """Make one end of a wire, with the arguments of `make`."""
+    """Make one end of a wire between two workers. The arguments are those of `make`."""
     group = make(backend, store, rank, 2, timeout_s=timeout_s, ip=ip, options=options, name=name)
     return GlooWire(group) if backend == "gloo" else Wire(group)
 
@@ -289,14 +289,14 @@ def wire(
 def advertised_ip(
     same_node: bool, node_ip: str, devices: str | None, interfaces: Mapping[str, str], interface: str = ""
 ) -> str:
-    """Return the address on which a store listens, and which is sent to the other worker.
+    """Return the address on which a store listens, and which the other worker connects to.
 
     Args:
         same_node: True if both workers are on this node.
         node_ip: the node's address.
-        devices: RLINF_COMM_NET_DEVICES, names of interfaces; the first one that has an address is used.
-        interfaces: name to first address of this node's interfaces.
-        interface: the one that holds *node_ip*, "" for none.
+        devices: names of interfaces (RLINF_COMM_NET_DEVICES); the first one that has an address is used.
+        interfaces: first address of each interface of this node, by name.
+        interface: name of the interface that holds *node_ip*, "" for none.
     """
     if same_node:
         return LOOPBACK

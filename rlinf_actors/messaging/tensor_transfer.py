@@ -22,15 +22,15 @@ from rlinf_actors.wire import frames
 
 
 class DetachedTensors:
-    """The tensors that were detached from one object; implements payload.Taker.
+    """The tensors that were detached from one object, to travel beside its message; implements payload.Taker.
 
     Args:
-        cpu: True to detach large tensors on the CPU too.
+        cpu: True to detach large CPU tensors too.
 
     Attributes:
-        tensors: contiguous, in the order of their numbers.
+        tensors: the tensors, contiguous, in the order of their numbers.
         requires_grad: for each tensor, True if it requires gradients.
-        ready: for each device, an event that follows the work its current stream had when the tensors were detached.
+        ready: for each device, an event that marks when the tensors on it may be read.
     """
 
     def __init__(self, cpu: bool = False) -> None:
@@ -40,7 +40,7 @@ class DetachedTensors:
         self.ready: dict[Any, Any] = {}
 
     def take(self, tensor: Any) -> int | None:
-        """Detach a tensor and return its number; None if the tensor is to travel inside the message."""
+        """Detach a tensor and return its number. Return None if the tensor is to travel inside the message."""
         if tensor.device.type == "cpu" and (not self._cpu or tensor_bytes(tensor) < LARGE):
             return None
         self.tensors.append(tensor.detach().contiguous())
@@ -48,12 +48,11 @@ class DetachedTensors:
         return len(self.tensors) - 1
 
     def clear(self) -> None:
-        """Forget all tensors."""
         self.tensors.clear()
         self.requires_grad.clear()
 
     def record_ready(self) -> None:
-        """Record what the current streams still have to do before the tensors may be read."""
+        """Record an event on the current stream of each device; after it the tensors on that device may be read."""
         for tensor in self.tensors:
             device = tensor.device
             if device.type != "cpu" and device not in self.ready:
@@ -76,7 +75,6 @@ class DetachedTensors:
 
 
 def tensor_bytes(tensor: Any) -> int:
-    """Return the size of a tensor in bytes."""
     return int(tensor.numel() * tensor.element_size())
 
 
@@ -94,7 +92,7 @@ def header_bytes(header: frames.TensorHeader) -> int:
 
 
 def as_bytes(tensor: Any) -> Any:
-    """Return a contiguous tensor as a uint8 tensor on the same memory."""
+    """View a contiguous tensor as a one-dimensional uint8 tensor on the same memory."""
     import torch
 
     return tensor.view(-1).view(torch.uint8)
@@ -149,7 +147,7 @@ class TransferEndpoint:
     job: str = process_groups.GROUP
 
     def timeout_s(self, backend: str) -> float:
-        """Return how long one transfer may take: RLINF_TIMEOUT, or else torch.distributed's own default."""
+        """Return the most seconds that one transfer may take: RLINF_TIMEOUT, or torch.distributed's default."""
         if self.timeout_minutes is not None:
             return self.timeout_minutes * 60.0
         return group_facts(backend).timeout_s
@@ -167,6 +165,6 @@ class TransferEndpoint:
         return start
 
     def ip(self, same_node: bool) -> str:
-        """Return the address on which the other worker reaches a store or a socket of this one."""
+        """Return the address at which the other worker can reach sockets of this worker."""
         holder = interface_of(self.node_ip)
         return process_groups.advertised_ip(same_node, self.node_ip, self.net_devices, ipv4_interfaces(), holder)
