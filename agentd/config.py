@@ -91,7 +91,7 @@ def _table(name: str) -> Meta:
 
 
 class _AgentdToml(_Table, frozen=True):
-    """agentd.toml: a table each."""
+    """The file agentd.toml: one field for each table."""
 
     head: Annotated[_HeadTable, _table("head")] = _HeadTable()
     node: Annotated[_NodeTable, _table("node")] = _NodeTable()
@@ -404,7 +404,7 @@ class Changes:
 
 
 def reload(current: Config, fresh: Config) -> Changes:
-    """Take over the reloadable fields of *fresh*. Pure."""
+    """Return *current* with the RELOADABLE fields of *fresh*, and the keys that differ."""
     changed = [
         field.name
         for field in fields(Config)
@@ -439,10 +439,10 @@ def named(config: Config, key: KeyFile | None) -> Config:
 
 
 def check_addresses(config: Config, security: Security) -> None:
-    """Refuse an address that no key protects.
+    """Check that a key protects the head's TCP address, unless it is on loopback or `insecure` is set.
 
     Raises:
-        ConfigError: it would be open.
+        ConfigError: the address would be open to anyone.
     """
     endpoint = _endpoint(config)
     if endpoint:

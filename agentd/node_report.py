@@ -198,7 +198,7 @@ class HardwareQueries:
 
 
 def read_answer(end: ChildEnd, whose: str, limit_s: float) -> HardwareAnswer:
-    """Return the answer of a process that ended like this. Pure."""
+    """Return the answer that a query process wrote before its end, or a failure that names *whose* and the cause."""
     fault = fault_of(end, whose, limit_s)
     if fault:
         return HardwareAnswer(kind="failed", text=f"{fault}; it was killed" if end.hung else fault)

@@ -97,7 +97,7 @@ def default_run_dir(environ: Mapping[str, str]) -> str:
 
 
 def was_stopping(path: str) -> bool:
-    """True if the last agentd there was told to end with its workers, whether or not it came to that."""
+    """True if the last agentd in directory *path* was told to end with its workers, even if it did not finish that."""
     return os.path.exists(os.path.join(path, _STOPPING))
 
 

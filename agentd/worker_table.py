@@ -171,7 +171,7 @@ class RobotLeases:
         return True
 
     def expired(self, now: float) -> list[str]:
-        """Return the workers whose lease has expired; each once."""
+        """Return the ids of the workers whose lease has expired, and remove these workers."""
         if now < self.deadline:
             return []
         lost, self._holders = sorted(self._holders), set()
