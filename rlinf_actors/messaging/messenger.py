@@ -1,28 +1,30 @@
-"""Messenger: the messages of one worker, in both directions.
+"""Messenger: send and receive the messages of one worker.
 
-Theory of operation ------------------- `send` pickles the object on the caller's thread (`contents`), looks up the
-receiver (`directory`) and posts the message to the receiver's `Outbox`. The outbox puts it on the link as soon as the
-window has room for it. Small parts are copied at once. Large parts are copied into shared memory if the receiver can be
-lent that; otherwise the link reads the sender's own memory, and the send completes only when the receiver acknowledges
-with Held that it holds the message.
+Sending: `send` pickles the object on the caller's thread (`contents`), looks up the receiver (`directory`) and posts
+the message to the receiver's `Outbox`. The outbox puts the message on the link as soon as the window has room for it.
+Small parts are copied at once. Large parts are copied into shared memory if the receiver can open that. Otherwise the
+link reads the sender's own memory, and the send completes only when the receiver acknowledges, by a Held frame, that it
+holds the message.
 
-In the receiver the I/O thread calls `arrived`, which answers Held and gives the message to the `Mailbox`. The mailbox
-pairs the nth message of a sender with the nth receive. `recv` posts a `PostedReceive`, and the caller's
-`PendingReceive` unpickles the object on the thread that waits for it. When a message is received, its sender gets its
-bytes back as credit (Returned), in lumps.
+Receiving: the I/O thread calls `arrived`, which answers Held and gives the message to the `Mailbox`. The mailbox pairs
+the nth message of a sender with the nth receive. `recv` posts a `PostedReceive`, and the caller's `PendingReceive`
+unpickles the object on the thread that waits for it. When a message is received, its size returns to the sender as
+credit (Returned frames), many messages in one frame.
 
-Tensors on accelerators are detached from the object while it is pickled, and travel beside the message: a
-`TensorSender` for each receiver chooses the path of each tensor (`routes`), and the `TensorReceiver` puts them together
-again. Once a receiver has a TensorSender, all messages to it pass through that, which keeps their order.
+Tensors on accelerators are detached from the object while it is pickled, and travel beside the message. A
+`TensorSender` for each receiver chooses the path of each tensor (`routes`), and the `TensorReceiver` puts the tensors
+together again. Once a receiver has a TensorSender, all messages to it pass through that TensorSender, which keeps their
+order.
 
-A worker that is gone ends everything that waits for it: its Peer calls `on_gone`, whose error says how it ended. A lost
-connection between two living workers ends their exchange for good, since a message may be missing (`link_lost`).
+When a worker is gone, everything that waits for it fails: its Peer calls `on_gone` with an error that says how it
+ended. A lost connection between two living workers ends their exchange for good, since a message may be missing
+(`link_lost`).
 
-House rules: only code that holds `_lock` touches the mailbox. No work is completed and no frame is sent while the lock
-is held. Finalizers run on any thread with any lock held, so they only append to `_unread`; the next access to the
-mailbox moves these messages back into it. Objects are never pickled or unpickled on the loop's thread.
+Rules: only code that holds `_lock` touches the mailbox. No work is completed and no frame is sent while the lock is
+held. Finalizers run on any thread with any lock held, so they only append to `_unread`; the next access to the mailbox
+moves these messages back into it. Objects are never pickled or unpickled on the loop thread.
 
-All methods may be called from any thread unless they say otherwise.
+Any thread may call the methods, unless they say otherwise.
 """
 
 from __future__ import annotations

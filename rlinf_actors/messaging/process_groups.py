@@ -235,11 +235,11 @@ class Wire:
 
 
 class GlooWire(Wire):
-    """A Wire by gloo, which blocks until the transfer is complete.
+    """A Wire over gloo, which blocks until the transfer is complete.
 
-    gloo does not report the other side's end in the middle of a transfer, but it does report it to a receive that has
-    not begun. So each side waits for a byte that follows the transfer. The first byte says that all receives are
-    posted: then the tensors arrive in the order of the calls.
+    gloo does not report the end of the other side in the middle of a transfer, but does report it to a receive that has
+    not begun. So each side also waits for a byte that follows the tensors (SENT, ARRIVED). A first byte (POSTED) tells
+    the sender that all receives are posted, so that the tensors arrive in the order of the calls.
     """
 
     def __init__(self, group: Any) -> None:

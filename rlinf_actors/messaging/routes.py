@@ -1,7 +1,7 @@
-"""The paths by which a buffer travels between two workers: one table, which users can print and override. Pure.
+"""The paths by which a buffer travels between two workers: a table that users can print and override. No I/O here.
 
-The first row that fits decides. RLINF_ACTORS_PATHS, read in the sender, names another path for a kind of buffer; it is
-used for every pair of workers for which it is possible.
+The first row of the table that fits decides. The sender's RLINF_ACTORS_PATHS can name another path for a kind of
+buffer. That path is used for every pair of workers between which it is possible.
 """
 
 from __future__ import annotations

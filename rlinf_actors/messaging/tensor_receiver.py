@@ -1,7 +1,7 @@
-"""The receiving side of tensors that travel beside messages: answers senders' questions, and puts the tensors together.
+"""Receive tensors that travel beside messages: answer the senders' questions, and put the tensors together.
 
-`TensorReceiver` is one for each worker. It runs on the loop's thread and never touches an accelerator there: the answer
-to Ask is made on a thread of its own, lanes have their threads, and `IncomingTensors.tensors` runs on the thread that
+Each worker has one `TensorReceiver`. It runs on the loop thread, where it never touches an accelerator. The answer to
+Ask is made on a separate thread, each lane has its own thread, and `IncomingTensors.tensors` runs on the thread that
 receives the message.
 """
 
