@@ -1,4 +1,4 @@
-"""Convert values from files, options and variables to typed values; every fault becomes one ConfigError.
+"""Convert values from files, options and environment variables to typed values. A wrong value raises ConfigError.
 
 The ``cluster:`` section, agentd.toml, the client file and the environment variables are converted here, by
 msgspec.convert. The error names the place of the fault, the value given, the form expected, and for an unknown key the
@@ -52,7 +52,7 @@ def join(path: str, key: object) -> str:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return the one of *known* that resembles *name* most, "" if *known* is empty."""
+    """Return the name in *known* that is most similar to *name*, "" if *known* is empty."""
     import difflib  # here and below: an emergency stop imports this module, and must start at once
 
     found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.0)
@@ -60,7 +60,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def check_keys(section: Mapping[Any, Any], known: Sequence[str], path: str) -> None:
-    """Raise ConfigError for the first key of *section* that is not *known*."""
+    """Raise ConfigError for the first key of *section* that is not in *known*. *path* is the place of *section*."""
     for key in section:
         if key not in known:
             raise ConfigError(
@@ -70,7 +70,7 @@ def check_keys(section: Mapping[Any, Any], known: Sequence[str], path: str) -> N
 
 
 def _fault(value: Any, info: inspect.Type, path: str, message: str) -> ConfigError:
-    """Return the error for the part of *value* that *message* of msgspec is about."""
+    """Return a ConfigError for the part of *value* that msgspec's error *message* is about."""
     from msgspec import inspect
 
     _, _, where = message.partition("`$")
@@ -102,7 +102,7 @@ def _fault(value: Any, info: inspect.Type, path: str, message: str) -> ConfigErr
 
 
 def _choose(info: inspect.Type, value: Any) -> inspect.Type:
-    """Return the type that *value* was compared with: without metadata; of a union the member for its form."""
+    """Return the type that msgspec compared *value* with: *info* without metadata; for a union, the matching member."""
     from msgspec import inspect
 
     if isinstance(info, inspect.Metadata):
@@ -118,7 +118,7 @@ def _choose(info: inspect.Type, value: Any) -> inspect.Type:
 
 
 def _expected(info: inspect.Type) -> str:
-    """Return the form of a value of this type, as the object of "it must be"."""
+    """Return a phrase for the values of this type, to follow "it must be" in a message."""
     from msgspec import inspect
 
     phrases: dict[type, str] = {

@@ -1,4 +1,4 @@
-"""Fingerprint of the packages that an interpreter would import now, from stat calls alone. Imports nothing. Any thread.
+"""Compute a fingerprint of the packages that an interpreter would import now, from stat calls. May run on any thread.
 
 A template forks workers from modules that it imported long ago. It remembers the fingerprint of its start; agentd
 compares that with the current fingerprint before each launch, and replaces an outdated template.
@@ -62,7 +62,7 @@ def _editable(site: str) -> Iterator[str]:
 
 
 def _sources(place: str, names: Iterable[str]) -> Iterator[str]:
-    """Yield the source files of these modules in a directory; for modules in site-packages their distributions."""
+    """Yield the source files in *place* of the modules *names*; for those in site-packages, the distributions."""
     for name in names:
         directory = os.path.realpath(os.path.join(place, name))
         if os.path.isfile(f"{directory}.py"):
@@ -89,7 +89,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _changed(path: str) -> str:
-    """Return the time of the last change; "" without such a file."""
+    """Return the modification time of a file in nanoseconds, as text; "" if there is no such file."""
     try:
         return str(os.stat(path).st_mtime_ns)
     except OSError:

@@ -1,6 +1,6 @@
-"""Logs of private clusters in which a worker or call failed: kept when the run directory is removed, up to a bound.
+"""Keep the logs of private clusters in which a worker or call failed, when the run directory is removed.
 
-The driver calls `keep` after the end of its agentd; agentd does it if its driver is gone. If the logs cannot be moved,
+The driver calls `keep` after its agentd has ended; agentd calls it if its driver has died. If the logs cannot be moved,
 they are removed with the run directory, and the caller logs the reason.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 KEPT_RUNS = 20
 """Number of private clusters whose logs are kept; the oldest are removed."""
 KEPT_BYTES = 512 << 20
-"""Bytes of all kept logs together. The newest stay in any case: `log_max_mb` bounds each of their files."""
+"""Limit of all kept logs together, in bytes. The newest logs are never removed; `log_max_mb` limits their files."""
 _RUN = re.compile(r"rlinf-actors-\d{8}-\d{6}-")
 """Beginning of the name of a kept run's directory. Other directories in the same place are not removed."""
 _LOGS = ("logs", "agentd.log")

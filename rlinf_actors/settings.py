@@ -1,4 +1,4 @@
-"""Every environment variable that configures the project. No other module reads os.environ for configuration.
+"""All environment variables that configure the project. No other module reads os.environ for configuration.
 
 `Settings.load` and `Unit.load` build one frozen value each, at the start of a process; the rest of the code takes the
 value as an argument. Any thread.
@@ -221,7 +221,7 @@ def log_level(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """Variables that systemd sets for the main process of a unit; the defaults elsewhere.
+    """Variables that systemd sets for the main process of a unit; outside a unit, the defaults.
 
     Attributes:
         notify_socket: socket for status notifications to systemd, "" without one.
@@ -229,7 +229,7 @@ class Unit:
         journal_stream: ``DEVICE:INODE`` of the journal's socket, "" without one.
         run_dir: directory of RuntimeDirectory=.
         log_dir: directory of LogsDirectory=.
-        result: end of the service, in its ExecStopPost=; "" elsewhere.
+        result: how the service ended (systemd's SERVICE_RESULT) if this process is its ExecStopPost=, else "".
         keeper: the socket of the keeper in rlinf-workers@.service, "" without that unit.
     """
 

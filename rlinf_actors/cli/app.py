@@ -125,7 +125,7 @@ def estop(context: click.Context, arguments: tuple[str, ...]) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code."""
+    """Run the command in *arguments* and return its exit code."""
     try:
         code = app.main(list(arguments), prog_name="rlinf-actors", standalone_mode=False)
     except click.UsageError as error:

@@ -41,9 +41,9 @@ DEFAULT = "127.0.0.1:6380"
 
 
 FOR_GOOD = 3
-"""Exit code of a head that `head stop` has ended: its unit does not restart it."""
+"""Exit code of a head that `head stop` has ended; its systemd unit does not restart it."""
 STOP_S = 30.0
-"""Seconds that groups may take to end, also on a silent node: its lease and the grace after SIGTERM."""
+"""Seconds that groups may take to end. On a silent node this takes the lease plus the grace period after SIGTERM."""
 
 
 @click.group(invoke_without_command=True)
@@ -133,9 +133,10 @@ class Protected:
     """Protection of the head's socket.
 
     Attributes:
-        security: security of the socket.
+        security: key and policy of the socket.
         keys: the keys that the head accepts from the start.
-        known_by: the same for the head's record: path of the key file, its public key, and True if it takes no keys.
+        known_by: for the head's record: path of the key file ("" without one), public key ("" without one), and True if
+            the head accepts connections without keys.
     """
 
     security: Security
@@ -144,7 +145,7 @@ class Protected:
 
 
 def _default_state_dir(settings: Settings, port: int) -> str | None:
-    """Return None for port 0: nodes could not find a restarted head at another port."""
+    """Return the default state directory of a head; None for port 0, since a restarted head would have another port."""
     if not port:
         return None
     parent = settings.run_dir or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
@@ -152,7 +153,7 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
 
 
 async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_json: bool, manager: Manager) -> int:
-    """Serve until the end, and return the exit code."""
+    """Run the head until it ends, and return the exit code."""
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
     loop = asyncio.get_running_loop()

@@ -45,13 +45,13 @@ def administer(head: str | None, state_dir: str | None, question: Question) -> K
     """Send an administrator's request to a head and return its answer. Blocks.
 
     Args:
-        head: the option's value.
-        state_dir: state directory of a head that does not run; None to ask a running head.
+        head: value of the option --head.
+        state_dir: state directory of a head that does not run; None to send the request to a running head.
         question: the request.
 
     Raises:
-        ConfigError: no head runs here and no state is named, or the state is in use or no state.
-        RlinfActorsError: the head refused; else as queries.fetch_status.
+        ConfigError: no head was found, or the state directory is in use or has no valid state.
+        RlinfActorsError: the head refused the request, or an error of queries.fetch_status.
     """
     settings = client_settings()
     if state_dir is not None:
@@ -77,8 +77,8 @@ def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
     """Send the request of a join token's holder to the head. Blocks.
 
     Raises:
-        AuthenticationError: the token is not valid (any more), or the head has another key.
-        ClusterTimeoutError: no answer.
+        AuthenticationError: the token is not valid, or the head has another key than the token says.
+        ClusterTimeoutError: the head has not answered.
     """
     key = KeyFile(token.role, token.name, token.pair, token.head)
     try:
@@ -92,12 +92,12 @@ def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
 
 
 def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:
-    """Send a member's request about itself to the head, with its own key and no other. Blocks.
+    """Send the request of a node or driver about its own key to the head, over a connection with that key. Blocks.
 
     Raises:
         ConfigError: the head's TCP address is not known.
-        AuthenticationError: the key is not valid (any more).
-        ClusterTimeoutError: no answer.
+        AuthenticationError: the key is not valid.
+        ClusterTimeoutError: the head has not answered.
     """
     endpoint = find_head(head, client_settings())
     if not endpoint.startswith("tcp://"):
@@ -114,15 +114,16 @@ def _ask_by(key: KeyFile, endpoint: str, question: Body) -> Enrolled:
 
 
 def join_address(head: str | None, state_dir: str | None, given: str | None, name: str) -> str:
-    """Return the HOST:PORT at which a machine reaches the head. Blocks.
+    """Return the HOST:PORT at which another machine reaches the head. Blocks.
 
     Args:
-        head, state_dir: as for `administer`.
-        given: the option's value, None to ask the head for its addresses.
-        name: name of the machine, for the error.
+        head: value of the option --head.
+        state_dir: value of the option --state-dir.
+        given: value of the option --address, None to ask the head for its addresses.
+        name: name of the other machine, for the error.
 
     Raises:
-        ConfigError: the head listens on no address, or on all.
+        ConfigError: the head does not listen on TCP, or listens on all addresses, so that the address is not known.
     """
     if given is not None:
         host, port = split_address(given, "--address")
@@ -140,7 +141,7 @@ def join_address(head: str | None, state_dir: str | None, given: str | None, nam
 
 
 async def _offline(state_dir: str, settings: Settings, question: Question) -> Keys:
-    """Apply the request to the stored state of a head that does not run. The open store locks it against a head."""
+    """Apply the request to the stored state of a head that does not run. A lock keeps heads out meanwhile."""
     own = own_keys(find_key(settings, "head"), settings)
     if not (Path(state_dir) / FILE).exists():
         note(f"{state_dir} has no state of a head yet")
@@ -284,7 +285,7 @@ def enroll(
     if file is None and address is None and state_dir is not None:
         raise UsageError("--state-dir needs --address: the address at which the head will listen")
     where = "" if file is not None else join_address(head, state_dir, address, name)
-    if file is not None:  # first: a key that is listed and in no file is nobody's
+    if file is not None:  # write the file first: a listed key without a file is useless
         known = administer(head, state_dir, GetKeys()).head
         keyfile.save(Path(file), KeyFile(role, name, pair, known or pair.public), in_private=False)
     asked = AddKey(pair.public, "driver" if driver else "agent", name, who(), None if file is not None else TOKEN_S)

@@ -80,8 +80,9 @@ def _real(config: ClusterConfig, head: str | None, settings: Settings) -> Descri
 
 
 def ranked(found: Status) -> list[NodeState]:
-    """Return the usable nodes with their ranks, or the ranks they would get if a driver connected now. Tells the head
-    nothing.
+    """Return the usable nodes, each with its rank or the rank it would get if a driver connected now.
+
+    Assigns no rank at the head.
     """
     usable = [node for node in found.nodes if node.state in ("ready", "suspect")]
     fixed = {node.report.node_id: node.rank for node in found.nodes if node.rank >= 0}

@@ -137,7 +137,7 @@ def nodes(head: str | None, as_json: bool) -> None:
 
 
 def node_dict(node: NodeState) -> dict[str, Any]:
-    """Return a line of `nodes --json`. ``rank`` is null before it is fixed."""
+    """Return the JSON object of a node. ``rank`` is None until the node has a rank."""
     report = node.report
     return {
         "rank": node.rank if node.rank >= 0 else None,
@@ -165,9 +165,9 @@ def node_dict(node: NodeState) -> dict[str, Any]:
 
 
 ANSWER_S = 30.0
-"""Seconds beyond the grace period that the end of a group may take."""
+"""Seconds that a group may take to end after its grace period."""
 ENDS_GROUPS = 7
-"""First protocol version whose heads end a group by its name."""
+"""First protocol version in which a head can end a group by its name."""
 
 
 @click.group(invoke_without_command=True)
@@ -242,10 +242,10 @@ def stop(
 
 
 def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -> GroupState:
-    """Return the group of this name.
+    """Return the group called *name* in *namespace* (None: in any namespace).
 
     Raises:
-        UsageError: there is none of that name, or there are several.
+        UsageError: no group or several groups match.
     """
     found = [group for group in groups if group.name == name and namespace in (None, group.namespace)]
     if len(found) == 1:
@@ -264,7 +264,7 @@ class Figures:
 
     Attributes:
         cpu_s: seconds of CPU time so far, in user and system mode, of all its threads.
-        rss_bytes: its resident memory, shared memory included.
+        rss_bytes: resident memory in bytes, shared memory included.
         threads: number of threads.
         descriptors: number of open descriptors; None if this user may not see them.
     """
@@ -345,10 +345,11 @@ def _state(row: dict[str, Any]) -> str:
 
 
 def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: bool = False) -> dict[str, Any]:
-    """Return a line of `workers --json`. ``exit`` is null while the worker runs.
+    """Return the JSON object of a worker. ``exit`` is None while the worker runs.
 
-    ``unresponsive`` says why it does not answer, ``method`` which call has been running for long (both "" otherwise),
-    ``for_s`` for how long. ``process`` has the figures of a worker on this machine (*near*), else null.
+    ``unresponsive`` says why the worker does not answer, ``method`` names a call that has run for long (both "" if
+    there is nothing to say); ``for_s`` is how many seconds that has lasted. ``process`` has the worker's use of
+    resources if the worker is on this machine (*near*), else None.
     """
     end, pulse = worker.exit, worker.pulse or WorkerPulse()
     figures = figures_of(worker.pid) if near and worker.pid and worker.state != "gone" else None

@@ -382,12 +382,12 @@ class ClusterConfig:
 
 
 def cluster_section(source: ConfigSource) -> Mapping[Any, Any]:
-    """Return the plain ``cluster:`` section of *source*, which is that section or a whole configuration.
+    """Return the ``cluster:`` section of *source* as plain values. *source* is that section or a whole configuration.
 
-    Of a whole OmegaConf configuration only that section is resolved.
+    In a whole OmegaConf configuration, only the interpolations of that section are resolved.
 
     Raises:
-        ConfigError: there is none, or it cannot be read.
+        ConfigError: *source* cannot be read or is not a mapping, or an interpolation cannot be resolved.
     """
     loaded = load_yaml(source) if isinstance(source, (str, os.PathLike)) else source
     if not isinstance(loaded, Mapping):  # a DictConfig is one

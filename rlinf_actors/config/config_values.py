@@ -30,9 +30,9 @@ from rlinf_actors.errors import ConfigError
 
 
 class SexagesimalInt(int):
-    """A number that was written ``a:b`` without quotes: YAML 1.1 reads those in base 60.
+    """A number that was written ``a:b`` without quotes, which YAML 1.1 reads in base 60.
 
-    Elsewhere in the file it may be meant, so it stays usable as the number; a field for ranks refuses it.
+    It can be used as a number, since it may be meant so in some fields. Fields for ranks reject it.
 
     Attributes:
         written: the text in the file.
@@ -141,7 +141,7 @@ _RANK_FORMS = 'a rank (3), ranges ("0-7,12"), "all", or a list of ranks'
 
 
 def whole_number(value: Any, path: str, least: int = 0) -> int:
-    """Return *value* as an int of at least *least*; digits in a string count, as OmegaConf's ``oc.env`` gives those.
+    """Return *value* as an int of at least *least*. A string of digits is accepted: OmegaConf's ``oc.env`` yields such.
 
     Raises:
         ConfigError: *value* is no whole number, is too small, or was written like ``1:0``.
@@ -298,10 +298,10 @@ def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
-    """Return *value* as the annotation *hint* wants it, as conversion.convert does, and dataclasses inside by `build`.
+    """Return *value* converted to the annotation *hint*, by conversion.convert, and by `build` for dataclasses in it.
 
-    A number in a string counts as a number, as OmegaConf's ``oc.env`` gives those. A hint that is not made of plain
-    types accepts every value.
+    A string that spells a number is accepted as a number: OmegaConf's ``oc.env`` yields such strings. If *hint* is not
+    made of plain types, *value* is returned unchanged.
     """
     if not _is_plain(hint) or _is_dataclass(type(value)):
         return value
