@@ -1,4 +1,5 @@
-"""Vendor facts, one row an accelerator type: how to hide devices, which collectives, which NIC variable.
+"""Facts about accelerator vendors, one row per type: visibility variable, collective library, network interface
+variable.
 
 The rows come from the vendors' documentation and from torch's back-ends (torch_npu, torch_musa, ...). Only this table
 and the vendor's probe module (hardware.vendors) contain a vendor's names: a new vendor is a row here, a row in
@@ -16,21 +17,21 @@ from rlinf_actors.model.hardware import AcceleratorType, register_accelerator_ty
 
 GLOO_NIC_VARIABLE = "GLOO_SOCKET_IFNAME"
 ALWAYS_NIC_VARIABLES = (GLOO_NIC_VARIABLE, "NCCL_SOCKET_IFNAME")
-"""Set whatever accelerators the node has: Gloo runs beside every CCL, and several CCLs read NCCL's variable too."""
+"""Variables that are set on every node: Gloo runs beside every CCL, and several CCLs read NCCL's variable too."""
 
 
 @dataclass(frozen=True)
 class ProcessGroupFacts:
-    """How torch.distributed makes a process group of a vendor's CCL.
+    """Facts with which torch.distributed makes a process group of a vendor's CCL.
 
     Attributes:
         process_group: ``module:class`` of the group, whose ``Options`` takes the options below; "" if the vendor's
             back-end takes none.
-        options: field of CollectiveGroupOptions to the attribute of ``Options`` that it becomes; a dot leads into an
-            attribute. Fields that are not listed change nothing.
+        options: attribute of ``Options`` for each supported field of CollectiveGroupOptions; a dot leads into an
+            attribute. Fields that are not listed have no effect.
         variables: environment variables that are set while a group is made.
-        timeout_s: torch's own default for operations of such a group, in seconds.
-        log_setting: setting that makes the CCL write a log.
+        timeout_s: torch's own default timeout for operations of such a group, in seconds.
+        log_setting: VARIABLE=VALUE that makes the CCL write a log; "" for none.
     """
 
     process_group: str = ""
@@ -45,18 +46,18 @@ class AcceleratorFacts:
     """Facts about one vendor's accelerators.
 
     Attributes:
-        visibility_variable: lists the devices that a process may see; "" without accelerator.
+        visibility_variable: variable that lists the devices a process may see; "" for NO_ACCEL.
         ccl: torch.distributed's backend for this device, "" without one.
         torch_device_type: the name in ``torch.device(name, index)`` and of torch's module.
         nic_variable: the CCL's network interface variable, "" without one.
-        visibility_prefix: text before the list of devices in the variable.
-        hide_all: value of the variable that shows no device.
-        numbering: variable and value that make the vendor's runtime number devices as the probe
-            does; empty if it does so by itself.
+        visibility_prefix: text before the list of devices in the visibility variable.
+        hide_all: value of the visibility variable that shows no device.
+        numbering: variable and value that make the vendor's runtime number devices as the probe does; two empty texts
+            if the runtime does so without a variable.
         renumbering: variables that change the meaning of the numbers in the visibility variable.
-        torch_plugin: module that gives torch the device if torch lacks it.
-        ccl_plugin: module that gives torch.distributed the backend, if that is another module.
-        group: how a process group of the CCL is made.
+        torch_plugin: module that gives torch the device if torch lacks it, "" if none is needed.
+        ccl_plugin: module that gives torch.distributed the backend, if that is another module; else "".
+        group: facts for making a process group of the CCL.
         cuda_ipc: True if processes can share device memory by the handles of CUDA's driver library.
     """
 
@@ -74,7 +75,7 @@ class AcceleratorFacts:
     cuda_ipc: bool = False
 
     def visibility_value(self, devices: Sequence[str]) -> str:
-        """Return the variable's value that shows exactly *devices* (indices or UUIDs as text)."""
+        """Return the value of the visibility variable that shows exactly *devices* (indices or UUIDs as text)."""
         return self.visibility_prefix + ",".join(devices) if devices else self.hide_all
 
 
@@ -92,7 +93,7 @@ _NCCL = ProcessGroupFacts(
     timeout_s=600.0,  # torch.distributed's default_pg_nccl_timeout; the others have default_pg_timeout
     log_setting="NCCL_DEBUG=INFO",
 )
-"""RCCL is NCCL to torch, under NCCL's names."""
+"""Facts of NCCL, and of RCCL, which torch uses under NCCL's names."""
 
 _BUILT_IN: Mapping[AcceleratorType, AcceleratorFacts] = {
     AcceleratorType.NV_GPU: AcceleratorFacts(
@@ -161,22 +162,23 @@ _BUILT_IN: Mapping[AcceleratorType, AcceleratorFacts] = {
 
 _rows: dict[AcceleratorType, AcceleratorFacts] = dict(_BUILT_IN)
 _owners: dict[AcceleratorType, str] = {}
-"""Who registered a row that is not built in."""
+"""Registering function of each row that is not built in."""
 
 ACCELERATOR_TABLE: Mapping[AcceleratorType, AcceleratorFacts] = MappingProxyType(_rows)
 """The rows that this process knows: the built-in ones, and those that packages have registered."""
 
 
 def register(name: str, facts: AcceleratorFacts, owner: str) -> AcceleratorType:
-    """Add a row; the public way is ``AcceleratorUtil.register_accelerator``.
+    """Add a row to the table; the public function is ``AcceleratorUtil.register_accelerator``.
 
     Args:
         name: name of the type, such as ``MY_TPU``.
         facts: the row.
-        owner: the registering function, for messages; the same owner may register again, as a module loaded twice does.
+        owner: name of the registering function, for messages. The same owner may register again, as a module that is
+            loaded twice does.
 
     Raises:
-        ValueError: the name is no identifier, is built in, or belongs to another owner.
+        ValueError: the name is not an identifier, is built in, or belongs to another owner.
     """
     if not name.isidentifier():
         raise ValueError(f"{name!r} cannot be a type of accelerator; choose an identifier, such as MY_TPU")
@@ -190,11 +192,11 @@ def register(name: str, facts: AcceleratorFacts, owner: str) -> AcceleratorType:
 
 
 def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> AcceleratorFacts:
-    """Return the row of a type.
+    """Return the facts about a type of accelerator.
 
     Args:
         kind: the type or its name.
-        registered_by: the module that registered it elsewhere, for the message.
+        registered_by: module that registered the type on another node, for the message; "" if unknown.
 
     Raises:
         ConfigError: this process does not know the type; the message says what to load.
@@ -211,7 +213,9 @@ def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> Accelerato
 
 
 def device_variables() -> frozenset[str]:
-    """Return the variables, of all vendors, that decide which devices a process sees and how they are numbered."""
+    """Return the variables of all vendors that determine which devices a process sees, and how the devices are
+    numbered.
+    """
     found = {""}
     for facts in _rows.values():
         found |= {facts.visibility_variable, facts.numbering[0], *facts.renumbering}
@@ -219,5 +223,5 @@ def device_variables() -> frozenset[str]:
 
 
 def group_facts(ccl: str) -> ProcessGroupFacts:
-    """Return how process groups of a CCL are made; the defaults for a CCL that is in no row."""
+    """Return the facts for process groups of the CCL called *ccl*; the defaults if no row has this CCL."""
     return next((facts.group for facts in _rows.values() if facts.ccl and facts.ccl == ccl), ProcessGroupFacts())

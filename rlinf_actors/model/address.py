@@ -1,4 +1,4 @@
-"""WorkerAddress: the name of a worker and of its children. WorkerInfo: the public properties of a worker."""
+"""WorkerAddress, the name of a worker or of its child, and WorkerInfo, the public properties of a worker."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def _name(group: str, path: tuple[int, ...]) -> str:
 @total_ordering
 @dataclass(frozen=True, slots=True, init=False)
 class WorkerAddress:
-    """A group's name and a path of ranks: ``trainer:3``, or ``trainer:3:0`` for a child of it.
+    """A group's name and a path of ranks: ``trainer:3``, or ``trainer:3:0`` for child 0 of that worker.
 
-    Tuples and lists of ranks, and a single int, give equal addresses. Hashable and ordered.
+    A tuple or list of ranks and a single int give equal addresses. Hashable and ordered.
 
     Attributes:
         root_group_name: name of the group at the root.
@@ -48,20 +48,20 @@ class WorkerAddress:
         return _name(self.root_group_name, self.rank_path)
 
     def get_parent_rank(self) -> int:
-        """Return the rank above the last one.
+        """Return the parent's rank, which is the last but one of the path.
 
         Raises:
-            ValueError: the address has no parent rank.
+            ValueError: the address is not a child of a worker.
         """
         if len(self.rank_path) < 2:
             raise ValueError(f"worker address {self.get_name()!r} has no parent rank: it is not a child of a worker")
         return self.rank_path[-2]
 
     def get_parent_address(self) -> WorkerAddress:
-        """Return the address one level up.
+        """Return the address without its last rank.
 
         Raises:
-            ValueError: this is the group itself.
+            ValueError: the address is a group.
         """
         if not self.rank_path:
             raise ValueError(f"worker address {self.get_name()!r} is a group and has no parent")
@@ -73,7 +73,7 @@ class WorkerAddress:
 
     @classmethod
     def from_name(cls, name: str) -> WorkerAddress:
-        """Parse ``group:0:1``. The group's name may itself hold colons before the ranks.
+        """Return the address with the name ``group:0:1``. The group's name may contain colons before the ranks.
 
         Raises:
             ValueError: *name* has an empty group.

@@ -1,4 +1,4 @@
-"""Buffer: bytes that travel without being interpreted."""
+"""Buffer: bytes that are sent and received without interpretation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Buffer = Union[bytes, bytearray, memoryview]
 
 
 def keepable(part: Buffer) -> Buffer:
-    """Return *part* in a form that its receiver may keep and change.
+    """Return *part*, copied if necessary, so that its receiver may keep and change it.
 
-    Small parts arrive as bytes, from which arrays would be read-only. A view of shared memory whose owner has
-    little room left (its exporter has a true ``crowded``) becomes memory of this process.
+    Bytes are copied because arrays over them would be read-only. A view of shared memory whose owner has little room
+    left (the view's exporter has a true ``crowded``) is copied so that the owner gets its memory back.
     """
     if type(part) is bytes or (type(part) is memoryview and getattr(part.obj, "crowded", False)):
         return bytearray(part)
@@ -19,5 +19,5 @@ def keepable(part: Buffer) -> Buffer:
 
 
 def lent(part: Buffer) -> bool:
-    """True if *part* is a view of memory shared with the process that sent it."""
+    """True if *part* is a view of memory that is shared with the process that sent it."""
     return type(part) is memoryview and hasattr(part.obj, "crowded")

@@ -10,11 +10,12 @@ from typing import Any
 
 
 class AcceleratorType(str, enum.Enum):
-    """Vendors of accelerators; the value is the name on the wire and in output.
+    """Types of accelerators, one per vendor. The value is the name on the wire and in output.
 
-    ``AcceleratorType(name)`` also takes the name of a type that a package has registered in this process
-    (``AcceleratorUtil.register_accelerator``), and returns the same object each time; a loop over the class does not
-    list those. :meth:`named` makes a type that only another machine knows. All print, compare and pickle alike.
+    ``AcceleratorType(name)`` also accepts the name of a type that a package has registered in this process
+    (``AcceleratorUtil.register_accelerator``), and returns the same object each time; iteration over the class does not
+    include such types. :meth:`named` also makes a type that only another machine knows. All types print, compare and
+    pickle alike.
     """
 
     NV_GPU = "NV_GPU"
@@ -38,7 +39,7 @@ class AcceleratorType(str, enum.Enum):
 
     @classmethod
     def named(cls, name: str) -> AcceleratorType:
-        """Return the type called *name*, known to this process or not; for the reports of other machines."""
+        """Return the type called *name*, even if this process does not know it; for the reports of other machines."""
         member = cls._value2member_map_.get(name) or _named.get(name)
         if member is None:
             member = str.__new__(cls, name)
@@ -49,19 +50,19 @@ class AcceleratorType(str, enum.Enum):
 
 
 _named: dict[str, AcceleratorType] = {}
-"""Types that are not members of the class, so that each is one object."""
+"""Types that are not members of the class, by name, so that each exists once."""
 _registered: set[str] = set()
-"""Names that AcceleratorType(name) takes besides its members'."""
+"""Names that AcceleratorType(name) accepts in addition to its members."""
 
 
 def register_accelerator_type(name: str) -> AcceleratorType:
-    """Let ``AcceleratorType(name)`` accept a type; accelerator_table.register calls this."""
+    """Make ``AcceleratorType(name)`` accept *name* and return the type. Called by accelerator_table.register."""
     _registered.add(name)
     return AcceleratorType.named(name)
 
 
 def is_accelerator_type(name: str) -> bool:
-    """True if this process knows a type of accelerator called *name*; NO_ACCEL is none."""
+    """True if *name* is a type of accelerator that this process knows. NO_ACCEL does not count."""
     return name != AcceleratorType.NO_ACCEL.value and (name in AcceleratorType.__members__ or name in _registered)
 
 
@@ -76,7 +77,7 @@ class HardwareConfig:
     node_rank: int
 
     def as_values(self) -> dict[str, Any]:
-        """Return the fields as plain values, from which the node makes the same configuration."""
+        """Return the fields as plain values, from which the node rebuilds this configuration."""
         return dataclasses.asdict(self)
 
 
@@ -94,17 +95,18 @@ class HardwareInfo:
 
     @property
     def identity(self) -> str:
-        """Name that is unique among all pieces of the type in the cluster, such as a robot's address.
+        """Name that is unique among all pieces of this type in the cluster, such as a robot's address.
 
-        "" if only the node and the rank there identify the piece. Types with an address override this.
+        "" if the piece has no such name; its node and its rank on that node then identify it. Types with an address
+        override this property.
         """
         return ""
 
     @property
     def claim_keys(self) -> list[str]:
-        """Keys of the exclusive lease on this piece: equal keys mean the same hardware.
+        """Keys of the exclusive lease on this piece. Pieces with an equal key are the same hardware.
 
-        Empty if the node and the rank there are the key.
+        Empty if the piece has no identity; its node and its rank on that node then form the key.
         """
         return [f"{self.type}:{self.identity}"] if self.identity else []
 
@@ -114,16 +116,16 @@ class AcceleratorInfo(HardwareInfo):
     """One accelerator, as its vendor's library describes it.
 
     Attributes:
-        index: the vendor's index on the node, before any visibility variable; AMD's is HIP's, which counts the devices
-            that ROCR_VISIBLE_DEVICES leaves.
-        uuid: the vendor's unique id, "" without.
-        pci_bus: e.g. ``0000:17:00.0``, "" if unknown.
+        index: the vendor's index on the node, before any visibility variable is applied. AMD's is HIP's index, which
+            counts only the devices that ROCR_VISIBLE_DEVICES leaves.
+        uuid: the vendor's unique id, "" if it has none.
+        pci_bus: PCI address such as ``0000:17:00.0``, "" if unknown.
         memory_bytes: total memory in bytes, 0 if unknown.
         numa_node: NUMA node, -1 if unknown.
         utilization: percent busy, -1 if unknown.
         temperature: degrees Celsius, -1 if unknown.
-        parent_uuid: UUID of the device that this is a slice of (MIG), "" for a whole device. A slice has the index, bus
-            and NUMA node of its device, and only its UUID makes it visible.
+        parent_uuid: for a slice of a device (MIG), the UUID of that device; "" for a whole device. A slice has the
+            index, bus and NUMA node of its device, and only its own UUID makes it visible.
     """
 
     index: int = 0

@@ -14,10 +14,10 @@ _CONCURRENT = "__rlinf_actors_concurrent__"
 
 
 def idempotent(method: F) -> F:
-    """Mark a method that may run more than once for one call, with the same outcome as if it ran once.
+    """Declare that a method may run more than once for one call, with the same outcome as if it ran once.
 
-    ``group.with_retries(n)`` repeats calls of such methods after the death of a worker. A method without the
-    mark runs at most once. A method of a subclass that overrides a marked one needs the mark again.
+    ``group.with_retries(n)`` repeats calls of such methods after the death of a worker. Any other method runs at most
+    once per call. A method of a subclass that overrides an idempotent one needs the decorator again.
 
     Raises:
         UsageError: the decorated object is not a method.
@@ -27,10 +27,10 @@ def idempotent(method: F) -> F:
 
 
 def concurrent(threads: int = 1) -> Callable[[F], F]:
-    """Mark a plain method that runs on threads of its own, beside the calls of the worker's other methods.
+    """Declare that a plain method runs on threads of its own, beside the calls of the worker's other methods.
 
-    It answers while the main thread is busy. It shares the instance with the other methods: state that both use needs a
-    lock. A call that comes while all threads are busy waits for one of them.
+    Such a method answers while the main thread is busy. It shares the instance with the other methods: state that both
+    use needs a lock. A call waits if all of the method's threads are busy.
 
     Args:
         threads: number of calls of this method that may run at a time in one worker.
@@ -54,12 +54,12 @@ DECORATORS = (idempotent, concurrent)
 
 
 def is_idempotent(method: object) -> bool:
-    """True if a method is marked by `idempotent`, in front of or behind decorators that use functools.wraps."""
+    """True if `idempotent` decorates *method*, also together with decorators that use functools.wraps."""
     return bool(getattr(method, _IDEMPOTENT, False))
 
 
 def threads_of(method: object) -> int:
-    """Return the number of threads that `concurrent` gives a method, 0 without the mark."""
+    """Return the number of threads that `concurrent` gives *method*, 0 if it does not decorate the method."""
     return int(getattr(method, _CONCURRENT, 0))
 
 

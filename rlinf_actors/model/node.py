@@ -1,8 +1,8 @@
-"""Nodes and groups of nodes, as plain values.
+"""Nodes and node groups, as plain values.
 
 Both can be made by hand, so that a placement can be tried on a cluster that does not exist. A group numbers its
-resources; these are the ranks in placements. A resource is, in this order of precedence, a piece of the group's own
-hardware type, an accelerator if any node has one, or a node.
+resources; these numbers are the resource ranks in placements. A resource is a piece of the group's own hardware type if
+the group has one; otherwise an accelerator, if any node of the group has one; otherwise a node.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from rlinf_actors.model.hardware import (
 )
 
 CLUSTER_GROUP = "cluster"
-"""Built-in group of all nodes: the one that the short form of a placement uses."""
+"""Built-in group of all nodes, which the short form of a placement uses."""
 NODE_GROUP = "node"
 """Built-in group whose resources are the nodes, whatever hardware they have."""
 RESERVED_LABELS = (CLUSTER_GROUP, NODE_GROUP)
 
 ANY_ACCELERATOR = "Accelerator"
-"""Older type of a resource that holds accelerators; their vendor is then in the infos."""
+"""Older type of a resource that contains accelerators. The type of each accelerator is then in the infos."""
 
 
 @dataclass(frozen=True)
@@ -189,16 +189,16 @@ def _is_accelerator(resource: HardwareResource) -> bool:
 
 @dataclass(frozen=True)
 class NodeGroupInfo:
-    """Nodes under one label, and the numbering of their resources.
+    """The nodes of one group, and the ranks of their resources.
 
     Attributes:
         label: name of the group.
         nodes: its nodes; resource ranks run through them in this order.
-        hardware_type: the one type that the group owns, None for accelerators or else nodes.
+        hardware_type: the group's own hardware type; None if its resources are accelerators or nodes.
         ignore_hardware: True if nodes are the resources, whatever hardware they have.
         env_configs: interpreters and variables of its nodes.
-        visible: node rank to the positions of the accelerators that a visibility variable in env_configs leaves there,
-            in its order; a node without an entry has all of its accelerators.
+        visible: for each node rank, the positions of the accelerators that a visibility variable in env_configs shows,
+            in the variable's order. On a node without an entry all accelerators are visible.
     """
 
     label: str
@@ -234,7 +234,7 @@ class NodeGroupInfo:
 
     @cached_property
     def resources(self) -> list[tuple[NodeInfo, int]]:
-        """Node of each resource rank, and the resource's rank on that node (0 if the resource is the node)."""
+        """Node of each resource rank, and the resource's position on that node (0 if the resource is the node)."""
         if self.counts_nodes:
             return [(node, 0) for node in self.nodes]
         if self.holds_accelerators:
@@ -242,9 +242,7 @@ class NodeGroupInfo:
         return [(node, local) for node in self.nodes for local in range(len(self._infos(node)))]
 
     def accelerators_of(self, node: NodeInfo) -> Sequence[int]:
-        """Return the positions on *node* of the accelerators visible to the group's workers, in the order of their
-        ranks.
-        """
+        """Return the positions on *node* of the accelerators that the group's workers can use, in rank order."""
         return self.visible.get(node.node_rank, range(node.num_accelerators))
 
     def _infos(self, node: NodeInfo) -> list[HardwareInfo]:
@@ -256,7 +254,7 @@ class NodeGroupInfo:
 
     @property
     def hardware_resource_count(self) -> int:
-        """Number of resources: ranks 0 to this number less one can be placed on."""
+        """Number of resources. Valid resource ranks are 0 to this number minus 1."""
         return len(self.resources)
 
     @property
@@ -312,7 +310,8 @@ class NodeGroupInfo:
         return {key: value for env_vars in chosen for key, value in env_vars.items()}
 
     def get_node_python_interpreter_path(self, node_rank: int) -> str:
-        """Return the interpreter of this group's workers on a node: the configuration's, else the node's own.
+        """Return the interpreter of this group's workers on a node: the configuration's if it names one, else the
+        node's own.
 
         Raises:
             PlacementError: the node is not in the group.

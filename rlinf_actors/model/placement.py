@@ -1,4 +1,4 @@
-"""Placement: the node and devices of one process of a group. And the merge of a worker's environment. Pure."""
+"""Placement, the node and devices of one process of a group, and the merge of a worker's environment. Pure."""
 
 from __future__ import annotations
 
@@ -75,22 +75,22 @@ PATH_LIKE = frozenset(
         "GAZEBO_PLUGIN_PATH", "GAZEBO_RESOURCE_PATH", "GZ_SIM_RESOURCE_PATH", "IGN_GAZEBO_RESOURCE_PATH",
     }
 )  # fmt: skip
-"""Variables that hold a list of directories. By name: MODEL_PATH and the like hold one path, not a list."""
+"""Variables that contain a list of directories. Listed by name because others, such as MODEL_PATH, contain one path."""
 
 
 def merge_path(first: str, then: str) -> str:
-    """Return both lists of directories as one, in this order, without duplicates or empty entries."""
+    """Return the directories of *first*, then those of *then*, as one list without duplicates or empty entries."""
     return ":".join(dict.fromkeys(entry for entry in f"{first}:{then}".split(":") if entry))
 
 
 def merge_paths(node: Mapping[str, str], ours: Mapping[str, str], mode: str = "append") -> dict[str, str]:
-    """Return the node's environment with *ours* on top.
+    """Return the node's environment, overridden by *ours*.
 
     Args:
         node: variables of the node.
-        ours: variables of the configuration and the placement; they win.
-        mode: "append": variables in PATH_LIKE get our entries first, then the node's;
-            "override": they are replaced like any other.
+        ours: variables of the configuration and the placement; they take precedence.
+        mode: "append": a variable in PATH_LIKE gets the entries of *ours* first, then the node's; "override": such a
+            variable is replaced like any other.
 
     Raises:
         ValueError: *mode* is neither.

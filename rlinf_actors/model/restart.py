@@ -1,4 +1,6 @@
-"""RestartPolicy: the conditions under which a failed worker is restarted. And the ids of a rank's incarnations."""
+"""RestartPolicy, the conditions under which a failed worker is restarted, and the worker ids of one rank's
+incarnations.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from rlinf_actors.errors import UsageError
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """The number and timing of restarts of a failed worker, on its node and under its rank.
+    """The number and timing of restarts of a failed worker. A restart keeps the worker's node and rank.
 
-    A failure is an unrequested end: an exit code other than 0, a signal, or lack of memory. Make a policy by
+    A failure is an end that was not requested: an exit code other than 0, a signal, or lack of memory. Make a policy by
     `on_failure` or `never`.
 
     Attributes:
-        max_restarts: restarts of one rank that may fall into `within_s`; after one failure more the rank is not
+        max_restarts: largest number of restarts of one rank within `within_s`. After one more failure the rank is not
             restarted.
         within_s: length of that sliding window, in seconds.
         backoff_s: seconds from a failure to the restart, doubled for every earlier restart in the window.
@@ -39,14 +41,14 @@ class RestartPolicy:
 
     @classmethod
     def never(cls) -> RestartPolicy:
-        """Return the policy that restarts no worker; the default of a launch."""
+        """Return the policy that restarts no worker. It is the default of a launch."""
         return cls(max_restarts=0)
 
     @classmethod
     def on_failure(
         cls, max_restarts: int = 3, within_s: float = 60.0, backoff_s: float = 0.5, backoff_max_s: float = 30.0
     ) -> RestartPolicy:
-        """Return a policy that restarts a worker after a failure; see the attributes.
+        """Return a policy that restarts a worker after a failure. The arguments are the attributes of the class.
 
         Raises:
             UsageError: a number is not valid.
@@ -60,15 +62,20 @@ class RestartPolicy:
 
 
 def next_id(worker_id: str, incarnation: int) -> str:
-    """Return the id of a worker's next incarnation, which no other worker has."""
+    """Return the worker id of a rank's next incarnation. No other worker has this id.
+
+    Args:
+        worker_id: id of any incarnation of the rank.
+        incarnation: number of the next incarnation.
+    """
     return f"{rank_id(worker_id)}.{incarnation}"
 
 
 def rank_id(worker_id: str) -> str:
-    """Return the common part of the ids of all incarnations of one rank of one launch."""
+    """Return the part that the worker ids of all incarnations of one rank of one launch share."""
     return worker_id.partition(".")[0]
 
 
 def launch_of(worker_id: str) -> str:
-    """Return the common beginning of the ids of all workers of one launch. It tells two groups of one name apart."""
+    """Return the beginning that all worker ids of one launch share. Two groups with the same name differ in it."""
     return rank_id(worker_id).rpartition("-")[0]

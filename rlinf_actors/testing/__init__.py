@@ -1,4 +1,6 @@
-"""For tests of programs that use rlinf-actors: clusters on this machine, faults, a pytest plugin with leak checks."""
+"""Tools for testing programs that use rlinf-actors: clusters on this machine, faults, a pytest plugin with leak
+checks.
+"""
 
 from typing import TYPE_CHECKING
 

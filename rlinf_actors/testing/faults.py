@@ -43,27 +43,32 @@ class Action:
 
 
 def drop() -> Action:
-    """The message is lost. No network does that on a living connection, so a caller that waits needs a timeout."""
+    """Return the action that loses the message.
+
+    No network does that on a living connection, so a caller that waits needs a timeout.
+    """
     return Action("drop")
 
 
 def delay(seconds: float) -> Action:
-    """The message comes *seconds* later, and later messages stay behind it. At spawn points the process is delayed."""
+    """Return the action that delays a message by *seconds*, and later messages with it. At spawn points it delays the
+    process.
+    """
     return Action("delay", seconds)
 
 
 def duplicate() -> Action:
-    """The message comes twice."""
+    """Return the action that delivers the message twice."""
     return Action("duplicate")
 
 
 def cut(seconds: float = 0.0) -> Action:
-    """All messages to and from that peer are lost for *seconds*; 0: until the rule ends."""
+    """Return the action that loses all messages to and from a peer for *seconds*; 0 means until the rule ends."""
     return Action("cut", seconds)
 
 
 def refuse() -> Action:
-    """A request or a start is refused at once; a connection is never made, as to a closed port."""
+    """Return the action that refuses a request or a start at once. A connection is refused as by a closed port."""
     return Action("refuse")
 
 
@@ -73,17 +78,19 @@ def fault(point: str, action: Action, where: str = "*", **more: Any) -> Fault:
     Args:
         point: name of the fault point, e.g. "transport.send"; see POINTS.
         action: its effect, e.g. ``delay(0.2)``.
-        where: pattern (as in fnmatch) of the names that it strikes.
+        where: pattern (as in fnmatch) of the names to which the fault applies.
         more: chance, times, skip, seed, exists: see Fault.
 
     Raises:
-        ConfigError: no such point, or the action is not possible there.
+        ConfigError: there is no such point, or the action is not possible there.
     """
     return check(Fault(point, action.name, action.seconds, where, **more))
 
 
 def environment(*faults: Fault) -> dict[str, str]:
-    """Return the variable that brings *faults* into every process that is started with it."""
+    """Return the environment variable, with its value, that injects *faults* into every process that is started
+    with it.
+    """
     return {FAULTS: msgspec.json.encode(faults).decode()}
 
 
@@ -92,14 +99,14 @@ def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*",
     """Inject faults into this process until the block ends; delayed messages still arrive then.
 
     Args:
-        point, action, more: as `fault`'s.
-        where: a pattern, or a function of the name that returns True to strike; it runs on any thread.
+        point, action, more: the same as in `fault`.
+        where: a pattern, or a function of the name that returns True if the fault applies; it runs on any thread.
 
     Yields:
         The rule; its `hits` counts the faults injected.
 
     Raises:
-        ConfigError: no such point, or the action is not possible there.
+        ConfigError: there is no such point, or the action is not possible there.
     """
     pattern, decide = (where, None) if isinstance(where, str) else ("*", where)
     rule = Rule(fault(point, action, pattern, **more), decide)
@@ -111,8 +118,9 @@ def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*",
 
 
 def templates(run_dir: str) -> list[int]:
-    """Return the running templates of a node, from the records that they leave for a later agentd
-    (agentd.templates.Record).
+    """Return the process ids of a node's running templates.
+
+    They are read from the records that templates leave for a later agentd (agentd.templates.Record).
     """
     found = []
     for path in Path(run_dir, "t").glob("*.json"):
@@ -127,7 +135,9 @@ def templates(run_dir: str) -> list[int]:
 
 
 def keepers(run_dir: str) -> list[int]:
-    """Return the running keepers of a node: each has its socket on its command line."""
+    """Return the process ids of a node's running keepers, which have the node's keeper socket on their
+    command lines.
+    """
     wanted, found = os.fsencode(f"{run_dir}/keeper"), []
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
@@ -137,7 +147,7 @@ def keepers(run_dir: str) -> list[int]:
 
 
 def kill_all(pids: Sequence[int]) -> None:
-    """SIGKILL processes and all their descendants. They are stopped first, so that none forks meanwhile."""
+    """SIGKILL processes and all their descendants. They are stopped first, so that none of them forks meanwhile."""
     stopped: list[int] = []
     while fresh := [found for pid in pids for found in procfs.subtree(pid) if found not in stopped]:
         for found in fresh:

@@ -1,8 +1,8 @@
 """LeakCheck: the processes, threads, file descriptors, files and shared memory that a test left behind.
 
-A process belongs to the test if it has the test's mark in its environment: every process that the test starts inherits
-it, also through setsid and double forks. The check waits for processes and threads that are ending, each by its own
-event, GRACE_S seconds at most.
+A process belongs to the test if its environment has the test's value of TEST_MARK: every process that the test starts
+inherits that value, also through setsid and double forks. The check waits until processes and threads that are ending
+have ended, at most GRACE_S seconds in all.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _numbers = itertools.count(1)
 
 
 class LeakCheck:
-    """Make one before the test's resources are made; `problems` reports what remains after they are closed."""
+    """Check for leaks. Make an instance before the test makes its resources, and call `problems` after they are
+    closed.
+    """
 
     def __init__(self) -> None:
         self._mark = f"{os.getpid()}-{next(_numbers)}"
@@ -49,7 +51,9 @@ class LeakCheck:
         self._children = set(procfs.children(os.getpid()))
 
     def problems(self) -> list[str]:
-        """Return what remains, one sentence each. Kills processes, removes files, and restores the environment."""
+        """Return a sentence for each thing that remains. Kills processes, removes files, and restores the
+        environment.
+        """
         for name, value in self._environ.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -94,7 +98,7 @@ class LeakCheck:
 
 
 def processes(mark: str) -> list[int]:
-    """Return the living processes, without this one, that inherited this mark (the value of TEST_MARK)."""
+    """Return the ids of the living processes, without this one, whose environment has TEST_MARK=*mark*."""
     wanted = f"{TEST_MARK}={mark}".encode()
     me, found = os.getpid(), []
     for pid in procfs.pids():
@@ -127,10 +131,10 @@ def _shm() -> set[str]:
 
 
 def _used_by_others(name: str) -> bool:
-    """True if a process that is not ours uses this shared memory, so another program made it, or if it has vanished.
+    """True if this shared memory belongs to another program or no longer exists.
 
-    A program that makes shared memory opens it, maps it, and closes it: without an open descriptor it has a mapping.
-    The mapping is compared by inode, because sem_open renames the file after it has mapped it.
+    It belongs to another program if a process outside this process's subtree has it open or mapped. The mapping is
+    compared by inode, because sem_open renames the file after it has mapped it.
     """
     try:
         found = os.stat(f"{SHM}/{name}")

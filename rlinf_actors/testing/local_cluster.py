@@ -1,7 +1,7 @@
 """LocalCluster: a head and several agents as real processes on this machine, with described hardware. For tests.
 
 Each node is an agentd that reads its hardware from a file instead of probing; `per_node` makes these descriptions.
-Blocking methods run on the caller's thread, with ``async_op=True`` on a thread of their own.
+Blocking methods run on the caller's thread. With ``async_op=True`` they run on another thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rlinf_actors.cluster.connect import Connecting
 
 NodeHardware = Union[Mapping[str, Any], int, None]
-"""Description of one node; see LocalCluster. A number stands for that many accelerators."""
+"""Description of one node's hardware; see LocalCluster. A number stands for that many accelerators."""
 
 KEYS = (
     "accelerators", "type", "model", "memory_bytes", "numa_nodes", "robots", "cpus", "env", "labels", "interfaces",
@@ -58,7 +58,7 @@ EXAMPLE = '{"accelerators": 8, "type": "NV_GPU", "model": "A800"}'
 
 
 def per_node(hardware: NodeHardware | Sequence[NodeHardware], num_nodes: int) -> list[dict[str, Any]]:
-    """Return for each node the description that its agentd reads.
+    """Return, for each node by rank, the hardware description that its agentd reads.
 
     Args:
         hardware: one description for all nodes, or a list with one for each.
@@ -146,7 +146,7 @@ class LocalNode:
         ip: its address: 127.0.0.1 for node 0, 127.0.0.2 for node 1, …
         run_dir: its agentd's directory of sockets.
         log_dir: directory of its workers' output, unless the driver sets another.
-        process: its agentd.
+        process: the process of its agentd.
     """
 
     rank: int
@@ -167,7 +167,7 @@ class LocalNode:
         return self.process.poll() is None
 
     def log(self) -> str:
-        """Return the log of its agentd, also after the end of the cluster."""
+        """Return the log of its agentd. It is available after the end of the cluster too."""
         if self._log is not None:
             return self._log
         try:
@@ -256,7 +256,7 @@ class LocalCluster:
         """Start the nodes and wait until all are registered.
 
         Args:
-            async_op: True to return an AsyncWork at once instead of blocking. The same holds for the other methods.
+            async_op: True to return an AsyncWork at once instead of blocking. The other methods have the same argument.
 
         Raises:
             ClusterTimeoutError: the start takes longer than *timeout* seconds.
@@ -280,7 +280,7 @@ class LocalCluster:
         return self
 
     def stop(self, grace: float = 10.0, async_op: bool = False) -> Any:
-        """End every node with its workers: SIGTERM, after *grace* seconds SIGKILL. A second call is fine."""
+        """End every node with its workers by SIGTERM, and by SIGKILL after *grace* seconds. May be called twice."""
         return _done(lambda: self._stop(grace), "the end of a LocalCluster", async_op)
 
     def _stop(self, grace: float) -> None:
@@ -301,11 +301,11 @@ class LocalCluster:
         self.stopped = True
 
     def kill_node(self, rank: int, async_op: bool = False) -> Any:
-        """SIGKILL a node: its agentd, templates, workers and their children. Returns when they have ended."""
+        """SIGKILL a node: its agentd, templates, workers and their children. Return when they have ended."""
         return _done(lambda: self._kill(self.nodes[rank]), f"the end of node {rank}", async_op)
 
     def kill_agent(self, rank: int, async_op: bool = False) -> Any:
-        """SIGKILL a node's agentd alone, which contains the head if *rank* is 0. Returns when it has ended."""
+        """SIGKILL only the agentd of a node; on node 0 that includes the head. Return when the agentd has ended."""
 
         def kill() -> None:
             self.nodes[rank].process.kill()
@@ -314,10 +314,10 @@ class LocalCluster:
         return _done(kill, f"the end of the agentd of node {rank}", async_op)
 
     def restart_agent(self, rank: int, timeout: float = 30.0, async_op: bool = False) -> Any:
-        """Restart a node's agentd after its end, at its old addresses. Returns when it is registered.
+        """Restart the agentd of a node, which must have ended, at its old addresses. Return when it is registered.
 
         Raises:
-            RlinfActorsError: it runs, or ended before it was registered.
+            RlinfActorsError: the agentd still runs, or the new one ended before it was registered.
             ClusterTimeoutError: the restart takes longer than *timeout* seconds.
         """
         node = self.nodes[rank]
@@ -332,7 +332,11 @@ class LocalCluster:
         return _done(restart, f"the new start of the agentd of node {rank}", async_op)
 
     def stop_node(self, rank: int, timeout: float = 10.0, async_op: bool = False) -> Any:
-        """End a node in good order (SIGTERM) and wait for it. Raises subprocess.TimeoutExpired."""
+        """End a node in good order (SIGTERM) and wait for the end.
+
+        Raises:
+            subprocess.TimeoutExpired: the node has not ended after *timeout* seconds.
+        """
 
         def stop() -> None:
             self.nodes[rank].process.terminate()
@@ -364,10 +368,12 @@ class LocalCluster:
     # --- what drivers need ---
 
     def cluster(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Cluster:
-        """Return this process's Cluster on these nodes; it is shut down with them. Blocks; arguments as Cluster's.
+        """Return a Cluster of this process on these nodes. Blocks. `stop` shuts it down.
+
+        The arguments are those of Cluster. Without *num_nodes* and *cluster_cfg*, the Cluster has all nodes.
 
         Raises:
-            RlinfActorsError: all nodes are wanted (the default), and the agentd of one has ended; also as Cluster.
+            RlinfActorsError: the Cluster needs all nodes and the agentd of one has ended. Also the errors of Cluster.
         """
         from rlinf_actors.cluster.cluster import Cluster
 
@@ -376,7 +382,9 @@ class LocalCluster:
         return made
 
     def connect(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Connecting[Cluster]:
-        """Return the same for asyncio: ``async with local.connect() as cluster``; arguments as Cluster.connect's."""
+        """Connect to these nodes from asyncio: ``async with local.connect() as cluster``. Arguments as
+        Cluster.connect's.
+        """
         from rlinf_actors.cluster.cluster import Cluster
 
         wanted = self._wanted(num_nodes, cluster_cfg)
@@ -384,7 +392,7 @@ class LocalCluster:
 
     @property
     def driver_env(self) -> dict[str, str]:
-        """Variables for other processes that connect to these nodes: scripts, `rlinf-actors`."""
+        """Environment variables with which another process (a script, `rlinf-actors`) connects to these nodes."""
         return {HEAD: self.head, KEY_DIR: self.keys}
 
     def _wanted(self, num_nodes: int | None, cluster_cfg: Any) -> int | None:
@@ -415,7 +423,7 @@ class LocalCluster:
         return heard
 
     def _spawn(self, node: LocalNode) -> int:
-        """Start an agentd, and return that read end."""
+        """Start an agentd, and return the read end of the pipe on which it reports its registration."""
         rank, run_dir = node.rank, node.run_dir
         role = ["--connect", self.head] if rank else ["--head", "--listen", self.head]
         hardware = f"{run_dir}/hardware.json"
@@ -447,7 +455,7 @@ def _base() -> str:
 
 
 def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> None:
-    """Wait until each agentd reports its registration; closes the pipes."""
+    """Wait until each agentd reports its registration, then close the pipes."""
     missing = set(pipes)
     text = {rank: bytearray() for rank in pipes}
     with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:
@@ -477,7 +485,7 @@ def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float
 
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return TOML of plain tables; JSON's numbers, texts and lists of texts are valid TOML."""
+    """Return *tables* as TOML. JSON's numbers, texts and lists of texts are valid TOML."""
     lines: list[str] = []
     for table, section in tables.items():
         lines.append(f"[{table}]")

@@ -33,25 +33,27 @@ except ImportError:
     pytest_asyncio = None  # type: ignore[assignment]
 
 LOG_LINES = 50
-"""Lines of each node's log in the report of a failed test."""
+"""Number of lines of each node's log in the report of a failed test."""
 
 runs: list[pytest.Config] = []
-"""Runs of pytest in this process. During one, lost errors do not change the exit code (`runtime.lost_errors`)."""
+"""Runs of pytest in progress in this process. During a run, lost errors do not change the exit code
+(`runtime.lost_errors`).
+"""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Note that a run began."""
+    """Add the run to `runs`."""
     runs.append(config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Note that the run ended."""
+    """Remove the run from `runs`."""
     runs.remove(config)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, None]:
-    """Add the nodes' logs to the report of a failed test: the files are removed with the cluster."""
+    """Add the nodes' logs to the report of a failed test, because the files are removed with the cluster."""
     outcome = yield
     report = outcome.get_result()
     module = sys.modules.get("rlinf_actors.testing.local_cluster")
@@ -68,7 +70,7 @@ def pytest_runtest_makereport() -> Generator[None, Any, None]:
 
 @pytest.fixture
 def rlinf_leak_check() -> Iterator[None]:
-    """Fail the test if it leaves anything behind."""
+    """Fail the test if it leaves a process, thread, file descriptor, file or shared memory behind."""
     from rlinf_actors.testing.leaks import LeakCheck
 
     check = LeakCheck()
@@ -80,7 +82,7 @@ def rlinf_leak_check() -> Iterator[None]:
 
 @pytest.fixture
 def rlinf_cluster(rlinf_leak_check: None) -> Iterator[Cluster]:
-    """A private cluster of one node; shut down after the test."""
+    """Provide a private cluster of one node, which is shut down after the test."""
     from rlinf_actors.cluster.cluster import Cluster
 
     cluster = Cluster(num_nodes=1)
@@ -90,7 +92,7 @@ def rlinf_cluster(rlinf_leak_check: None) -> Iterator[Cluster]:
 
 @pytest.fixture
 def local_cluster(rlinf_leak_check: None) -> Iterator[Callable[..., LocalCluster]]:
-    """Start LocalClusters (their arguments; num_nodes is 3 by default), which end with the test."""
+    """Provide a function that starts a LocalCluster (num_nodes is 3 by default), which ends with the test."""
     from rlinf_actors.testing.local_cluster import LocalCluster
 
     started: list[LocalCluster] = []

@@ -44,12 +44,12 @@ class Command:
 
 
 class SimulatedArm:
-    """One arm. Loop thread only.
+    """One simulated arm. Use on the loop thread only.
 
     Args:
-        record: file that every command is appended to, whole lines at a time.
-        rate_hz: states a second.
-        watchdog_s: a moving arm stops by itself after so many seconds without a command; 0 for never.
+        record: path of the file to which every command is appended, in whole lines.
+        rate_hz: number of states to send per second.
+        watchdog_s: seconds without a command after which a moving arm stops; 0 for never.
     """
 
     def __init__(self, record: str, *, rate_hz: float = RATE_HZ, watchdog_s: float = 0.0) -> None:
@@ -66,7 +66,7 @@ class SimulatedArm:
         self._tasks = Tasks()
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept clients until `close`. Return the port."""
+        """Accept clients until `close`. Return the TCP port."""
         self._server = await asyncio.start_server(self._client, host, port, limit=_MAX_LINE)
         self._tasks.start(self._send_states(), "sending states")
         return int(self._server.sockets[0].getsockname()[1])
@@ -133,14 +133,14 @@ class SimulatedArm:
 
 
 class SimulatedArmClient:
-    """A worker's connection to a simulated arm. One command is one system call: it takes no lock. Any thread.
+    """A worker's connection to a simulated arm. Any thread. A command is one system call and takes no lock.
 
     Args:
         address: ``HOST:PORT`` of the arm.
         name: name of this connection in the arm's record.
 
     Raises:
-        OSError: no arm listens there.
+        OSError: no arm listens at *address*.
     """
 
     def __init__(self, address: str, name: str = "") -> None:
@@ -167,7 +167,10 @@ class SimulatedArmClient:
             pass
 
     def state(self) -> tuple[float, bool]:
-        """Wait for the arm's next state: its position, and True if it moves. Raises OSError at its end."""
+        """Wait for the arm's next state and return its position, and True if the arm moves.
+
+        Raises OSError if the arm closes the connection.
+        """
         while b"\n" not in self._received:
             data = self._socket.recv(4096)
             if not data:
@@ -178,7 +181,9 @@ class SimulatedArmClient:
         return float(position), moving == "1"
 
     def fileno(self) -> int:
-        """Return the descriptor of the connection, for code that writes commands itself: a line of text each."""
+        """Return the file descriptor of the connection, for code that writes commands itself (one line of text per
+        command).
+        """
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -190,13 +195,13 @@ class SimulatedArmClient:
 
 
 def read_record(path: str | Path) -> list[Command]:
-    """Return the commands in a record, in the arm's order; an incomplete last line is left out."""
+    """Return the commands in the record at *path*, in the arm's order. An incomplete last line is ignored."""
     lines = Path(path).read_text().split("\n")[:-1]
     return [Command(one["at"], one["connection"], one["command"]) for one in map(json.loads, lines)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run arms until SIGTERM."""
+    """Run simulated arms until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="simulated_arm", description="A robot arm that only records its commands.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="0 for a free one, which is printed")
@@ -211,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def serve(arms: Sequence[SimulatedArm], host: str, port: int) -> None:
-    """Listen, print the ports, and serve until SIGTERM or SIGINT."""
+    """Make the arms listen, print their ports, and run until SIGTERM or SIGINT."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)

@@ -1,4 +1,4 @@
-"""The hardware type of simulated arms: importing this module lets node groups own ``SimulatedArm``."""
+"""Hardware type of simulated arms. Importing this module makes ``SimulatedArm`` available to node groups."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ HW_TYPE = "SimulatedArm"
 @NodeHardwareConfig.register_hardware_config(HW_TYPE)
 @dataclass
 class SimulatedArmConfig(HardwareConfig):
-    """One arm: ``address`` is its ``HOST:PORT`` as seen from its node."""
+    """Configuration of one arm. ``address`` is its ``HOST:PORT`` as seen from its node."""
 
     address: str
 
 
 @dataclass
 class SimulatedArmInfo(HardwareInfo):
-    """One arm, as its worker gets it."""
+    """One arm, as its worker sees it. ``address`` is its ``HOST:PORT``."""
 
     address: str
 
     @property
     def identity(self) -> str:
-        """Its address: only one group may use an arm at a time."""
+        """The arm's address, so that only one group may use the arm at a time."""
         return self.address
 
 
 @Hardware.register()
 class SimulatedArmHardware(Hardware):
-    """Reports each configured arm as present."""
+    """Hardware type whose configured arms always count as present."""
 
     HW_TYPE = HW_TYPE
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[SimulatedArmConfig] | None = None) -> HardwareResource | None:
-        """Return the arms of a node."""
+        """Return the configured arms of a node, None without any."""
         infos = [SimulatedArmInfo(cls.HW_TYPE, "simulated", arm.address) for arm in configs or ()]
         return HardwareResource(cls.HW_TYPE, infos) if infos else None
