@@ -236,7 +236,11 @@ class Button:
         self._question = question_of(options)
 
     def run(self) -> int:
-        """Wait until the button is pressed, stop all robots and return the exit code. Raises _Disarmed on Ctrl-D."""
+        """Wait until the button is pressed, stop all robots and return the exit code.
+
+        Raises:
+            _Disarmed: the user pressed Ctrl-D, or the input was lost and the option --on-loss is "exit".
+        """
         if self._line is not None and self._line.pressed():
             self._print("pressed already", "", f"{self._options.gpio_file} is {self._options.gpio_at} now")
             return self._press()
