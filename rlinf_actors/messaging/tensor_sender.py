@@ -86,7 +86,7 @@ class LaneSend:
 
 
 class TensorSender:
-    """Sends all messages to one worker after the first with tensors beside it. Any thread may use it.
+    """Sends all messages to one worker, from the first message with tensors beside it on. Any thread may use it.
 
     Args:
         endpoint: this worker as an end of transfers.
