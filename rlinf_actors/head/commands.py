@@ -1,7 +1,7 @@
-"""Values that go into and come out of the coordinator. Pure.
+"""The events that the coordinator receives and the commands that it returns. Pure.
 
-Events go in, commands come out. A `Persist` command carries a change of the state that survives a restart of the head;
-`head.store` keeps it on disk. Everything else that a head knows is reported again by agents and clients that reconnect.
+A `Persist` command contains a change of the state that survives a restart of the head; `head.store` writes it to disk.
+All other state is reported again to a restarted head by the agents and clients that reconnect.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.values import EventKind, ExitReport, NodeReport
 
 NODE, REPLACED, CLIENT, WORKER = "node", "replaced", "client", "worker"
-"""Kinds of tombstones: incarnations of agents (two kinds) and of clients, and ids of workers."""
+"""Kinds of tombstones. The ids are incarnations of lost agents, of replaced agents and of clients, and worker ids."""
 KEPT = 4096
-"""Tombstones that are kept of each kind; the oldest are forgotten."""
+"""Largest number of tombstones of each kind; the oldest are dropped."""
 
 # --- persistent state ---
 
 
 class KnownNode(msgspec.Struct, frozen=True):
-    """A node that has registered.
+    """Add or replace the record of a registered node.
 
     `rank` is None until it is frozen. A restarted head does not wait for a `lost` node. `member` is the name of the
     agent's key, "" without one.
@@ -41,19 +41,22 @@ class KnownNode(msgspec.Struct, frozen=True):
 
 
 class ForgetNode(msgspec.Struct, frozen=True):
-    """The rank of a lost node is free."""
+    """Drop the record of a node, whose rank becomes free."""
 
     id: str
 
 
 class ForgetKey(msgspec.Struct, frozen=True):
-    """A key ended long ago and leaves the list. Unlisted keys are refused too."""
+    """Drop a key that ended long ago from the list. An unlisted key is refused too."""
 
     public: str
 
 
 class KnownJob(msgspec.Struct, frozen=True):
-    """A job of a head with keys: `proof` is a hash of its token, `owner` the name of the driver's key."""
+    """Add or replace the record of a job. `proof` is a hash of its token, `owner` the name of its driver's key.
+
+    Only heads with keys write these records.
+    """
 
     namespace: str
     proof: str
@@ -61,13 +64,13 @@ class KnownJob(msgspec.Struct, frozen=True):
 
 
 class ForgetJob(msgspec.Struct, frozen=True):
-    """A job has ended."""
+    """Drop the record of a job that has ended."""
 
     namespace: str
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """The head declared a process dead without proof. If it is still there, it is refused for this reason."""
+    """Add a tombstone: the head declared this process dead without proof, and refuses it if it returns."""
 
     kind: str
     id: str
@@ -75,34 +78,34 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class ForgetTombstone(msgspec.Struct, frozen=True):
-    """A tombstone made room for newer ones."""
+    """Drop a tombstone, to make room for newer ones."""
 
     kind: str
     id: str
 
 
 class StopPressed(msgspec.Struct, frozen=True):
-    """An emergency stop is in force; `key` is a namespace or robots.ALL, `text` a line for people."""
+    """Put an emergency stop in force. `key` is a namespace or robots.ALL, `text` a line for people."""
 
     key: str
     text: str
 
 
 class StopReleased(msgspec.Struct, frozen=True):
-    """An emergency stop was released."""
+    """Release an emergency stop. `key` is a namespace or robots.ALL."""
 
     key: str
 
 
 class NodeDrained(msgspec.Struct, frozen=True):
-    """A node takes no new workers until the drain is undone, also while the node is away."""
+    """Drain a node: it takes no new workers until a NodeUndrained. `why` is the reason, for people."""
 
     id: str
     why: str
 
 
 class NodeUndrained(msgspec.Struct, frozen=True):
-    """The node takes new workers again."""
+    """Let a drained node take new workers again."""
 
     id: str
 
@@ -115,16 +118,16 @@ Change = Union[
 
 @dataclass
 class Snapshot:
-    """The persistent state that the head before this one left.
+    """The persistent state that the earlier head left.
 
     Attributes:
         epoch: how many heads have started in this directory, this one included.
-        nodes: nodes that had registered.
-        given_up: tombstones: (kind, id) to the reason, the oldest first.
-        stops: emergency stops in force.
-        drained: ids of the nodes that take no new workers, and why.
-        keys: public keys, ended ones too.
-        jobs: jobs of a head with keys.
+        nodes: the nodes that had registered.
+        given_up: the tombstones: (kind, id) -> reason, the oldest first.
+        stops: the emergency stops in force: namespace or robots.ALL -> text.
+        drained: node id -> why the node takes no new workers.
+        keys: the public keys and join tokens, ended ones included.
+        jobs: the jobs; empty for a head without keys.
     """
 
     epoch: int = 0
@@ -157,7 +160,7 @@ class NoticeReceived(msgspec.Struct, frozen=True):
 
 
 class ConnectionRejected(msgspec.Struct, frozen=True):
-    """The sockets rejected connections; fields as the arguments of security.members.Gate.refused."""
+    """A socket rejected `times` connections; fields as the arguments of security.members.Gate.refused."""
 
     public: str
     address: str
@@ -166,11 +169,11 @@ class ConnectionRejected(msgspec.Struct, frozen=True):
 
 
 class TimerDue(msgspec.Struct, frozen=True):
-    """`Coordinator.next_deadline` has come."""
+    """The time that `Coordinator.next_deadline` returned has come."""
 
 
 class HeadStalled(msgspec.Struct, frozen=True):
-    """The head itself did not run for so many seconds: silence of others in that time does not count."""
+    """The head itself did not run for `seconds`, so the silence of its peers in that time does not count."""
 
     seconds: float
 
@@ -182,7 +185,7 @@ class PeerUnreachable(msgspec.Struct, frozen=True):
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
-    """The store cannot write, and why; "" when it can again."""
+    """The store reports why it cannot write; `trouble` is "" if it can."""
 
     trouble: str
 
@@ -217,7 +220,7 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class EndCluster(msgspec.Struct, frozen=True):
-    """All workers have stopped: end the head and its agent."""
+    """End the head and its agent, because a cluster that was asked to end has no worker left."""
 
     reason: str
 
@@ -266,7 +269,7 @@ class Refused(Exception):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The identity of a head; `epoch` differs each time one starts. A driver owns an `embedded` head."""
+    """The identity of a head. `epoch` differs at each start of a head. An `embedded` head belongs to one driver."""
 
     epoch: str
     version: str
@@ -280,17 +283,17 @@ class Timing(msgspec.Struct, frozen=True):
         beat_s: interval of the heartbeats of agents and clients.
         suspect_beats: beats missed before a node is shown as suspect.
         lease_s: silence after which a node is lost and an unwatched client has ended.
-        robot_lease_s: how long a robot worker goes on without a word of the head, and of its owner.
-        robot_settle_s: how long after its start a head starts no robot worker: a worker that the head does not know
-            yet may use the robot on another node, until its agent has reported it or its lease is over.
-        head_grace_s: how long clients wait for a head whose machine answers; as agentd's.
-        return_s: how long a restarted head waits at least for its nodes, and for owners that they name; the lease if
-            that is longer. They reconnect every 3 s at most, on a machine that may be busy with its own restart.
-        rank_hold_s: how long the rank of a lost node is kept from others. The longer of the lease and the time
-            that cut-off workers may live while a head is restarting (`head_grace_s` of agentd).
-        orphan_grace_s: between SIGTERM and SIGKILL for the workers of an owner that is gone; a robot that one of
-            them holds is to be free within 0.5 s.
-        stop_grace_s: the same when the whole cluster is stopped.
+        robot_lease_s: how long a robot worker goes on without a message from the head, or from its owner.
+        robot_settle_s: how long after its start a head starts no robot worker. A worker that the head does not know
+            yet may use the robot until its agent has reported it or its lease has ended.
+        head_grace_s: how long clients wait for a head that is down while its machine answers; as agentd's.
+        return_s: how long a restarted head waits for its nodes, and for the owners that they name; the lease if that
+            is longer. They try to reconnect every 3 s, on a machine that may be busy with its own restart.
+        rank_hold_s: how long the rank of a lost node is not given to another node: the longer of the lease and the
+            time for which cut-off workers may live while a head restarts (`head_grace_s` of agentd).
+        orphan_grace_s: time between SIGTERM and SIGKILL for workers whose owner is gone. It is short because their
+            robots must be free within 0.5 s.
+        stop_grace_s: time between SIGTERM and SIGKILL when the whole cluster is stopped.
     """
 
     beat_s: float = 1.0
@@ -306,18 +309,17 @@ class Timing(msgspec.Struct, frozen=True):
 
     @property
     def patience_s(self) -> float:
-        """How long a restarted head waits for nodes and owners to come back."""
+        """Seconds for which a restarted head waits for nodes and owners to reconnect."""
         return max(self.lease_s, self.return_s)
 
     @property
     def suspect_s(self) -> float:
-        """Silence after which a node is suspect."""
+        """Seconds of silence after which a node is suspect."""
         return self.beat_s * self.suspect_beats
 
     def after_stall(self, last_seen: float, seconds: float, now: float) -> float:
-        """Return when a peer counts as last seen, after the head did not run for *seconds* until *now*.
+        """Return a peer's new *last_seen* time, corrected for the *seconds* until *now* in which the head did not run.
 
-        The peer is suspect at most: the stall began before the timer was due that would have shown it, and what the
-        peer sent meanwhile waits to be read.
+        The corrected time makes the peer at most suspect, because messages that it sent meanwhile are still unread.
         """
         return min(now, max(last_seen + seconds, now - self.suspect_s))

@@ -1,12 +1,12 @@
-"""Keys and jobs: whose keys are valid, how they come and end, and who is a member of which job. Pure.
+"""Keys and jobs: which keys are valid, how keys are added and ended, and which members belong to which job. Pure.
 
-House rules of keys: a key that has ended stays listed, so that a refusal can say why; it never becomes valid again.
-Every change is on disk before it is answered. Times of keys are the head's wall clock: they count over restarts.
+House rules of keys: an ended key stays in the list, so that a refusal can say why it ended; it never becomes valid
+again. A request that changes keys is answered when the change is on disk. Times of keys are wall-clock times of the
+head, so that they stay meaningful over restarts.
 
-A job is a namespace and the boundary of trust; its token proves membership. Where drivers have keys a job belongs to
-the driver that opened it, by the name of its key: another driver joins with the job's token only. There the head
-persists its jobs, so that after a restart neither the driver that comes first nor a node's agent can claim one: that
-takes the token, or the key of the driver that opened it.
+A job is a namespace and a boundary of trust; its token proves membership. On a head with keys, a job belongs to the
+driver key that opened it, and another driver needs the job's token to join. Such a head writes its jobs to disk. So
+after a restart no other driver and no agent can claim a job without its token.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 TOKEN_S = 900.0
-"""How long a join token is good: 15 minutes."""
+"""Seconds for which a join token is valid: 15 minutes."""
 SET_BACK_S = 60.0
-"""By how much a clock may be set back without that being taken for a mistake: NTP steps by less, once it runs."""
+"""Seconds by which the clock may be set back without ending join tokens; larger than the steps of a running NTP."""
 RETIRING_S = 86400.0
-"""How long a key that was replaced stays good at most, for what runs with it."""
+"""Longest time in seconds for which a replaced key stays valid, for the processes that still run with it."""
 NO_KEYS = (
     "this head has no key pair, and so it lists no keys: run `rlinf-actors keys init` on its machine and start it again"
 )
@@ -53,13 +53,13 @@ NO_KEYS = (
 
 @dataclass(frozen=True)
 class OwnKeys:
-    """What a head finds beside itself when it starts.
+    """The keys that a head finds on its machine when it starts.
 
     Attributes:
-        public: its own public key, "" for a head without keys.
-        driver: public key of the driver on its machine, "" without.
-        driver_name: of that driver.
-        local: public key of this user, where it is all that a head without keys has; see security.thisuser.
+        public: the head's own public key, "" for a head without keys.
+        driver: public key of the driver on the head's machine, "" without one.
+        driver_name: name of that driver.
+        local: on a head without keys, the public key of the user that runs it, else ""; see security.thisuser.
     """
 
     public: str = ""
@@ -72,13 +72,13 @@ NO_OWN_KEYS = OwnKeys()
 
 
 class KeyRegistry:
-    """All keys.
+    """The list of all keys and join tokens. Times are the head's wall clock, in seconds since the epoch.
 
     Args:
-        emit: takes commands.
-        before: state of the head before this one.
+        emit: called with each command.
+        before: the persistent state that the earlier head left.
         own: the head's own keys.
-        on_ended: called with keys that are not valid any more, and why: sessions with them end.
+        on_ended: called with the keys that have ended and the reason, to end the sessions of their members.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class KeyRegistry:
     # --- looking ---
 
     def admit(self, public: str, wall: float) -> Member | None:
-        """Return who has this key; None if it is not valid. Any thread; *wall* in seconds since the epoch."""
+        """Return the member that has this public key; None if the key is not valid. May be called on any thread."""
         member = self._members.get(public)
         if member is not None and (wall >= self._next or member.role == "enroll"):
             key = self._keys.get(public)
@@ -106,15 +106,15 @@ class KeyRegistry:
         return member
 
     def has(self, role: str, name: str) -> bool:
-        """True if a member has a valid key."""
+        """True if the member with this role and name has a valid key; join tokens do not count."""
         return any(not key.token for key in self._of(role, name))
 
     def knows(self, public: str) -> bool:
-        """True if a key is, or was, in the list."""
+        """True if this key is in the list, valid or ended."""
         return public in self._keys
 
     def why_not(self, public: str, wall: float) -> str:
-        """Return why a key is not admitted, for people."""
+        """Return a clause for people that says why this key is not admitted."""
         key = self._keys.get(public)
         if not public:
             return "it has no key"
@@ -134,7 +134,7 @@ class KeyRegistry:
     # --- coming ---
 
     def begin(self, wall: float) -> None:
-        """The head starts: list the key of the driver beside it, unless it was revoked."""
+        """Add the key of the driver on the head's machine if the list lacks it. Called when the head starts."""
         own = self.own
         if own.driver and own.driver not in self._keys:
             self._end(self._of("driver", own.driver_name), "the head's machine has another driver key", wall)
@@ -142,7 +142,7 @@ class KeyRegistry:
             self._emit(LogEvent("key_added", f"the key of this machine's driver {own.driver_name!r} is listed"))
 
     def add(self, asked: AddKey, who: str, wall: float) -> KeyState:
-        """List a key or a join token at the request of *who*."""
+        """Add a key or a join token at the request of *who*, and return it."""
         if not self.own.public:
             raise Refused("usage", NO_KEYS)
         if not is_name(asked.name):
@@ -164,7 +164,7 @@ class KeyRegistry:
         return key
 
     def enroll(self, member: Member, asked: Enroll, wall: float) -> KeyState:
-        """List the key of a member that holds a join token."""
+        """Add the key of a member that has connected with a join token, which ends; return the new key."""
         token = self._keys.get(member.key)
         if token is None or not token.token or self.admit(member.key, wall) is None:
             raise Refused("authentication", "a key is listed by a join token alone: `rlinf-actors keys enroll NODE`")
@@ -177,7 +177,7 @@ class KeyRegistry:
         return key
 
     def rotate(self, member: Member, asked: RotateKey, wall: float) -> KeyState:
-        """Replace the key of a member."""
+        """Replace a member's key, and return the new one. The old key stays valid for `keep_s`, at most RETIRING_S."""
         old = self._keys.get(member.key)
         if old is None or old.token:
             raise Refused("usage", f"{member} has no key in the head's list, and so none to change")
@@ -199,7 +199,11 @@ class KeyRegistry:
     # --- ending ---
 
     def revoke(self, asked: RevokeKey, who: str, wall: float) -> list[KeyState]:
-        """End every key and token of a name; return what has ended."""
+        """End all keys and join tokens of a name, and return them.
+
+        Raises:
+            Refused: there is none of that name.
+        """
         good = [key for key in self._keys.values() if key.ended_at is None]
         hit = [key for key in good if key.name == asked.name and asked.role in (None, key.role)]
         if not hit:
@@ -209,13 +213,13 @@ class KeyRegistry:
         return self._end(hit, f"{who} revoked it", wall)
 
     def tick(self, wall: float) -> None:
-        """Time has passed: keys and tokens expire."""
+        """End the keys and join tokens whose time is over."""
         if wall >= self._next:
             due = [k for k in self._keys.values() if k.ended_at is None and (k.expires_at or math.inf) <= wall]
             self._end(due, "its time was over", wall)
 
     def next_expiry(self) -> float:
-        """When `tick` has something to do, in seconds since the epoch; infinity for never."""
+        """Return when the next key or token expires, in seconds since the epoch; infinity for never."""
         return self._next
 
     def flush(self, then: Answer | None = None, instead: Answer | None = None) -> None:
@@ -231,13 +235,13 @@ class KeyRegistry:
     # --- jobs ---
 
     def add_job(self, namespace: str, public: str) -> None:
-        """Admit the members of a job by this key; the one before it is not valid any more."""
+        """Admit the workers of a job by this public key, which replaces the job's previous key."""
         self.forget_job(namespace)
         self._jobs[namespace] = public
         self._index()
 
     def forget_job(self, namespace: str) -> None:
-        """A job has ended. Unknown ones are ignored."""
+        """Drop the key of a job that has ended. An unknown job is ignored."""
         if self._jobs.pop(namespace, None) is not None:
             self._index()
 
@@ -250,7 +254,7 @@ class KeyRegistry:
             raise Refused("usage", f"key {fingerprint(public)} is known already: make a new one")
 
     def _of(self, role: str, name: str) -> list[KeyState]:
-        """Return the valid keys and tokens of a member."""
+        """Return the keys and join tokens of a member that have not ended."""
         return [k for k in self._keys.values() if k.ended_at is None and (k.role, k.name) == (role, name)]
 
     def _put(self, key: KeyState) -> None:
@@ -269,7 +273,7 @@ class KeyRegistry:
         return ended
 
     def _trim(self) -> None:
-        """Forget ended keys, the oldest of the name that has most, so that a member pushes out only its own."""
+        """Drop ended keys beyond KEPT: the oldest of the member with the most, so that it pushes out only its own."""
         gone = sorted((k for k in self._keys.values() if k.ended_at is not None), key=lambda k: k.ended_at or 0.0)
         counts = Counter((key.role, key.name) for key in gone)
         for _ in range(len(gone) - KEPT):
@@ -281,7 +285,7 @@ class KeyRegistry:
             self._changes.append(ForgetKey(key.public))
 
     def _index(self) -> None:
-        """Rebuild what `admit` reads, as a new dict: other threads see the old one or the new one."""
+        """Rebuild the dict that `admit` reads. It is replaced, not changed, because other threads read it."""
         good = [key for key in self._keys.values() if key.ended_at is None]
         members = {k.public: Member("enroll" if k.token else k.role, k.name, "", k.public) for k in good}
         members.update({public: Member("worker", job, job, public) for job, public in self._jobs.items()})
@@ -294,9 +298,10 @@ class KeyRegistry:
 
 
 def _is_over(key: KeyState, wall: float) -> bool:
-    """True if a key has expired; a join token also when more time is left than it was given: the clock was set back.
+    """True if a key or join token has expired.
 
-    Keys that were replaced stay valid then: workers run by them.
+    A join token with much more time left than TOKEN_S has expired too, because the clock was set back. A replaced key stays
+    valid in that case, because workers run with it.
     """
     if key.expires_at is None:
         return False
@@ -309,12 +314,15 @@ def _called(key: KeyState) -> str:
 
 
 KEPT_OWNERS = 4096
-"""Of jobs that have ended, for who asks how they did; the oldest of who has most are forgotten."""
+"""Largest number of job owners that are remembered, ended jobs included, so that a driver may still read their events.
+
+Beyond it, the oldest ended job of the driver with the most ended jobs is dropped.
+"""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A namespace. `token` proves membership; `owner` is the name of the driver's key, "" without one."""
+    """A job. `token` proves membership; `owner` is the name of the driver's key that opened the job, "" without one."""
 
     namespace: str
     token: str
@@ -326,12 +334,12 @@ class Jobs:
 
     Args:
         head: the coordinator.
-        new_token: makes a secret for a new job.
-        job_key: makes the public key of a job from its token.
-        before: state of the head before this one.
+        new_token: returns a secret for a new job.
+        job_key: returns the public key of a job for its token.
+        before: the persistent state that the earlier head left.
 
     Attributes:
-        settled: the members that an earlier head had are back, or never will be.
+        settled: True once the head no longer waits for members of an earlier head to come back.
     """
 
     def __init__(
@@ -350,18 +358,18 @@ class Jobs:
         return namespace in self._jobs
 
     def token(self, namespace: str) -> str:
-        """Return the membership token of a job; made on first use."""
+        """Return the token of a job. The first call for a namespace makes the job."""
         job = self._jobs.get(namespace)
         return job.token if job is not None else self._put(namespace, self._new_token()).token
 
     def adopt(self, namespace: str, token: str, in_use: bool = True, believed: bool = True) -> None:
-        """Take the token of a member for a job that this head does not know yet.
+        """Use the token that a member reports as the token of a job from before this head started.
 
         Args:
-            namespace: of the job.
-            token: that the member says is the job's.
-            in_use: workers run with it; a token of ended workers does not replace another one.
-            believed: the member may name the token of a job that this head has not known before.
+            namespace: the job's namespace.
+            token: the token that the member reports.
+            in_use: True if living workers run with it. A token of ended workers does not replace a known token.
+            believed: True if the member is trusted to report the token of a job of which this head has no record.
         """
         if not token or not self.vouches(namespace, token, believed):
             return
@@ -372,7 +380,7 @@ class Jobs:
             self._put(namespace, token, known.owner if known is not None else "")
 
     def vouches(self, namespace: str, token: str, believed: bool) -> bool:
-        """Return True if this can be the token of that job; without keys every token can. Arguments as of `adopt`."""
+        """Return True if this may be the token of that job. Without keys every token may. Arguments as for `adopt`."""
         job, known = self._jobs.get(namespace), self._before.get(namespace)
         if not self._keyed:
             return True
@@ -383,7 +391,7 @@ class Jobs:
         return believed
 
     def forget(self, namespace: str) -> None:
-        """A job has neither clients nor groups any more. Unknown ones are ignored."""
+        """Drop a job that has neither clients nor groups any more. An unknown job is ignored."""
         known = self._before.pop(namespace, None)
         job = self._jobs.pop(namespace, None)
         if job is not None:
@@ -392,7 +400,7 @@ class Jobs:
             self._head.emit(Persist(ForgetJob(namespace)))
 
     def settle(self) -> None:
-        """End the jobs of an earlier head of which no member has come back."""
+        """Drop the jobs of an earlier head of which no member has come back."""
         self.settled = True
         for namespace in [namespace for namespace in self._before if namespace not in self._jobs]:
             self.forget(namespace)
@@ -401,7 +409,7 @@ class Jobs:
     # --- owners ---
 
     def may_open(self, namespace: str, driver: str, token: str) -> str:
-        """Return why the driver with the key of this name may not join, "" if it may."""
+        """Return why the driver whose key has the name *driver* may not join this job with *token*, "" if it may."""
         job, known = self._jobs.get(namespace), self._before.get(namespace)
         if job is not None:
             owner, member = job.owner, job.token == token
@@ -414,7 +422,7 @@ class Jobs:
         return f"it is the job of driver {owner!r}" if owner else "it is another's job"
 
     def opened(self, namespace: str, driver: str) -> None:
-        """A driver has joined; the first one owns the job."""
+        """Record that a driver has joined a job. The first driver with a key becomes its owner."""
         job = self._jobs.get(namespace)
         if job is None or not job.owner:
             self._put(namespace, job.token if job is not None else self._new_token(), driver)
@@ -426,23 +434,23 @@ class Jobs:
                 self._owners.pop(max(ended, key=lambda name: counts[self._owners[name]]))  # the first of who has most
 
     def owner_of(self, namespace: str) -> str:
-        """Return the driver whose job it is, or was; "" if there was none with a key, or too long ago."""
+        """Return the name of the driver key that owns, or owned, this job; "" if there is none or it was dropped."""
         return self._owners.get(namespace, "")
 
     def whose(self, namespace: str) -> str:
-        """Return in whose share a job counts: its driver's, else its own; "" if there is no such job."""
+        """Return the share of the event log in which a job counts: its driver's, else the job's own; "" if unknown."""
         owner = self.owner_of(namespace)
         return str(Member("driver", owner)) if owner else namespace if namespace in self._jobs else ""
 
     def of_driver(self, driver: str) -> list[str]:
-        """Return the namespaces of the jobs of the driver with the key of this name."""
+        """Return the namespaces of the jobs that the driver key of this name owns."""
         found = [job.namespace for job in self._jobs.values() if job.owner == driver]
         return found + [job.namespace for job in self._before.values() if job.owner == driver]
 
     def _put(self, namespace: str, token: str, owner: str = "") -> Job:
         before = self._jobs.get(namespace)
         if before is None:
-            self._owners.pop(namespace, None)  # of an earlier job of that name
+            self._owners.pop(namespace, None)  # drop the owner of an earlier job of this name
         owner = owner or (before.owner if before is not None else "")
         if owner:
             self._owners[namespace] = owner
@@ -456,5 +464,5 @@ class Jobs:
 
 
 def _proof(token: str) -> str:
-    """Return a hash that recognizes a token and does not give it away."""
+    """Return a hash of a token, which can be kept on disk without revealing the token."""
     return hashlib.sha256(f"rlinf-actors job\0{token}".encode()).hexdigest()

@@ -1,6 +1,7 @@
 """Requests of clients about groups: launch, find, detach and stop. Pure.
 
-A launch whose robots are in use may wait for them, first come, first served. A lookup may wait for a launch.
+A launch whose robots are in use may wait for them; waiting launches are tried in the order of their arrival. A lookup
+(FindGroup) may wait until a group of that name is launched.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A launch or lookup that waits until its deadline."""
+    """A launch or lookup that waits, until `deadline` in monotonic seconds. `client` is the sender's incarnation."""
 
     client: str
     peer: bytes
@@ -38,7 +39,7 @@ class _Waiting:
 
 
 class Launches:
-    """Launches, and the launches and lookups that wait."""
+    """Handles launches and lookups, and keeps those that wait."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
@@ -49,7 +50,11 @@ class Launches:
     # --- launch ---
 
     def launch(self, client: Client, event: RequestReceived, asked: Launch) -> Launched | None:
-        """Reserve the name and start the workers; None: answered later, once the hardware is free."""
+        """Launch a group: reserve its name and robots, and order the nodes to start its workers.
+
+        Returns:
+            The launched group; None if the launch waits for its hardware and is answered later.
+        """
         try:
             return self._launch(client, asked)
         except Refused as refusal:
@@ -108,9 +113,9 @@ class Launches:
         return Launched(group.state(token))
 
     def _launch_again(self, group: Group, client: Client, asked: Launch) -> Launched:
-        """Answer a launch that was sent again: the answer was lost with a connection, or with an earlier head.
+        """Answer a repeated launch whose first answer was lost with a connection or with an earlier head.
 
-        Worker ids are a launch's own, so this is no other launch of the same name.
+        The worker ids show that it is the same launch: no two launches share an id. Missing workers are started.
         """
         groups = self._head.groups
         if group.stopping:
@@ -136,7 +141,7 @@ class Launches:
         return Launched(group.state(token))
 
     def _existing(self, group: Group, client: Client, asked: Launch) -> Launched:
-        """Answer a launch that takes the group of its name, if there is one."""
+        """Answer a launch with `get_if_exists` by the running group of its name, which must be of the same class."""
         if group.cls.rpartition(":")[2] != asked.cls.rpartition(":")[2]:
             raise Refused(
                 "name_in_use",
@@ -146,7 +151,7 @@ class Launches:
         return self._find(client, FindGroup(asked.namespace, asked.group))
 
     def detach(self, client: Client, asked: Detach) -> Done:
-        """Let a group that is up outlive its owner."""
+        """Detach a running group, so that it outlives its owner."""
         own_namespace(client, asked.namespace)
         group = self._head.groups.get(asked.namespace, asked.group)
         if group is None or group.gone or group.launch.isdisjoint(map(rank_id, asked.workers)):
@@ -164,7 +169,11 @@ class Launches:
     # --- find ---
 
     def find(self, client: Client, event: RequestReceived, asked: FindGroup) -> Launched | None:
-        """Describe a group and subscribe to it; None: answered later, once it was launched."""
+        """Return the state of a group, and subscribe the client to its changes.
+
+        Returns:
+            The group; None if there is none yet and the request waits for its launch.
+        """
         own_namespace(client, asked.namespace)
         try:
             return self._find(client, asked)
@@ -197,7 +206,10 @@ class Launches:
     # --- stop ---
 
     def stop(self, client: Client, event: RequestReceived, asked: StopGroup) -> None:
-        """Stop a group; answered when its workers are gone, at once if there is none of that name, or a namesake."""
+        """Stop a group for a client; answered when the group's last worker is gone.
+
+        Answered at once if there is no such group, or if the group of that name belongs to another launch.
+        """
         own_namespace(client, asked.namespace)
         for waiting in [w for w in self._waiting if w.client == client.incarnation and _stops(asked, w.asked)]:
             self._remove(waiting)
@@ -211,7 +223,7 @@ class Launches:
         self._head.groups.stop(group, asked.grace_s)
 
     def end(self, event: RequestReceived, asked: EndGroup) -> None:
-        """End a group for a person; answered when its workers are gone."""
+        """Stop a group at the request of a person or tool; answered when its last worker is gone."""
         group = self._head.groups.get(asked.namespace, asked.group)
         if group is None:
             raise Refused("not_found", f"there is no group {asked.group!r} in namespace {asked.namespace!r}")
@@ -222,7 +234,7 @@ class Launches:
         self._head.groups.stop(group, asked.grace_s, f"{asked.by} ended it: {asked.reason or 'no reason was given'}")
 
     def stop_all(self) -> None:
-        """Stop every group: the cluster ends."""
+        """Stop every group and refuse all waiting launches, because the cluster ends."""
         for waiting in list(self._waiting):
             self._remove(waiting)
             self._head.emit(Refuse(waiting.peer, waiting.id, "usage", "the cluster is being stopped"))
@@ -233,11 +245,11 @@ class Launches:
     # --- waiting ---
 
     def retry_waiting(self) -> None:
-        """Hardware is free, or may not be used any more: try the waiting launches at the next flush."""
+        """Try the waiting launches again at the next flush: hardware has become free, or forbidden."""
         self._retry = True
 
     def flush(self) -> None:
-        """Launch what waited for hardware that is free now."""
+        """Try the waiting launches again if `retry_waiting` was called."""
         if self._retry and self._head.now >= self._head.groups.claims.settled:
             self._retry = False
             for waiting in list(self._waiting):
@@ -248,7 +260,7 @@ class Launches:
     ) -> None:
         for again in [w for w in queue if (w.client, w.asked) == (client.incarnation, asked)]:
             self._remove(again)
-            self._head.requests.done(again.peer, again.id)  # the request that was sent again has the answer
+            self._head.requests.done(again.peer, again.id)  # the repeated request gets the answer instead
         waiting = _Waiting(client.incarnation, event.peer, event.id, asked, self._head.now + wait_s)
         waiting.timer = self._head.timers.at(waiting.deadline, lambda: self._time_over(waiting))
         queue.append(waiting)
@@ -264,7 +276,7 @@ class Launches:
             self._answer_lookups([waiting], last=True)
 
     def _try(self, waiting: _Waiting) -> None:
-        """Launch what waits; if its hardware is in use still it is refused when its time is over."""
+        """Try a waiting launch again. If its hardware is still in use after its deadline, refuse it."""
         client = self._head.clients.get(waiting.client)
         assert isinstance(waiting.asked, Launch)
         try:
@@ -291,14 +303,14 @@ class Launches:
 
 
 def _stops(stop: StopGroup, asked: Launch | FindGroup) -> bool:
-    """True if this launch is to stop, and not a namesake's."""
+    """True if the request *stop* means this waiting launch, and not another launch of the same group name."""
     assert isinstance(asked, Launch)
     same = not stop.workers or any(spec.id in stop.workers for spec in asked.workers)
     return stop.group == asked.group and same
 
 
 def _absent(group: Group) -> list[WorkerState]:
-    """Return the ranks that a restarted head knows only by number: their owner has not come back to report them."""
+    """Return states for the ranks of which a restarted head knows no worker, with an exit report that says so."""
     known = group.ranks
     exit = ExitReport("node_lost", reason=NO_NODE_HAS_IT)
     return [
