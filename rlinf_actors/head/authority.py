@@ -1,8 +1,8 @@
-"""Access control: may this member send this message? Decided before anything else reads the message. Pure.
+"""Access control: checks that a member may send a message, before any other part of the head reads it. Pure.
 
-Two checks: may a member of this role send messages of this kind at all (security.members), and is what the message
-claims true of this member: its node, its role and job, the session it is sent in. `LOCAL` members, which come without a
-key, may send and claim everything; but one that said hello as a worker of a job is that, on this connection.
+There are two checks. A member of this role must be allowed to send messages of this kind (security.members). And the
+node, role, job and session that the message names must be those of the member. `LOCAL` members, which have no key, may
+send everything; but after a hello as a worker of a job, a local connection has only the rights of that worker.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _HOW = {
     "agent": "an agent, of its own node: `rlinf-actors keys enroll NODE` on the head's machine",
     "worker": "a worker, within its job",
 }
-"""By role, who has it and how to get it."""
+"""Role -> text for an error message: which processes have the role, and how to get it."""
 
 
 class Authority:
-    """Decides by the state of the head."""
+    """Checks messages against the present state of the head."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
 
     def check(self, event: Message) -> None:
-        """Refuse a message that this member may not send."""
+        """Raise Refused if the sender may not send this message."""
         head, member, body, speaker = self._head, event.member, event.body, self.speaker(event)
         verb = type(body).__name__
         if not may(speaker, verb):
@@ -69,10 +69,11 @@ class Authority:
             raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
 
     def speaker(self, event: Message) -> Member:
-        """Return the member as whom a peer speaks.
+        """Return the member whose rights apply to a message.
 
-        A worker without a key counts as a worker of its job, so that its errors stay there, even when its user is the
-        head's own. A lying one opens another connection.
+        A worker without a key has the rights of a worker of its job, also if it runs as the head's own user, so that
+        its mistakes stay within the job. This protects against mistakes only: a hostile local process can open another
+        connection.
         """
         session = self._head.clients.of_peer(event.peer) if event.member.role == "local" else None
         if session is not None and session.role == "worker":
@@ -80,7 +81,7 @@ class Authority:
         return event.member
 
     def sees(self, event: Message) -> Callable[[str], bool]:
-        """Return which namespaces a peer is shown."""
+        """Return a function that returns True for each namespace that the sender may see."""
         member = self.speaker(event)
         if member.role in ("local", "head"):
             return lambda namespace: True
@@ -129,7 +130,7 @@ class Authority:
 
 
 def who_may(verb: str) -> str:
-    """Return who may send a refused message, and how to become one of them; "" for a verb of no role."""
+    """Return text for a refusal: which roles may send this message class, and how to get them; "" if none may."""
     roles = VERBS.get(verb, frozenset()) - {"enroll"}
     hows = [_HOW[role] for role in _HOW if role in roles]
     return f"that is for {', or for '.join(hows)}" if hows else ""

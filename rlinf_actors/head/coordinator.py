@@ -1,15 +1,15 @@
-"""The head's decisions: an event and the time in, commands out. No sockets, no clock, no loop.
+"""The head as a state machine: from each event and the time it makes commands. No sockets, no clock, no loop.
 
 Theory of operation
 -------------------
 The head is one state machine. `HeadServer` calls `Coordinator.handle` on its loop thread with each message, timer or
 failed send, and carries out the returned commands in order. Nothing here blocks, and nothing else changes the state.
 
-The state is a set of tables, each of which owns one kind of thing: `nodes`, `clients`, `jobs`, `keys`, `groups` (with
-the claims on robots and the names that lost workers hold), and beside them the event log, drains, hardware queries,
-launches and lookups that wait, and the messages that come too early after a restart. Every table holds the
-coordinator: it reads `now`, the time of the event at hand, calls `emit` with what is to be done, schedules its own
-methods in `timers`, and calls other tables as plain objects. What one end causes in other tables is written here:
+The state is a set of tables, each for one kind of thing: `nodes`, `clients`, `jobs`, `keys`, `groups` (with the claims
+on robots and the reserved group names). Further tables keep the event log, drains, hardware queries, waiting launches
+and lookups, and the messages that come too early after a restart. Each table has a reference to the coordinator. A
+table reads `now`, the time of the present event, calls `emit` with commands, schedules its own methods in `timers`, and
+calls other tables directly. If the end of one thing affects several tables, a method of the coordinator calls them:
 `node_lost`, `client_gone`, `worker_gone`, `keys_ended`.
 
 An event passes these steps: `authority` decides whether this member may send this message; `requests` counts requests
@@ -17,10 +17,11 @@ without an answer; `early` holds back what a restarted head cannot answer yet; `
 tables change and emit; at the end each table that collects changes flushes them once, so that a node which dies with
 64 workers costs one message per handle.
 
-Three facts carry the guarantees. A worker's life cycle is a table, and an end that its agent reported is final. A
-process that was declared dead without proof has a tombstone and is refused when it returns, so nothing comes back to
-life. All that agents and clients cannot report again (ranks, tombstones, drains, emergency stops, keys, jobs) is a
-`Persist` command, answered only when it is on disk.
+The guarantees rest on three facts. A worker's life cycle is a state table, and an end that its agent reported is final.
+A process that was declared dead without proof has a tombstone and is refused when it returns, so no process counts as
+alive again after its declared end. State that agents and clients cannot report again (ranks, tombstones, drains,
+emergency stops, keys, jobs) is written by `Persist` commands; a request that changes it is answered when the change is
+on disk.
 
 House rules: each request gets exactly one answer, now or later; a notice that does not fit the state is counted and
 dropped; an unknown peer is asked to say hello; the cost of an event does not grow with the size of the cluster.
@@ -77,25 +78,27 @@ def _all_namespaces(namespace: str) -> bool:
 
 
 class Coordinator:
-    """The state of a head and what it decides.
+    """The state of a head, and its decisions. Call on one thread only, except `admit`.
 
     Args:
-        identity: of this head.
-        timing: its timers.
-        new_token: makes a secret; the only randomness here.
-        now: when the head started.
-        before: state that an earlier head left in this directory.
+        identity: the identity of this head.
+        timing: the head's time limits.
+        new_token: returns a new secret; the only source of randomness.
+        now: when the head started, in monotonic seconds.
+        before: the persistent state that an earlier head left, None without one.
         own: the head's own keys.
-        job_key: makes the public key of a job from its token; only used where TCP needs keys.
+        job_key: returns the public key of a job for its token; only called if connections need keys.
 
     Attributes:
-        now: monotonic time of the event at hand, in seconds.
-        wall: the same in seconds since the epoch, for the event log and the expiry of keys.
-        out: commands of the event at hand, in order.
-        speaker: the member whose message that is; LOCAL where it is no message.
-        timers: what the tables wait for.
-        trouble: problems of the head itself, a line each.
+        now: time of the present event, in monotonic seconds.
+        wall: the same time in seconds since the epoch, for the event log and the expiry of keys.
+        out: the commands for the present event, in order.
+        speaker: the member that sent the present message; LOCAL if the event is not a message.
+        timers: the scheduled calls of all tables.
+        trouble: present problems of the head itself, one line each.
         listens: the head's TCP endpoints.
+        unexpected: number of notices that were dropped because they did not fit the state.
+        admit: returns the member of a public key; see KeyRegistry.admit.
     """
 
     def __init__(
@@ -141,9 +144,9 @@ class Coordinator:
     # --- events ---
 
     def started(self, endpoints: Sequence[str], wall: float) -> list[Command]:
-        """The head listens at *endpoints*: the first event. *wall* as in `handle`."""
+        """Begin, now that the head listens at *endpoints*; called once, before `handle`. *wall* is as in `handle`."""
         self._begin(self.now, wall)
-        # added directly: the head's own log has a line of its own about it
+        # added directly, not by `emit`: the head's own log file has another line about the start
         self.log.add(LogEvent("head_started", f"the head has started: rlinf-actors {self.identity.version}"))
         self.listens = [endpoint for endpoint in endpoints if endpoint.startswith("tcp://")]
         if self.early.over:
@@ -153,12 +156,12 @@ class Coordinator:
         return self.out
 
     def handle(self, event: Event, now: float, wall: float = 0.0) -> list[Command]:
-        """Return what to do about *event*, in order.
+        """Change the state by *event*, and return the commands to carry out, in order.
 
         Args:
-            event: what happened.
-            now: the observer's monotonic time, in seconds.
-            wall: seconds since the epoch.
+            event: the message, timer, failed send or other event.
+            now: the present time, in monotonic seconds.
+            wall: the present time, in seconds since the epoch.
         """
         self._begin(now, wall)
         if wall >= self.keys.next_expiry():
@@ -193,7 +196,7 @@ class Coordinator:
                     self._process(message)
                 else:
                     self.drop(message)
-            ready = self.early.take(ready)  # one of them may be what another waits for
+            ready = self.early.take(ready)  # a message just handled may be the one that a held message waits for
         self.groups.flush()
         self.launches.flush()
         self.robots.flush()
@@ -204,15 +207,18 @@ class Coordinator:
         return self.out
 
     def next_deadline(self) -> float:
-        """Return when a TimerDue is due, infinity for never; it may be too early, as leases are renewed meanwhile."""
+        """Return when the next TimerDue event is due, infinity for never.
+
+        The time may be too early, because leases are renewed meanwhile; the event then does nothing.
+        """
         return min(self.timers.next_deadline(), self.now + self.keys.next_expiry() - self.wall)
 
     def farewell(self, reason: str) -> list[Command]:
-        """The head ends on purpose, and the cluster with it: tell the clients."""
+        """Return the messages that tell all clients that the head, and the cluster with it, ends for this reason."""
         return [Notify(client.peer, Goodbye(reason)) for client in self.clients.alive()]
 
     def restarting(self, reason: str) -> list[Command]:
-        """The head ends and is expected back: tell agents and clients that nothing of theirs ends."""
+        """Return the messages that tell agents and clients that the head restarts and that nothing of theirs ends."""
         sessions: list[Node | Client] = [*self.nodes.alive(), *self.clients.alive()]
         goodbye = Goodbye(reason, restarting=True)
         return [Notify(session.peer, goodbye) for session in sessions]
@@ -228,7 +234,7 @@ class Coordinator:
             self._handlers.request(event)
 
     def _passes(self, event: Message) -> bool:
-        """True if the member may send this message; else it is refused, and that is logged."""
+        """Return True if the member may send this message; else refuse the message and log the refusal."""
         try:
             if event.member.key and self.keys.admit(event.member.key, self.wall) is None:  # ended while it was held
                 raise Refused("authentication", self.keys.why_not(event.member.key, self.wall))
@@ -239,7 +245,7 @@ class Coordinator:
         return True
 
     def _has_room(self, event: Message) -> bool:
-        """True if the member may have one more request without an answer."""
+        """Return True if the member may have one more open request; else refuse the request and log the refusal."""
         try:
             if isinstance(event, RequestReceived):
                 self.requests.begin(event.peer, event.id, event.member)
@@ -251,19 +257,19 @@ class Coordinator:
     def _refuse(self, event: Message, error: Refused) -> None:
         if isinstance(event, RequestReceived):
             text = f"{error.text}: {error.advice}" if error.advice else error.text
-            # not by `emit`: the number may be that of another request, which still waits
+            # not by `emit`, which ends the count of an open request: a waiting request may have the same number
             self.out.append(Refuse(event.peer, event.id, error.kind, text))
         self.refusals.note(str(event.member), type(event.body).__name__, f"refused: {error.text}")
 
     def _connection_rejected(self, event: ConnectionRejected) -> None:
         why = event.why or self.keys.why_not(event.public, self.wall)
         text = f"refused a connection from {event.address or 'an unknown address'}: {why}"
-        # unlisted keys are one kind: anybody makes new ones
+        # All unlisted keys count as one kind, because any peer can make new keys without end.
         kind = event.why or (event.public if self.keys.knows(event.public) else "")
         self.refusals.note(event.address, f"connection {kind}", text, event.times)
 
     def _settled(self) -> None:
-        """The nodes from before a restart are back, or lost: abandon what they alone could tell."""
+        """End the wait of a restarted head for its nodes: declare the missing nodes lost."""
         self.nodes.abandon_missing()
         self.groups.settle()
         self.jobs.settle()
@@ -272,7 +278,7 @@ class Coordinator:
     # --- what tables call ---
 
     def emit(self, command: Command) -> None:
-        """Do *command* about the event at hand; a LogEvent goes into the event log too."""
+        """Add *command* to the commands for the present event; add a LogEvent to the event log too."""
         if isinstance(command, LogEvent):
             command = shown(command)
             self.log.add(command, self._share_of(command))
@@ -282,18 +288,18 @@ class Coordinator:
         self.out.append(command)
 
     def drop(self, event: Message) -> None:
-        """A message that was held back will not be handled."""
+        """Drop a held message without an answer; a request no longer counts against its sender's quota."""
         if isinstance(event, RequestReceived):
             self.requests.done(event.peer, event.id)
 
     def node_lost(self, node: Node, reason: str, certain: bool, successor: AgentHello | None) -> None:
-        """A node's agent is gone, and its workers with it.
+        """Update all tables after a node's agent is gone, and its workers with it.
 
         Args:
             node: the node.
             reason: why, for people.
-            certain: the agent said goodbye, so its workers have ended.
-            successor: the hello of the agentd that takes its place.
+            certain: True if the agent said goodbye, so its workers have ended.
+            successor: the hello of the new agentd that replaces the agent on this node, None without one.
         """
         self.queries.node_lost(node, reason)
         if successor is None:
@@ -304,7 +310,7 @@ class Coordinator:
         self.clients.unwatch(node.id, node.last_seen)
 
     def client_gone(self, incarnation: str, client: Client | None) -> None:
-        """A client has ended; *client* is None for one that this head has never met."""
+        """Update all tables after a client has ended; *client* is None if it has sent no hello to this head."""
         self.groups.client_gone(incarnation, client)
         if client is None:
             return
@@ -316,17 +322,17 @@ class Coordinator:
         self.groups.forget_job(client.namespace)
 
     def worker_gone(self, worker_id: str) -> None:
-        """A worker's process has ended: so have its session with the head, and its children."""
+        """End the sessions of a worker that has ended, and of its child processes."""
         self.drains.changed()
         client = self.clients.of_worker(worker_id)
         for ended in [*self.clients.below(worker_id), *([client] if client is not None else [])]:
-            if self.clients.get(ended.incarnation) is ended:  # the end of one may end another
+            if self.clients.get(ended.incarnation) is ended:  # ending one client may have ended this one too
                 self.clients.gone(ended, "its worker has ended")
 
     def keys_ended(self, ended: Sequence[KeyState], why: str) -> None:
-        """Keys are not valid any more: sessions with them end, and nothing that these peers send counts.
+        """End all sessions with these keys, which are no longer valid; *why* is for people.
 
-        When a member has no key left its jobs end too: it knows their tokens and could go on in their names.
+        If a member has no valid key left, its jobs end too, because it knows their tokens and could still use them.
         """
         keys = {key.public for key in ended}
         reason = f"its key is not valid any more: {why}"
@@ -354,7 +360,7 @@ class Coordinator:
 
     def _end_job(self, namespace: str, reason: str) -> None:
         for client in self.clients.of_job(namespace):
-            if self.clients.get(client.incarnation) is client:  # the end of one may end another
+            if self.clients.get(client.incarnation) is client:  # ending one client may have ended this one too
                 self.emit(Notify(client.peer, abandoned(reason)))
                 self.clients.gone(client, reason)
         for group in self.groups.of_job(namespace):
@@ -363,7 +369,7 @@ class Coordinator:
         self.jobs.forget(namespace)
 
     def _share_of(self, event: LogEvent) -> str:
-        """Return in whose share of the event log it counts: that of the member who caused it, else of its job."""
+        """Return the share of the event log for an entry: that of the member that caused it, else that of its job."""
         if self.speaker.role in ("local", "worker"):
             return self.jobs.whose(self.speaker.job or event.namespace)
         return str(self.speaker)
@@ -374,9 +380,9 @@ class Coordinator:
         """Return the state of the cluster.
 
         Args:
-            now: the time.
-            sees: which namespaces are shown.
-            hosts: show which nodes are one machine.
+            now: the present time, in monotonic seconds.
+            sees: returns True for a namespace whose groups and clients are shown.
+            hosts: False to leave out the host ids, which show which nodes are on one machine.
         """
         nodes = self.nodes.states(now)
         if not hosts:

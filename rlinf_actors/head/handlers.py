@@ -1,9 +1,9 @@
-"""What the head does about each kind of message. Pure.
+"""Handlers of all messages that the head receives. Pure.
 
 Four tables map a message class to its handler: requests that need no session, requests of clients, notices of agents
-and notices of clients. `head.authority` has decided before that this member may send the message. A request handler
-returns the answer, or None when the answer comes later; a Refused is the answer too. A notice that is in no table, or
-that does not fit the state, is counted and dropped.
+and notices of clients. Before a handler runs, `head.authority` has checked that the member may send the message. A
+request handler returns the answer, or None if the answer comes later, or raises Refused, which is sent as an error. A
+notice that is in no table, or that does not fit the state, is counted and dropped.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ NOT_KEPT = (
     "say why"
 )
 MAX_NODES = 100_000
-"""More than any cluster has: a request that times out names each node that is missing."""
+"""Largest `num_nodes` of a GetNodes. The limit bounds the list of missing nodes in the error after a timeout."""
 Signed = TypeVar("Signed", DrainNode, EndGroup, EStop, StopCluster)
 
 
@@ -89,7 +89,7 @@ class Handlers:
         self._ending: list[tuple[bytes, int, bool]] = []
         self._why_ending = "a driver ended it"
         launches = head.launches
-        # People and tools have no session: `rlinf-actors status`, `plan`, `events`, `keys`.
+        # Command line tools have no session: `rlinf-actors status`, `plan`, `events`, `keys`.
         self._requests: Mapping[type[Any], Callable[[RequestReceived, Any], Body | None]] = {
             AgentHello: self._agent_hello,
             ClientHello: self._client_hello,
@@ -137,7 +137,7 @@ class Handlers:
         }
 
     def request(self, event: RequestReceived) -> None:
-        """Answer a request, now or later."""
+        """Handle a request, and send its answer or error unless the answer comes later."""
         head = self._head
         try:
             answer = self._answer(event)
@@ -165,7 +165,7 @@ class Handlers:
         raise Refused("hello", "the head does not know this process: it was restarted, or no hello was sent")
 
     def notice(self, event: NoticeReceived) -> None:
-        """Take a notice; an unknown peer is asked to say hello."""
+        """Handle a notice. A peer without a session is asked to say hello."""
         head, peer, body = self._head, event.peer, event.body
         node, client = head.nodes.of_peer(peer), head.clients.of_peer(peer)
         try:
@@ -222,7 +222,11 @@ class Handlers:
         return self._welcome(head.jobs.token(client.namespace), protocol)
 
     def _protocol(self, who: str, hello: AgentHello | ClientHello) -> int:
-        """Return the protocol of the session."""
+        """Return the protocol version that the head and the peer share.
+
+        Raises:
+            Refused: there is none; the text names *who* as the peer.
+        """
         protocol = agreed(hello.protocol, hello.newest)
         if not protocol:
             theirs, ours = spoken(hello.protocol, hello.newest), spoken(OLDEST, PROTOCOL)
@@ -259,7 +263,7 @@ class Handlers:
     def _status(self, event: RequestReceived, body: GetStatus) -> Status:
         head = self._head
         sees = head.authority.sees(event)
-        # an agent that knew which drivers run on another's machine could pose as an agent there and report their ends
+        # An agent that knew the host ids of other machines could pose as an agent there and report false deaths.
         hosts = event.member.role != "agent"
         return head.status(head.now, lambda name: body.namespace in (None, name) and sees(name), hosts)
 
@@ -284,9 +288,10 @@ class Handlers:
     # --- output of workers ---
 
     def _route_lines(self, node: Node, lines: LogLines) -> None:
-        """Send lines to the job's driver. Without one they are dropped, and more may come: they stay in the files.
+        """Forward output lines of workers to the first driver of their job.
 
-        A node with a key writes only to the terminals of drivers whose workers it has, or had.
+        Without a driver the lines are dropped (the log files keep them), and the node gets credit for more. An agent
+        with a key may send lines only to jobs that have, or had, workers on its node.
         """
         node.log_name = lines.node
         driver = self._head.clients.driver_of(lines.owner)
@@ -301,7 +306,10 @@ class Handlers:
                 self._head.emit(Notify(node.peer, credit))
 
     def _flush_logs(self, client: Client, event: RequestReceived, body: FlushLogs) -> Flushing:
-        """Pass it on to the nodes of the client's job; lines go to the job's first driver alone."""
+        """Ask all nodes of the client's job to send their pending output lines; return how many nodes will answer.
+
+        No node is asked unless the client is the job's first driver, which alone receives the lines.
+        """
         nodes = [node for node in self._head.nodes.alive() if client.namespace in node.jobs]
         if self._head.clients.driver_of(client.namespace) is not client:
             nodes = []
@@ -312,7 +320,7 @@ class Handlers:
     # --- the end of the cluster ---
 
     def _stop_for_good(self, event: RequestReceived, body: StopCluster) -> None:
-        """`rlinf-actors head stop`."""
+        """End the cluster for `rlinf-actors head stop`."""
         if self._head.identity.embedded:
             raise Refused("usage", "this is the private cluster of a script: it ends with that script")
         if event.member.role not in ("local", "head"):
@@ -332,7 +340,7 @@ class Handlers:
         self._head.launches.stop_all()
 
     def answer_ending(self) -> None:
-        """When every group has stopped after a StopCluster: answer it, and end the head."""
+        """Answer the StopCluster requests and end the head, once every group has stopped."""
         if self._ending and not len(self._head.groups):
             for peer, id, _ in self._ending:
                 self._head.emit(Answer(peer, id, Done()))
@@ -340,7 +348,7 @@ class Handlers:
                 self._head.emit(EndCluster(self._why_ending))
             self._ending = []
 
-    # --- keys: members change their own, join tokens list one, and the administrator does the rest ---
+    # --- keys: a member rotates its own key, a join token adds one key, an administrator does everything else ---
 
     def _add_key(self, event: RequestReceived, body: AddKey) -> None:
         self._changed(event, [self._head.keys.add(body, signature(event.member, body.by), self._head.wall)])
@@ -372,11 +380,11 @@ def _unexpected(sender: Node | Client, body: Body) -> None:
 
 
 def signature(member: Member, said: str) -> str:
-    """Return the sender of a request for people: what it says of itself, and what its key says."""
+    """Return the sender of a request for people: the name that it gives itself, and the member of its key."""
     said = printable(said)
     return said if member.role == "local" else f"{said} ({member})"
 
 
 def _signed(event: RequestReceived, body: Signed) -> Signed:
-    """Return a person's request with its sender by the key, and with text that can be shown."""
+    """Return a copy of a person's request whose `by` also names the member of the key; all its text is printable."""
     return replace(body, by=signature(event.member, body.by), reason=printable(body.reason))

@@ -300,8 +300,8 @@ class KeyRegistry:
 def _is_over(key: KeyState, wall: float) -> bool:
     """True if a key or join token has expired.
 
-    A join token with much more time left than TOKEN_S has expired too, because the clock was set back. A replaced key stays
-    valid in that case, because workers run with it.
+    A join token with much more time left than TOKEN_S has expired too, because the clock was set back.
+    A replaced key stays valid in that case, because workers run with it.
     """
     if key.expires_at is None:
         return False

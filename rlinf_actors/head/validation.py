@@ -1,6 +1,6 @@
-"""Checks of what agents and clients send, before the head acts on it, keeps it, or shows it to others. Pure.
+"""Checks of the content of messages, before the head uses, stores or forwards it. Pure.
 
-One message must neither push everything else out of the event log nor stay in memory by the megabyte.
+The limits keep one message from filling the event log or the head's memory.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
-    """Refuse a launch whose workers make no sense.
+    """Raise Refused if the workers of a launch are not consistent: ids, ranks, or names.
 
     Args:
         asked: the launch.
-        taken: True for an id of another group's worker.
+        taken: returns True for the id of a worker of another group.
     """
     ids = {spec.id for spec in asked.workers}
     check_names(group=asked.group, class_name=asked.cls, worker_id=max(ids, key=len, default=""))
@@ -43,15 +43,15 @@ def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
 
 
 DETACHES = 7
-"""The first protocol whose agents keep a group that no client owns."""
+"""The first protocol version whose agents keep the workers of a group without an owner."""
 NAME_CHARS = 256
 REPORT_BYTES = 1 << 20
 MAX_WORKERS_OF_NODE = 10_000
-"""Workers and watched processes that an agent may have: more than a machine's process ids allow by default."""
+"""Largest number of workers, and of watched processes, that an agent may report."""
 
 
 def check_names(**names: str) -> None:
-    """Refuse names of more than NAME_CHARS characters: they are kept, also on disk, and shown."""
+    """Raise Refused if a name has more than NAME_CHARS characters. Keywords say what each name is, for the error."""
     for what, name in names.items():
         if len(name) > NAME_CHARS:
             raise Refused(
@@ -60,9 +60,9 @@ def check_names(**names: str) -> None:
 
 
 def check_agent(hello: AgentHello) -> None:
-    """Refuse an agent whose report on its node is longer than REPORT_BYTES, or has more processes than a node can have.
+    """Raise Refused if an agent's report on its node is longer than REPORT_BYTES or lists too many processes.
 
-    The report is kept and sent to every driver.
+    The report is stored and sent to every driver.
     """
     report = hello.node
     check_names(incarnation=hello.incarnation)
@@ -75,7 +75,14 @@ def check_agent(hello: AgentHello) -> None:
 
 
 def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterable[Node]) -> None:
-    """Refuse a launch of a detached group where that is impossible."""
+    """Raise Refused if this group cannot be launched detached.
+
+    Args:
+        asked: the launch.
+        client: its sender.
+        embedded: True if the head belongs to one driver and ends with it.
+        nodes: the nodes of the workers.
+    """
     name = f"group {asked.group!r} cannot be detached"
     if embedded and client.role == "driver":
         raise Refused("usage", f"{name}: this cluster is the driver's own, and ends with it")
@@ -93,7 +100,7 @@ def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterabl
 
 
 def own_namespace(client: Client, namespace: str) -> None:
-    """Refuse a request about a job that is not the client's own."""
+    """Raise Refused if the request's namespace is not the client's own."""
     if client.namespace != namespace:
         raise Refused(
             "authentication",
@@ -102,7 +109,7 @@ def own_namespace(client: Client, namespace: str) -> None:
 
 
 def node_for(spec: WorkerSpec, nodes: NodeTable) -> Node:
-    """Return the node that a worker was placed on."""
+    """Return the node on which a worker was placed; raise Refused if the node cannot take workers now."""
     node = nodes.of_rank(spec.node_rank)
     where = f"node {spec.node_rank}, where {spec.group}:{spec.rank} was placed,"
     if node is None:
@@ -115,26 +122,26 @@ def node_for(spec: WorkerSpec, nodes: NodeTable) -> Node:
 
 
 TAIL_LINES, TAIL_LINE_CHARS = 20, 4097
-"""Of a worker's stderr: what agents send (template.log_pump)."""
+"""Largest number of lines, and of characters in a line, of a worker's stderr in an exit report (template.log_pump)."""
 REASON_CHARS = 16384
-"""Of the reason of an end: it may be the traceback of a module that cannot be imported."""
+"""Largest length of the reason in an exit report, which may be the traceback of a failed import."""
 
 
 def exit_report(said: ExitReport) -> ExitReport:
-    """Return an exit report cut to size. The last lines and the traceback of the worker stay as they are."""
+    """Return an exit report with stderr lines and reason cut to their limits, and with printable kind and oom texts."""
     tail = [line[:TAIL_LINE_CHARS] for line in said.stderr_tail[-TAIL_LINES:]]
     reason = said.reason[:REASON_CHARS]
     return ExitReport(printable(said.kind), said.exit_code, said.signal, printable(said.oom), tail, reason)
 
 
 def hello(said: AgentHello) -> AgentHello:
-    """Return a hello with the ends of workers cut to size."""
+    """Return an agent's hello with the exit reports and end reasons of workers cut to their limits."""
     ended = {id: why[:REASON_CHARS] for id, why in said.ended.items()}
     return replace(said, workers=list(map(_running, said.workers)), ended=ended)
 
 
 def health(said: WorkersHealth) -> WorkersHealth:
-    """Return a health report with its texts cut to size."""
+    """Return a health report with printable texts."""
     return WorkersHealth(list(map(_health, said.workers)))
 
 
