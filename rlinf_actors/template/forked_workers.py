@@ -1,7 +1,8 @@
-"""The worker processes of a template: control sockets, leases, output, ends, and processes that they leave behind.
+"""The workers of a template: their control sockets, leases, output, ends, and the processes that they leave behind.
 
-States of a worker: starting; up (WorkerUp); ended (a zombie, which keeps its pid and process group); swept (all that it
-left behind is dead); told (Exited is sent); reaped. One thread: the select loop of the template. Nothing blocks.
+A worker goes through these states: starting; up (the worker has sent WorkerUp); ended (a zombie, which keeps its pid
+and process group); swept (all processes that it left behind are dead); told (the template has sent Exited to agentd);
+reaped. All code here runs in the select loop of the template, its only thread. Nothing blocks.
 """
 
 from __future__ import annotations
@@ -29,13 +30,23 @@ from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker.lease_guard import Lease
 
 GUARD_S = 0.2
-"""Least seconds that a guard has after its template sees the end of the lease."""
+"""Least seconds that a guard has to send LeaseLost after the template sees the end of the lease."""
 KILL_MARGIN = 0.05
-"""Part of the lease that is reserved for killing a robot worker whose guard cannot run: 0.1 s of 2 s."""
+"""Fraction of the lease that is reserved for killing a robot worker whose guard cannot run: 0.1 s of 2 s."""
 
 
 class ForkedWorker:
-    """One worker process. Raises OSError if there are no descriptors left, or its cgroup cannot be made."""
+    """One worker process, as its template sees it.
+
+    Args:
+        fork: the packet that requested the worker.
+        cgroup: cgroup of the worker; made here.
+        limits: limits to set in the cgroup.
+        log_bytes: size at which a log file is rotated, 0 for never.
+
+    Raises:
+        OSError: there are no descriptors left, or the cgroup cannot be made.
+    """
 
     def __init__(
         self, fork: template_protocol.Fork, cgroup: Cgroup, limits: Mapping[str, int], log_bytes: int = 0
@@ -78,26 +89,26 @@ class ForkedWorker:
         return bool(self.fork.spec.claims)
 
     def renew(self, until: float, now: float) -> None:
-        """Extend the lease to *until*. A renewal that is too old leaves the deadline of the guard as it is."""
+        """Extend the lease to *until*. If the lease lasts at *now*, the guard no longer has to send LeaseLost."""
         self.lease.renew(until)
         if self.lease.left(now):
             self.guard_due = 0.0
 
     def guard_reported(self, now: float) -> None:
-        """Note LeaseLost: the guard makes the robots safe, and the process has ROBOT_END_S for that."""
+        """Handle LeaseLost from the guard. The process has ROBOT_END_S from *now* to make the robots safe and end."""
         self.lease_lost, self.guard_due = True, 0.0
         self.kill_at = min(self.kill_at or math.inf, now + template_protocol.ROBOT_END_S)
 
     def due(self, now: float) -> float:
-        """Return when the process must be killed or its lease checked again, infinity for never."""
+        """Return the time at which `must_die` must be called again, infinity for never."""
         end = now + self.lease.left(now) if self._lease_counts else math.inf
         return min(self.guard_due or end, self.kill_at or math.inf)
 
     def must_die(self, now: float) -> bool:
-        """True if the process must be killed now.
+        """True if the process must be killed at the time *now*.
 
-        At the end of the lease the guard sends LeaseLost before it calls code of the user. A guard that sends nothing
-        cannot run (C code holds the interpreter's lock): then only the kill stops the robot.
+        At the end of the lease the guard sends LeaseLost before it calls on_lease_lost. A guard that sends nothing
+        cannot run, because C code holds the interpreter's lock. Then only killing the process stops the robot.
         """
         if self._lease_counts and not self.guard_due and not self.lease.left(now):
             self.guard_due = max(now + GUARD_S, self.lease.until - KILL_MARGIN * self.lease.lease_s)
@@ -108,12 +119,12 @@ class ForkedWorker:
         return self.has_robots and self.lease.lease_s > 0 and not self.lease_lost
 
     def note(self, text: str) -> None:
-        """Write a line of the runtime to the stderr file of the worker."""
+        """Write *text* to the stderr file of the worker, marked as a line of the runtime."""
         self.err.note(text)
         self.unread = True
 
     def started(self, pid: int) -> None:
-        """Close the worker's ends of pipes and sockets here."""
+        """Store the pid, and close the template's copies of the worker's ends of pipes and sockets."""
         self.pid = pid
         self.out.close_writer()
         self.err.close_writer()
@@ -126,14 +137,14 @@ class ForkedWorker:
         self.child.close()
 
     def locks(self, packet: template_protocol.LockDevices | template_protocol.UnlockDevices) -> None:
-        """Remember the request for the accelerators, for an agentd that adopts the template."""
+        """Store the worker's open request for the device lock, for an agentd that adopts the template."""
         if isinstance(packet, template_protocol.LockDevices):
             self.asked, self.asked_at, self.granted = packet, time.monotonic(), False
         elif self.asked is not None and self.asked.request == packet.request:
             self.asked = None
 
     def kept(self, exit: ExitReport | None = None) -> template_protocol.SurvivingWorker:
-        """Return the state of the worker for an agentd that adopts the template."""
+        """Return the worker's state for an agentd that adopts the template. *exit* is None while the worker lives."""
         return template_protocol.SurvivingWorker(
             self.id,
             self.pid,
@@ -148,7 +159,12 @@ class ForkedWorker:
         )
 
     def report(self, oom: str, left: bool) -> ExitReport:
-        """Return how the worker ended, from `status` of waitid."""
+        """Return the exit report of the ended worker.
+
+        Args:
+            oom: value of `ExitReport.oom`.
+            left: True if a process that the worker left behind could not be killed.
+        """
         assert self.status is not None
         code = self.status.si_status
         exited = self.status.si_code == os.CLD_EXITED
@@ -170,9 +186,9 @@ class ForkedWorker:
 
 
 SWEEP_S = 2.0
-"""Seconds that an exit report waits for left processes to die. One in an uninterruptible call may never."""
+"""Seconds that an exit report waits until the processes left behind are dead. An uninterruptible one may never die."""
 EXEC_S = 0.002
-"""Seconds until an orphan in the middle of an exec is checked again: no event tells the end of an exec."""
+"""Seconds until an orphan in the middle of an exec is checked again. No event reports the end of an exec."""
 
 
 class ForkedWorkers:
@@ -181,7 +197,7 @@ class ForkedWorkers:
     Args:
         selector: of the template; the data of each key is a callback that takes the event mask.
         send: sends a packet to agentd.
-        keeps: True if workers go on without an agentd. Then their ends are kept until agentd sends Settled.
+        keeps: True if workers continue without an agentd. Then each exit report is stored until Settled arrives.
     """
 
     def __init__(
@@ -200,16 +216,16 @@ class ForkedWorkers:
 
     @property
     def workers(self) -> list[ForkedWorker]:
-        """Workers that are not reaped."""
+        """The workers that are not reaped yet."""
         return list(self._workers.values())
 
     def close(self) -> None:
-        """Close the descriptors of all workers, in a forked worker."""
+        """Close the descriptors of all workers. Call in a forked worker."""
         for worker in self._workers.values():
             worker.close()
 
     def add(self, worker: ForkedWorker) -> None:
-        """Serve a worker that was just started."""
+        """Watch the output and the control socket of a worker that was just started."""
         self._workers[worker.id] = self._pids[worker.pid] = worker
         self._announce(worker)
         for pump in (worker.out, worker.err):
@@ -217,14 +233,14 @@ class ForkedWorkers:
         self._selector.register(worker.control, selectors.EVENT_READ, partial(self._on_control, worker))
 
     def watched(self, id: str) -> None:
-        """Note that agentd has a pidfd of the worker."""
+        """Handle Watching: agentd has a pidfd of the worker, so the template may reap the worker after its end."""
         worker = self._workers.get(id)
         if worker is not None:
             worker.watched = True
             self._reap(worker)
 
     def read(self, packet: template_protocol.Read) -> None:
-        """Note the positions up to which agentd has read the files of a worker."""
+        """Handle Read: store the positions up to which agentd has read the log files of a worker."""
         worker = self._workers.get(packet.id)
         if worker is not None:
             worker.read = packet.out, packet.err
@@ -235,7 +251,7 @@ class ForkedWorkers:
             self._announce(worker)
 
     def renew(self, packet: template_protocol.Renew) -> None:
-        """Extend the leases of robot workers. A worker that does not read gets no further renewals queued."""
+        """Extend the leases of all robot workers. Send the renewal to each robot worker that has no unsent packets."""
         now = time.monotonic()
         for worker in self._workers.values():
             if worker.has_robots:
@@ -244,7 +260,7 @@ class ForkedWorkers:
                     self._pass_on(worker, packet)
 
     def probe(self) -> None:
-        """Report the workers that have answered since the last probe, and ping those that owe no answer."""
+        """Send agentd the Pongs since the last probe. Send Ping to every worker that has answered the last Ping."""
         pongs = [worker.pong for worker in self._workers.values() if worker.pong is not None]
         self._send(template_protocol.Pulses(pongs))
         for worker in self._workers.values():
@@ -264,7 +280,7 @@ class ForkedWorkers:
     def tell(
         self, packet: template_protocol.DevicesLocked | template_protocol.DevicesBusy | template_protocol.Revoke
     ) -> None:
-        """Pass a packet of agentd to a worker."""
+        """Pass a packet of agentd on to the worker that it names."""
         worker = self._workers.get(packet.id)
         if worker is not None:
             if (
@@ -276,7 +292,7 @@ class ForkedWorkers:
             self._pass_on(worker, packet)
 
     def orphaned(self, reason: str) -> None:
-        """Handle the end of agentd: revoke the leases of robot workers. The others go on. Reap ended workers now."""
+        """Revoke the leases of robot workers and reap ended workers, after the end of agentd. Other workers continue."""
         for worker in self.workers:
             worker.watched = True
             if worker.has_robots and not worker.told and not worker.kill_at:
@@ -285,21 +301,21 @@ class ForkedWorkers:
             self._reap(worker)
 
     def inventory(self) -> list[template_protocol.SurvivingWorker]:
-        """Return every worker, for an agentd that adopts the template. It reads the log files without LogsGrew."""
+        """Return the state of every worker for an agentd that adopts the template and now reads all log files."""
         living = [worker for worker in self._workers.values() if not worker.told]
         for worker in living:
             worker.watched, worker.unread, worker.announced = False, False, True
         return [*self._ends.values(), *(worker.kept() for worker in living)]
 
     def told(self, end: template_protocol.SurvivingWorker) -> None:
-        """Send the end of a worker to agentd, and keep it until the head knows it."""
+        """Report the end of a worker to agentd. If workers are kept, store the report until agentd sends Settled."""
         assert end.exit is not None
         if self._keeps:
             self._ends[end.id] = end
         self._send(template_protocol.Exited(end.id, end.exit))
 
     def settled(self, ids: list[str]) -> None:
-        """Forget the ends of workers that the head knows."""
+        """Drop the stored end reports of the workers *ids*, whose ends the head knows."""
         for id in ids:
             self._ends.pop(id, None)
 
@@ -311,11 +327,11 @@ class ForkedWorkers:
             self._watch_control(worker)
 
     def wake(self) -> None:
-        """Note that a child of this process may have ended."""
+        """Make the next `check_ends` look for ended workers: a child of this process may have ended."""
         self._woken = True
 
     def patience(self) -> float | None:
-        """Return the seconds until `check_ends` must run without an event, None for never."""
+        """Return the seconds after which `check_ends` must run even if no event occurs, None for never."""
         deadlines = [worker.deadline for worker in self._ending]
         now = time.monotonic()
         deadlines += [worker.due(now) for worker in self._workers.values() if worker.status is None]
@@ -413,7 +429,7 @@ class ForkedWorkers:
         procfs.kill_group(worker.pid)
 
     def _sweep(self) -> set[str]:
-        """Kill processes that ended workers left behind. Return the ids of workers with processes that still live.
+        """Kill processes that ended workers left behind. Return the ids of workers whose processes are not all dead.
 
         This process is the subreaper, so it is the parent of every orphan, and the pid of an orphan is not reused.
         """
@@ -489,7 +505,7 @@ class ForkedWorkers:
             del self._workers[worker.id], self._pids[worker.pid]
 
     def revoke_all(self, reason: str) -> None:
-        """Revoke the leases of all robot workers: the template ends."""
+        """Revoke the leases of all robot workers, because the template ends for the given reason."""
         for worker in self._workers.values():
             if worker.has_robots and not worker.told:
                 self._pass_on(worker, template_protocol.Revoke(worker.id, reason))

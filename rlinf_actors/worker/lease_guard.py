@@ -1,15 +1,17 @@
 """The guard of a robot worker: the thread that makes its robots safe when its lease ends.
 
-`worker.main` makes the guard on the main thread, before any code of the user. `Lease` is pure and has the deadline; the
-template uses it too. `LeasePage` shows the deadline to code that runs without the interpreter's lock.
+`worker.main` makes the guard on the main thread, before any user code runs. `Lease` computes the deadline; the template
+uses it too. `LeasePage` shows the deadline to code that runs without the interpreter's lock.
 
 House rules:
-* The guard decides by itself, from the deadline that it has: a robot stops although no process reaches the guard.
-* The clock comes first: packets that were queued while this process did not run are not read before the clock.
+* The guard decides by itself, from the last deadline that it received: a robot stops even if no process can reach the
+  guard.
+* The guard reads the clock before queued packets, so that packets that arrived while this process stood still cannot
+  renew a lease that has ended.
 * on_lease_lost runs once, or not at all if `_close` has returned. The process ends after it.
-* The guard takes no lock that a thread of the user may hold: these threads are stopped.
-* Nothing prevents on_lease_lost. The guard makes what the end needs (a thread, descriptors) at the start, since the
-  process may have none left by then. An error before on_lease_lost is printed, and the guard goes on.
+* The guard takes no lock that a user's thread may hold, since the guard stops those threads.
+* Nothing may prevent on_lease_lost. The guard reserves a thread and descriptors at the start, since the process may
+  have none left at the end. An error before on_lease_lost is printed, and the guard continues.
 
 Clocks: the guard counts in CLOCK_BOOTTIME, which continues while the machine is suspended, so a machine that slept for
 longer than the lease has lost it. The template, agentd and the page count in CLOCK_MONOTONIC.
@@ -83,7 +85,7 @@ class LeasePage:
 
     @property
     def deadline_ns(self) -> int:
-        """Deadline that the page shows now."""
+        """Deadline in the page now, in nanoseconds of CLOCK_MONOTONIC; 0 once the lease is lost."""
         return ctypes.c_uint64.from_address(self.address).value
 
     def held(self) -> bool:
@@ -92,10 +94,13 @@ class LeasePage:
 
 
 class LeasePageWriter:
-    """The writing side of the page. Only for the thread of the guard, once that runs.
+    """Makes the lease page and writes the deadline to it. Only the guard's thread may use it, once that thread runs.
+
+    Args:
+        deadline_ns: first deadline, in nanoseconds of CLOCK_MONOTONIC.
 
     Attributes:
-        page: the reading side.
+        page: the page, for readers.
     """
 
     def __init__(self, deadline_ns: int = NEVER) -> None:
@@ -117,33 +122,33 @@ class LeasePageWriter:
         self.page = LeasePage(readable)
 
     def renew(self, deadline_ns: int) -> None:
-        """Move the deadline forward. No effect after `lose`."""
+        """Set the deadline to *deadline_ns* if that is later. No effect after `lose`."""
         if not self._lost and deadline_ns > self._deadline.value:
             self._deadline.value = deadline_ns
 
     def lose(self) -> None:
-        """Write 0, for good."""
+        """Set the deadline to 0 for good."""
         self._lost = True
         self._deadline.value = 0
 
 
 MARGIN = 0.2
-"""Part of the lease that is reserved for stopping: 0.4 s of 2 s. Threads that move the robot may take 0.2 s of it."""
+"""Fraction of the lease that is reserved for making robots safe: 0.4 s of 2 s. Stopping threads takes up to 0.2 s."""
 END_MARGIN = 0.125
-"""Last part of the lease, in which no renewal counts: 0.25 s of 2 s. A guard that could not run before has 0.15 s to
-report the loss before the template kills the worker.
+"""Fraction at the end of the lease in which a renewal has no effect: 0.25 s of 2 s. A guard that could not run before
+then has 0.15 s to report the loss before the template kills the worker.
 """
 
 
 class Lease:
-    """The time until which a worker may move its robots. Pure.
+    """The time until which a worker may move its robots. Reads no clock: callers pass the time, in seconds.
 
-    It counts from the sending of a heartbeat that the head answered, so it ends no later than the head
+    The lease starts when agentd sends a heartbeat that the head then answers, so it ends no later than the head
     assumes.
 
     Args:
-        until: end of the lease, in seconds.
-        lease_s: length of the lease from a heartbeat on, in seconds.
+        until: end of the lease, on the caller's clock.
+        lease_s: length of the lease, in seconds from the heartbeat.
     """
 
     def __init__(self, until: float, lease_s: float) -> None:
@@ -151,43 +156,45 @@ class Lease:
         self.lease_s = lease_s
 
     def renew(self, until: float) -> None:
-        """Extend the lease to *until*. An older renewal changes nothing."""
+        """Extend the lease to *until*, if that is later than its present end."""
         self.until = max(self.until, until)
 
     def left(self, now: float) -> float:
-        """Return the seconds until the robot must be made safe, 0 if it must be now."""
+        """Return the seconds from *now* until the robots must be made safe; 0 if that time has come."""
         return max(0.0, self.until - MARGIN * self.lease_s - now)
 
     @property
     def last_moment(self) -> float:
-        """Time at which the lease is lost for good. A renewal that is read later is void."""
+        """Time at which the lease is lost for good. A renewal that is read later has no effect."""
         return self.until - END_MARGIN * self.lease_s
 
     def lost(self, now: float) -> bool:
-        """True if the lease is lost for good."""
+        """True if the lease is lost for good at the time *now*."""
         return now >= self.last_moment
 
     def silence(self, now: float) -> float:
-        """Return the seconds since the heartbeat of the last renewal."""
+        """Return the seconds between the heartbeat of the last renewal and *now*."""
         return now - (self.until - self.lease_s)
 
 
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that end a process. A robot worker makes its robots safe first."""
+"""Signals that end a process. A robot worker makes its robots safe before it ends."""
 RESERVE = 3
-"""Spare descriptors: two stops and one kill of other processes need one each."""
+"""Number of reserved descriptors. `_make_safe` stops other processes twice and kills them once, with one for each."""
 UNWIND_S = 0.25
-"""Seconds that on_lease_lost waits for a lock before the stopped threads release theirs."""
+"""Seconds that on_lease_lost may wait for a lock before the stopped threads are ended to release their locks."""
 
 
 class Guard:
-    """Watches the lease of one worker. Made on the main thread before any code of the user runs.
+    """Watches the lease of one robot worker, and makes its robots safe when the lease ends.
+
+    Construct it on the main thread before any user code runs.
 
     Args:
-        spec: of the worker; it has claims.
-        place: of the worker, with the lease as far as known.
+        spec: spec of the worker, which claims robots.
+        place: place of the worker, with the end of the lease as known at the start.
         control: the socket to the template. The guard alone receives from it.
-        instance: returns the instance of the user's class, None before there is one.
+        instance: returns the instance of the user's class, or None before the instance exists.
     """
 
     def __init__(
@@ -231,21 +238,21 @@ class Guard:
         return self._page.page
 
     def keep(self, pid: int) -> str:
-        """Exempt a process and its descendants from the stop. Return the reason if it cannot be exempted, else ""."""
+        """Exempt a process and its descendants from the stop. Return "", or the reason why they cannot be exempted."""
         return self._descendants.keep(pid)
 
     def closed(self) -> None:
-        """Note that `_close` has returned: the robots are as the owner wants them. Any thread."""
+        """Note that `_close` has returned: on_lease_lost will not run. Any thread."""
         self._closed = True
 
     def lose(self, reason: str) -> None:
-        """End the lease from this process. Any thread; returns at once."""
+        """End the lease for the given reason, as if it were revoked. Any thread; returns at once."""
         self._asked.append(reason)
         with contextlib.suppress(BlockingIOError):  # full: the guard is awake
             self._signals.send(b"\0")
 
     def stay(self) -> NoReturn:
-        """End the lease, because this thread ran calls and has ended. Wait here until the guard ends the process."""
+        """End the lease because the calling thread can run no more calls. Block until the guard ends the process."""
         self.lose(f"its thread {threading.current_thread().name}, which served calls, ended")
         while True:
             with contextlib.suppress(BaseException):
@@ -256,14 +263,14 @@ class Guard:
         self.lose(f"it was sent {signal.Signals(number).name}")
 
     def _on_continued(self, *_: object) -> None:
-        """Handle SIGCONT on the main thread, which continues only if the lease has not ended meanwhile."""
+        """Handle SIGCONT on the main thread. Stop this thread if the lease has ended while the process was stopped."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if self._lease.lost(now):
             self.lose(self._stood_still(now))
             self._threads.handler(SIGNAL, None)
 
     def _forget(self) -> None:
-        """Restore the default signal handlers in a process that the worker forked."""
+        """Restore the default signal handlers. Runs in each process that the worker forks."""
         signal.set_wakeup_fd(-1)
         ours: list[tuple[int, object]] = [(number, self._on_ending) for number in ENDINGS]
         for number, handler in [*ours, (signal.SIGCONT, self._on_continued), (SIGNAL, self._threads.handler)]:
@@ -271,7 +278,7 @@ class Guard:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     def _catch_up(self) -> None:
-        """Read the packets that came while this process started. It has moved no robot yet, so they still count."""
+        """Handle packets that arrived while this process started. No robot has moved yet, so late renewals count."""
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
         while poll.poll(0):
@@ -304,7 +311,7 @@ class Guard:
             os._exit(template_protocol.LEASE_LOST_CODE)
 
     def _wait(self) -> str:
-        """Wait for the end of the lease. Return the reason."""
+        """Wait for the end of the lease. Return the reason of the end."""
         poll = select.poll()
         for fd in (self._control.fileno(), self._wakeup.fileno(), self._timer.fd):
             if fd >= 0:
@@ -325,7 +332,7 @@ class Guard:
                     return f"{self._robots}: {reason}" if self._orderly else f"{lost}: {reason}"
 
     def _heard(self) -> str:
-        """Handle a packet of the template. Return the reason if the lease has ended, else ""."""
+        """Receive and handle a packet of the template. Return the reason if the lease has ended, else ""."""
         packet = self._control.receive()
         if packet is None:
             return "its template process ended"
@@ -377,9 +384,9 @@ class Guard:
         self._try_to(self._descendants.kill)
 
     def _try_to(self, act: Callable[[], bool]) -> bool:
-        """Act on other processes, with a spare descriptor. On an error print it and return False.
+        """Free a reserved descriptor, and return the result of *act*, which needs one. Print an error and return False.
 
-        Code of the user may have used up all other descriptors, and on_lease_lost must run in any case.
+        User code may have used up all other descriptors, and on_lease_lost must run in any case.
         """
         with contextlib.suppress(OSError):  # the user's code has closed it
             os.close(self._reserve.pop())
@@ -390,7 +397,7 @@ class Guard:
             return False
 
     def _call_hook(self) -> None:
-        """Wait for `_make_safe`, then call on_lease_lost. Runs on a thread that is started with the guard."""
+        """Wait for `_make_safe`, then call on_lease_lost. Runs on a thread that the guard starts in its constructor."""
         self._hook_due.acquire()
         try:
             self._instance().on_lease_lost()
@@ -399,7 +406,7 @@ class Guard:
 
 
 def _say(text: str) -> None:
-    """Write to stderr without its buffer, whose lock a stopped thread may hold, and without waiting for the reader."""
+    """Write *text* to stderr without blocking, and without the buffer, whose lock a stopped thread may hold."""
     data = text.encode(errors="backslashreplace")
     poll = select.poll()
     poll.register(2, select.POLLOUT)
@@ -409,7 +416,7 @@ def _say(text: str) -> None:
 
 
 def _suspended() -> float:
-    """Return the seconds that this machine was suspended since its boot; CLOCK_MONOTONIC does not count them."""
+    """Return how many seconds since its boot this machine was suspended. CLOCK_MONOTONIC does not count them."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
@@ -418,10 +425,10 @@ class _Itimerspec(ctypes.Structure):
 
 
 class _Alarm:
-    """A timer that counts the time in which the machine is suspended; the timeout of poll does not.
+    """A timer that also counts time in which the machine is suspended, unlike the timeout of poll.
 
     Attributes:
-        fd: readable when the time is over; -1 if the kernel has no such timer. Then the timeout of poll must do.
+        fd: readable when the time is over; -1 if the kernel has no such timer, so that only poll's timeout is left.
     """
 
     def __init__(self) -> None:

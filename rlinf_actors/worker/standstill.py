@@ -25,13 +25,14 @@ from collections.abc import Iterator
 from rlinf_actors import procfs
 
 STOP_MAIN_S = 0.2
-"""Seconds to wait for the main thread, which may be in C code."""
+"""Seconds to wait until the main thread is stopped. It may be in C code."""
 AGAIN_S = 0.005
-"""Seconds until the signal is sent again, doubled each time. A signal that arrives after Python's check for signals and
-before the system call begins interrupts nothing; that is likely when the main thread has just released the GIL.
+"""Seconds until the signal is sent again; doubled after each attempt. A signal that arrives after Python's check for
+signals and before the system call begins interrupts nothing; that is likely when the main
+thread has just released the GIL.
 """
 SIGNAL = signal.SIGRTMAX - 2
-"""glibc uses the lowest real-time signals; debuggers and profilers use SIGUSR1 and SIGPROF."""
+"""Signal that stops the main thread. Others are in use: by glibc (lowest real-time), debuggers and profilers."""
 OURS = "rlinf-actors-"
 """Prefix of the names of the runtime's own threads, which run no code of the user."""
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
@@ -39,11 +40,11 @@ _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class Unwound(SystemExit):
-    """Ends a stopped thread that holds a lock which on_lease_lost needs. `except Exception` does not catch it."""
+    """Raised in stopped threads to end them if on_lease_lost waits for a lock. `except Exception` does not catch it."""
 
 
 class ThreadStopper:
-    """Stops the threads of the user. Made on the main thread."""
+    """Stops the threads that may run user code. Construct it on the main thread."""
 
     def __init__(self) -> None:
         self._main = threading.get_ident()
@@ -56,14 +57,14 @@ class ThreadStopper:
         signal.signal(SIGNAL, self.handler)
 
     def interrupt(self) -> None:
-        """Stop the main thread at its next instruction in Python. Any thread; returns at once."""
+        """Stop the main thread at its next Python instruction. Any thread; returns at once."""
         signal.pthread_kill(self._main, SIGNAL)
         signal.raise_signal(SIGNAL)  # taken by this thread, handled on the main thread, which may have masked it
 
     def stop_all(self) -> bool:
-        """Stop every Python thread but the runtime's own and the caller. Return True if the main thread is stopped.
+        """Stop all Python threads but the runtime's and the caller. Return True if the main thread is stopped.
 
-        Waits for the main thread, STOP_MAIN_S seconds at most. A thread in C code stops when it comes back.
+        Waits at most STOP_MAIN_S seconds for the main thread. A thread in C code stops when it returns to Python.
         """
         waited, again = 0.0, AGAIN_S
         still = False
@@ -81,16 +82,16 @@ class ThreadStopper:
         return still
 
     def unwind(self) -> None:
-        """End the stopped threads, so that their ``with`` blocks release locks."""
+        """End the stopped threads by raising Unwound in them, so that their ``with`` blocks release locks."""
         self._gate.release()
 
     def stop_here(self) -> None:
-        """Stop the calling thread for ever, or until `unwind`."""
+        """Block the calling thread until another thread calls `unwind`."""
         self._gate.acquire()
         self._gate.release()
 
     def _users(self) -> list[int]:
-        """Return the threads, also of C libraries, that may run code of the user."""
+        """Return the ids of the other threads that may run user code, including threads of C libraries."""
         ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OURS)}
         others = set(sys._current_frames()) - ours - self._stopped_threads
         return sorted(others - {self._main, threading.get_ident()})
@@ -107,7 +108,7 @@ class ThreadStopper:
         _set_async_exc(ctypes.c_ulong(ident), ctypes.py_object(Stopped))
 
     def handler(self, number: int, frame: object) -> None:
-        """Handle SIGNAL on the main thread: stop it. Raises Unwound after `unwind`."""
+        """Stop the main thread. Handler of SIGNAL; raises Unwound after `unwind`."""
         if self._signalled:
             return  # sent again
         self._signalled = True
@@ -118,7 +119,7 @@ class ThreadStopper:
 
 
 def waits_for_lock(native_id: int) -> bool:
-    """True if a thread of this process waits for a lock rather than for time or a device, or if that is unknown."""
+    """True if a thread of this process, given by its kernel id, waits for a lock (a futex), or if that is unknown."""
     try:
         with open(f"/proc/self/task/{native_id}/syscall") as file:
             call = file.read().split()[0]
@@ -128,18 +129,18 @@ def waits_for_lock(native_id: int) -> bool:
 
 
 STOP_S, STOP_AGAIN_S = 0.08, 0.02
-"""Seconds to wait until all processes are stopped: before the threads of the worker are stopped, and after that.
+"""Seconds to wait for processes to stop: STOP_S before the worker's threads are stopped, STOP_AGAIN_S after that.
 
-0.1 s together, since the robot moves meanwhile. A process in an uninterruptible call stops when the call is over.
+0.1 s together, since the robot still moves. A process in an uninterruptible system call stops when that call is over.
 """
 _LOOK_S = 0.0005
 
 
 class Descendants:
-    """The processes that one worker has started, also those that have become daemons.
+    """The processes that this worker has started, including those that have become daemons.
 
     Args:
-        worker: id of the worker; its processes are marked with it.
+        worker: id of the worker, by which `procfs.branded` and `procfs.mark_of` recognise its processes.
     """
 
     def __init__(self, worker: str) -> None:
@@ -149,7 +150,7 @@ class Descendants:
         self._others_own: set[int] = set()  # those of another user (sudo), which do not stop
 
     def keep(self, pid: int) -> str:
-        """Exempt a process and its descendants from `stop`. Return the reason if that cannot be, else ""."""
+        """Exempt a process and its descendants from `stop`. Return "", or the reason why they cannot be exempted."""
         found = procfs.stat(pid)
         if found is None or found.state in "ZX":
             return "there is no such process"
@@ -159,7 +160,7 @@ class Descendants:
         return ""
 
     def stop(self, within_s: float) -> bool:
-        """Stop all but exempted processes. Return False if one belongs to another user, or did not stop in time."""
+        """Stop all processes that are not exempt. Return False if one has not stopped after *within_s* seconds."""
         deadline = time.monotonic() + within_s
         while True:
             found = [one for one in self._others() if self._stopped.get(one.pid) != one.started]
@@ -176,7 +177,7 @@ class Descendants:
                 time.sleep(_LOOK_S)
 
     def kill(self) -> bool:
-        """Kill all stopped and exempted processes: the end of the worker would continue their process groups."""
+        """Kill all stopped and exempted processes. Otherwise stopped ones could continue after the worker's end."""
         for pid, started in {**self._kept, **self._stopped}.items():
             found = procfs.stat(pid)
             if found is not None and found.started == started:
@@ -184,7 +185,7 @@ class Descendants:
         return True
 
     def _others(self) -> Iterator[procfs.Stat]:
-        """Yield every living descendant that is not exempted."""
+        """Yield every living descendant process that is not exempt."""
         ours, seen = os.getpid(), set[int]()
         waiting = procfs.children(ours)
         # orphans become children of the template, or of the worker's present parent if the template has died

@@ -1,13 +1,15 @@
-"""The server of a worker process: links of peers, their frames, and calls on the way to the executor.
+"""The server of a worker process: it accepts links of peers, and hands their calls to the executor.
 
-`context.listen` makes one for each worker and for each child member; a driver, other workers and channel clients
-connect. A link is a member once its Join is accepted; every other frame of an unknown link is dropped. Calls wait here
-until the class of the user is constructed (`open`) or cannot be constructed (`refuse`).
+A link is a connection of a driver, another worker or a channel client to this worker. It becomes a member once the
+server accepts its Join frame; until then the server drops all its other frames. `context.listen` makes one server for
+each worker and each child member. Calls wait here until the user's class is constructed (`open`), or its construction
+has failed (`refuse`).
 
-A pidfd tells the end of a peer on this machine. The head tells the end of every other peer (`RemotePeers`): that needs
-a session with the head, which most workers never have, so only streams and many peers make one.
+The server notices the end of a peer on this machine by a pidfd. The head reports the end of every other peer
+(`RemotePeers`). That needs a session with the head, which most workers never need; the server opens a session only for
+a stream or for many peers.
 
-Everything runs on the I/O thread, unless a method says otherwise. No method blocks, and none runs code of the user.
+Everything runs on the I/O thread, unless a docstring says otherwise. No method blocks, and none runs user code.
 """
 
 from __future__ import annotations
@@ -44,21 +46,21 @@ from rlinf_actors.worker.invocation import Invocation
 log = logging.getLogger(__name__)
 
 Watch = Callable[[str, Callable[[], None]], Callable[[], None]]
-"""WatchedClients.watch: call the function when that client ends; return a function that ends the watch."""
+"""Type of WatchedClients.watch: call the function when the named client ends; return a function that stops watching."""
 LinkLost = Callable[[bytes, str], object]
-"""(identity of the link, id of the worker at its other end or ""), on the I/O thread."""
+"""Called on the I/O thread with the identity of the link, and the id of the worker at its other end ("" if unknown)."""
 Handler = Callable[[bytes, Any, AuthenticatedParts], None]
-"""(peer, frame of a kind that the handler serves, parts), on the I/O thread."""
+"""Called on the I/O thread with the identity of the sending link, the frame, and the parts of the message."""
 
 MANY = 64
-"""Clients without a session to the head. Beyond this number some are probably dead, so a session is made."""
+"""Most remote clients without a session with the head. Beyond it some are probably dead, so a session is opened."""
 NAME_CHARS = 60
-"""Most characters of a rejected peer's name, and of a method's, that are logged or sent."""
+"""Most characters of a rejected peer's name, or of a method's name, that are logged or sent."""
 LATE_S = 10.0
-"""Seconds after the end of a peer's process in which messages that it sent before are still accepted."""
+"""Seconds after the end of a peer's process in which messages that the peer sent earlier are still accepted."""
 REMEMBERED = 1024
-"""Calls that ended and are remembered, so that a duplicate does not run again. Connections repeat nothing; injected
-faults repeat a call soon after the first. 150 KiB."""
+"""Number of recent calls that are remembered, so that a duplicate of a call does not run. Connections duplicate
+nothing; injected faults send the duplicate soon after the call. The calls take 150 KiB."""
 _CHANNEL_REQUESTS = (
     frames.ChannelPut, frames.ChannelGet, frames.ChannelBatch, frames.ChannelLook, frames.ChannelShow,
     frames.ChannelClose, frames.ChannelWhere, frames.ChannelRelease,
@@ -66,11 +68,11 @@ _CHANNEL_REQUESTS = (
 
 
 class RemotePeers:
-    """Clients on other machines, or in other containers, whose ends the head tells.
+    """Watches clients on other machines, or in other containers. The head reports their ends.
 
     Args:
-        watch: asks the head to tell of an end, as long as there is a session with it.
-        connected: makes the session; raises RlinfActorsError if the head does not answer.
+        watch: asks the head to report the end of a client; works while there is a session with the head.
+        connected: opens the session; raises RlinfActorsError if the head does not answer.
         on_gone: called with each link of a client that has ended.
     """
 
@@ -87,11 +89,11 @@ class RemotePeers:
         self._in_session = False
 
     def add(self, peer: bytes, *, now: bool = False) -> None:
-        """Watch the client of this link, from now on or, without a session and *now*, once there is a session.
+        """Watch the client of the link *peer*. The client's end is noticed only while there is a session with the head.
 
         Args:
-            peer: the link.
-            now: make a session: a stream to this peer would wait for credit for ever.
+            peer: identity of the link.
+            now: open a session now. A stream needs this, since it would wait for ever for credit from a dead peer.
         """
         client = client_of(peer)
         links = self._links.setdefault(client, set())
@@ -103,7 +105,7 @@ class RemotePeers:
             self._connecting = self._tasks.start(self._connect(), "watching peers on other machines")
 
     def remove(self, peer: bytes) -> None:
-        """Forget a link whose end is known otherwise."""
+        """Stop watching the link *peer*, whose end was noticed in another way."""
         client = client_of(peer)
         links = self._links.get(client)
         if links is None:
@@ -127,12 +129,12 @@ class RemotePeers:
 
 
 def client_of(peer: bytes) -> str:
-    """Return the incarnation of the client whose link this is: ``role:incarnation#link``."""
+    """Return the client's incarnation, from the identity of its link: ``role:incarnation#link``."""
     return peer.decode(errors="replace").partition("#")[0].rpartition(":")[2]
 
 
 class RejectedPeers:
-    """Counts peers that the sockets of this worker reject, and writes them to the worker's log. Loop thread.
+    """Counts and logs the peers that the sockets of this worker reject. Use on the I/O thread only.
 
     Attributes:
         count: rejected connections and links so far.
@@ -142,10 +144,10 @@ class RejectedPeers:
         self.count = 0
 
     def add(self, text: str, times: int = 1) -> None:
-        """Count *times* rejections. Log the 1st, the 10th, the 100th, ...: a flood must not fill the log.
+        """Count *times* rejections. Log only the 1st, the 10th, the 100th, ..., so that a flood does not fill the log.
 
         Args:
-            text: follows "refused" in the log line: the peer, and the reason.
+            text: the peer and the reason; the log line is "refused" and this text.
             times: how many peers were rejected.
         """
         digits, self.count = len(str(self.count)) if self.count else 0, self.count + times
@@ -155,7 +157,7 @@ class RejectedPeers:
 
 @dataclass(frozen=True)
 class Creation:
-    """A Create frame for the main thread."""
+    """A Create frame that the link *peer* sent, for the main thread to handle."""
 
     peer: bytes
     frame: frames.Create
@@ -163,20 +165,20 @@ class Creation:
 
 
 class WorkerServer:
-    """Accepts links of members of the job and hands their calls to the executor.
+    """Accepts links of the job's members, and hands their calls to the executor.
 
     Args:
         network: makes the listening sockets.
-        worker_id: this worker's id. A Join with another id came to a recycled address.
-        name: this worker's name, for messages.
-        token: of the job.
+        worker_id: this worker's id. A Join that names another worker is rejected: that worker had this address before.
+        name: this worker's name, for log lines and error texts.
+        token: token of the job.
         on_closed: called on the executor's thread when `_close` of the instance has returned.
-        gate: admits keys at the TCP socket, in a cluster with keys.
-        rejected: counts rejected links.
+        gate: accepts or rejects peers' keys at the TCP socket; None in a cluster without keys.
+        rejected: counts rejected links; None to make a new counter.
 
     Attributes:
-        rejected: as given, or its own.
-        remote_peers: watches peers that are not on this machine, if set.
+        rejected: counter of the rejected links.
+        remote_peers: watches peers that are not on this machine; None if they are not watched.
         creations: Create frames for the main thread.
     """
 
@@ -223,17 +225,17 @@ class WorkerServer:
         return self._listener.bind(endpoint)
 
     def constructing(self) -> None:
-        """Note that the constructor of the user begins. Main thread."""
+        """Note that the user's constructor begins now. Call on the main thread."""
         self._constructing = time.perf_counter()
 
     def activity(self) -> Activity:
-        """Return the call that runs now. Any thread."""
+        """Return the call that runs now; its method is ``__init__`` while the class is constructed. Any thread."""
         if self._executor is not None:
             return self._executor.activity()
         return Activity("__init__" if self._constructing else "", self._constructing, len(self._waiting))
 
     def open(self, executor: Executor) -> None:
-        """Let calls through to *executor*, first those that waited for the constructor. Main thread."""
+        """Submit the waiting calls, and every later call, to *executor*. Call on the main thread after construction."""
         with self._lock:
             for invocation in self._waiting:
                 executor.submit(invocation)
@@ -244,33 +246,37 @@ class WorkerServer:
             self.answer(peer, frames.Runs(id, ""))
 
     def serve(self, kinds: Iterable[type[frames.Frame]], handler: Handler) -> None:
-        """Give frames of these kinds to *handler*, first those that came before the handler."""
+        """Call *handler* for each frame of *kinds*, first for those that arrived before the handler was set."""
         self._handlers.update(dict.fromkeys(kinds, handler))
         early, self._early = self._early, []
         for peer, frame, parts in early:
             self._handle_other(peer, frame, parts)
 
     def on_link_lost(self, callback: LinkLost) -> None:
-        """Call *callback* when the connection of a member's link was lost: messages may be missing."""
+        """Call *callback* when the connection of a member is lost. Messages of that link may be missing then."""
         self._on_link_lost.append(callback)
 
     def on_forgotten(self, callback: Callable[[bytes], object]) -> None:
-        """Call *callback* with the link of a member LATE_S after the end of its process."""
+        """Call *callback* with the link of a member LATE_S seconds after the end of the member's process."""
         self._on_forgotten.append(callback)
 
     def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, alone: bool = True) -> None:
-        """Send to a member, together with all else that goes there in this turn of the loop. Any thread.
+        """Send a frame to a member, in one batch with all frames for that member in this turn of the loop. Any thread.
 
-        With *alone* False the same parts go to other members too, and are not changed.
+        Args:
+            peer: identity of the member's link.
+            frame: the frame.
+            parts: buffers that follow the frame.
+            alone: False if the same parts are sent to other members too; then they are not changed.
         """
         self._send(peer, frame, parts, False, alone)
 
     def close(self, linger_ms: int) -> None:
-        """Stop listening. Answers that are not read after *linger_ms* milliseconds are dropped."""
+        """Stop listening. Drop the answers that peers have not read after *linger_ms* milliseconds."""
         self._listener.close(linger_ms)
 
     def refuse(self, error: BaseException) -> None:
-        """Fail every call with *error*: the class could not be constructed. Main thread."""
+        """Fail every waiting and every later call with *error*, since there is no instance to run it."""
         self._constructing = 0.0
         with self._lock:
             self._failure = error
@@ -282,7 +288,7 @@ class WorkerServer:
             self.answer(peer, *failure.encode(id, error))
 
     def answer(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
-        """Send an answer at once. Any thread."""
+        """Send an answer at once, without waiting for the end of this turn of the loop. Any thread."""
         self._send(peer, frame, parts, True)
 
     def _send(
@@ -296,7 +302,7 @@ class WorkerServer:
         self._listener.send(peer, header, parts, now=now)
 
     def _reply(self, invocation: Invocation, frame: frames.AnyFrame, parts: Sequence[Buffer]) -> None:
-        """Send the answer of an invocation. Thread of the executor."""
+        """Send an item, or the answer, of an invocation. Runs on the executor's thread."""
         if type(frame) is not frames.Item:
             self._calls.pop((invocation.peer, invocation.id), None)
             if type(frame) is frames.Ok and invocation.method == "_close":
@@ -320,10 +326,10 @@ class WorkerServer:
             self._handle(peer, lending, frame, AuthenticatedParts(parts))  # a member of this job
 
     def _failed(self, peer: bytes, error: InternalError) -> None:
-        """Answer for a frame whose handler raised.
+        """Report that the handler of the present frame raised *error*.
 
-        A call, a stream or a request to a channel gets the error as its answer. Otherwise a message is missing now, so
-        the link is lost, and both ends hear that.
+        A call, a stream or a channel request gets the error as its answer. Any other frame is a lost message now, so
+        the link is treated as lost, and both its ends are notified.
         """
         frame = self._handling
         if isinstance(frame, (frames.Call, frames.Stream, frames.Cancel, frames.Credit, frames.Create)):
@@ -391,7 +397,7 @@ class WorkerServer:
             log.warning("dropped a %s from %r", type(frame).__name__, peer_name(peer))
 
     def _watch(self, peer: bytes, pid: int) -> None:
-        """Notice the end of a peer on this machine by a pidfd: the peer may hold parts of our memory."""
+        """Watch the process *pid* of a peer on this machine by a pidfd. The peer may hold parts of our memory."""
         try:
             fd = procfs.pidfd_of(pid)
         except ProcessLookupError:  # the peer has ended already
@@ -413,7 +419,7 @@ class WorkerServer:
         loop.add_reader(fd, ended)
 
     def peer_gone(self, peer: bytes) -> None:
-        """Handle the end of a member's process."""
+        """Handle the end of a member's process: free lent memory, cancel its streams, drop the link after LATE_S."""
         if self.remote_peers is not None:
             self.remote_peers.remove(peer)
         lending = self._members.get(peer)
@@ -494,7 +500,7 @@ class WorkerServer:
         self.answer(peer, frames.Rejected(kind, text))
 
     def _link_lost(self, link: bytes, worker: str) -> None:
-        """Forget a link whose peer has made another one."""
+        """Treat the link as ended, and call the on_link_lost callbacks. *worker*: as for LinkLost."""
         log.warning("the connection of %r was lost, and there is another", peer_name(link))
         self.peer_gone(link)
         call_all(self._on_link_lost, link, worker)
