@@ -42,13 +42,13 @@ class _EnvironSlot:
         self._text[0] = entry[:1]
 
     def clear(self) -> None:
-        """Take the entry out of the environment."""
+        """Remove the entry of this slot from the environment, and free the slot."""
         self._text[0] = _OFF
         self.used = False
 
 
 def reserve(names: Iterable[str], slots: int = 0) -> None:
-    """Make room for later variables. Only for a process with one thread.
+    """Reserve room in the environment for later variables. Call only while the process has one thread.
 
     Args:
         names: variables for `replace`; an unset one is set to "".

@@ -27,7 +27,7 @@ EXIT_CODE = 1
 
 
 class Watcher(Protocol):
-    """An object that must learn of a fork at once."""
+    """An object whose `note_fork` is called after each fork by user code."""
 
     def note_fork(self) -> None:
         """Handle a fork. Called in the child, in the thread that forked, before user code continues."""
@@ -43,7 +43,7 @@ def generation() -> int:
 
 
 def begin() -> None:
-    """Count forks from here: this process is a worker, and owns the modules that its template imported."""
+    """Reset the count of forks to 0. Call when a process forked by the template becomes a worker."""
     global _generation
     _generation = 0
 
@@ -81,7 +81,7 @@ def check(made_in: int) -> None:
 
 
 def guarded(what: str, function: Callable[[], T]) -> T:
-    """Call user code, and end a forked child that returns from it. *what* as for `end_child`."""
+    """Call *function*, which is user code. End a forked child that returns from it; *what* is as for `end_child`."""
     here = _generation
     try:
         value = function()

@@ -82,11 +82,11 @@ class AgentLink:
         return self._deadline is not None
 
     def patience(self) -> float | None:
-        """Return the seconds that another agentd has left to come; None while there is an agentd."""
+        """Return the seconds that remain for another agentd to adopt the template; None while there is an agentd."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def adopted(self) -> None:
-        """Note that an agentd has adopted the template."""
+        """Clear the deadline for adoption, since an agentd has adopted the template."""
         self._deadline = None
 
     def registered(self, keep_s: float) -> None:
@@ -94,7 +94,7 @@ class AgentLink:
         self.keep_s, self.since = keep_s, 0.0
 
     def send(self, packet: template_protocol.ToAgent) -> None:
-        """Send or queue a packet. Without an agentd drop it."""
+        """Send or queue a packet for agentd. Drop the packet if the template has no agentd."""
         if isinstance(packet, template_protocol.Exited):
             self._hear()  # that freed descriptors
         if self.orphaned:
@@ -181,7 +181,7 @@ class AgentLink:
         self._selector.register(caller, selectors.EVENT_READ, partial(self._on_caller, caller))
 
     def _on_caller(self, caller: socket.socket, _: int) -> None:
-        """Adopt: the lock of the run directory guarantees that the agentd before has ended."""
+        """Let *caller* adopt the template if its first packet is Adopt. The previous agentd has ended by then."""
         try:
             packet = template_protocol.decode_to_template(caller.recv(template_protocol.MAX_PACKET))
         except BlockingIOError:

@@ -200,7 +200,7 @@ def run(start: ChildStart) -> None:
 
 
 def tell_failure(control: int, worker: str, text: str) -> None:
-    """Send StartFailed."""
+    """Send StartFailed with *text* for the worker id *worker* over the socket *control*."""
     with socket.socket(fileno=os.dup(control)) as to_template:
         to_template.send(template_protocol.encode(template_protocol.StartFailed(worker, text)))
 
@@ -276,7 +276,7 @@ def _restore_limits(nofile: int | None) -> None:
 
 
 def unprotect(score: Path) -> None:
-    """Undo OOMScoreAdjust= of the unit: agentd and templates are spared when memory runs out, workers are not."""
+    """Reset a negative OOM score in the file *score*, so that the kernel spares agentd but not workers."""
     if int(score.read_text()) < 0:
         score.write_text("0")
 

@@ -181,7 +181,7 @@ def main(fd: int, node: str, config_json: str) -> None:
 
 
 class Template:
-    """The select loop. *fd* is the socket to agentd."""
+    """The select loop of the template. *fd* is its socket to agentd."""
 
     def __init__(self, fd: int, node: str, config: TemplateConfig) -> None:
         self._config = config
@@ -361,7 +361,7 @@ class Template:
         )
 
     def _fork(self, worker: ForkedWorker) -> int:
-        """Fork. Return the pid, or 0 in the child, where `run` then returns to `main`."""
+        """Fork the worker. Return its pid, or 0 in the worker itself, where `run` then returns to `main`."""
         template = os.getpid()
         if fault_injection.active is not None:
             fault_injection.active.start("spawn.fork", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
@@ -386,7 +386,7 @@ class Template:
         return 0
 
     def _close(self) -> None:
-        """Close every descriptor of the template, in a forked worker."""
+        """Close every descriptor of the template. Call in a forked worker."""
         self._selector.close()
         self._workers.close()
         self._link.close()

@@ -1,4 +1,4 @@
-"""The child members of one worker, and the peers that ask where they are. Pure.
+"""The child members of one worker, and the peers that have asked for their endpoints. Does no I/O.
 
 A child is named by its path: the ranks below the rank of the worker. A peer that asks for a path is told where that
 child listens, at the latest when the child registers, and once that the child has ended.
@@ -14,9 +14,9 @@ from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport
 
 MAX_CHILDREN = 4096
-"""Living children of one worker, and as many ended ones that it remembers."""
+"""Most living children of one worker, and most ended children that the worker remembers."""
 MAX_QUESTIONS = 4096
-"""Open WhereIs of one link. A peer asks once for each child."""
+"""Most unanswered WhereIs frames of one link. A peer sends one for each child."""
 
 Path = tuple[int, ...]
 Outgoing = tuple[bytes, frames.AnyFrame]
@@ -24,12 +24,12 @@ Outgoing = tuple[bytes, frames.AnyFrame]
 
 
 class ChildRefused(Exception):
-    """A process may not become that child; the text gives the reason."""
+    """Raised if a process may not become the child that it asked to be. The text gives the reason."""
 
 
 @dataclass
 class Child:
-    """One child. `endpoint` is None until the child listens, `exit` until it has ended."""
+    """One child. `endpoint` is None until the child listens; `exit` is None until the child has ended."""
 
     id: str
     path: Path
@@ -39,7 +39,7 @@ class Child:
 
 
 class ChildTable:
-    """The children of one worker, and the open questions about them. Pure."""
+    """The children of one worker, and the peers' open WhereIs questions about them. Does no I/O."""
 
     def __init__(self, worker_id: str, name: str) -> None:
         self._worker_id = worker_id
@@ -82,13 +82,13 @@ class ChildTable:
         return child
 
     def listens(self, id: str, endpoint: Endpoint) -> list[Outgoing]:
-        """Note where the child listens. Return the answers to peers that asked for it."""
+        """Store the endpoint of the child *id*. Return the answers to the peers that asked for this child."""
         child = self._living[id]
         child.endpoint = endpoint
         return [(link, frames.ChildIs(number, id, endpoint)) for link, number in self._askers.get(child.path, ())]
 
     def ended(self, id: str, exit: ExitReport) -> list[Outgoing]:
-        """Note the end of a child. Return the answers to peers that asked for it.
+        """Store the end of the child *id*. Return the answers to the peers that asked for this child.
 
         Peers wait on if the child has never listened: another process may take its path.
         """
@@ -121,7 +121,7 @@ class ChildTable:
         return [(link, frames.ChildIs(number, child.id, child.endpoint))]
 
     def forget(self, link: bytes) -> None:
-        """Forget the questions of a link whose peer has ended."""
+        """Drop the questions of the link *link*, whose peer has ended."""
         for number, path in self._questions.pop(link, {}).items():
             asked = self._askers[path]
             del asked[link, number]

@@ -1,4 +1,4 @@
-"""Child members: processes that a worker has started become members of its job. Both ends of that.
+"""Child members: how a process that a worker has started becomes a member of the worker's job.
 
 Theory of operation. A worker listens on a unix socket in its run directory (mode 0700); `CHILDREN` in its environment
 is the path. A process that constructs ``Worker(parent_address=...)`` connects to it (`become_member`). Before the
@@ -51,19 +51,19 @@ from rlinf_actors.worker.worker_server import WorkerServer
 log = logging.getLogger(__name__)
 
 BACKLOG = 512
-"""Connections that wait for a busy I/O thread. The kernel refuses more; these try again."""
+"""Most connections that wait for a busy I/O thread. The kernel refuses further ones, and their processes try again."""
 AGAIN_S = 0.5
-"""Seconds after which a worker without free descriptors accepts again."""
+"""Seconds that a worker without free descriptors waits before it accepts connections again."""
 LEFT_S = 2.0
 """Seconds that a process stays a member after its connection closed: as a rule it is about to end."""
 
 
 class Children:
-    """The worker's end.
+    """Accepts processes that this worker has started as its child members. Runs in the worker.
 
     Args:
-        loop: of the I/O thread.
-        spec, place: of the worker.
+        loop: event loop of the I/O thread.
+        spec, place: spec and place of the worker.
         send: sends a frame to a peer.
         rejected: counts a rejected process; the text follows "refused" in the log.
     """
@@ -97,7 +97,7 @@ class Children:
             self._send(link, frame)
 
     def hand_out(self, parts: Sequence[Buffer]) -> None:
-        """Give *parts*, the encoded extras of the class, to every child from now on. Main thread."""
+        """Store *parts*, the encoded extras of the class, to send to every later child. Main thread."""
         with open(self._extras, "wb", closefd=False) as file:
             file.write(msgspec.msgpack.encode([bytes(part) for part in parts]))
 
@@ -206,7 +206,7 @@ class _Connection:
         children.grant(self._socket, child, asked.siblings)
 
     def _disconnected(self) -> None:
-        """Wait for the end of the process, whose pidfd tells the exit code. As a rule it is about to end."""
+        """Wait at most LEFT_S for the end of the process, to learn its exit code from its pidfd."""
         self._loop.remove_reader(self._socket)
         if self._child is None or self._child.endpoint is None:
             self._leave(ExitReport("exited"))
@@ -247,7 +247,7 @@ def try_send(sock: socket.socket, packet: packets.Answer, *files: int) -> None:
 ANSWER_S = 30.0
 """Seconds that the worker has to answer. Its I/O thread answers in a millisecond, whatever the user's code does."""
 LEAVE_S = 5.0
-"""Seconds that the end of a child waits for the arrival of its last messages."""
+"""Most seconds that a child waits at its end for the arrival of the messages that it sent."""
 
 
 def become_member(address: WorkerAddress, siblings: int) -> worker_context.WorkerContext | None:
@@ -344,7 +344,7 @@ def _request(sock: socket.socket, packet: packets.Enter | packets.Listening) -> 
 def _bring_up(
     granted: packets.Granted, extras_parts: bytes, address: WorkerAddress
 ) -> tuple[worker_context.WorkerContext, WorkerJob, Endpoint]:
-    """Make the runtime of this process, and bind its sockets."""
+    """Make the runtime and context of this child process, and bind its sockets."""
     spec, place, name = granted.spec, granted.place, address.get_name()
     runtime, security = new_runtime(spec, place, parent=granted.parent)
     forked_from = worker_context.current()
@@ -383,7 +383,7 @@ def _bring_up(
 
 
 class _Answered:
-    """A future that is done when a peer answers, or when something else has ended. See runtime.peer.Pending."""
+    """A future that is done when a peer answers or `fail` is called. Implements runtime.peer.Pending."""
 
     def __init__(self) -> None:
         self.done = asyncio.get_running_loop().create_future()
@@ -393,7 +393,7 @@ class _Answered:
         return True
 
     def fail(self, _: object) -> None:
-        """End the wait: the peer is gone, or the other thing has ended. Any thread."""
+        """End the wait, because the peer is gone or the awaited work has ended. Any thread."""
         self.done.get_loop().call_soon_threadsafe(self._end)
 
     def _end(self) -> None:

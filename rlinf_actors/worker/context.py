@@ -46,19 +46,19 @@ class WorkerContext:
     Attributes:
         address: group and rank path.
         spec, place: of the worker; in a child the spec has the child's own id.
-        runtime: the connections.
+        runtime: the connections of this process.
         environ: the environment as agentd made it, with the ranks.
         ports: ports held for the user's code.
         messenger, broadcaster: messages to and from other workers.
         server: the listening side.
-        device_lock: of the accelerators; None in a child.
+        device_lock: lock over the worker's accelerators; None in a child.
         extras: values that the owner sent with the class (hardware_infos and others).
         tcp_port: the port of the TCP socket, 0 without one.
-        pid: of the worker or child. A fork of it has another pid.
-        guard: in a robot worker.
-        children: in a worker.
-        lease_page: in a robot worker; a worker without robots makes one on request.
-        connection: of a child to its worker.
+        pid: pid of the worker or child. A fork of the process has another pid.
+        guard: guard of a robot worker; None in other processes.
+        children: child members of a worker; None in a child.
+        lease_page: lease page of a robot worker; None in other workers until the user asks for it.
+        connection: socket of a child to its worker; None in a worker.
     """
 
     address: WorkerAddress
@@ -101,7 +101,7 @@ _current: WorkerContext | None = None
 
 
 def install(context: WorkerContext) -> None:
-    """Make this process a worker or a child member. Once in a process."""
+    """Set the context of this process, which makes it a worker or a child member. Call once in a process."""
     global _current
     _current = context
 

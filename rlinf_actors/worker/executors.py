@@ -55,10 +55,10 @@ class Executor(Protocol):
     """Runs invocations until the process ends."""
 
     def submit(self, invocation: Invocation) -> None:
-        """Queue a call. I/O thread."""
+        """Queue a call. Call on the I/O thread only."""
 
     def idle(self) -> bool:
-        """True if no call waits behind the running one: then an answer is sent at once."""
+        """True if no call waits behind the running call. Its answer is then sent at once."""
 
     def begin(self, make: Callable[[], Any]) -> Any:
         """Call *make*, and await a coroutine that it returns. Main thread, before `serve`."""
@@ -84,7 +84,7 @@ def uses_event_loop(cls: type, base: type) -> bool:
 
 
 class SerialExecutor:
-    """One call at a time, in order of arrival, on the main thread."""
+    """Runs one call at a time, in order of arrival, on the main thread."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Invocation] = queue.SimpleQueue()
@@ -114,7 +114,7 @@ class SerialExecutor:
 
 
 class ThreadsExecutor(SerialExecutor):
-    """Up to *threads* calls at a time. *failed* ends the process when a thread ends by an internal error."""
+    """Runs up to *threads* calls at a time. *failed* ends the process after an internal error in a thread."""
 
     def __init__(self, threads: int, failed: Callable[[], object]) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class ThreadsExecutor(SerialExecutor):
 
 
 def _start_serving(serve: Callable[[], object], name: str, failed: Callable[[], object]) -> None:
-    """Run *serve* on a new thread. Call *failed* if it raises: its calls would wait for ever."""
+    """Run *serve* on a new thread. If *serve* raises, call *failed*, since no thread would run its calls."""
 
     def run() -> None:
         try:
@@ -148,7 +148,7 @@ def _start_serving(serve: Callable[[], object], name: str, failed: Callable[[], 
 
 
 class BesideExecutor:
-    """Calls of some methods on threads of their own, all others by *main*.
+    """Runs the calls of some methods on separate threads, and all other calls by *main*.
 
     Args:
         main: runs the other methods.
@@ -178,7 +178,7 @@ class BesideExecutor:
         self.main.serve(instance)
 
     def activity(self) -> Activity:
-        """Return the call of the main thread, or the longest of the others if there is none."""
+        """Return the call that *main* runs, or else the longest-running call of the other threads."""
         main, *others = [executor.activity() for executor in (self.main, *self._beside.values())]
         since, method = min(((doing.since, doing.method) for doing in others if doing.method), default=(0.0, ""))
         waiting = main.waiting + sum(doing.waiting for doing in others)
@@ -186,7 +186,7 @@ class BesideExecutor:
 
 
 class LoopExecutor:
-    """Everything on one event loop of the main thread; calls start in order and overlap where they await.
+    """Runs all calls on one event loop of the main thread. Calls start in order and overlap where they await.
 
     Args:
         limit: most coroutines that run at a time, 0 for any number.
@@ -222,7 +222,7 @@ class LoopExecutor:
         forks.guarded("a task or callback of user code", self._loop.run_forever)
 
     def note_fork(self) -> None:
-        """Stop the loop in a forked child, in its present turn.
+        """Stop the loop in a forked child process, before the next turn of the loop.
 
         uvloop polls once more before it stops. Its descriptor is shared with the parent, so the poll would take a
         wake-up of the parent, whose call then waits for ever: an empty epoll takes its place.
@@ -235,7 +235,7 @@ class LoopExecutor:
                     os.dup2(none.fileno(), polled_by(), inheritable=False)
 
     def begin(self, make: Callable[[], Any]) -> Any:
-        """Run *make* in the loop: a constructor may make tasks and futures."""
+        """Call *make* inside the running loop, since a constructor may create tasks and futures."""
 
         async def call() -> Any:
             made = make()

@@ -71,7 +71,7 @@ STUCK_S = 0.1
 
 
 class OrderlyExit:
-    """Ends this process at SIGTERM. Made on the main thread; `watch` lets the I/O thread do its part."""
+    """Ends this process in an orderly way at SIGTERM. Construct it on the main thread, then call `watch`."""
 
     def __init__(self) -> None:
         self._before = atexit._ncallbacks()
@@ -85,11 +85,11 @@ class OrderlyExit:
         os.register_at_fork(after_in_child=self._forked)
 
     def watch(self, io: IoThread) -> None:
-        """Let the I/O thread end the process if the main thread cannot."""
+        """Let the I/O thread end the process at SIGTERM if the main thread does not run the signal handler."""
         io.call(io.loop.add_reader, self._reader, self._signalled, io)
 
     def take_wakeup_fd(self) -> None:
-        """Take back the wakeup descriptor from an event loop that has just begun to run. Main thread, in that loop.
+        """Replace the signal wakeup descriptor of an event loop that has just begun to run. Call in that loop.
 
         uvloop installs its own, which is not read while the main thread is in C. `_signalled` passes signals on to it.
         """
@@ -127,7 +127,7 @@ class OrderlyExit:
             _end_by_sigterm()
 
     def _forked(self) -> None:
-        """Restore the defaults in a process that user code forked."""
+        """Restore the default SIGTERM handler. Runs in each process that user code forks."""
         if signal.getsignal(signal.SIGTERM) == self._leave:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
@@ -175,7 +175,7 @@ def run_worker(spec: WorkerSpec, place: template_protocol.WorkerPlace, control_f
 
 
 def _end(guard: Guard | None) -> NoReturn:
-    """End the process. Any thread. The guard of a robot worker ends it after on_lease_lost."""
+    """End the process with exit code 1; in a robot worker, let the guard end it after on_lease_lost. Any thread."""
     if guard is not None:
         guard.stay()
     _exit(1)
@@ -190,7 +190,7 @@ def _failed(guard: Guard | None) -> NoReturn:
 def _start(
     spec: WorkerSpec, place: template_protocol.WorkerPlace, control: TemplateSocket, guard: Guard | None
 ) -> tuple[worker_context.WorkerContext, WorkerServer]:
-    """Bring the runtime up and tell the template. No code of the user has run yet."""
+    """Start the runtime, bind the sockets, and send WorkerUp to the template. Runs before any user code."""
     runtime, security = new_runtime(spec, place, lambda reason: _given_up(reason, guard))
     address = WorkerAddress(spec.group, spec.rank)
     name = address.get_name()
@@ -241,7 +241,7 @@ def _pong(id: str, doing: Activity) -> template_protocol.Pong:
 
 
 def _serve(context: worker_context.WorkerContext, server: WorkerServer, leaving: OrderlyExit | None) -> None:
-    """Construct the class and run its calls. Main thread; returns only to end the process."""
+    """Construct the user's class and run its calls on the main thread. Return only if the process must end."""
     creation = server.creations.get()
     server.constructing()
     try:
@@ -268,7 +268,7 @@ def _serve(context: worker_context.WorkerContext, server: WorkerServer, leaving:
 def _construct(
     context: worker_context.WorkerContext, creation: Creation, leaving: OrderlyExit | None
 ) -> tuple[Executor, Any]:
-    """Import the class and call it with the arguments of the owner.
+    """Import the user's class, construct it with the owner's arguments, and return its executor and the instance.
 
     Raises:
         WorkerStartError: the class or its arguments cannot be imported here; the text says what to do.
@@ -342,7 +342,7 @@ def _import_class(reference: str, where: str) -> Any:
 
 
 def _given_up(reason: str, guard: Guard | None) -> None:
-    """End: the head has given this worker up, and another worker may have its rank by now. I/O thread."""
+    """End this process, because the head has given it up and may have replaced it. Runs on the I/O thread."""
     if guard is not None:
         guard.lose(reason)
         return
