@@ -292,7 +292,7 @@ class ForkedWorkers:
             self._pass_on(worker, packet)
 
     def orphaned(self, reason: str) -> None:
-        """Revoke the leases of robot workers and reap ended workers, after the end of agentd. Other workers continue."""
+        """Revoke the leases of robot workers and reap ended workers after the end of agentd. Other workers continue."""
         for worker in self.workers:
             worker.watched = True
             if worker.has_robots and not worker.told and not worker.kill_at:
