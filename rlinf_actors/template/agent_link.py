@@ -90,7 +90,7 @@ class AgentLink:
         self._deadline = None
 
     def registered(self, keep_s: float) -> None:
-        """Note that the head has registered the agentd. After its end another one has *keep_s* seconds."""
+        """Note that the head has registered the agentd. After its end another agentd has *keep_s* seconds to come."""
         self.keep_s, self.since = keep_s, 0.0
 
     def send(self, packet: template_protocol.ToAgent) -> None:
@@ -119,7 +119,7 @@ class AgentLink:
             self._listener = None
 
     def remove(self) -> None:
-        """Remove the files of the template at its end, unless an agentd is there, which reads them first."""
+        """Remove the template's files at its end. A connected agentd removes them itself, after reading them."""
         if self._keep and self.orphaned:
             self._remove(".json")
             self._remove(".err")

@@ -396,7 +396,7 @@ class Template:
             os.close(self._config.owner)
 
     def _spawn(self, worker: ForkedWorker) -> int:
-        """Start a new interpreter. It reads its Fork from an inherited file."""
+        """Start a new interpreter as the worker, and return its pid. It reads its Fork from an inherited file."""
         if fault_injection.active is not None:
             fault_injection.active.start("spawn.exec", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
         with open(os.memfd_create("fork"), "w+b") as packet:

@@ -1,4 +1,4 @@
-"""One call in a worker: its arguments, its limits, and its one answer.
+"""One call in a worker: its arguments, its deadline or stream window, and its one answer.
 
 The server makes an Invocation on the I/O thread; an executor runs it on a thread of the user's code and answers. An
 error of the user is the answer of the call. Where user code forks, the child ends when it comes back here
@@ -111,13 +111,13 @@ class Invocation:
         self._wake: Callable[[], object] | None = None
 
     def cancel(self) -> None:
-        """Stop the call: the caller does not wait any more. I/O thread."""
+        """Stop the call, whose caller no longer waits for it. Call on the I/O thread only."""
         self.cancelled = True
         if self.stop is not None:
             self.stop()
 
     def credit(self, n: int) -> None:
-        """Let the stream send *n* more items. I/O thread."""
+        """Let the stream send *n* more items. Call on the I/O thread only."""
         self._granted += n
         wake = self._wake  # the stream may end meanwhile, on its thread
         if wake is not None:
@@ -163,7 +163,7 @@ class Invocation:
             self._reply(self, *failure.encode(self.id, error))
 
     def run(self, instance: Any) -> None:
-        """Run a plain method on this thread, and answer."""
+        """Run the method, a plain function or generator, on this thread, and send the answer."""
         if self.cancelled:
             return
         self.began = start = time.perf_counter()
@@ -213,7 +213,7 @@ class Invocation:
         self._reply(self, frames.Item(self.id), parts)
 
     async def run_async(self, instance: Any) -> None:
-        """Run a method of any kind on this event loop, and answer."""
+        """Run the method, of any kind, on this event loop, and send the answer."""
         await own_steps(self._run_async(instance), f"{self.method}()")
 
     async def _run_async(self, instance: Any) -> None:
