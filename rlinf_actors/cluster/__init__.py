@@ -1,1 +1,1 @@
-"""What a driver holds: the cluster, embedded or reached through its head."""
+"""The Cluster of a driver or worker: its start, its nodes, and the embedded agentd of a private cluster."""

@@ -121,7 +121,10 @@ class Cluster:
 
     @classmethod
     def _open(cls, asked: ClusterArguments, timeout: float | None, watch: Watch) -> Cluster:
-        """Return the running Cluster or start one; *watch* gets the start's future. The caller holds the start lock."""
+        """Return the running Cluster or start one. The caller holds the start lock.
+
+        *watch* receives the future of the start.
+        """
         try:
             timeout = waiting(timeout)
         except ValueError as error:
@@ -152,7 +155,7 @@ class Cluster:
 
     @staticmethod
     def _undo(cluster: Cluster) -> None:
-        """End a cluster whose starter was cancelled, unless other callers got it too. Blocks."""
+        """Shut down a cluster whose start was cancelled, unless other callers also got this cluster. Blocks."""
         with _start_lock.held():
             if not cluster._shared:
                 cluster.shutdown()
@@ -223,7 +226,7 @@ class Cluster:
             log.warning("the head ended this session: %s", reason)
 
     def _daemon_died(self, reason: str) -> None:
-        """End everything: the embedded daemon died, and every worker with it. Loop thread."""
+        """Record the death of the embedded agentd, and fail all calls and a running start. Loop thread."""
         self._gone = reason
         self.runtime.daemon_died(reason)
         if self._endpoint and self._starting is not None:
@@ -252,7 +255,7 @@ class Cluster:
         return None
 
     async def shutdown_async(self) -> None:
-        """Await ``shutdown(async_op=True)``."""
+        """Shut down without blocking the event loop: ``await self.shutdown(async_op=True)``."""
         await self.shutdown(async_op=True)
 
     def _begin_end(self) -> concurrent.futures.Future[None] | None:
@@ -342,7 +345,9 @@ class Cluster:
 
     @classmethod
     def _asking(cls, ask: Callable[[Cluster], Coroutine[Any, Any, T]], what: str) -> AsyncWork[T]:
-        """Run a coroutine function on the I/O thread of this process's Cluster, which a worker makes on first use.
+        """Run coroutine function *ask* on the I/O thread, with the Cluster of this process.
+
+        A worker makes its Cluster if needed.
 
         Raises:
             UsageError: the process has no Cluster.
@@ -376,7 +381,7 @@ class Cluster:
 
     @property
     def accelerator_ranks(self) -> list[list[int]]:
-        """By node rank, the ranks of its accelerators, counted through the cluster."""
+        """Cluster-wide ranks of the accelerators of each node, in order of node rank."""
         ranks, first = [], 0
         for node in self._nodes:
             ranks.append(list(range(first, first + node.num_accelerators)))
@@ -384,17 +389,20 @@ class Cluster:
         return ranks
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """Return the node of a rank, as it was when the Cluster started. Raises PlacementError if there is none."""
+        """Return the node with this rank, as it was when the Cluster started.
+
+        Raises PlacementError if there is none.
+        """
         if not 0 <= node_rank < len(self._nodes):
             raise PlacementError(f"node {node_rank} is not in this cluster, which has nodes 0-{len(self._nodes) - 1}")
         return self._nodes[node_rank]
 
     def get_node_ip(self, node_rank: int) -> str:
-        """Return the address of the node of a rank. Raises PlacementError if there is none."""
+        """Return the address of the node with this rank. Raises PlacementError if there is none."""
         return self.get_node_info(node_rank).node_ip
 
     def node_name(self, node_rank: int) -> str:
-        """Return the host name of the node of a rank, for messages to people."""
+        """Return the host name of the node with this rank, or the rank as text if it is unknown. For error messages."""
         for state in self._states:
             if state.rank == node_rank:
                 return state.report.hostname
@@ -405,7 +413,7 @@ class Cluster:
         return min((state.rank for state in self._states if state.report.host == self.runtime.host), default=0)
 
     def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
-        """Return the node group of a label, None if there is none."""
+        """Return the node group with this label, None if there is none."""
         return self._groups.get(str(label))
 
     @property
@@ -429,7 +437,7 @@ class Cluster:
     def get_alive_nodes(self, async_op: Literal[True]) -> AsyncWork[list[NodeInfo]]: ...
 
     def get_alive_nodes(self, async_op: bool = False) -> list[NodeInfo] | AsyncWork[list[NodeInfo]]:
-        """Return the nodes that the head hears from now. One round trip.
+        """Return the nodes that are alive, as the head reports now. One round trip.
 
         Args:
             async_op: return an AsyncWork at once instead of blocking.
@@ -491,7 +499,7 @@ class Cluster:
         return group
 
     def extras(self) -> dict[str, Any]:
-        """Return what is sent along with every worker class, so that ``Cluster()`` in the worker is like this one."""
+        """Return the values that are sent along with every worker class, for ``Cluster()`` in the worker."""
         config = self.config and without_types(self.config)
         return {"cluster_config": config, "num_nodes": self.num_nodes, "hardware_pieces": self._pieces}
 

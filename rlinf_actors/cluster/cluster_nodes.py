@@ -1,7 +1,8 @@
-"""Nodes as placements and users see them: from the head's node states, with the hardware that node groups own.
+"""Nodes as placements and users see them: the head's node states plus the configured hardware of node groups.
 
-The hardware of a node group is known to the node alone: `ask_nodes` has each node enumerate it before anything is
-placed. A type that only the running script registers cannot be loaded by a node; on this machine it is enumerated here.
+Only a node itself can find its configured hardware: `ask_nodes` has each node enumerate the hardware before workers are
+placed. A node cannot load a hardware type that only the running script registers; if the node is on this machine, this
+process enumerates it.
 """
 
 from __future__ import annotations
@@ -73,17 +74,17 @@ def _hardware(report: HardwareReport, accelerator: bool) -> HardwareInfo:
 LIMIT_S = 10.0
 """Seconds that a hardware type may take on a node to enumerate its pieces."""
 ANSWER_S = LIMIT_S + 10.0
-"""Seconds until the head must have answered. It gives up on a node 5 s sooner, and names the node."""
+"""Seconds until the head must have answered. The head gives up on a node 5 s sooner, and names the node."""
 
 _SCRIPT = ("__main__", "__mp_main__")
 
 Ask = Callable[[EnumerateHardware], Awaitable[Enumerated]]
 Pieces = Mapping[int, Sequence[Piece]]
-"""By node rank the hardware that nodes have reported."""
+"""The configured hardware that nodes have reported, by node rank."""
 
 
 def read_config(source: Any) -> ClusterConfig:
-    """Return the checked configuration; loads installed packages for hardware types that are unknown here.
+    """Return the checked configuration. Load installed packages for hardware types that are unknown in this process.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -108,7 +109,7 @@ def read_config(source: Any) -> ClusterConfig:
 
 @dataclass(frozen=True)
 class _Query:
-    """The hardware of one node group on one node."""
+    """A request to enumerate the hardware of one node group on one node."""
 
     group: NodeGroupConfig
     path: str
@@ -117,19 +118,19 @@ class _Query:
 
 
 async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask, host: str = "") -> list[NodeInfo]:
-    """Return the nodes with the hardware that their node groups own there. Cancelling ends the enumeration.
+    """Return the nodes with the configured hardware of their node groups. Cancelling ends the enumeration.
 
     Args:
-        config: the configuration.
-        states: the nodes, with their ranks.
-        ask: sends a query to the head.
-        host: host key of this process's machine.
+        config: the cluster configuration.
+        states: the head's states of the nodes.
+        ask: sends an EnumerateHardware to the head and returns the answer.
+        host: host key of this machine.
 
     Raises:
         ConfigError: a node does not know a type, the type rejects its entries, or its enumeration crashed, hung or
-            returned nonsense; the first error in the order of the configuration.
+            returned invalid data; the first error in the order of the configuration.
         NodeLostError: a node was lost meanwhile.
-        ClusterTimeoutError: a node, or the head, gave no answer.
+        ClusterTimeoutError: a node or the head did not answer.
     """
     infos = node_infos(states)
     queries = _queries(config, states, infos)
@@ -150,7 +151,7 @@ async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask
 
 
 def _check_distinct(found: Mapping[int, Sequence[HardwareResource]]) -> None:
-    """Raise ConfigError if a robot is named twice: two workers of one group would both move it."""
+    """Raise ConfigError if the configuration names a robot twice, because two workers would both move it."""
     owners: dict[str, str] = {}
     for rank, resources in found.items():
         for resource in resources:
@@ -166,7 +167,7 @@ def _check_distinct(found: Mapping[int, Sequence[HardwareResource]]) -> None:
 
 
 def pieces_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[int, list[Piece]]:
-    """Return the hardware that the nodes reported, as plain values for the workers."""
+    """Return the configured hardware that the nodes reported, by node rank, as plain values to send to workers."""
     if config is None:
         return {}
     found: dict[int, list[Piece]] = {}
@@ -177,7 +178,7 @@ def pieces_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[i
 
 
 def with_pieces(nodes: Sequence[NodeInfo], pieces: Pieces) -> list[NodeInfo]:
-    """Return *nodes* with hardware that the owner of this worker has got from them."""
+    """Return *nodes* with the hardware in *pieces*, which the launching process has sent to this worker."""
     found: list[NodeInfo] = []
     for node in nodes:
         by_type: dict[str, list[Piece]] = {}
@@ -189,7 +190,7 @@ def with_pieces(nodes: Sequence[NodeInfo], pieces: Pieces) -> list[NodeInfo]:
 
 
 def _with(node: NodeInfo, found: Sequence[HardwareResource]) -> NodeInfo:
-    """Return *node* with *found* in place of what it reports of those types."""
+    """Return *node* with *found* added; *found* replaces hardware of the same types."""
     kinds = {resource.type for resource in found}
     kept = [resource for resource in node.hardware_resources if resource.type not in kinds]
     return replace(node, hardware_resources=[*kept, *found])
@@ -228,7 +229,7 @@ def _queries(config: ClusterConfig, states: Sequence[NodeState], infos: Sequence
 
 
 def _extensions(kind: str) -> list[Extension]:
-    """Return the modules that register a type here: the node loads those that it has."""
+    """Return the modules that register a hardware type in this process; a node loads those that it has."""
     known = hardware_types()
     classes = [*hardware_classes(kind), *([known[kind]] if kind in known else [])]
     return list(dict.fromkeys([*extensions.loaded(), *extensions.providers(cls.__module__ for cls in classes)]))
@@ -239,12 +240,15 @@ def _message(query: _Query) -> EnumerateHardware:
 
 
 def _is_the_scripts(kind: str) -> bool:
-    """True if the running script itself defines a type's class, so that no other process can import it."""
+    """True if the running script itself defines the type's class, so that no other process can import it."""
     return any(cls.__module__ in _SCRIPT for cls in hardware_classes(kind))
 
 
 async def _ask_here(query: _Query, host: str) -> HardwareResource | None:
-    """Enumerate a type of the script if this machine is the node's. On a thread: user code may block."""
+    """Enumerate a type that the script registers, on a thread because user code may block.
+
+    Raises ConfigError if the node is on another machine.
+    """
     assert query.group.hardware is not None
     kind, rank, name = query.question.type, query.question.node_rank, query.state.report.hostname
     if query.state.report.host != host:

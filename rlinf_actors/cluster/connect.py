@@ -1,8 +1,8 @@
-"""How a Cluster starts: one start at a time in a process, its arguments, its nodes, and a worker's own cluster.
+"""The start of a Cluster: its arguments, its nodes, the lock for one start at a time, and the cluster of a worker.
 
-A blocking start runs on the thread that asked for it. A start for asyncio runs on a thread of its own, so that it ends
-also while the event loop that asked is blocked by a caller that waits for the same start. Whoever holds the StartLock
-releases it, however the start ends.
+A blocking start runs on the caller's thread. A start for asyncio runs on its own thread, so that it ends even if the
+event loop is blocked by another caller that waits for the same start. The holder of the StartLock always releases it,
+also when the start fails.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from rlinf_actors.wire.values import NodeState
 T = TypeVar("T")
 
 Watch = Callable[["concurrent.futures.Future[Any]"], None]
-"""Gets the future that a start waits for, which may be cancelled."""
+"""Receives the future that a start waits for; cancelling the future ends the start."""
 
 
 class StartLock:
@@ -61,16 +61,16 @@ class StartLock:
         self._pid = 0
 
     def take(self, thread: int = 0) -> Promise[None] | None:
-        """Take the lock if it is free.
+        """Take the lock if it is free. Never blocks.
 
         Args:
-            thread: of the start; 0 if it has none yet.
+            thread: id of the starting thread; 0 if the thread does not exist yet.
 
         Returns:
-            None if the caller has the lock; else a promise that ends with the current start: try again then.
+            None if the caller now has the lock; else a promise that ends with the current start. Try again then.
 
         Raises:
-            UsageError: this very thread runs the current start, and would wait for itself.
+            UsageError: this thread itself runs the current start, and would wait for itself.
         """
         with self._lock:
             if self._ended is not None and self._pid == os.getpid():  # a fork's copy of a start never ends
@@ -81,7 +81,7 @@ class StartLock:
             return None
 
     def belongs_to(self, thread: int) -> None:
-        """Note the thread in which the holder of the lock starts."""
+        """Set the id of the thread on which the holder of the lock runs its start."""
         self._thread = thread
 
     def release(self) -> None:
@@ -92,7 +92,7 @@ class StartLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock; blocks until it is free."""
+        """Hold the lock for the block; wait until it is free."""
         while (current := self.take(threading.get_ident())) is not None:
             current.wait()
         try:
@@ -102,12 +102,12 @@ class StartLock:
 
 
 class _StartThread(Generic[T]):
-    """A start on a thread of its own. Its maker has taken the lock; the thread releases it.
+    """A start on a thread of its own. The creator must hold the lock; the thread releases it.
 
     Attributes:
-        ended: resolved when the thread has finished, however it went.
-        result: the value that *start* returned.
-        error: the error that *start* raised.
+        ended: resolved when the thread has finished, with or without an error.
+        result: the value that *start* returned, None before that.
+        error: the error that *start* raised, None if there was none.
     """
 
     def __init__(self, lock: StartLock, start: Callable[[Watch], T]) -> None:
@@ -154,10 +154,10 @@ class Connecting(Generic[T]):
     """The start of a Cluster, as ``Cluster.connect()`` returns it: ``await`` it, or use ``async with``.
 
     Args:
-        lock: of this process.
+        lock: the StartLock of this process.
         start: makes the cluster or finds the running one; blocks, and runs on a thread.
-        undo: ends a cluster whose awaiter was cancelled; blocks.
-        close: ends the cluster at the end of the block.
+        undo: ends a cluster if the task that awaited the start was cancelled; blocks.
+        close: ends the cluster at the end of the ``async with`` block.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Connecting(Generic[T]):
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await *work* however often that is cancelled: the caller is being cancelled already and raises that."""
+    """Await *work* to its end even if this task is cancelled; the caller raises the CancelledError later."""
     task = Tasks().start(work, "undoing a start", expected=Exception)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
@@ -216,7 +216,7 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
 
 @dataclass(frozen=True)
 class ClusterArguments:
-    """Arguments of Cluster as they were given; None if not given."""
+    """The arguments of Cluster as the caller gave them; None for an argument that was not given."""
 
     num_nodes: int | None = None
     cluster_cfg: Any = None
@@ -238,7 +238,10 @@ class ClusterArguments:
         return None if self.log_dir is None else os.path.abspath(os.fspath(self.log_dir))
 
     def wanted(self, config: ClusterConfig | None, otherwise: int) -> int:
-        """Return the number of nodes to wait for. Raises ConfigError."""
+        """Return the number of nodes to wait for; *otherwise* if neither argument nor configuration sets it.
+
+        Raises ConfigError.
+        """
         given = self.num_nodes
         if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
             raise ConfigError(f"is {given!r}; it must be a whole number above 0", path="num_nodes")
@@ -253,7 +256,7 @@ class ClusterArguments:
         """Return the head's endpoint, "" for a private head. Blocks if a host name has to be resolved.
 
         Raises:
-            ConfigError: the name has no address; or no head is known, and a private one has one node only.
+            ConfigError: the head's host name has no address; or no head is known and *wanted* is more than one node.
         """
         head = self.head or settings.head
         if head and head != PRIVATE:
@@ -273,14 +276,14 @@ class ClusterArguments:
 
 @dataclass(frozen=True)
 class EffectiveArguments:
-    """Arguments and defaults of the running Cluster.
+    """The arguments of the running Cluster, with defaults filled in.
 
     Attributes:
-        num_nodes: nodes that it has; in a worker, also the number that its owner's cluster has.
-        config: the configuration.
-        log_dir: an absolute path.
-        head: the head's endpoint.
-        namespace: of the job.
+        num_nodes: accepted numbers of nodes: the requested number and the actual number.
+        config: the configuration, None without one.
+        log_dir: absolute path of the log directory, None without one.
+        head: endpoint of the head.
+        namespace: namespace of the job.
     """
 
     num_nodes: tuple[int, ...]
@@ -290,7 +293,7 @@ class EffectiveArguments:
     namespace: str
 
     def check(self, asked: ClusterArguments) -> None:
-        """Raise ConfigError if *asked* has another effect; `path` is the argument's name."""
+        """Raise ConfigError if *asked* contradicts these arguments; `path` of the error is the name of the argument."""
         if asked.num_nodes is not None and asked.num_nodes not in self.num_nodes:
             raise _differs("num_nodes", self.num_nodes[0], asked.num_nodes)
         config = asked.config()
@@ -321,7 +324,7 @@ EVERY_S = 1.0
 
 @contextlib.asynccontextmanager
 async def waiting_line(runtime: Runtime, wanted: int) -> AsyncIterator[None]:
-    """Show how many nodes are there in one updating line on the terminal; nothing if stderr is no terminal."""
+    """Show on one line of the terminal how many nodes are ready. Shows nothing if stderr is not a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
@@ -360,11 +363,11 @@ class WorkerJob:
     """The cluster of a worker process. The worker's main sets it before user code runs.
 
     Attributes:
-        runtime: of the worker.
-        head: the head's endpoint.
-        extras: returns what the owner sent along with the class.
-        node_rank: of the worker's node.
-        name: of the worker, ``group:rank``.
+        runtime: runtime of the worker.
+        head: endpoint of the head.
+        extras: returns the values that the launching process sent along with the class.
+        node_rank: rank of the worker's node.
+        name: name of the worker, ``group:rank``.
     """
 
     runtime: Runtime
@@ -376,9 +379,9 @@ class WorkerJob:
     _session: concurrent.futures.Future[Any] | None = None
 
     def connect(self) -> Runtime:
-        """Return the runtime in session with the head; the first caller waits for that.
+        """Return the runtime after starting its session with the head, if there is none. Blocks.
 
-        Most workers never need the head, so none connects before it does.
+        Most workers never need the head, so a worker connects only on first use.
 
         Raises:
             UsageError: this process is a fork of the worker.
@@ -388,7 +391,7 @@ class WorkerJob:
         return self.runtime
 
     async def connected(self) -> Runtime:
-        """As `connect`, on the loop of the I/O thread."""
+        """Return the runtime like `connect`, without blocking. Loop thread."""
         await asyncio.shield(asyncio.wrap_future(self._begin()))
         return self.runtime
 
@@ -421,9 +424,9 @@ class ClusterNodes:
     """The nodes of a cluster.
 
     Attributes:
-        states: as the head reports them.
-        pieces: configured hardware that the nodes have, by node rank.
-        groups: node groups by label.
+        states: the head's states of the nodes.
+        pieces: configured hardware of the nodes, by node rank.
+        groups: node groups, by label.
     """
 
     states: list[NodeState]
@@ -434,17 +437,17 @@ class ClusterNodes:
 async def learn_nodes(
     runtime: Runtime, job: WorkerJob | None, config: ClusterConfig | None, wanted: int, timeout: float | None
 ) -> ClusterNodes:
-    """Wait for *wanted* nodes and ask them for their hardware. Loop thread.
+    """Wait for *wanted* nodes and ask the nodes for their configured hardware. Loop thread.
 
     Args:
-        runtime: connected.
-        job: of a worker process: its owner has sent along what the nodes answered.
+        runtime: a runtime in session with the head.
+        job: the job in a worker process, which already has the nodes' hardware; None in a driver.
         config: the ``cluster:`` section, None without one.
         wanted: number of nodes.
-        timeout: seconds to wait for them, None without limit.
+        timeout: seconds to wait for the nodes, None without limit.
 
     Raises:
-        ClusterTimeoutError: nodes are missing; names them.
+        ClusterTimeoutError: nodes are missing; the message names them.
         ConfigError: a node cannot have the configured hardware.
     """
     async with waiting_line(runtime, wanted):

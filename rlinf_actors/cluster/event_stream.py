@@ -1,4 +1,4 @@
-"""Reading the cluster's event log: from where, which, and how long."""
+"""EventCursor and EventStream: read the cluster's event log from a position on, with filters."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from rlinf_actors.wire.values import ClusterEvent, EventKind
 
 KINDS: tuple[str, ...] = get_args(EventKind)
 WAIT_S = 3.0
-"""How long the head keeps a request that it has no events for."""
+"""Seconds that the head holds a request open when there are no new events."""
 LATE_S = 2.0
-"""How much later the answer may come before the request is repeated, which does no harm."""
+"""Seconds beyond WAIT_S before the request is repeated. Repeating a request does no harm."""
 ANSWER_S = 10.0
-"""How long an answer without waiting may take."""
+"""Seconds that the head may take to answer a request that does not wait for new events."""
 
 
 class EventCursor:
-    """A position in the log, and the choice of events from there on. Pure.
+    """A position in the event log and a filter for the events after it. No I/O.
 
     Args:
-        namespace: job whose events are read beside the cluster's own; None for every job's.
+        namespace: job whose events are read in addition to the cluster's own; None for all jobs.
         since: number of the last known event, None for no past events.
         kinds: kinds of events, () for all.
-        group: only events of groups of this name.
+        group: only events of groups of this name, None for all.
 
     Raises:
         UsageError: a kind is unknown.
@@ -53,14 +53,17 @@ class EventCursor:
         self.more = True
 
     def request(self, wait: bool) -> GetEvents:
-        """Return the next request to the head; with *wait* it answers when something happens, after WAIT_S at most."""
+        """Return the next request to the head.
+
+        With *wait*, the head answers at the next event, after at most WAIT_S.
+        """
         wait_s = WAIT_S if wait and self._since >= 0 else 0.0  # the first request finds the end of the log
         return GetEvents(self._since, self._log, self._namespace, wait_s=wait_s)
 
     def take(self, answer: Events) -> list[ClusterEvent]:
-        """Move on behind an answer and return its events that are wanted.
+        """Move the position behind *answer* and return the events of *answer* that pass the filter.
 
-        Events that the head does not keep any more are returned as one `events_missing`.
+        Events that the head no longer keeps are returned as one `events_missing`.
         """
         found = list(answer.events)
         if answer.missing:
@@ -79,7 +82,7 @@ class EventCursor:
 
 
 def patience(request: GetEvents) -> float:
-    """Return how long to wait for the answer to a request, in seconds."""
+    """Return the seconds to wait for the answer to *request*."""
     return request.wait_s + LATE_S if request.wait_s else ANSWER_S
 
 
@@ -134,13 +137,13 @@ class EventStream(AsyncIterator[ClusterEvent], Iterator[ClusterEvent]):
         return self._ready.popleft()
 
     def _ask(self) -> concurrent.futures.Future[Events | None] | None:
-        """Request more events; None at the end of the stream."""
+        """Request more events. Return None at the end of the stream."""
         if self._closed() or not (self._follow or self._cursor.more):
             return None
         return self._runtime.io.submit(self._fetch())
 
     async def _fetch(self) -> Events | None:
-        """Return the head's answer, None if the head is away: it may come back. Loop thread."""
+        """Return the head's answer, None if the head is away and may come back. Loop thread."""
         request = self._cursor.request(self._follow)
         try:
             return await self._runtime.ask(request, Events, patience(request))

@@ -33,11 +33,13 @@ from rlinf_actors.settings import CLUSTER_MARK, Settings
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
 PATIENCE_S = 3.0
-"""How long a killed process may take to end: it may be in an uninterruptible system call."""
+"""Seconds that a killed process may take to end, because it may be in an uninterruptible system call."""
 
 
 def processes_of(run_dir: str) -> list[int]:
-    """Return the living processes that come from the agentd of this run directory, by their environment."""
+    """Return the ids of living processes that descend from the agentd with this run directory, found by their
+    environment.
+    """
     wanted, found = f"{CLUSTER_MARK}={run_dir}".encode(), []
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
@@ -49,9 +51,10 @@ def processes_of(run_dir: str) -> list[int]:
 
 
 def end_all(run_dir: str) -> None:
-    """Kill the processes of a run directory and all that they start. Blocks until they are gone, PATIENCE_S at most.
+    """Kill all processes that descend from the agentd with this run directory. Blocks for at most PATIENCE_S.
 
-    The cluster's keeper kills processes without the mark in their environment, and then ends: its end is waited for.
+    The cluster's keeper process kills descendants whose environment does not name the directory, and then ends; this
+    function waits for the keeper's end too.
     """
     deadline = time.monotonic() + PATIENCE_S
     while (left := processes_of(run_dir)) and time.monotonic() < deadline:
@@ -82,12 +85,15 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 _MAX_RUN_DIR = 60
-"""The path of a unix socket has 107 bytes; file names here take up to 40."""
+"""Maximum length of the parent directory's path.
+
+A unix socket path has at most 107 bytes; our file names take up to 40.
+"""
 _BOOT = "import sys; sys.path.append({root!r}); from agentd.command_line import main; sys.exit(main())"
 
 
 class EmbeddedDaemon:
-    """A private agentd. `start` it in the runtime's loop; `stop` it there too."""
+    """A private agentd. Call `start` and `stop` on the runtime's loop thread."""
 
     def __init__(self, on_death: Callable[[str], None]) -> None:
         self.run_dir = ""
@@ -104,15 +110,15 @@ class EmbeddedDaemon:
         """Start the agentd and wait until its node is registered. Loop thread.
 
         Args:
-            arguments: added to agentd's command line.
-            timeout: seconds, START_TIMEOUT_S by default.
+            arguments: additional arguments for agentd's command line.
+            timeout: seconds to wait; None for START_TIMEOUT_S.
 
         Returns:
             The head's endpoint.
 
         Raises:
-            ClusterTimeoutError: it did not come up in time.
-            RlinfActorsError: it failed; the message has the last lines of its log.
+            ClusterTimeoutError: the agentd was not ready in time.
+            RlinfActorsError: the agentd failed; the message has the last lines of its log.
         """
         self.run_dir = _make_run_dir(Settings.load().run_dir)
         ready, tell = os.pipe()
@@ -151,15 +157,17 @@ class EmbeddedDaemon:
         timeout: float = 10.0,
         failed: Callable[[], bool] = lambda: True,
     ) -> str:
-        """End the agentd: *ask* it, or send SIGTERM; SIGKILL after *timeout* seconds. Loop thread; twice is fine.
+        """Stop the agentd. Loop thread; calling twice is harmless.
+
+        *ask* requests the stop. If that is not possible, the agentd gets SIGTERM. After *timeout* it gets SIGKILL.
 
         Args:
-            ask: asks it to end; returns False, or raises an RlinfActorsError, if it cannot be asked.
-            timeout: seconds.
-            failed: returns True if something failed, so that the logs are kept. Called when the agentd has ended.
+            ask: asks the agentd to end; returns False, or raises an RlinfActorsError, if the agentd cannot be asked.
+            timeout: seconds between the request and SIGKILL.
+            failed: returns True if the script failed, so that the logs are kept. Called after the agentd has ended.
 
         Returns:
-            The directory where the logs are kept, "" if they are not.
+            The directory where the logs are kept, "" if the logs are not kept.
         """
         self._stopping = True
         process = self._process
@@ -211,7 +219,7 @@ class EmbeddedDaemon:
             )
 
     async def _clear(self) -> None:
-        """Kill what is left. Templates end their workers first, but a template may have been killed too."""
+        """Kill the remaining processes. Templates end their workers first, but a template may have been killed too."""
         await asyncio.sleep(ROBOT_END_S)  # the time in which robot workers make their robots safe
         end_all(self.run_dir)  # blocks the loop: at the interpreter's exit there may be no thread pool
 
@@ -228,16 +236,16 @@ async def _cannot_ask() -> bool:
 
 
 def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start an agentd of this package that ends with this process; its output goes to agentd.log in *run_dir*.
+    """Start an agentd of this package that ends with this process. Its output goes to agentd.log in *run_dir*.
 
     Args:
-        arguments: added to its command line.
-        run_dir: its run directory, which exists.
-        tell: end of the pipe to which it writes when its node is registered.
-        env: its environment.
+        arguments: additional arguments for agentd's command line.
+        run_dir: run directory of the agentd; it must exist.
+        tell: file descriptor of the pipe to which the agentd writes when its node is registered.
+        env: environment of the agentd.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the agentd cannot be started.
     """
     root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
     command = [
@@ -268,7 +276,7 @@ def _make_run_dir(parent: str | None) -> str:
 
 
 async def _read_line(fd: int) -> bytes:
-    """Return what is written to *fd* until it is closed or a line ends."""
+    """Read from *fd* until the end of a line or of the file, and return the bytes."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bytes] = loop.create_future()
     os.set_blocking(fd, False)

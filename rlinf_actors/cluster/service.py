@@ -1,4 +1,4 @@
-"""Launch processes of the library itself (channel hosts), and tell workers where this process imports from."""
+"""Launch processes of the library itself (channel hosts), and list the import paths of this process for workers."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ async def launch_service(
     show_logs: bool = False,
     detached: bool = False,
 ) -> RemoteGroup:
-    """Start one process of a library class on each of some nodes. Loop thread.
+    """Launch a group of a library class, with one process on each of the given nodes. Loop thread.
 
-    Waits for the head's answer; if the group is detached, also until it is up, because its maker may end then.
+    Waits for the head's answer. If *detached*, also waits until the group is up, because its launcher may end after
+    that.
 
     Args:
-        cluster: the cluster.
-        name: of the group, which ends with this process.
+        cluster: the cluster to launch on.
+        name: name of the group, which ends with this process unless *detached*.
         reference: ``module:class``.
-        args: of its constructor.
-        node_ranks: the node of each rank.
-        detail: JSON for processes that find the group.
-        show_logs: show its output in the driver's terminal.
-        detached: the group ends with the job's first driver instead.
+        args: arguments of the constructor.
+        node_ranks: node rank of each rank of the group.
+        detail: JSON for processes that look the group up.
+        show_logs: True to show the group's output in the driver's terminal.
+        detached: True if the group ends with the job's first driver instead of this process.
 
     Raises:
         NameInUseError: a group of that name is running.
-        PlacementError: there is no such node.
+        PlacementError: a node rank does not exist.
     """
     placements = NodePlacementStrategy(node_ranks).get_placement(cluster)
     layout, launch, specs = GroupLayout.of(placements), uuid.uuid4().hex[:10], []
@@ -80,14 +81,14 @@ async def launch_service(
 
 
 _real: dict[str, str] = {}
-"""By absolute path the path without symbolic links. Resolving reads directories, which may be on NFS."""
+"""Resolved path (no symbolic links) by absolute path, cached because resolving reads directories that may be on NFS."""
 
 
 def import_paths() -> list[str]:
-    """Return this process's import paths without those of its interpreter. Workers skip paths that they do not have.
+    """Return this process's import paths without those of its interpreter. Workers skip paths that do not exist there.
 
-    In a running event loop no file system is read: a path that was not resolved before is returned as it is. The start
-    of a Cluster resolves the paths of that time.
+    In a running event loop the file system is not read: a path that was not resolved before is returned unresolved. The
+    start of a Cluster resolves the paths of that time.
     """
     own = {_resolved(path) for path in sysconfig.get_paths().values()}
     entries = [_resolved(entry) for entry in sys.path]

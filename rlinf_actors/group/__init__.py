@@ -1,1 +1,1 @@
-"""Groups of workers: launching them, calling them, and what the calls give back."""
+"""Groups of workers: launching a group, calling its methods, and the results of the calls."""

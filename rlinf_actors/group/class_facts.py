@@ -1,4 +1,4 @@
-"""ClassFacts: the methods of a worker class as a group's handle needs them, and checks of worker classes."""
+"""ClassFacts: what a group's handle must know about its worker class, and checks of worker classes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ RESERVED = (
     "worker_group_name",
     "worker_cls_name",
 )
-"""Names of a group that scripts for RLinf expect: a worker's method must not have them."""
+"""Attributes of a group that RLinf scripts use: a worker's method must not have one of these names."""
 
 YIELDING = (
     "shutdown", "wait_ready", "world_size", "placements", "with_timeout", "with_retries", "control", "from_address",
     "method", "call",
 )  # fmt: skip
-"""Newer names of a group: a worker's method of that name hides the group's, which is ``group.control.<name>`` then.
+"""Newer attributes of a group: a worker's method of the same name hides the group's, which is then
+``group.control.<name>``.
 
-If a worker has a method ``control``, ``WorkerGroup.shutdown(group)`` still reaches the group's; so for the others.
+If a worker has a method ``control``, ``WorkerGroup.shutdown(group)`` still calls the group's own method.
 """
 
 LEASE_HOOK = "on_lease_lost"
-"""A robot worker calls it itself; see Worker.on_lease_lost."""
+"""The runtime calls this method of a robot worker itself; see Worker.on_lease_lost."""
 
 RESTART_HOOK = "on_restart"
-"""A restarted worker calls it itself; see Worker.on_restart."""
+"""The runtime calls this method of a restarted worker itself; see Worker.on_restart."""
 
 _NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK, RESTART_HOOK)
 
@@ -46,9 +47,9 @@ class Method:
     """A public method of a worker class, as its callers see it.
 
     Attributes:
-        streams: it is a generator, and its result a stream of items.
-        idempotent: it may run more than once for one call (Worker.idempotent).
-        concurrent: number of its own threads beside the main thread (Worker.concurrent), 0 for none.
+        streams: True if the method is a generator; its result is then a stream of items.
+        idempotent: True if the method may run more than once for one call (Worker.idempotent).
+        concurrent: number of threads of this method beside the main thread (Worker.concurrent); 0 if it has none.
     """
 
     streams: bool = False
@@ -58,14 +59,14 @@ class Method:
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """The facts of a worker class that a handle needs; a process that receives the handle may not have the class.
+    """What a handle must know about a worker class; a process that receives the handle may not have the class.
 
     Attributes:
-        name: of the class.
-        methods: the public methods, its bases' included, by name.
-        own: names of those that the user's classes define.
-        private: names of the private methods, its bases' included.
-        cls: the class, None if only a handle arrived.
+        name: name of the class.
+        methods: public methods by name, including inherited ones.
+        own: names of the public methods that the user's classes define.
+        private: names of the private methods, including inherited ones.
+        cls: the class, or None if this process has only a handle.
     """
 
     name: str
@@ -94,7 +95,7 @@ def facts_of(cls: type) -> ClassFacts:
 
 
 def public_methods(cls: type) -> dict[str, Method]:
-    """Return the public methods of a worker class, its bases' included, by name."""
+    """Return the public methods of a worker class by name, including inherited ones."""
     methods = {}
     for name in dir(cls):
         if name.startswith("_") or name in _NOT_CALLED:
@@ -110,7 +111,7 @@ def public_methods(cls: type) -> dict[str, Method]:
 
 
 def names_of_functions(cls: type) -> dict[Any, str]:
-    """Return the name of each method of a class and of its bases, by the function as `function_of` gives it."""
+    """Return the name of each method of a class and its bases. The keys are the objects that `function_of` returns."""
     found: dict[Any, str] = {}
     for klass in cls.__mro__:
         for name, member in vars(klass).items():
@@ -131,7 +132,10 @@ def function_of(member: Any) -> Any:
 
 
 def check_class(cls: type, base: type) -> None:
-    """Raise UsageError if a public method has a reserved name, or a mark that does not fit it."""
+    """Raise UsageError if a public method has a reserved name, or if ``@Worker.concurrent()`` does not fit its method.
+
+    Base classes from *base* on are not checked for reserved names.
+    """
     for klass in cls.__mro__:
         if klass is base:
             break
@@ -165,7 +169,7 @@ def _check_concurrent(cls: type) -> None:
 
 
 def check_lease_hook(cls: type) -> None:
-    """Raise UsageError for an on_lease_lost that is a coroutine function: it could not run when it is needed."""
+    """Raise UsageError if on_lease_lost is a coroutine function: the event loop may not run when the hook is needed."""
     hook = inspect.unwrap(getattr(cls, LEASE_HOOK, None) or (lambda: None))
     if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
         raise UsageError(

@@ -1,8 +1,9 @@
-"""GroupControl: a group's own operations; how a handle finds its group, and travels to another process.
+"""GroupControl: a group's own operations, and the look-up and transport of handles.
 
-`attach` looks a group up by its name. A handle that is sent to another process carries a HandleState: the class does
-not travel, so a process that cannot import it can still call the group. `control_of` makes a handle of what arrived
-without asking the head; the first use does that, and calls sent meanwhile wait in order. Any thread.
+`attach` looks a group up by its name. A handle that is sent to another process is encoded as a HandleState. The class
+is not sent, so a process that cannot import the class can still call the group. `control_of` makes a handle from a
+HandleState without asking the head. The first use of the handle asks the head, and calls sent meanwhile wait in order.
+Any thread.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class GroupControl:
     """The operations of a group, reachable as ``group.control`` whatever methods the worker class has.
 
     Attributes:
-        name: of the group.
+        name: name of the group.
         cls_name: name of the worker class.
-        methods: its public methods by name.
-        facts: the rest that is known of the class.
+        methods: public methods of the worker class, by name.
+        facts: all facts of the worker class.
         yielded: names in `YIELDING` that the class defines as methods.
     """
 
@@ -86,7 +87,7 @@ class GroupControl:
 
     @property
     def restarts(self) -> bool:
-        """False if failed workers are known not to be restarted."""
+        """False if the group is known not to restart failed workers."""
         return self._detail.restarts
 
     @property
@@ -96,12 +97,12 @@ class GroupControl:
 
     @property
     def models(self) -> dict[int, str]:
-        """By rank the model of its accelerators, "" without any."""
+        """Accelerator model by rank, "" for a rank without accelerators."""
         return dict(enumerate(self._detail.models))
 
     @property
     def hardware(self) -> dict[int, list[HardwareInfo]]:
-        """By rank its robots or other hardware."""
+        """Robots or other configured hardware, by rank."""
         return {rank: [info_of(piece) for piece in pieces] for rank, pieces in self._detail.hardware.items()}
 
     @property
@@ -163,7 +164,7 @@ class GroupControl:
         )
 
     def worker_infos(self) -> list[WorkerInfo]:
-        """Return where each rank runs; complete when the group is ready."""
+        """Return where each rank runs, in rank order. The information is complete when the group is ready."""
         infos = []
         by_rank = {placement.rank: placement for placement in self.placements}
         models, hardware = self.models, self.hardware
@@ -184,7 +185,7 @@ class GroupControl:
         return infos
 
     def states(self) -> dict[int, WorkerState]:
-        """Return by rank the head's last report of each worker; `pulse` is set for a worker that does not answer."""
+        """Return the head's last report of each worker, by rank. `pulse` is set for a worker that does not answer."""
         return dict(self.group.states)
 
     def wait_ready(self, timeout: float | None = None) -> None:
@@ -201,11 +202,11 @@ class GroupControl:
         return None
 
     async def shutdown_async(self, grace: float = 5.0) -> None:
-        """End the workers, see WorkerGroup.shutdown. Cancelling leaves the shutdown running."""
+        """Stop the workers, see WorkerGroup.shutdown. Cancelling the caller leaves the shutdown running."""
         await self.shutdown(grace, async_op=True)
 
     def shutdown_blocking(self, grace: float = 5.0) -> None:
-        """End the workers and block until they are gone."""
+        """Stop the workers and block until they have ended."""
         self._begin_shutdown(grace).result()
 
     def _begin_shutdown(self, grace: float) -> concurrent.futures.Future[None]:
@@ -223,7 +224,7 @@ class GroupControl:
         return self.group.gone.done() and not shutdown.cancelled() and shutdown.exception() is None
 
     async def _end(self, grace: float) -> None:
-        """Ask the workers to close, then have them stopped. Loop thread."""
+        """Call ``_close()`` on the workers if the class has it, then have the workers stopped. Loop thread."""
         group = self.group
         try:
             await self.runtime.groups.reach(group)
@@ -246,18 +247,19 @@ class GroupControl:
 
 
 class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of a handle on the wire, as MessagePack. Fields are only ever added, with defaults.
+    """The encoded form of a handle, as MessagePack. New fields may be added only with defaults.
 
     Attributes:
-        namespace, name: of the group.
-        launch: its launch id.
+        namespace, name: namespace and name of the group.
+        launch: launch id of the group.
         cls: name of the worker class.
-        methods: names of its public methods; `flagged` has those that stream or are marked.
-        own: positions in `methods` of those that the user's classes define.
+        methods: names of the public methods.
+        own: indices in `methods` of the methods that the user's classes define.
         private: names of the private methods.
         size: number of ranks.
-        detail: the record of the group (group.detail).
-        wait_s: seconds that the head may take to hear of the launch; 0 if it has answered the launch.
+        detail: the group's record at the head (group_spec.GroupDetail), as JSON.
+        flagged: facts of the methods that stream, are idempotent or are concurrent, by name.
+        wait_s: seconds that the head may take to hear of the launch; 0 if the head has already answered the launch.
     """
 
     namespace: str
@@ -274,7 +276,11 @@ class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def state_of(control: GroupControl) -> bytes:
-    """Return the content of a handle of this group. Raises SerializationError if the group is not known yet."""
+    """Return the encoded handle of this group.
+
+    Raises:
+        SerializationError: the launch has not been answered, and get_if_exists may select another group.
+    """
     group, facts = control.group, control.facts
     if group.takes_running and not group.found:
         raise SerializationError(
@@ -299,11 +305,11 @@ def state_of(control: GroupControl) -> bytes:
 
 
 def control_of(carried: bytes) -> GroupControl:
-    """Return the operations of a group whose handle arrived. Does not ask the head.
+    """Return the GroupControl for a handle that another process sent, encoded by `state_of`. Does not ask the head.
 
     Raises:
         UsageError: no Cluster is running in this process.
-        ProtocolError: *carried* is not the content of a handle.
+        ProtocolError: *carried* is not an encoded handle.
     """
     from rlinf_actors.cluster.cluster import Cluster
 
@@ -342,12 +348,12 @@ def control_of(carried: bytes) -> GroupControl:
 
 
 async def _in_session() -> None:
-    """Do nothing: a driver with a Cluster is in session with the head."""
+    """Do nothing: a driver with a Cluster always has a session with the head."""
     await asyncio.sleep(0)
 
 
 def attach(cls: type, name: str) -> AsyncWork[GroupControl]:
-    """Look a running group up by its name; see WorkerGroup.from_group_name."""
+    """Look up a running group by its name; see WorkerGroup.from_group_name."""
     from rlinf_actors.cluster.cluster import Cluster
 
     async def find(cluster: Cluster) -> tuple[Runtime, RemoteGroup]:

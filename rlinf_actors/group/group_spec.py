@@ -1,4 +1,4 @@
-"""From placements and launch options to worker specs, and the group's record at the head. Pure."""
+"""Convert placements and launch options into worker specs and the group's record at the head. No I/O."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rlinf_actors.wire.values import Claim, Piece, WorkerSpec
 
 POLICIES = ("required", "best_effort")
 MIN_MEMORY = 64 << 20
-"""Bytes; a worker that has only imported what it needs takes about 40 MiB."""
+"""Minimum memory limit in bytes. A worker that has only imported its libraries takes about 40 MiB."""
 MIN_PIDS = 16
-"""Processes and threads; a worker has three, and each lane or library its own."""
+"""Minimum limit of processes and threads. A worker has three threads; lanes and libraries add more."""
 
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
           "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}  # fmt: skip
@@ -36,12 +36,12 @@ _SIZE = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})\s*")
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """Limits of one worker and all processes that it starts.
+    """Limits of one worker together with all processes that it starts.
 
     Attributes:
         memory: bytes, None for no limit.
-        pids: processes and threads, None for no limit.
-        best_effort: start the worker also on nodes that cannot enforce the limits.
+        pids: number of processes and threads, None for no limit.
+        best_effort: True to start the worker even on nodes that cannot enforce the limits.
     """
 
     memory: int | None = None
@@ -50,7 +50,7 @@ class WorkerLimits:
 
     @classmethod
     def of(cls, memory: str | int | None, pids: int | None, policy: str) -> WorkerLimits:
-        """Return the limits that `launch` was given, checked. Raises UsageError."""
+        """Return the checked limits for the arguments of `launch`. Raises UsageError for a wrong value."""
         if policy not in POLICIES:
             raise UsageError(f"limits is {policy!r}; it must be one of {', '.join(POLICIES)}")
         found = memory if memory is None else _size(memory)
@@ -179,7 +179,10 @@ def _numa_nodes(placement: Placement, node: NodeInfo) -> list[int]:
 
 
 def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[HardwareInfo]]:
-    """Return by rank the robots or other configured hardware of its placement; ranks without any are left out."""
+    """Return the robots or other configured hardware of each placement, by rank.
+
+    Ranks without hardware are left out.
+    """
     found: dict[int, list[HardwareInfo]] = {}
     for placement in placements:
         group = find_group(cluster, placement.node_group_label)
@@ -191,9 +194,9 @@ def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[i
 
 
 def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[Claim]]:
-    """Return by rank the hardware that its group alone may use; ranks without any are left out.
+    """Return the claims of exclusive hardware for each placement, by rank. Ranks without claims are left out.
 
-    Workers of one group that were placed on the same piece share it.
+    Workers of one group that are placed on the same piece of hardware share it.
     """
     found: dict[int, list[Claim]] = {}
     by_rank = {placement.rank: placement for placement in placements}
@@ -210,7 +213,7 @@ def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int
 
 
 def class_reference(cls: type) -> str:
-    """Return ``module:qualname`` of a class that workers can import, "" if the class must travel by value."""
+    """Return ``module:qualname`` of a class that workers can import, "" if the class itself must be sent."""
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
         return ""
     found: Any = sys.modules.get(cls.__module__)
@@ -220,18 +223,19 @@ def class_reference(cls: type) -> str:
 
 
 _PLAIN = Placement(-1, -1, -1)
-"""Default values, which the record leaves out: the record goes to every node of the group."""
+"""Default values. The record leaves fields with these values out, because every node of the group gets the record."""
 
 
 class GroupDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The launcher's record of a group, which those who attach read; travels as JSON in Launch.detail.
+    """The launcher's record of a group, which processes that attach to the group read. Sent as JSON in Launch.detail.
 
     Attributes:
-        placements: of the ranks, in rank order.
-        nodes: by rank the name of its node.
-        models: by rank the model of its accelerators, "" without any.
-        hardware: by rank its robots or other hardware; ranks without any are left out.
-        restarts: False if failed workers are not restarted; True also from an older launcher, which does not say.
+        placements: placements in rank order.
+        nodes: node names, by rank.
+        models: accelerator models, by rank; "" for a rank without accelerators.
+        hardware: robots or other configured hardware, by rank; ranks without hardware are left out.
+        restarts: False if failed workers are not restarted. True also for a launcher of an older version, which does
+            not set it.
     """
 
     placements: list[Placement] = []
@@ -251,10 +255,10 @@ def detail_of(
     """Return the record of a group.
 
     Args:
-        placements: in rank order.
-        nodes: by rank its node.
-        names: by rank the name of its node, for messages to people.
-        hardware: by rank its robots or other hardware.
+        placements: placements in rank order.
+        nodes: nodes, by rank.
+        names: node names by rank, for error messages.
+        hardware: robots or other configured hardware, by rank.
         restarts: True if failed workers are restarted.
     """
     models = [model_seen(placement, node) for placement, node in zip(placements, nodes, strict=True)]
@@ -280,7 +284,10 @@ def encode(detail: GroupDetail) -> str:
 
 
 def decode(text: str, group: str) -> GroupDetail:
-    """Return the record from its JSON, an empty one for "". Raises ProtocolError if *text* is another thing."""
+    """Decode the record of *group* from JSON; return an empty record for "".
+
+    Raises ProtocolError if *text* is not a record.
+    """
     if not text:
         return GroupDetail()
     try:

@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LIFETIMES = 7
-"""The first protocol whose heads know groups that outlive their launcher, and launches that take a running group."""
+"""First protocol version whose heads support `detached` and `get_if_exists`."""
 PRELOADED = ("torch", "numpy")
-"""Imported before the fork if the launching process has them: otherwise each worker pays for the import."""
+"""Modules that the template imports if the launching process has them; otherwise each worker pays for the import."""
 
 
 class GroupLauncher(Generic[T]):
-    """A group that is not running yet; what ``create_group`` returns."""
+    """A group that is not running yet, as ``create_group`` returns it."""
 
     def __init__(self, cls: type[T], base: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         check_class(cls, base)
@@ -154,7 +154,7 @@ class GroupLauncher(Generic[T]):
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Arguments of `GroupLauncher.launch` in one normal form."""
+    """The arguments of `GroupLauncher.launch`, with defaults filled in."""
 
     strategy: PlacementStrategy | None = None
     name: str | None = None
@@ -210,7 +210,7 @@ def _new_group(
     cluster: Cluster,
     options: LaunchOptions,
 ) -> tuple[RemoteGroup, Launch]:
-    """Return the owner's group and the message that launches it."""
+    """Return the RemoteGroup, owned by this process, and the Launch message for the head."""
     runtime, strategy = cluster.runtime, options.strategy or default_strategy(cluster)
     placements = sorted(strategy.get_placement(cluster, options.isolate_accelerator), key=lambda one: one.rank)
     if len(placements) > MAX_SIZE:
@@ -254,10 +254,10 @@ def _new_group(
 
 
 def _running(runtime: Runtime, namespace: str, name: str) -> RemoteGroup | None:
-    """Return this process's group of that name if it is running.
+    """Return this process's RemoteGroup of that name if the group is running, else None.
 
-    A handle that another process sent and that was never used may be of a group that has ended: it is looked up first.
-    In a running loop, which must not wait, the first use does that.
+    A handle that another process sent and that was never used may belong to a group that has ended, so the head is
+    asked first. In a running event loop, which must not block, the first use of the handle asks the head instead.
     """
     while (group := runtime.groups.existing(namespace, name)) is not None:
         if group.found or group.owned or _in_event_loop():
@@ -268,7 +268,7 @@ def _running(runtime: Runtime, namespace: str, name: str) -> RemoteGroup | None:
 
 
 def _handle_of(group: RemoteGroup, cls: type, title: str, runtime: Runtime) -> GroupControl:
-    """Return the operations of a running group, which must have a class of the same name."""
+    """Return a GroupControl of a running group. Raises NameInUseError if its class has another name than *cls*."""
     if group.cls and group.cls.rpartition(":")[2] != title.rpartition(":")[2]:
         raise NameInUseError(
             f"the group named {group.name!r} in namespace {group.namespace!r} is of class {group.cls}, and not of "
@@ -297,7 +297,7 @@ def _check_lifetime(name: str, specs: Sequence[WorkerSpec], cluster: Cluster, op
 
 
 def _wait_until_up(runtime: Runtime, group: RemoteGroup) -> None:
-    """Block until a detached group is constructed: from then on its launcher may end."""
+    """Block until a detached group is constructed; its launcher may end after that."""
     try:
         group.request_ready().wait()
     except Exception:
@@ -309,7 +309,7 @@ def _wait_until_up(runtime: Runtime, group: RemoteGroup) -> None:
 
 
 def check_arguments(cluster: object, strategy: object, restart: object) -> None:
-    """Raise UsageError for an argument of another type; the message tells what to write."""
+    """Raise UsageError for an argument of a wrong type; the message says what to write instead."""
     if hasattr(cluster, "get_placement"):
         raise UsageError(
             f"launch() was given a {type(cluster).__name__} in the place of the cluster: write launch(cluster, "
@@ -343,7 +343,7 @@ def _check_options(name: str, options: LaunchOptions) -> None:
 
 
 def _worker_options(options: LaunchOptions, cluster: Cluster) -> WorkerOptions:
-    """Return what the agents need to know of the options, of this process and of its environment."""
+    """Return the options for the agentds, with values from this process and its environment filled in."""
     settings = Settings.load()
     must_answer = options.robot_owner_must_answer
     if must_answer is None:
@@ -371,7 +371,7 @@ def _worker_options(options: LaunchOptions, cluster: Cluster) -> WorkerOptions:
 
 
 def _warn_of_robots(cls: type, specs: Sequence[WorkerSpec]) -> None:
-    """Warn if robots are used and the user's class does not define how to make them safe."""
+    """Log a warning if the group uses robots and the user's class does not define on_lease_lost."""
     robots = list(dict.fromkeys(claim.title for spec in specs for claim in spec.claims))
     definer = next((klass for klass in cls.__mro__ if LEASE_HOOK in vars(klass)), None)
     if robots and (definer is None or definer.__module__.startswith("rlinf_actors.worker.")):

@@ -1,12 +1,12 @@
-"""``group.step.map(items)``: give each item to a rank that is free, and yield the results.
+"""``group.step.map(items)``: give each item to a free rank, and yield the results.
 
-Theory of operation. The thread or task that iterates does all the work: it draws items, sends each as a call of one
-rank, and takes results. Answers only change the books in `Pool` and wake the iteration. Each rank has at most
-`max_in_flight` calls. The number of items that were drawn and whose results were not taken is bounded by what all ranks
-may have at a time: a slow consumer therefore stops the drawing, and so does the oldest item of an ordered map. Between
-two steps of the iteration nothing runs here. `close`, or dropping the iterator, cancels the calls that run.
+Theory of operation. The thread or task that iterates does all the work: it draws items, sends each item as a call to
+one rank, and takes results. Answers only update `Pool` and wake the iteration. Each rank has at most `max_in_flight`
+calls. The number of items that were drawn and whose results were not taken is at most the number of calls that all
+ranks together may have. So a slow consumer stops the drawing, and so does a slow oldest item of an ordered map. Between
+two steps of the iteration no code runs here. `close`, or dropping the iterator, cancels the running calls.
 
-An item of a worker that died goes to another rank if the method is idempotent; otherwise its error is raised.
+If a worker dies, its items go to another rank if the method is idempotent; otherwise the error is raised.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 
 TRIES = 3
-"""How many workers an item of an idempotent method may cost, unless `with_retries` says otherwise."""
+"""Maximum number of times that an item of an idempotent method is sent, unless `with_retries` sets another number."""
 
 _END = object()
 
 
 class Loads:
-    """The number of items that each rank has. Pure.
+    """The number of items that each rank has. Not thread-safe.
 
     Args:
         ranks: all ranks.
-        limit: items that a rank may have.
+        limit: maximum number of items per rank.
     """
 
     def __init__(self, ranks: Sequence[int], limit: int) -> None:
@@ -55,7 +55,9 @@ class Loads:
         self.capacity = len(ranks) * limit
 
     def free(self) -> Iterator[int]:
-        """Yield the ranks below the limit: fewest items first; with equal items, longest waiting first."""
+        """Return the ranks below the limit: fewest items first; with equal items, the rank that has waited longest
+        first.
+        """
         return (rank for ranks in self._by_load[:-1] for rank in ranks)
 
     def full(self) -> Iterable[int]:
@@ -63,7 +65,7 @@ class Loads:
         return self._by_load[-1]
 
     def change(self, rank: int, by: int) -> None:
-        """Count an item more (+1) or less (-1) for a rank."""
+        """Add *by* (+1 or -1) to the number of items of *rank*. Ignored for a dropped rank."""
         if rank in self._of:
             del self._by_load[self._of[rank]][rank]
             self._of[rank] += by
@@ -75,7 +77,7 @@ class Loads:
         return not self._of
 
     def drop(self, rank: int) -> None:
-        """Give a rank no more items."""
+        """Remove *rank*, so that it gets no more items."""
         del self._by_load[self._of.pop(rank)][rank]
 
 
@@ -84,11 +86,11 @@ class _Item:
     """An item that was drawn.
 
     Attributes:
-        number: its position among the items, from 0.
+        number: index of the item, from 0.
         parts: the encoded call.
-        tries: times that it was sent.
-        peer, call: of the last try.
-        lost: numbers of the items that its last worker had when it died.
+        tries: number of times that the item was sent.
+        peer, call: peer and call of the last try.
+        lost: numbers of all items that the last worker had when it died.
     """
 
     number: int
@@ -100,16 +102,16 @@ class _Item:
 
 
 class Pool:
-    """The books of a map. Any thread.
+    """The state of one `map`: which items are running, finished, or to be sent again. Any thread.
 
     Args:
-        runtime, group: of the calls.
-        name, method: what is called.
-        ranks: the ranks that take items.
-        limit: items that a rank may have.
-        timeout: deadline of each call, in seconds.
-        ordered: results are taken in the order of the items.
-        tries: times that an item may be sent; 1 for a method that is not idempotent.
+        runtime, group: runtime of this process and the group that is called.
+        name, method: name and facts of the method that is called.
+        ranks: ranks that may get items.
+        limit: maximum number of items per rank.
+        timeout: deadline of each call, in seconds; None for no deadline.
+        ordered: True to return results in the order of the items.
+        tries: maximum number of times that an item is sent; 1 for a method that is not idempotent.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class Pool:
         self._unwatch = group.watch(self.wake)  # a rank that is up may take an item
 
     def room(self) -> bool:
-        """Send the items that have to be sent again; then return True if another item may be drawn."""
+        """Send the items that must be sent again. Then return True if another item may be drawn."""
         while (item := self._next_again()) is not None:
             self._send(item)
         with self._lock:
@@ -159,14 +161,14 @@ class Pool:
         self._send(_Item(next(self._numbers), parts))
 
     def end_of_items(self) -> None:
-        """Note that all items were drawn."""
+        """Record that all items were drawn."""
         self._drawn_all = True
 
     def take(self) -> _Item | bool:
-        """Return an item whose call has ended; True if there is none yet, False at the end.
+        """Return an item whose call has ended; True if there is none yet, False at the end of the map.
 
         Raises:
-            RlinfActorsError: no rank is left that could take an item.
+            RlinfActorsError: no rank is left that could run an item.
         """
         with self._lock:
             number = self._next if self._ordered else next(iter(self._finished), -1)
@@ -186,7 +188,10 @@ class Pool:
             return True
 
     def wait(self) -> None:
-        """Block until an item can be taken or sent. Raises UsageError if this thread has to serve the calls itself."""
+        """Block until an item can be taken or sent.
+
+        Raises UsageError if this is the worker thread that would have to run one of the calls itself.
+        """
         self._runtime.check_usable()
         change = self._next_change(drawn=True)
         if change is None:
@@ -197,17 +202,17 @@ class Pool:
         change.wait()
 
     async def wait_async(self) -> None:
-        """As `wait`; cancelling it changes nothing."""
+        """Wait like `wait`, without blocking the event loop. Cancelling this changes nothing."""
         self._runtime.check_usable()
         change = self._next_change(drawn=False)
         if change is not None:
             await change
 
     def _next_change(self, drawn: bool) -> Promise[None] | None:
-        """Return what ends at the next change; None if an item can be taken or sent now.
+        """Return a promise that ends at the next change; None if an item can be taken or sent now.
 
-        With *drawn* items were drawn as far as there was room. Then the result is None also if no call runs any more,
-        because another thread has taken the last result.
+        With *drawn*, the caller has drawn items as far as there was room. The result is then None also if no call is
+        running, because another thread has taken the last result.
         """
         with self._lock:
             ready = self._next in self._finished if self._ordered else bool(self._finished)
@@ -219,14 +224,14 @@ class Pool:
             return self._change
 
     def wake(self) -> None:
-        """Report a change to the iteration."""
+        """Wake the iteration, because a call has ended or a worker's state has changed."""
         with self._lock:
             change, self._change = self._change, None
         if change is not None:
             change.resolve(None)
 
     def close(self) -> None:
-        """Cancel the calls that run and drop the results that were not taken. Twice is fine."""
+        """Cancel the running calls and drop the results that were not taken. Calling twice is harmless."""
         with self._lock:
             self.closed = True
             under_way, finished = list(self._under_way.values()), list(self._finished.values())
@@ -240,7 +245,7 @@ class Pool:
         self.wake()
 
     def close_soon(self) -> None:
-        """Close a little later: a destructor may run on a thread that holds any lock."""
+        """Call `close` on the loop thread later: this runs in a destructor, whose thread may hold any lock."""
         if not self.closed:
             self._group.peers[0].soon(self.close)
 
@@ -270,7 +275,7 @@ class Pool:
             call.cancel()
 
     def _choose(self) -> Peer | None:
-        """Return the worker that takes the next item, if there is one. The lock is held."""
+        """Return the worker for the next item, None if there is none. The caller holds the lock."""
         while (rank := self._free()) is not None:
             peer = self._group.peers[rank]
             if peer.error is None:
@@ -281,9 +286,10 @@ class Pool:
         return None
 
     def _free(self) -> int | None:
-        """Return the rank that takes the next item, if there is one. The lock is held.
+        """Return the rank for the next item, None if there is none. The caller holds the lock.
 
-        A rank whose worker is being started gets items only if no worker is up: its items would wait for the start.
+        A rank whose worker is being started gets items only if no worker is up, because its items would wait for the
+        start.
         """
         for rank in self._loads.free():
             if self._group.serves(rank):
@@ -293,7 +299,7 @@ class Pool:
         return next(self._loads.free(), None)
 
     def _ended(self, item: _Item, peer: Peer, call: WorkerGroupFuncResult[Any]) -> None:
-        """Take a call that ended off the books. Loop thread, or the thread that finds the peer dead."""
+        """Update the state for a call that has ended. Loop thread, or the thread that finds the peer dead."""
         died = isinstance(call.cause, WORKER_GONE)
         again = died and item.tries < self._tries
         with self._lock:
@@ -381,7 +387,7 @@ class MapResult(Generic[V]):
         self._stop_asking()
 
     async def aclose(self) -> None:
-        """As `close`."""
+        """Cancel the running calls and end the iteration, like `close`."""
         self.close()
 
     def __del__(self) -> None:
@@ -452,7 +458,7 @@ async def _next_of(items: AsyncIterator[Any]) -> Any:
 
 
 def _may_have_run(error: BaseException, item: _Item) -> BaseException:
-    """Return the error of a worker that died; its message names the items that the worker had."""
+    """Return the error of a dead worker with a message that names the items that the worker had."""
     numbers = ", ".join(map(str, sorted(item.lost)))
     advice = "mark the method @Worker.idempotent to have such items given to other workers"
     if item.tries > 1:

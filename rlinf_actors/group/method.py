@@ -27,11 +27,11 @@ Result = TypeVar("Result", covariant=True)
 
 
 class CallOptions(NamedTuple):
-    """Options of the calls of a view.
+    """Options for the calls of a view.
 
     Attributes:
-        timeout: their deadline, in seconds; None for no deadline.
-        retries: times that a call may be sent again after the death of a worker.
+        timeout: deadline of each call in seconds; None for no deadline.
+        retries: number of times that a call may be sent again after the death of a worker.
     """
 
     timeout: float | None = None
@@ -42,10 +42,10 @@ ONCE = CallOptions()
 
 
 class RemoteMethod(Generic[P, Result]):
-    """One method of the worker class on some ranks; calling it sends the call.
+    """One method of the worker class on some ranks; calling this object sends the call to the workers.
 
-    ``RemoteMethod[P, Result]`` is called with arguments *P* and returns *Result*: a ``WorkerGroupFuncResult``, or of a
-    method that streams a ``StreamResult``.
+    ``RemoteMethod[P, Result]`` takes arguments *P* and returns *Result*: a ``WorkerGroupFuncResult``, or a
+    ``StreamResult`` if the method streams.
     """
 
     __slots__ = ("_control", "_method", "_name", "_options", "_ranks")
@@ -65,13 +65,13 @@ class RemoteMethod(Generic[P, Result]):
         self._options = options
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result:
-        """Send the call to every rank; returns at once.
+        """Send the call to every rank and return at once.
 
         Returns:
-            A WorkerGroupFuncResult, or for a generator method a StreamResult.
+            A WorkerGroupFuncResult, or a StreamResult for a generator method.
 
         Raises:
-            SerializationError: an argument cannot be pickled; names its path.
+            SerializationError: an argument cannot be pickled; the message names the path of the argument.
             UsageError: this method does not support the view's deadline or retries.
         """
         runtime = self._checked()
@@ -146,7 +146,7 @@ class RemoteMethod(Generic[P, Result]):
         return MapResult(pool, items, lambda item: payload.encode_call((item,), {}, copy=runtime.copy))
 
     def _send(self, *parts: Sequence[Buffer]) -> Any:
-        """Send the call: the same arguments to every rank, or to each its own."""
+        """Send the call. *parts* has one encoded argument list for all ranks, or one for each rank."""
         runtime, (timeout, retries) = self._control.runtime, self._options
         if self._method.streams:
             return StreamResult(runtime, self._name, self._peers(), parts, beside=self._method.concurrent > 0)
@@ -161,7 +161,7 @@ class RemoteMethod(Generic[P, Result]):
         return result
 
     def _checked(self) -> Runtime:
-        """Return the runtime; raise UsageError if this method does not support the options."""
+        """Return the runtime. Raises UsageError if this method does not support the view's options."""
         runtime, name, (timeout, retries) = self._control.runtime, self._name, self._options
         runtime.check_usable()
         if self._method.streams and timeout is not None:

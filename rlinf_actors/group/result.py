@@ -1,4 +1,4 @@
-"""The results of a call on a group: awaitable, waitable, one value per rank."""
+"""The results of a call on a group: one value per rank, to be awaited or waited for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
 
 @dataclass(frozen=True)
 class _Value:
-    """An answer that was unpickled."""
+    """A result that was unpickled, and the seconds that the method took."""
 
     value: Any
     seconds: float
@@ -47,7 +47,7 @@ _Answer = Union[tuple[frames.AnyFrame, AuthenticatedParts], _Value, Exception, N
 
 
 class RankCall:
-    """The call of one rank, which its Peer keeps until the rank answers (runtime.peer.Pending)."""
+    """The call of one rank. The rank's Peer keeps it until the rank answers (runtime.peer.Pending)."""
 
     __slots__ = ("_index", "_result")
 
@@ -56,12 +56,12 @@ class RankCall:
         self._index = index
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """See Pending."""
+        """Handle the rank's answer; see Pending.answer."""
         self._result._arrived(self._index, (frame, parts), type(frame) is not frames.Ok)
         return True
 
     def fail(self, error: Exception) -> None:
-        """See Pending."""
+        """End the rank's call with *error*; see Pending.fail."""
         self._result._arrived(self._index, error, True)
 
 
@@ -106,7 +106,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
     # --- sending (the caller's thread) ---
 
     def _start(self, *parts: Sequence[Buffer]) -> None:
-        """Send the call: the same arguments to every rank, or to each its own."""
+        """Send the call. *parts* has one encoded argument list for all ranks, or one for each rank."""
         call = self._call = new_call()
         header = frames.encode(frames.Call(call, self._method, self._timeout or 0.0))
         for index, peer in enumerate(self._peers):
@@ -122,7 +122,10 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
             self._timer = self._runtime.io.loop.call_later(seconds, self._expire)
 
     def _expire(self) -> None:
-        """Ask the late ranks what they run, and cancel the call there. Loop thread."""
+        """Ask the late ranks what they are running, and cancel their calls, because the deadline has passed.
+
+        Loop thread.
+        """
         report = LateReport(self._missing())  # first: the ranks answer it before they cancel
         for peer in self._peers:
             peer.forget(self._call)
@@ -130,7 +133,10 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         report._on_done(lambda: self._runtime.io.call(self._expired, report))
 
     def _expired(self, report: LateReport) -> None:
-        """End the call: the late ranks have answered the question, or had the time to. Loop thread."""
+        """End the call with CallTimeoutError, after the late ranks have answered or ANSWER_S has passed.
+
+        Loop thread.
+        """
         if self._timer is not None:
             self._timer.cancel()
         text = report.describe()
@@ -158,7 +164,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         )
 
     def _abandon(self, error: BaseException) -> bool:
-        """Withdraw the call from the ranks that have not answered; return True if *error* is the outcome."""
+        """Cancel the call at the ranks that have not answered. Return True if *error* became the outcome."""
         for peer in self._peers:
             peer.forget(self._call)
         with self._lock:
@@ -210,14 +216,14 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         return [self._value_of(index) for index in range(len(self._peers))]
 
     def _raised(self) -> BaseException:
-        """Return the error of a call that failed, was cancelled or ran out of time."""
+        """Return the error of a call that failed, was cancelled or missed its deadline."""
         if self._failed is not None:
             return self._error_of(self._failed)
         assert self._error is not None
         return self._error
 
     def _value_of(self, index: int) -> T:
-        """Return one rank's value. The first thread that asks unpickles it."""
+        """Return the value of the rank at *index*, unpickled on first use."""
         with self._lock:
             answer = self._answers[index]
             if isinstance(answer, _Value):
@@ -249,7 +255,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
 
     @property
     def attempts(self) -> list[int]:
-        """Times that the call was sent to each rank, in rank order; more than 1 only with `with_retries`."""
+        """Number of times that the call was sent to each rank, in rank order; more than 1 only with `with_retries`."""
         return [1] * len(self._peers)
 
     def cancel(self) -> bool:
@@ -413,7 +419,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
 
     @property
     def cause(self) -> Exception | None:
-        """The error, where several calls may have failed by the same error object."""
+        """The error object if other calls may have failed with the same object, else None."""
         answer = None if self._failed is None else self._answers[self._failed]
         return answer if isinstance(answer, Exception) else None
 
@@ -445,12 +451,12 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
 
 
 def refuse_own(runtime: Runtime, method: str, peers: Sequence[Peer]) -> None:
-    """Raise UsageError if this thread serves this worker's calls and is about to block until one of them is answered.
+    """Raise UsageError if this thread runs the calls of this worker and would now block on one of them forever.
 
     Args:
-        runtime: of this process.
-        method: the method that was called.
-        peers: ranks that have not answered.
+        runtime: runtime of this process.
+        method: name of the method that was called.
+        peers: peers of the ranks that have not answered.
     """
     if runtime.serving_thread != threading.get_ident():
         return

@@ -1,6 +1,6 @@
-"""Streaming calls: a generator in each worker, one merged iteration at the caller.
+"""Streaming calls: a generator runs in each worker, and the caller iterates over the merged items.
 
-Backpressure: a worker may be WINDOW items ahead of what the caller has taken from it, no more.
+Backpressure: a worker may send at most WINDOW items more than the caller has taken from it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WINDOW = 16
-"""Items that a worker may be ahead. Credit is returned for half a window at a time, which keeps credits rare."""
+"""Number of items that a worker may send before the caller takes them.
+
+Credit is returned for half a window at a time.
+"""
 
 
 class _RankStream:
-    """The stream of one rank, which its Peer keeps until the stream ends (runtime.peer.Pending)."""
+    """The stream of one rank. The rank's Peer keeps it until the stream ends (runtime.peer.Pending)."""
 
     __slots__ = ("_feed", "call", "peer", "taken")
 
@@ -66,9 +69,9 @@ class _RankStream:
 
 
 class _Feed:
-    """Frames that arrived and were not taken yet. Any thread.
+    """The queue of frames that have arrived and were not taken yet. Any thread.
 
-    It is apart from StreamResult because the peers keep it: dropping the StreamResult must end the stream.
+    This class is separate from StreamResult because peers refer to it: dropping the StreamResult must end the stream.
     """
 
     shared = False  # this, `loop`, `cause`, `raised` and `describe`: see runtime.lost_errors.FailedOperation
@@ -98,7 +101,7 @@ class _Feed:
             stream.peer.send(header, parts[index] if own else parts[0], now=True, alone=own)
 
     def begin(self) -> None:
-        """Note that a loop takes what arrives from now on; an error that is here already counts as seen."""
+        """Record that a loop iterates from now on. An error that has already arrived counts as seen."""
         with self._lock:
             self.iterated = True
             if self._failed is not None:
@@ -116,7 +119,7 @@ class _Feed:
             arrival.resolve(None)
 
     def next_arrival(self) -> Promise[None] | None:
-        """Return what ends when there is something to take, None if there is now."""
+        """Return a promise that ends when a frame arrives or the stream is closed. None if `take` need not wait."""
         with self._lock:
             if self._items or self._closed or not self._left:
                 return None
@@ -125,7 +128,7 @@ class _Feed:
             return self._arrival
 
     def take(self) -> tuple[int, Any] | bool:
-        """Return the next (rank, item); True if nothing is there at the moment, False at the end."""
+        """Return the next (rank, item); True if no item is there at the moment, False at the end of the stream."""
         while self._left and not self._closed:
             with self._lock:
                 if not self._items:
@@ -150,7 +153,7 @@ class _Feed:
         return False
 
     def close(self) -> None:
-        """End the generators in the workers and the iteration. Twice is fine."""
+        """End the iteration and the generators in the workers. Calling twice is harmless."""
         with self._lock:
             if self._closed:
                 return
@@ -169,7 +172,7 @@ class _Feed:
             self._lost.collected(self)
 
     def drop(self) -> None:
-        """Close a little later: a destructor may run on a thread that holds any lock, also this one's."""
+        """Call `close` on the loop thread later: this runs in a destructor, whose thread may hold any lock."""
         if not self._closed:
             self._streams[0].peer.soon(self.close)
 
@@ -244,7 +247,7 @@ class StreamResult(Generic[T]):
         self._feed.close()
 
     async def aclose(self) -> None:
-        """As `close`."""
+        """End the generators in the workers, like `close`."""
         self.close()
 
     def __del__(self) -> None:
