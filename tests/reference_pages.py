@@ -86,7 +86,8 @@ def cli() -> str:
         lines.extend([f"## {title}", "", "```text", text.rstrip(), "```", ""])
 
     def walk(command: click.Command, path: str, parent: click.Context | None) -> None:
-        with click.Context(command, info_name=path.rpartition(" ")[2], parent=parent, terminal_width=100) as context:
+        settings = {**command.context_settings, "terminal_width": 100}  # with -h, as when the program runs
+        with click.Context(command, parent, path.rpartition(" ")[2], **settings) as context:
             show(path, command.get_help(context))
             if isinstance(command, click.Group):
                 for name in [one for one in command.list_commands(context) if one != "estop"]:
