@@ -1,1 +1,1 @@
-"""The template: a process that has imported what workers need, and forks a worker per request."""
+"""The template process, which imports the modules that workers need and then forks a worker for each request."""

@@ -1,10 +1,10 @@
-"""A template's socket to its agentd, and the socket where another agentd adopts the template.
+"""A template's socket to its agentd, and the unix socket at which a later agentd adopts the template.
 
-A connection becomes the agentd's by Adopt as its first packet. A connection that sends another packet, or none, changes
-nothing. Its run directory's lock guarantees that an adopting agentd is the only one.
+A connection to the unix socket becomes the socket to agentd if its first packet is Adopt; any other connection is
+closed. The lock of agentd's run directory guarantees that no two agentds adopt one template.
 
-House rules: nothing blocks; packets wait in a queue. Without an agentd packets are dropped, since the next agentd asks
-for everything.
+House rules: nothing blocks; packets that cannot be sent wait in a queue. Without an agentd the template drops its
+packets, since an adopting agentd asks for the state of all workers.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ log = logging.getLogger(__name__)
 
 
 class AgentLink:
-    """The connection to agentd.
+    """The template's connection to agentd. All of it runs in the select loop of the template.
 
     Args:
-        selector: of the template; the data of each key is a callback that takes the event mask.
-        sock: to the agentd that started this process.
-        keep: path of the socket for another agentd; "" if the template ends with its agentd.
-        keep_s: seconds that another agentd has to adopt the template.
-        take: called with each packet; returns False to stop reading.
+        selector: selector of the template's loop. The data of each key is a callback that takes the event mask.
+        sock: socket to the agentd that started this template.
+        keep: path of the unix socket for a later agentd; "" if the template ends with its agentd.
+        keep_s: seconds from the end of an agentd in which another agentd can adopt the template.
+        take: called with each packet of agentd; returns False to stop reading.
         lost: called when agentd has ended.
 
     Attributes:
-        keep_s: as given, or as set later by an agentd.
-        since: time since which no agentd that the head has registered is here (CLOCK_MONOTONIC), 0 with one.
+        keep_s: as given, or as the last registered agentd has set it.
+        since: end of the last agentd that the head had registered, in seconds of CLOCK_MONOTONIC; 0 while one is
+            connected.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class AgentLink:
         sock.setblocking(False)
 
     def start(self) -> None:
-        """Receive from now on, and listen for other agentds if workers are kept. Raise OSError if that fails."""
+        """Start to receive packets. If workers are kept, listen for other agentds; raise OSError if that fails."""
         self._selector.register(self._agent, selectors.EVENT_READ, self._on_agent)
         if self._keep:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -78,7 +79,6 @@ class AgentLink:
 
     @property
     def orphaned(self) -> bool:
-        """True while the template has no agentd."""
         return self._deadline is not None
 
     def patience(self) -> float | None:
@@ -86,15 +86,14 @@ class AgentLink:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def adopted(self) -> None:
-        """Clear the deadline for adoption, since an agentd has adopted the template."""
         self._deadline = None
 
     def registered(self, keep_s: float) -> None:
-        """Note that the head has registered the agentd. After its end another agentd has *keep_s* seconds to come."""
+        """Handle KeepFor: the head has registered this agentd. After its end another agentd has *keep_s* seconds."""
         self.keep_s, self.since = keep_s, 0.0
 
     def send(self, packet: template_protocol.ToAgent) -> None:
-        """Send or queue a packet for agentd. Drop the packet if the template has no agentd."""
+        """Send or queue a packet for agentd. Drop the packet if no agentd is connected."""
         if isinstance(packet, template_protocol.Exited):
             self._hear()  # that freed descriptors
         if self.orphaned:
@@ -110,7 +109,7 @@ class AgentLink:
             self._listener.close()
 
     def refuse(self) -> None:
-        """Stop listening for other agentds: the template is about to end."""
+        """Stop listening for other agentds, because the template is about to end."""
         if self._listener is not None:
             self._remove(".sock")
             if self._listener in self._selector.get_map():
@@ -119,7 +118,7 @@ class AgentLink:
             self._listener = None
 
     def remove(self) -> None:
-        """Remove the template's files at its end. A connected agentd removes them itself, after reading them."""
+        """Remove the template's files at its end. A connected agentd removes the files itself, after reading them."""
         if self._keep and self.orphaned:
             self._remove(".json")
             self._remove(".err")

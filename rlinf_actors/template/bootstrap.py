@@ -1,4 +1,4 @@
-"""First code that a template's interpreter runs, read and executed by ``python -c``.
+"""First code that a template's interpreter runs, read and executed by ``python -c`` (agentd.launch_plan).
 
 By ``python -c`` ``__main__`` has no file, which multiprocessing would import again in children of the user. Every
 interpreter must get as far as the error message: plain old syntax, and no import that may be missing.
@@ -13,18 +13,18 @@ from collections.abc import Callable
 
 NEEDED = (("zmq", "pyzmq"), ("msgspec", "msgspec"), ("cloudpickle", "cloudpickle"))
 TEMPLATE_FAILED = b"\x82\xa4type\xaeTemplateFailed\xa4text\xda"
-"""MessagePack: this map, up to the 16-bit length of the text."""
+"""A TemplateFailed packet in MessagePack, up to the 16-bit length of its text."""
 
 
 def fail(fd: int, text: str) -> None:
-    """Send TemplateFailed without msgspec, and end the process."""
+    """Send TemplateFailed with *text* to agentd over the socket *fd*, and end the process. Needs no msgspec."""
     data = text.encode("utf-8")[:60000]
     os.write(fd, TEMPLATE_FAILED + len(data).to_bytes(2, "big") + data)
     os._exit(1)
 
 
 def check(node: str, version: tuple[int, ...], importer: Callable[[str], object], largest: int = sys.maxsize) -> str:
-    """Return why this interpreter cannot run workers, and what to do; "" if it can."""
+    """Return why this interpreter cannot run workers, and what to do; "" if it can. *largest* is its sys.maxsize."""
     who = f"interpreter {sys.executable} on node {node}"
     if version < (3, 10):
         return f"{who} is Python {version[0]}.{version[1]}; workers need Python 3.10 or newer"
@@ -43,7 +43,7 @@ def check(node: str, version: tuple[int, ...], importer: Callable[[str], object]
 
 
 def bootstrap(pkg: str, fd: str, node: str, config: str) -> None:
-    """Check the interpreter, then run the template of the package in the directory *pkg*."""
+    """Check the interpreter, then run `template.main` of the package in the directory *pkg*."""
     sys.path[:] = [pkg, *(entry for entry in sys.path if entry)]
     wrong = check(node, tuple(sys.version_info[:2]), importlib.import_module)
     if wrong:

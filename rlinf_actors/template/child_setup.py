@@ -1,9 +1,8 @@
-"""The set-up of a worker process, between its start and its first own code. Also NUMA binding.
+"""The set-up of a worker process, between its start and the first code of the user. Includes NUMA binding.
 
-`run` and `spawned` turn a forked or spawned process into the worker: signals, session, cgroup, environment, limits,
-directory, import path, streams, random seeds, CPUs. All on the one thread of the new process.
-
-NUMA binding: `decide` is pure but for reading /sys; `bind` does it by two system calls.
+`run` (after a fork) and `spawned` turn the process into the worker: signals, session, cgroup, environment, limits,
+directory, import path, streams, random seeds, CPUs. The new process has one thread until then, so all its later threads
+inherit the NUMA binding.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ SYSFS = "/sys/devices/system/node"
 
 _MPOL_PREFERRED = 1
 _MPOL_PREFERRED_MANY = 5
-"""linux/mempolicy.h: prefer memory of one node; of several nodes (Linux 5.15)."""
+"""From linux/mempolicy.h: prefer memory of one NUMA node, or of several NUMA nodes (since Linux 5.15)."""
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "loongarch64": 237}
-"""Numbers of set_mempolicy(2), which has no function in libc: asm/unistd_64.h and asm-generic/unistd.h."""
+"""System call number of set_mempolicy(2) by machine type. The C library has no function for this system call."""
 _LONG_BITS = ctypes.sizeof(ctypes.c_ulong) * 8
 
 
 @dataclass(frozen=True)
 class NumaBinding:
-    """The NUMA binding of a worker.
+    """The CPUs and NUMA nodes to which a worker is bound.
 
     Attributes:
         cpus: CPUs to run on; empty for no change.
         memory: NUMA nodes whose memory is preferred; empty for no change.
-        note: why the worker is not bound, or only in part; "" if it is bound.
+        note: why the worker is not bound, or only in part; "" if the worker is bound.
     """
 
     cpus: frozenset[int] = frozenset()
@@ -60,12 +59,12 @@ class NumaBinding:
 
 
 def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> NumaBinding:
-    """Return the binding of a worker. Reads files, changes nothing.
+    """Return the NUMA binding of a worker. Reads files of the kernel; changes nothing.
 
     Args:
-        wanted: NUMA nodes of its accelerators, -1 for unknown.
-        tree: directory of the kernel's NUMA nodes.
-        allowed: CPUs of the cpuset of the process.
+        wanted: NUMA nodes of the worker's accelerators, -1 for an unknown node.
+        tree: the kernel's directory of NUMA nodes (SYSFS).
+        allowed: CPUs that this process may use.
     """
     if min(wanted, default=-1) < 0:
         return NumaBinding(note="the NUMA node of its accelerators is not known")
@@ -84,7 +83,7 @@ def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> NumaBi
 
 
 def parse_cpus(text: str) -> set[int]:
-    """Return the CPUs in a list of the kernel, such as ``0-3,8``."""
+    """Return the CPU numbers of a list in the kernel's format, such as ``0-3,8``."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -94,14 +93,15 @@ def parse_cpus(text: str) -> set[int]:
 
 
 def bind(wanted: Sequence[int], root: str = "") -> str:
-    """Bind this process before it has other threads, which inherit the binding.
+    """Bind this process to the CPUs and memory of NUMA nodes. Later threads inherit the binding, present threads do
+    not.
 
     Args:
-        wanted: NUMA nodes of its accelerators, -1 for unknown.
-        root: parent directory of ``sys``, "" for ``/``; the probe's RLINF_ACTORS_PROBE_ROOT.
+        wanted: NUMA nodes of the worker's accelerators, -1 for an unknown node.
+        root: directory in place of ``/`` (RLINF_ACTORS_PROBE_ROOT), "" for ``/``.
 
     Returns:
-        A line for the worker's log; "" if the process is bound as wanted.
+        A line for the worker's log that says what is not bound; "" if everything is bound.
 
     Raises:
         OSError: the kernel refuses CPUs that it has just listed.
@@ -117,7 +117,7 @@ def bind(wanted: Sequence[int], root: str = "") -> str:
 
 
 def prefer_memory(nodes: Sequence[int]) -> str:
-    """Prefer memory of *nodes* in this thread and its later threads. Return the reason if that fails, else ""."""
+    """Prefer memory of the NUMA nodes *nodes* in this thread and its later threads. Return why that failed, else ""."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return f"memory cannot be preferred on {platform.machine()}"
@@ -135,7 +135,6 @@ def prefer_memory(nodes: Sequence[int]) -> str:
 
 
 def _has_memory(node: int, tree: str) -> bool:
-    """True if a NUMA node has memory. The kernel refuses to prefer nodes that have only CPUs."""
     try:
         return node in parse_cpus(Path(tree, "has_memory").read_text())
     except OSError:
@@ -143,12 +142,12 @@ def _has_memory(node: int, tree: str) -> bool:
 
 
 RunWorker = Callable[[WorkerSpec, template_protocol.WorkerPlace, int], None]
-"""(spec, place, control): *control* is a SOCK_SEQPACKET fd for WorkerUp or StartFailed; its EOF ends the worker."""
+"""Type of `worker.main.run_worker`. The third argument is the descriptor of the control socket to the template."""
 
 LATE_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
-"""Set by the Create of the owner: rank 0 chooses its port when it is up."""
+"""Variables that Create sets after the worker has threads: rank 0 chooses the port once it runs."""
 SLOTS = 8
-"""Variables that a collective library may need while our process groups are made (ProcessGroupFacts.variables)."""
+"""Variables that a worker with accelerators may set while it makes process groups (ProcessGroupFacts.variables)."""
 
 _SET_THREADS = (
     "scipy_openblas_set_num_threads64_",
@@ -165,14 +164,13 @@ class ChildStart:
 
     Attributes:
         fork: the packet that requested the worker.
-        control: the worker's end of the control socket.
-        entry: ``module:function`` of RunWorker.
+        control: descriptor of the worker's end of the control socket.
+        entry: ``module:function`` that runs the worker, a RunWorker.
         template: pid of the template.
-        forked: True if forked, False if spawned.
-        slot: address and size of the worker mark in the environment block.
-        nofile: soft limit of open files, None for no change.
-        threads: sets the number of threads of loaded libraries.
-        cgroup: cgroup of the worker.
+        forked: False if the worker runs in a new interpreter.
+        slot: address and size in bytes of the worker mark in the environment block.
+        nofile: soft limit of open files to restore, None for no change.
+        threads: restores the thread counts of libraries that the template has loaded.
     """
 
     fork: template_protocol.Fork
@@ -187,7 +185,7 @@ class ChildStart:
 
 
 def run(start: ChildStart) -> None:
-    """Turn this process into the worker, and run it. Report an error before that to the template as StartFailed."""
+    """Turn this process into the worker and run it. At an error before that, send StartFailed to the template."""
     spec = start.fork.spec
     try:
         prepare(start)
@@ -200,13 +198,12 @@ def run(start: ChildStart) -> None:
 
 
 def tell_failure(control: int, worker: str, text: str) -> None:
-    """Send StartFailed with *text* for the worker id *worker* over the socket *control*."""
     with socket.socket(fileno=os.dup(control)) as to_template:
         to_template.send(template_protocol.encode(template_protocol.StartFailed(worker, text)))
 
 
 def prepare(start: ChildStart) -> None:
-    """Set up this process as the worker. Runs with all signals blocked, and unblocks them."""
+    """Set up this process as the worker. After a fork all signals are blocked until here; this unblocks them."""
     spec = start.fork.spec
     forks.begin()
     start.cgroup.enter()  # before it can start other processes
@@ -249,8 +246,13 @@ def _take_environment(env: Mapping[str, str]) -> None:
 def import_path(current: list[str], wanted: Iterable[str], exists: Callable[[str], bool]) -> list[str]:
     """Return sys.path of a worker: this package, then the directories of the driver, then those of the interpreter.
 
-    Directories that belong to the driver's interpreter (library, site-packages) are left out: the worker may run
-    another interpreter, with its own.
+    Directories that belong to the driver's interpreter (library, site-packages) are left out, since the worker may run
+    another interpreter.
+
+    Args:
+        current: sys.path of this process; the first entry is the directory of this package.
+        wanted: sys.path of the driver.
+        exists: True for directories that exist on this node.
     """
     known = set(current)
     ours = [
@@ -276,13 +278,12 @@ def _restore_limits(nofile: int | None) -> None:
 
 
 def unprotect(score: Path) -> None:
-    """Reset a negative OOM score in the file *score*, so that the kernel spares agentd but not workers."""
+    """Reset an OOM score below 0 in the file *score*: the low score protects agentd, and workers inherit it."""
     if int(score.read_text()) < 0:
         score.write_text("0")
 
 
 def _go_to(cwd: str | None) -> None:
-    """Change to the directory of the driver if this node has it, else to the home directory, else to /."""
     for directory in (cwd, os.environ.get("HOME"), "/"):
         if directory and os.path.isdir(directory) and os.access(directory, os.X_OK):
             os.chdir(directory)
@@ -290,7 +291,7 @@ def _go_to(cwd: str | None) -> None:
 
 
 def _restore_streams() -> None:
-    """Make stdout and stderr line-buffered, and let characters that cannot be encoded raise no error."""
+    """Open sys.stdout and sys.stderr anew: line-buffered, and without errors for characters that cannot be encoded."""
     out, err = (
         open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         for fd in (1, 2)
@@ -308,13 +309,11 @@ def _reseed() -> None:
 
 
 class LibraryThreads:
-    """The libraries that the template has loaded with one thread each, and that get their threads in the worker."""
-
     def __init__(self) -> None:
         self._setters = list(_openblas_setters())
 
     def restore(self, env: Mapping[str, str]) -> None:
-        """Set the number of threads from *env*, else one for each core of this process."""
+        """Set the numbers of threads from the variables in *env*, else one for each core that this process may use."""
         cores = _cores()
         for setter in self._setters:
             setter(_count(env, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") or cores)
@@ -332,7 +331,7 @@ def _count(env: Mapping[str, str], *names: str) -> int:
 
 
 def _cores() -> int:
-    """Return the number of physical cores of this process, the default of the libraries."""
+    """Return the number of physical cores that this process may use."""
     siblings = set()
     for cpu in os.sched_getaffinity(0):
         try:
@@ -353,7 +352,7 @@ def _openblas_setters() -> Iterable[Callable[[int], None]]:
 
 
 def spawned(packet: int, control: int, entry: str, template: int, cgroup: Cgroup) -> None:
-    """Run a worker that was spawned instead of forked. *packet* is a file with its Fork."""
+    """Run a worker in a new interpreter. *packet* is the descriptor of a file with the worker's Fork packet."""
     with open(packet, "rb") as file:
         data = file.read()
     os.set_inheritable(control, False)

@@ -1,8 +1,8 @@
-"""The workers of a template: their control sockets, leases, output, ends, and the processes that they leave behind.
+"""The workers of a template: their control sockets, leases, output and ends, and the processes that they leave behind.
 
 A worker goes through these states: starting; up (the worker has sent WorkerUp); ended (a zombie, which keeps its pid
 and process group); swept (all processes that it left behind are dead); told (the template has sent Exited to agentd);
-reaped. All code here runs in the select loop of the template, its only thread. Nothing blocks.
+reaped. All code here runs in the select loop of the template, on its only thread. Nothing blocks.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker.lease_guard import Lease
 
 GUARD_S = 0.2
-"""Least seconds that a guard has to send LeaseLost after the template sees the end of the lease."""
+"""Least seconds that a robot worker's guard has to send LeaseLost once the template sees the end of the lease."""
 KILL_MARGIN = 0.05
-"""Fraction of the lease that is reserved for killing a robot worker whose guard cannot run: 0.1 s of 2 s."""
+"""Part of the lease, at its end, in which the template kills a robot worker whose guard cannot run: 0.1 s of 2 s."""
 
 
 class ForkedWorker:
-    """One worker process, as its template sees it.
+    """The template's record of one worker process, with the template's ends of its pipes and control socket.
 
     Args:
         fork: the packet that requested the worker.
-        cgroup: cgroup of the worker; made here.
-        limits: limits to set in the cgroup.
-        log_bytes: size at which a log file is rotated, 0 for never.
+        cgroup: cgroup of the worker; created here.
+        limits: values to write to files of the cgroup, by name of the file.
+        log_bytes: size in bytes at which a log file is rotated, 0 for never.
 
     Raises:
-        OSError: there are no descriptors left, or the cgroup cannot be made.
+        OSError: no descriptor is free, or the cgroup cannot be created.
     """
 
     def __init__(
@@ -89,26 +89,27 @@ class ForkedWorker:
         return bool(self.fork.spec.claims)
 
     def renew(self, until: float, now: float) -> None:
-        """Extend the lease to *until*. If the lease lasts at *now*, the guard no longer has to send LeaseLost."""
+        """Extend the lease to *until*. If the lease lasts at the time *now*, the guard need not send LeaseLost."""
         self.lease.renew(until)
         if self.lease.left(now):
             self.guard_due = 0.0
 
     def guard_reported(self, now: float) -> None:
-        """Handle LeaseLost from the guard. The process has ROBOT_END_S from *now* to make the robots safe and end."""
+        """Handle LeaseLost: the worker has ROBOT_END_S seconds from *now* to make its robots safe and end."""
         self.lease_lost, self.guard_due = True, 0.0
         self.kill_at = min(self.kill_at or math.inf, now + template_protocol.ROBOT_END_S)
 
     def due(self, now: float) -> float:
-        """Return the time at which `must_die` must be called again, infinity for never."""
+        """Return the next time at which the template must call `must_die`, infinity for never."""
         end = now + self.lease.left(now) if self._lease_counts else math.inf
         return min(self.guard_due or end, self.kill_at or math.inf)
 
     def must_die(self, now: float) -> bool:
-        """True if the process must be killed at the time *now*.
+        """True if the template must kill the worker at the time *now*, because its robots would not be made safe
+        otherwise.
 
-        At the end of the lease the guard sends LeaseLost before it calls on_lease_lost. A guard that sends nothing
-        cannot run, because C code holds the interpreter's lock. Then only killing the process stops the robot.
+        At the end of the lease the worker's guard sends LeaseLost and calls on_lease_lost. A guard that sends nothing
+        cannot run, because C code holds the interpreter's lock. Then only the end of the process stops the robots.
         """
         if self._lease_counts and not self.guard_due and not self.lease.left(now):
             self.guard_due = max(now + GUARD_S, self.lease.until - KILL_MARGIN * self.lease.lease_s)
@@ -119,12 +120,12 @@ class ForkedWorker:
         return self.has_robots and self.lease.lease_s > 0 and not self.lease_lost
 
     def note(self, text: str) -> None:
-        """Write *text* to the stderr file of the worker, marked as a line of the runtime."""
+        """Write a line of the runtime, *text*, to the worker's stderr file."""
         self.err.note(text)
         self.unread = True
 
     def started(self, pid: int) -> None:
-        """Store the pid, and close the template's copies of the worker's ends of pipes and sockets."""
+        """Store the pid of the started process, and close its ends of the pipes and of the control socket."""
         self.pid = pid
         self.out.close_writer()
         self.err.close_writer()
@@ -137,14 +138,14 @@ class ForkedWorker:
         self.child.close()
 
     def locks(self, packet: template_protocol.LockDevices | template_protocol.UnlockDevices) -> None:
-        """Store the worker's open request for the device lock, for an agentd that adopts the template."""
+        """Store the request of LockDevices, for an agentd that adopts the template. Drop it at UnlockDevices."""
         if isinstance(packet, template_protocol.LockDevices):
             self.asked, self.asked_at, self.granted = packet, time.monotonic(), False
         elif self.asked is not None and self.asked.request == packet.request:
             self.asked = None
 
     def kept(self, exit: ExitReport | None = None) -> template_protocol.SurvivingWorker:
-        """Return the worker's state for an agentd that adopts the template. *exit* is None while the worker lives."""
+        """Return the worker's state for an agentd that adopts the template. *exit* is None while the worker runs."""
         return template_protocol.SurvivingWorker(
             self.id,
             self.pid,
@@ -162,8 +163,8 @@ class ForkedWorker:
         """Return the exit report of the ended worker.
 
         Args:
-            oom: value of `ExitReport.oom`.
-            left: True if a process that the worker left behind could not be killed.
+            oom: "yes", "suspected" or "no": whether the kernel killed the worker for lack of memory.
+            left: True if a process that the worker started could not be killed.
         """
         assert self.status is not None
         code = self.status.si_status
@@ -186,16 +187,16 @@ class ForkedWorker:
 
 
 SWEEP_S = 2.0
-"""Seconds that an exit report waits until the processes left behind are dead. An uninterruptible one may never die."""
+"""Most seconds to wait for the ends of a worker's leftover processes. One in an uninterruptible call may never end."""
 EXEC_S = 0.002
-"""Seconds until an orphan in the middle of an exec is checked again. No event reports the end of an exec."""
+"""Seconds until an orphan process that is inside execve() is checked again. No event reports the end of an execve()."""
 
 
 class ForkedWorkers:
     """All workers of one template.
 
     Args:
-        selector: of the template; the data of each key is a callback that takes the event mask.
+        selector: selector of the template's loop. The data of each key is a callback that takes the event mask.
         send: sends a packet to agentd.
         keeps: True if workers continue without an agentd. Then each exit report is stored until Settled arrives.
     """
@@ -216,16 +217,14 @@ class ForkedWorkers:
 
     @property
     def workers(self) -> list[ForkedWorker]:
-        """The workers that are not reaped yet."""
         return list(self._workers.values())
 
     def close(self) -> None:
-        """Close the descriptors of all workers. Call in a forked worker."""
+        """Close the descriptors of all workers. Runs in a forked worker, which inherits them."""
         for worker in self._workers.values():
             worker.close()
 
     def add(self, worker: ForkedWorker) -> None:
-        """Watch the output and the control socket of a worker that was just started."""
         self._workers[worker.id] = self._pids[worker.pid] = worker
         self._announce(worker)
         for pump in (worker.out, worker.err):
@@ -233,7 +232,7 @@ class ForkedWorkers:
         self._selector.register(worker.control, selectors.EVENT_READ, partial(self._on_control, worker))
 
     def watched(self, id: str) -> None:
-        """Handle Watching: agentd has a pidfd of the worker, so the template may reap the worker after its end."""
+        """Handle Watching: agentd has a pidfd of the worker *id*, so the template may reap the worker after its end."""
         worker = self._workers.get(id)
         if worker is not None:
             worker.watched = True
@@ -251,7 +250,7 @@ class ForkedWorkers:
             self._announce(worker)
 
     def renew(self, packet: template_protocol.Renew) -> None:
-        """Extend the leases of all robot workers. Send the renewal to each robot worker that has no unsent packets."""
+        """Handle Renew: extend the leases of all robot workers. Pass the packet on to those without unsent packets."""
         now = time.monotonic()
         for worker in self._workers.values():
             if worker.has_robots:
@@ -260,7 +259,7 @@ class ForkedWorkers:
                     self._pass_on(worker, packet)
 
     def probe(self) -> None:
-        """Send agentd the Pongs since the last probe. Send Ping to every worker that has answered the last Ping."""
+        """Handle Probe: send agentd the Pongs since the last Probe. Ping each worker that answered the last Ping."""
         pongs = [worker.pong for worker in self._workers.values() if worker.pong is not None]
         self._send(template_protocol.Pulses(pongs))
         for worker in self._workers.values():
@@ -280,7 +279,7 @@ class ForkedWorkers:
     def tell(
         self, packet: template_protocol.DevicesLocked | template_protocol.DevicesBusy | template_protocol.Revoke
     ) -> None:
-        """Pass a packet of agentd on to the worker that it names."""
+        """Pass a packet of agentd on to the worker that the packet names."""
         worker = self._workers.get(packet.id)
         if worker is not None:
             if (
@@ -301,21 +300,21 @@ class ForkedWorkers:
             self._reap(worker)
 
     def inventory(self) -> list[template_protocol.SurvivingWorker]:
-        """Return the state of every worker for an agentd that adopts the template and now reads all log files."""
+        """Return the state of every worker for an agentd that adopts the template. That agentd reads all log files."""
         living = [worker for worker in self._workers.values() if not worker.told]
         for worker in living:
             worker.watched, worker.unread, worker.announced = False, False, True
         return [*self._ends.values(), *(worker.kept() for worker in living)]
 
     def told(self, end: template_protocol.SurvivingWorker) -> None:
-        """Report the end of a worker to agentd. If workers are kept, store the report until agentd sends Settled."""
+        """Send agentd the exit report of a worker. If workers are kept, store the report until agentd sends Settled."""
         assert end.exit is not None
         if self._keeps:
             self._ends[end.id] = end
         self._send(template_protocol.Exited(end.id, end.exit))
 
     def settled(self, ids: list[str]) -> None:
-        """Drop the stored end reports of the workers *ids*, whose ends the head knows."""
+        """Handle Settled: drop the stored exit reports of the workers *ids*."""
         for id in ids:
             self._ends.pop(id, None)
 
@@ -327,7 +326,7 @@ class ForkedWorkers:
             self._watch_control(worker)
 
     def wake(self) -> None:
-        """Make the next `check_ends` look for ended workers: a child of this process may have ended."""
+        """Make the next `check_ends` look for ended workers, because SIGCHLD or another signal has arrived."""
         self._woken = True
 
     def patience(self) -> float | None:
@@ -402,7 +401,7 @@ class ForkedWorkers:
                     worker.guard_reported(time.monotonic())
 
     def check_ends(self) -> None:
-        """Find ended workers, kill the processes that they left behind, and report the ends to agentd."""
+        """Find ended workers, kill the processes that these left behind, and send the exit reports to agentd."""
         if not self._woken and self.patience() != 0.0:
             return
         self._woken = False
@@ -429,9 +428,10 @@ class ForkedWorkers:
         procfs.kill_group(worker.pid)
 
     def _sweep(self) -> set[str]:
-        """Kill processes that ended workers left behind. Return the ids of workers whose processes are not all dead.
+        """Kill processes that ended workers left behind. Return the ids of ended workers with processes that still
+        live.
 
-        This process is the subreaper, so it is the parent of every orphan, and the pid of an orphan is not reused.
+        The template is the subreaper, so it is the parent of every orphan, and an orphan's pid is not reused.
         """
         living = {w.id for w in self._workers.values() if w.status is None}
         left: set[str] = set()
@@ -505,7 +505,6 @@ class ForkedWorkers:
             del self._workers[worker.id], self._pids[worker.pid]
 
     def revoke_all(self, reason: str) -> None:
-        """Revoke the leases of all robot workers, because the template ends for the given reason."""
         for worker in self._workers.values():
             if worker.has_robots and not worker.told:
                 self._pass_on(worker, template_protocol.Revoke(worker.id, reason))

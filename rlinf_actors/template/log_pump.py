@@ -1,4 +1,4 @@
-"""LogPump: a worker's stdout or stderr, from its pipe to its file. The worker never waits for the file."""
+"""LogPump copies a worker's stdout or stderr from a pipe to a file, so that the worker never waits for the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import stat
 from collections import deque
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""Other users may write to the directory: links are not followed, and a FIFO does not block."""
+"""Other users may write to the directory of the log: links are not followed, and opening a FIFO does not block."""
 
 TAIL_LINES = 20
 TAIL_LINE_BYTES = 4096
@@ -17,11 +17,11 @@ _CHUNK = 64 << 10
 _TURNS = 4
 """Chunks to read from one pipe before other pipes get a turn."""
 _LEFT_OVER = 4 << 20
-"""Most bytes to read from a pipe after the end of its worker: another process may write for ever."""
+"""Most bytes to read from a pipe after the end of its worker. Another process may write to the pipe for ever."""
 
 
 class Tail:
-    """The last lines of a stream of bytes."""
+    """The last TAIL_LINES lines of a stream of bytes."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
@@ -36,7 +36,7 @@ class Tail:
         self._partial = (self._partial + last)[: TAIL_LINE_BYTES + 1]
 
     def lines(self) -> list[str]:
-        """Return at most TAIL_LINES lines, each of at most TAIL_LINE_BYTES, so that all fit into a packet."""
+        """Return the lines, each cut after TAIL_LINE_BYTES bytes, so that all fit into one packet."""
         lines = [*self._lines, self._partial] if self._partial else list(self._lines)
         return [_text(line) for line in lines[-TAIL_LINES:]]
 
@@ -48,20 +48,22 @@ def _text(line: bytes) -> str:
 
 
 class LogPump:
-    """Copies a pipe to a file.
+    """Copies a pipe to a file. The pipe's writing end is the stdout or stderr of a worker.
 
-    If the file cannot be opened or written (a full disk), output is lost: the pipe is read all the same, `fault` has
-    the error, and once there is room again a line in the file says how many bytes are missing.
+    If the file cannot be opened or written (a full disk), output is lost: the pump reads the pipe all the same, and
+    stores the error in `fault`. When the file can be written again, the pump first writes a line with the number of
+    missing bytes.
 
     Args:
         path: the file, which is appended to.
-        limit: size in bytes at which the file becomes ``path.1`` and a new file begins, 0 for never.
+        limit: size in bytes at which the file is renamed to ``path.1`` and a new file begins, 0 for never.
 
     Attributes:
+        writer: descriptor of the pipe's writing end.
         tail: the last lines.
-        began: position of the first byte: size of the file, and its inode.
+        began: size and inode of the file before the first byte of this worker.
         fault: the first error of the file, "" without one.
-        lost: bytes lost since the last write.
+        lost: bytes lost since the last successful write.
     """
 
     def __init__(self, path: str, limit: int = 0) -> None:
@@ -97,7 +99,7 @@ class LogPump:
         self.writer = -1
 
     def pump(self, turns: int = _TURNS) -> tuple[bool, bool]:
-        """Copy the bytes in the pipe. Return (True if there were any, True if the pipe has ended)."""
+        """Copy at most *turns* chunks. Return (True if there were any bytes, True if the pipe has ended)."""
         got = False
         for _ in range(turns):
             try:
@@ -116,7 +118,7 @@ class LogPump:
         return self.pump(_LEFT_OVER // _CHUNK)[0]
 
     def note(self, text: str) -> None:
-        """Write a line of the runtime among those of the worker."""
+        """Write a line of the runtime to the file and the tail."""
         line = f"[rlinf-actors] {text}\n".encode()
         self.tail.feed(line)
         self._write(line)
@@ -149,7 +151,7 @@ class LogPump:
         return written
 
     def _rotate(self) -> None:
-        """Rename the file to ``path.1`` and begin a new one. If that fails, the old file grows."""
+        """Rename the file to ``path.1`` and begin a new file. If that fails, the old file grows."""
         begun = f"{self.path}.new"
         try:
             # before the older file goes: readers know a file by its inode, which the kernel reuses
@@ -178,7 +180,7 @@ class LogPump:
 
 
 def _opened(path: str) -> int:
-    """Open a log file to append to. Raise OSError also for a FIFO, whose reader would get the output."""
+    """Open a log file to append to. Raise OSError for a FIFO, whose reader would get the output."""
     file = os.open(path, _APPEND, 0o644)
     if stat.S_ISFIFO(os.fstat(file).st_mode):
         os.close(file)

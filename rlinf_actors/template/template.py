@@ -1,13 +1,13 @@
-"""The template: a process that has imported what workers need, and forks a worker for each request.
+"""The template: a process that has imported the modules that workers need, and forks a worker for each request.
 
 Theory of operation
 -------------------
-agentd starts one template for each interpreter and set of load-time variables. `bootstrap` checks the interpreter,
-`main` imports the modules of a worker with one thread, and says TemplateReady. From then on the template is one select
-loop over non-blocking sockets, in the one thread of its process:
+agentd has its keeper start one template for each interpreter and set of load-time variables. `bootstrap` checks the
+interpreter. `main` imports the modules on one thread, and sends TemplateReady to agentd. From then on the template is
+one select loop over non-blocking sockets, in the one thread of its process:
 
-* `AgentLink` is the socket to agentd: its packets come to `Template._obey`, packets to it wait in a queue.
-* `ForkedWorkers` has the workers: their control sockets, their output (`LogPump`), their leases and their ends.
+* `AgentLink` is the socket to agentd. It passes agentd's packets to `Template._obey` and queues packets to agentd.
+* `ForkedWorkers` manages the workers: their control sockets, output (`LogPump`), leases and ends.
 * SIGCHLD and SIGTERM only wake the loop, by a socket pair.
 
 A Fork packet makes a worker: a cgroup, two pipes, a control socket, and then os.fork. The child leaves the loop through
@@ -15,18 +15,20 @@ A Fork packet makes a worker: a cgroup, two pipes, a control socket, and then os
 template may not fork (it has threads, or an initialized accelerator), or the launch asks for "spawn", it starts a new
 interpreter, which gets the Fork packet in an inherited file (TemplateConfig.packet) and skips the loop.
 
-A worker ends in this order: it is a zombie; what it left behind is killed (the template is a subreaper, so orphans are
-its children); its last output is copied; Exited is sent; it is reaped once agentd has a pidfd of it (Watching), so that
-its pid cannot be mistaken for another process.
+A worker ends in this order: it becomes a zombie; the template kills the processes that the worker left behind (the
+template is a subreaper, so orphans become its children); it copies the last output; it sends Exited; it reaps the
+worker once agentd has a pidfd of the worker (Watching), so that agentd cannot mistake another process for the worker.
 
-When agentd ends, the template ends, or, where workers are kept, waits for another agentd (Adopt) for a limited time:
-workers without robots go on meanwhile. The end of the owner (a pidfd) ends the template and every worker. At its own
-end the template revokes the leases of robot workers, gives them ROBOT_END_S, and kills every process below it.
+When agentd ends, the template ends too. If workers are kept, the template instead waits for another agentd (Adopt) for
+a limited time, while workers without robots continue. The end of the owner (a pidfd) ends the template and every
+worker. At its own end the template revokes the leases of robot workers, gives them ROBOT_END_S seconds, and kills every
+process below it.
 
 House rules:
 * One thread, one select loop; no event loop, no ZeroMQ context, no CUDA: nothing that a fork breaks.
 * Nothing blocks: pipes and sockets are non-blocking, and packets that cannot be sent wait in a queue.
-* A pid is signalled only while it cannot belong to another process: unreaped, or a child of this subreaper.
+* The template signals a pid only while the kernel cannot reuse it: of an unreaped process, or a child of this
+  subreaper.
 """
 
 from __future__ import annotations
@@ -64,17 +66,17 @@ from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import ExitReport
 
 END_S = 5.0
-"""Seconds to wait for the ends of killed processes. A process in an uninterruptible call may never end."""
+"""Most seconds to wait for the ends of killed processes. A process in an uninterruptible system call may never end."""
 
 
 def end_all(workers: Sequence[ForkedWorker], wakeup: socket.socket) -> None:
-    """Kill every process below this one, and wait until all have ended, END_S at most.
+    """Kill every process below this one, and wait at most END_S seconds for the ends of these processes.
 
-    Robot workers, whose leases were revoked, first have ROBOT_END_S to end by themselves.
+    Robot workers, whose leases were revoked before, first have ROBOT_END_S seconds to end by themselves.
 
     Args:
-        workers: workers that are not reaped.
-        wakeup: readable when a child ended.
+        workers: workers that the template has not reaped.
+        wakeup: non-blocking socket that becomes readable when a child process has ended.
     """
     with selectors.DefaultSelector() as selector:
         selector.register(wakeup, selectors.EVENT_READ)
@@ -118,7 +120,7 @@ def _wait_for_robots(workers: Sequence[ForkedWorker], selector: selectors.BaseSe
 
 
 WORKER_IMPORTS = ("asyncio", "zmq", "msgspec", "cloudpickle", "rlinf_actors.net.zmq_network")
-"""Modules that every worker needs. A missing one is an error."""
+"""Modules that every worker needs. The template ends with TemplateFailed if one of these cannot be found."""
 LATER_IMPORTS = (
     "rlinf_actors.channel.channel",
     "rlinf_actors.hardware.extensions",
@@ -126,25 +128,26 @@ LATER_IMPORTS = (
     "rlinf_actors.security.keyfile",
     "rlinf_actors.worker.channelhost",
 )
-"""Modules that a worker may import later. By then an upgrade may have replaced the files, and versions do not mix."""
+"""Modules that a worker may import later, when an upgrade may have replaced their files. Versions must not mix."""
 OPTIONAL_IMPORTS = ("uvloop",)
 
 
 class TemplateConfig(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The command line of a template, as JSON.
+    """The configuration of a template process: the last argument of its command line, as JSON.
 
     Attributes:
-        agent: with *packet*: pid of the template.
-        owner: inherited pidfd of the process with which the template ends, -1 without one.
+        agent: pid of the template; set only together with *packet*.
+        owner: inherited pidfd of the process with whose end the template ends, -1 without one.
         entry: ``module:function`` that runs a worker.
-        preload: modules to import beside those that every worker needs.
-        keep: path of the socket where another agentd finds the workers after the end of this one; "": they end with it.
-        keep_s: seconds that the other agentd has.
-        slot: length of the placeholder in the environment for the mark of the worker.
-        packet: fd of a file with one Fork: become that worker instead of a template.
+        preload: modules to import in addition to those that every worker needs.
+        keep: path of the unix socket at which a later agentd can adopt the workers; "" if workers end with their
+            agentd.
+        keep_s: seconds from the end of an agentd until the template ends if no other agentd has adopted it.
+        slot: bytes reserved for the worker mark in the environment of the template.
+        packet: descriptor of a file with one Fork packet: become that worker instead of a template. -1 for a template.
         cgroups: parents of the workers' cgroups.
-        cgroup: with *packet*: the cgroup of that worker.
-        log_bytes: size at which a log file is rotated, 0 for never.
+        cgroup: cgroup of the worker; set only together with *packet*.
+        log_bytes: size in bytes at which a worker's log file is rotated, 0 for never.
     """
 
     agent: int = 0
@@ -161,12 +164,12 @@ class TemplateConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def main(fd: int, node: str, config_json: str) -> None:
-    """Run a template until its agentd, or its owner, ends; in a forked worker, run the worker.
+    """Run a template until its agentd, or its owner, ends. In a forked or spawned worker, run the worker.
 
     Args:
-        fd: SOCK_SEQPACKET to agentd (to the template, for a spawned worker).
-        node: the node's name, for messages.
-        config_json: a TemplateConfig.
+        fd: SOCK_SEQPACKET socket to agentd; in a spawned worker, to the template.
+        node: name of the node, for error texts.
+        config_json: a TemplateConfig as JSON.
     """
     procfs.open_standard_descriptors()
     config = msgspec.json.decode(config_json, type=TemplateConfig)
@@ -181,7 +184,7 @@ def main(fd: int, node: str, config_json: str) -> None:
 
 
 class Template:
-    """The select loop of the template. *fd* is its socket to agentd."""
+    """The select loop of a template process, and what it does for each packet of agentd. *fd*: the socket to agentd."""
 
     def __init__(self, fd: int, node: str, config: TemplateConfig) -> None:
         self._config = config
@@ -204,7 +207,7 @@ class Template:
         self._wakeup = socket.socketpair()
 
     def run(self) -> child_setup.ChildStart | None:
-        """Run the loop. Return None at the end of the template, or, in a forked worker, its start."""
+        """Run the loop until the template ends, and return None. In a forked worker, return its ChildStart."""
         procfs.set_name("rlinf-template")
         procfs.set_subreaper()
         gc.disable()  # imports leave little garbage
@@ -361,7 +364,7 @@ class Template:
         )
 
     def _fork(self, worker: ForkedWorker) -> int:
-        """Fork the worker. Return its pid, or 0 in the worker itself, where `run` then returns to `main`."""
+        """Fork the worker. Return its pid. In the worker, return 0; `run` then returns to `main`."""
         template = os.getpid()
         if fault_injection.active is not None:
             fault_injection.active.start("spawn.fork", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
@@ -386,7 +389,7 @@ class Template:
         return 0
 
     def _close(self) -> None:
-        """Close every descriptor of the template. Call in a forked worker."""
+        """Close every descriptor of the template. Runs in a forked worker."""
         self._selector.close()
         self._workers.close()
         self._link.close()
@@ -396,7 +399,7 @@ class Template:
             os.close(self._config.owner)
 
     def _spawn(self, worker: ForkedWorker) -> int:
-        """Start a new interpreter as the worker, and return its pid. It reads its Fork from an inherited file."""
+        """Start a new interpreter as the worker, which reads its Fork packet from an inherited file. Return its pid."""
         if fault_injection.active is not None:
             fault_injection.active.start("spawn.exec", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
         with open(os.memfd_create("fork"), "w+b") as packet:
@@ -419,7 +422,7 @@ class Template:
 
 
 def cannot_fork() -> str:
-    """Return the reason why this process must not fork, "" if it may."""
+    """Return why this process must not fork: it has other threads or an initialized accelerator. "" if it may fork."""
     threads = procfs.threads()
     if len(threads) > 1:
         return f"the template runs {len(threads)} threads ({', '.join(sorted(threads))})"
