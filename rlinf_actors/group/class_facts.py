@@ -1,4 +1,4 @@
-"""ClassFacts: what a group's handle must know about its worker class, and checks of worker classes."""
+"""ClassFacts: what the handle of a group must know about its worker class, and checks of worker classes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ RESERVED = (
     "worker_group_name",
     "worker_cls_name",
 )
-"""Attributes of a group that RLinf scripts use: a worker's method must not have one of these names."""
+"""Attributes of a group that RLinf scripts use. A worker's method must not have one of these names."""
 
 YIELDING = (
     "shutdown", "wait_ready", "world_size", "placements", "with_timeout", "with_retries", "control", "from_address",
     "method", "call",
 )  # fmt: skip
-"""Newer attributes of a group: a worker's method of the same name hides the group's, which is then
-``group.control.<name>``.
+"""Newer attributes of a group.
+
+A worker's method of the same name hides the group's, which is then ``group.control.<name>``.
 
 If a worker has a method ``control``, ``WorkerGroup.shutdown(group)`` still calls the group's own method.
 """
@@ -59,7 +60,7 @@ class Method:
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """What a handle must know about a worker class; a process that receives the handle may not have the class.
+    """What a handle must know about a worker class. A process that receives the handle may not have the class.
 
     Attributes:
         name: name of the class.
@@ -111,7 +112,7 @@ def public_methods(cls: type) -> dict[str, Method]:
 
 
 def names_of_functions(cls: type) -> dict[Any, str]:
-    """Return the name of each method of a class and its bases. The keys are the objects that `function_of` returns."""
+    """Return the name of each method of a class and its bases, by what `function_of` returns for the method."""
     found: dict[Any, str] = {}
     for klass in cls.__mro__:
         for name, member in vars(klass).items():
@@ -124,7 +125,7 @@ def names_of_functions(cls: type) -> dict[Any, str]:
 
 
 def function_of(member: Any) -> Any:
-    """Return the object that identifies a method, however it is reached: by its class, a subclass, or ``vars(cls)``."""
+    """Return the object that identifies a method, whether given by its class, by a subclass, or from ``vars(cls)``."""
     member = getattr(member, "__func__", member)
     for attribute in ("__partialmethod__", "_partialmethod"):  # of Python 3.13 and later, and of earlier ones
         member = getattr(member, attribute, member)
@@ -134,7 +135,7 @@ def function_of(member: Any) -> Any:
 def check_class(cls: type, base: type) -> None:
     """Raise UsageError if a public method has a reserved name, or if ``@Worker.concurrent()`` does not fit its method.
 
-    Base classes from *base* on are not checked for reserved names.
+    Classes from *base* (Worker) on in the method resolution order are not checked for reserved names.
     """
     for klass in cls.__mro__:
         if klass is base:

@@ -1,9 +1,9 @@
-"""GroupControl: a group's own operations, and the look-up and transport of handles.
+"""GroupControl: a group's own operations; and handles, looked up by name or received from another process.
 
-`attach` looks a group up by its name. A handle that is sent to another process is encoded as a HandleState. The class
-is not sent, so a process that cannot import the class can still call the group. `control_of` makes a handle from a
-HandleState without asking the head. The first use of the handle asks the head, and calls sent meanwhile wait in order.
-Any thread.
+`attach` asks the head for a group by its name. A handle that is sent to another process is encoded as a HandleState.
+The class is not sent, so a process that cannot import the class can still call the group. `control_of` makes a handle
+from a HandleState without asking the head. The first use of the handle asks the head, and calls sent meanwhile wait in
+order. Any thread.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class GroupControl:
         name: name of the group.
         cls_name: name of the worker class.
         methods: public methods of the worker class, by name.
-        facts: all facts of the worker class.
+        facts: what the handle knows about the worker class.
         yielded: names in `YIELDING` that the class defines as methods.
     """
 
@@ -77,7 +77,7 @@ class GroupControl:
 
     @property
     def control(self) -> GroupControl:
-        """This object."""
+        """This object: ``group.control`` and ``group.control.control`` are the same."""
         return self
 
     @property
@@ -87,7 +87,7 @@ class GroupControl:
 
     @property
     def restarts(self) -> bool:
-        """False if the group is known not to restart failed workers."""
+        """False if the group does not restart failed workers; True also if this is unknown."""
         return self._detail.restarts
 
     @property
@@ -114,34 +114,34 @@ class GroupControl:
         return self._read[1]
 
     def method(self, function: Callable[..., Any]) -> RemoteMethod[..., Any]:
-        """See WorkerGroup.method."""
+        """Return a method of the worker class with its types; see WorkerGroup.method."""
         name = self.name_of(function)
         return RemoteMethod(self, name, self.methods[name], None, ONCE)
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """See WorkerGroup.call."""
+        """Call a method of the worker class with its types; see WorkerGroup.call."""
         return self.method(function)(*args, **kwargs)
 
     def with_timeout(self, seconds: float) -> Any:
-        """See WorkerGroup.with_timeout."""
+        """Return a view whose calls have a deadline; see WorkerGroup.with_timeout."""
         # by the class: the attribute of the handle may be the worker's own method
         return self._handle_cls.with_timeout(self._handle_cls(self), seconds)
 
     def with_retries(self, n: int) -> Any:
-        """See WorkerGroup.with_retries."""
+        """Return a view whose calls are sent again after the death of a worker; see WorkerGroup.with_retries."""
         return self._handle_cls.with_retries(self._handle_cls(self), n)
 
     @staticmethod
     def from_address(worker_cls: type, address: WorkerAddress, async_op: bool = False) -> Any:
-        """See WorkerGroup.from_address."""
+        """Return a view of the worker at an address; see WorkerGroup.from_address."""
         return GroupControl._handle_cls.from_address(worker_cls, address, async_op)
 
     def name_of(self, function: Callable[..., Any]) -> str:
         """Return the name of a public method of the worker class.
 
         Args:
-            function: the method as an attribute of the class or of a base. For a handle from another process, which
-                has no class, the name of the function counts.
+            function: the method as an attribute of the class or of a base. A handle from another process, which has no
+                class, looks at the function's ``__name__`` only.
 
         Raises:
             UsageError: the class has no such public method.
@@ -193,7 +193,7 @@ class GroupControl:
         self.group.request_ready().wait(timeout)
 
     def shutdown(self, grace: float = 5.0, async_op: bool | None = None) -> Any:
-        """See WorkerGroup.shutdown."""
+        """End the workers; see WorkerGroup.shutdown."""
         if async_op is None:
             async_op = asyncio._get_running_loop() is not None
         if async_op:
@@ -202,7 +202,7 @@ class GroupControl:
         return None
 
     async def shutdown_async(self, grace: float = 5.0) -> None:
-        """Stop the workers, see WorkerGroup.shutdown. Cancelling the caller leaves the shutdown running."""
+        """Stop the workers; see WorkerGroup.shutdown. Cancelling the caller leaves the shutdown running."""
         await self.shutdown(grace, async_op=True)
 
     def shutdown_blocking(self, grace: float = 5.0) -> None:
@@ -220,11 +220,10 @@ class GroupControl:
         return self._shutdown
 
     def _ended(self, shutdown: concurrent.futures.Future[None]) -> bool:
-        """Return True if a finished shutdown ended the group; a failed shutdown is tried again."""
         return self.group.gone.done() and not shutdown.cancelled() and shutdown.exception() is None
 
     async def _end(self, grace: float) -> None:
-        """Call ``_close()`` on the workers if the class has it, then have the workers stopped. Loop thread."""
+        """Call ``_close()`` on the workers if the class has it, then stop the workers. Loop thread."""
         group = self.group
         try:
             await self.runtime.groups.reach(group)
@@ -247,11 +246,10 @@ class GroupControl:
 
 
 class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The encoded form of a handle, as MessagePack. New fields may be added only with defaults.
+    """A handle as it is sent to another process, as MessagePack. New fields may be added only with defaults.
 
     Attributes:
-        namespace, name: namespace and name of the group.
-        launch: launch id of the group.
+        namespace, name, launch: namespace, name and launch id of the group.
         cls: name of the worker class.
         methods: names of the public methods.
         own: indices in `methods` of the methods that the user's classes define.
@@ -259,7 +257,7 @@ class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
         size: number of ranks.
         detail: the group's record at the head (group_spec.GroupDetail), as JSON.
         flagged: facts of the methods that stream, are idempotent or are concurrent, by name.
-        wait_s: seconds that the head may take to hear of the launch; 0 if the head has already answered the launch.
+        wait_s: seconds for which the head waits for the group's launch; 0 if the head has already answered the launch.
     """
 
     namespace: str
@@ -276,10 +274,10 @@ class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def state_of(control: GroupControl) -> bytes:
-    """Return the encoded handle of this group.
+    """Return the encoded handle of a group.
 
     Raises:
-        SerializationError: the launch has not been answered, and get_if_exists may select another group.
+        SerializationError: the head has not answered a launch with get_if_exists, which may select another group.
     """
     group, facts = control.group, control.facts
     if group.takes_running and not group.found:
@@ -305,7 +303,7 @@ def state_of(control: GroupControl) -> bytes:
 
 
 def control_of(carried: bytes) -> GroupControl:
-    """Return the GroupControl for a handle that another process sent, encoded by `state_of`. Does not ask the head.
+    """Return the GroupControl for an encoded handle that another process sent. Does not ask the head.
 
     Raises:
         UsageError: no Cluster is running in this process.
@@ -348,12 +346,12 @@ def control_of(carried: bytes) -> GroupControl:
 
 
 async def _in_session() -> None:
-    """Do nothing: a driver with a Cluster always has a session with the head."""
+    """Return at once: a driver with a Cluster always has a session with the head."""
     await asyncio.sleep(0)
 
 
 def attach(cls: type, name: str) -> AsyncWork[GroupControl]:
-    """Look up a running group by its name; see WorkerGroup.from_group_name."""
+    """Return an AsyncWork that looks up a running group by its name; see WorkerGroup.from_group_name."""
     from rlinf_actors.cluster.cluster import Cluster
 
     async def find(cluster: Cluster) -> tuple[Runtime, RemoteGroup]:

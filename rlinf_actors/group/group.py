@@ -1,8 +1,8 @@
-"""WorkerGroup: the handle of a group; it sends method calls to the workers.
+"""WorkerGroup: the handle of a group, which sends method calls to the workers.
 
-``group.step(x)`` and ``group.call(MyWorker.step, x)`` call a RemoteMethod on all ranks or those of a view.
-A type checker knows nothing of ``group.step``: its results are Any. ``group.method(MyWorker.step)`` is the same method
-with types: its arguments are checked, and its results are known.
+``group.step(x)`` and ``group.call(MyWorker.step, x)`` call a RemoteMethod on all ranks, or on the ranks of a view. For
+a type checker the result of ``group.step(x)`` is Any. ``group.method(MyWorker.step)`` is the same method with types:
+type checkers check its arguments and know its results.
 
 Handles and views may be used on any thread and be sent to other processes.
 """
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Untyped:
-    """The result of no method. Only methods with a result of type Any match overloads for it."""
+    """The result of no method. Only a method with a result of type Any matches an overload for this class."""
 
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ else:
 
 
 class Calls(Generic[T]):
-    """Base of groups and views: turns attribute access into remote methods of workers of class *T*."""
+    """Base of groups and views: each public method of worker class *T* is an attribute that calls the workers."""
 
     _control: GroupControl
 
@@ -85,7 +85,7 @@ class Calls(Generic[T]):
     @overload
     def method(self, function: Callable[P, R]) -> RemoteMethod[P, WorkerGroupFuncResult[R]]: ...
     def method(self, function: Callable[..., Any]) -> RemoteMethod[..., Any]:
-        """Return a remote method with its types: ``group.method(MyWorker.step)`` is ``group.step``.
+        """Return a method with its types: ``group.method(MyWorker.step)`` is ``group.step``.
 
         Args:
             function: a public method, as an attribute of the worker class or of a base. Workers run the override of
@@ -126,10 +126,10 @@ class Calls(Generic[T]):
         return ONCE
 
     def _used(self) -> None:
-        """Note that a method is used."""
+        """Record that a method of a view is used, so that dropping the view does not warn."""
 
     def _remote(self, name: str) -> RemoteMethod[..., Any]:
-        """Return the remote method of a name, made once for each view."""
+        """Return the RemoteMethod of this name, made once for each group handle or view."""
         known = self.__dict__.get(name)
         if known is not None:
             method: RemoteMethod[..., Any] = known
@@ -174,8 +174,8 @@ class WorkerRankInfo(Generic[T]):
     """An entry of ``worker_info_list``.
 
     Attributes:
-        rank: of the worker.
-        worker: calls on this worker alone; ``worker.step()`` returns a result of one rank.
+        rank: rank of the worker.
+        worker: view of this worker alone: ``worker.step()`` returns a result of one rank.
         info: where the worker runs; complete when the group is ready.
     """
 
@@ -185,23 +185,23 @@ class WorkerRankInfo(Generic[T]):
 
 
 class WorkerGroup(Calls[T]):
-    """A running group of workers. Make one by ``MyWorker.create_group(...).launch(cluster)``.
+    """A running group of workers, as ``MyWorker.create_group(...).launch(cluster)`` returns it.
 
-    ``await group`` waits until every worker is constructed, and returns the group or raises the error of the launch;
-    ``async with group`` does that and shuts the group down at the end. Every public method of the worker class is an
-    attribute: ``group.step(x)`` calls it on all ranks and returns at once.
+    ``await group`` waits until every worker is constructed, and returns the group or raises the error of the launch.
+    ``async with group`` does the same and shuts the group down at the end. Every public method of the worker class is
+    an attribute: ``group.step(x)`` calls the method on all ranks and returns at once.
     """
 
     # --- what every group has ---
 
     @property
     def worker_group_name(self) -> str:
-        """The group's name."""
+        """Name of the group."""
         return self._control.name
 
     @property
     def worker_cls_name(self) -> str:
-        """The worker class's name."""
+        """Name of the worker class."""
         return self._control.cls_name
 
     @property
@@ -213,13 +213,13 @@ class WorkerGroup(Calls[T]):
         ]
 
     def execute_on(self, *ranks: int | Sequence[int]) -> GroupView[T]:
-        """Return a view with some ranks; it can be used any number of times.
+        """Return a view of some ranks, which can be used any number of times.
 
         Args:
-            *ranks: ranks, or one list of them.
+            *ranks: ranks, or one list of ranks.
 
         Raises:
-            PlacementError: a rank is not in the group.
+            PlacementError: the group has no such rank, or a rank is given more than once.
         """
         return GroupView(self._control, _ranks(ranks, self._control), warn=True)
 
@@ -235,11 +235,11 @@ class WorkerGroup(Calls[T]):
     def from_group_name(
         worker_cls: type[C], group_name: str, async_op: bool = False
     ) -> WorkerGroup[C] | AsyncWork[WorkerGroup[C]]:
-        """Return a handle of a running group, from any process of its namespace. One round trip to the head.
+        """Return a handle of a running group, from any process of the group's namespace. One round trip to the head.
 
         Args:
-            worker_cls: its worker class.
-            group_name: its name.
+            worker_cls: the worker class of the group.
+            group_name: name of the group.
             async_op: return an AsyncWork at once instead of blocking.
 
         Raises:
@@ -270,7 +270,7 @@ class WorkerGroup(Calls[T]):
 
         Args:
             worker_cls: the worker class of the group.
-            address: of the worker or group.
+            address: address of the worker or group.
             async_op: return an AsyncWork at once instead of blocking.
 
         Raises:
@@ -312,7 +312,7 @@ class WorkerGroup(Calls[T]):
 
         Raises:
             WorkerStartError, WorkerError, WorkerDiedError, NameInUseError: the error of the launch.
-            CallTimeoutError: *timeout* seconds are over; the launch goes on.
+            CallTimeoutError: *timeout* seconds have passed; the launch goes on.
         """
         self._control.wait_ready(timeout)
         return self
@@ -320,12 +320,12 @@ class WorkerGroup(Calls[T]):
     def shutdown(self, grace: float = 5.0, async_op: bool | None = None) -> Any:
         """End the workers: ``_close()`` on each if it has one, SIGTERM, after *grace* seconds SIGKILL.
 
-        Twice is fine; after a failure the second call tries again. After 5 s of a silent head this returns with a
-        warning, and the group ends when the head is back.
+        Calling twice is harmless; after a failure the second call tries again. If the head stays silent for 5 s, this
+        returns with a warning, and the group ends when the head is back.
 
         Args:
             grace: seconds between SIGTERM and SIGKILL.
-            async_op: True: return an AsyncWork at once; False: block until the workers are gone. Default: True in a
+            async_op: True: return an AsyncWork at once; False: block until the workers have ended. Default: True in a
                 running event loop, False in a plain script.
         """
         return self._control.shutdown(grace, async_op)
@@ -345,15 +345,15 @@ class WorkerGroup(Calls[T]):
         """Return a view whose calls are sent again, at most *n* times per rank, after the death of a worker.
 
         For methods marked ``@Worker.idempotent``, in a group with a restart policy. A call is sent again if its worker
-        died, or the connection to it was lost, before the answer came; the call waits until the worker is back. It may
-        have run already, or may still be running. Exceptions of the method cause no retry. A deadline of
+        died, or the connection was lost, before the answer came; the call waits until the worker is restarted. The
+        method may have run already, or may still be running. Exceptions of the method cause no retry. A deadline of
         `with_timeout` covers all tries. After the last try, or if the worker is not restarted, the call fails with the
         last error.
 
         Raises:
             ValueError: *n* is not a whole number of 1 or more.
-            UsageError: the group has no restart policy. Calls of generators, and of methods without the mark, raise
-                it too.
+            UsageError: the group has no restart policy. Calls of generators, and of methods without the mark, raise it
+                too.
         """
         return self._all(CallOptions(retries=_retries(n, self._control)))
 

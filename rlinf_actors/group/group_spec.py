@@ -1,4 +1,4 @@
-"""Convert placements and launch options into worker specs and the group's record at the head. No I/O."""
+"""Conversion of placements and launch options into the WorkerSpecs and the record of a group. No I/O."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WorkerLimits:
 
     @classmethod
     def of(cls, memory: str | int | None, pids: int | None, policy: str) -> WorkerLimits:
-        """Return the checked limits for the arguments of `launch`. Raises UsageError for a wrong value."""
+        """Return the limits for the arguments of `launch`. Raises UsageError for a wrong value."""
         if policy not in POLICIES:
             raise UsageError(f"limits is {policy!r}; it must be one of {', '.join(POLICIES)}")
         found = memory if memory is None else _size(memory)
@@ -82,18 +82,18 @@ class WorkerOptions:
     Attributes:
         start_method: "fork" from a template, or "spawn" a fresh interpreter.
         preload: modules that the template imports before it forks.
-        sys_path: the launcher's import paths; workers add those that exist on their node.
+        sys_path: the launcher's import paths; workers add the paths that exist on their node.
         cwd: the launcher's directory, used where it exists.
         env: environment variables of this group; they override the node group's. A visibility variable must name the
             devices of the placement.
         path_env_merge_mode: "append" or "override".
         net_devices: interfaces for collectives; None for the interface that holds the node's address.
-        log_dir: directory of log files; None for the agent's own.
-        forward_logs: send stdout and stderr to the driver's terminal.
-        numa_bind: bind workers to the NUMA nodes of their accelerators.
-        limits: of each worker.
+        log_dir: directory of log files; None for the agentd's own.
+        forward_logs: True to send stdout and stderr to the driver's terminal.
+        numa_bind: True to bind workers to the NUMA nodes of their accelerators.
+        limits: limits of each worker.
         restart: when failed workers are restarted.
-        owner_must_answer: of workers with robots; see WorkerSpec.
+        owner_must_answer: see WorkerSpec; applies to workers with robots.
         defaults: variables of the driver that workers get unless another source sets them.
     """
 
@@ -116,7 +116,7 @@ class WorkerOptions:
 def worker_specs(
     name: str, namespace: str, placements: Sequence[Placement], cluster: ClusterView, options: WorkerOptions
 ) -> list[WorkerSpec]:
-    """Return one spec per placement, in rank order, with new ids.
+    """Return one WorkerSpec per placement, in rank order, with new ids.
 
     Raises:
         ConfigError: a visibility variable in the options contradicts the placement, or the log level is unknown.
@@ -179,10 +179,7 @@ def _numa_nodes(placement: Placement, node: NodeInfo) -> list[int]:
 
 
 def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[HardwareInfo]]:
-    """Return the robots or other configured hardware of each placement, by rank.
-
-    Ranks without hardware are left out.
-    """
+    """Return the robots or other configured hardware of each placement, by rank, without ranks that have none."""
     found: dict[int, list[HardwareInfo]] = {}
     for placement in placements:
         group = find_group(cluster, placement.node_group_label)
@@ -223,11 +220,11 @@ def class_reference(cls: type) -> str:
 
 
 _PLAIN = Placement(-1, -1, -1)
-"""Default values. The record leaves fields with these values out, because every node of the group gets the record."""
+"""A Placement with default values. `encode` leaves out fields with these values, because every node gets the record."""
 
 
 class GroupDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The launcher's record of a group, which processes that attach to the group read. Sent as JSON in Launch.detail.
+    """The launcher's record of a group, sent as JSON in Launch.detail. Processes that look the group up read it.
 
     Attributes:
         placements: placements in rank order.
@@ -257,7 +254,7 @@ def detail_of(
     Args:
         placements: placements in rank order.
         nodes: nodes, by rank.
-        names: node names by rank, for error messages.
+        names: node names, by rank.
         hardware: robots or other configured hardware, by rank.
         restarts: True if failed workers are restarted.
     """
@@ -284,10 +281,7 @@ def encode(detail: GroupDetail) -> str:
 
 
 def decode(text: str, group: str) -> GroupDetail:
-    """Decode the record of *group* from JSON; return an empty record for "".
-
-    Raises ProtocolError if *text* is not a record.
-    """
+    """Decode the JSON record of *group*; return an empty record for "". Raises ProtocolError for other text."""
     if not text:
         return GroupDetail()
     try:

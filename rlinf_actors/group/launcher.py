@@ -1,8 +1,8 @@
-"""GroupLauncher: what ``create_group`` returns; it starts a group and returns the handle.
+"""GroupLauncher: what ``create_group`` returns. It starts a group and returns the handle.
 
 `launch` runs on the caller's thread. It checks the arguments, places the workers, encodes the class with its arguments,
-and sends one Launch message to the head, by the I/O thread. Without a running event loop it waits for the head's
-answer, one round trip; with one it never blocks, and errors reach ``await group`` and every call.
+and has the loop thread send one Launch message to the head. Outside an event loop, `launch` waits for the head's
+answer, one round trip. In an event loop it never blocks, and errors reach ``await group`` and every call.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ T = TypeVar("T")
 LIFETIMES = 7
 """First protocol version whose heads support `detached` and `get_if_exists`."""
 PRELOADED = ("torch", "numpy")
-"""Modules that the template imports if the launching process has them; otherwise each worker pays for the import."""
+"""Modules that the template imports if the launching process has imported them."""
 
 
 class GroupLauncher(Generic[T]):
@@ -154,7 +154,7 @@ class GroupLauncher(Generic[T]):
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The arguments of `GroupLauncher.launch`, with defaults filled in."""
+    """The arguments of `GroupLauncher.launch`."""
 
     strategy: PlacementStrategy | None = None
     name: str | None = None
@@ -256,8 +256,8 @@ def _new_group(
 def _running(runtime: Runtime, namespace: str, name: str) -> RemoteGroup | None:
     """Return this process's RemoteGroup of that name if the group is running, else None.
 
-    A handle that another process sent and that was never used may belong to a group that has ended, so the head is
-    asked first. In a running event loop, which must not block, the first use of the handle asks the head instead.
+    The group of a handle that another process sent and that was never used may have ended, so the head is asked first.
+    In a running event loop, which must not block, the first use of the handle asks the head instead.
     """
     while (group := runtime.groups.existing(namespace, name)) is not None:
         if group.found or group.owned or _in_event_loop():
@@ -297,7 +297,7 @@ def _check_lifetime(name: str, specs: Sequence[WorkerSpec], cluster: Cluster, op
 
 
 def _wait_until_up(runtime: Runtime, group: RemoteGroup) -> None:
-    """Block until a detached group is constructed; its launcher may end after that."""
+    """Block until all workers of a detached group are constructed, because its launcher may end after that."""
     try:
         group.request_ready().wait()
     except Exception:
@@ -343,7 +343,7 @@ def _check_options(name: str, options: LaunchOptions) -> None:
 
 
 def _worker_options(options: LaunchOptions, cluster: Cluster) -> WorkerOptions:
-    """Return the options for the agentds, with values from this process and its environment filled in."""
+    """Return the options of the workers, with values from this process and its environment filled in."""
     settings = Settings.load()
     must_answer = options.robot_owner_must_answer
     if must_answer is None:

@@ -1,10 +1,11 @@
 """``group.step.map(items)``: give each item to a free rank, and yield the results.
 
 Theory of operation. The thread or task that iterates does all the work: it draws items, sends each item as a call to
-one rank, and takes results. Answers only update `Pool` and wake the iteration. Each rank has at most `max_in_flight`
-calls. The number of items that were drawn and whose results were not taken is at most the number of calls that all
-ranks together may have. So a slow consumer stops the drawing, and so does a slow oldest item of an ordered map. Between
-two steps of the iteration no code runs here. `close`, or dropping the iterator, cancels the running calls.
+one rank, and takes results. An answer only updates `Pool` and wakes the iteration. Each rank has at most
+`max_in_flight` calls. The number of items that were drawn and whose results were not taken is at most the number of
+calls that all ranks together may have. So a slow consumer stops the drawing, and so does a slow oldest item of an
+ordered map. Between two steps of the iteration no code runs here. `close`, or dropping the iterator, cancels the
+running calls.
 
 If a worker dies, its items go to another rank if the method is idempotent; otherwise the error is raised.
 """
@@ -42,12 +43,7 @@ _END = object()
 
 
 class Loads:
-    """The number of items that each rank has. Not thread-safe.
-
-    Args:
-        ranks: all ranks.
-        limit: maximum number of items per rank.
-    """
+    """The number of items that each rank has, at most *limit*. Not thread-safe."""
 
     def __init__(self, ranks: Sequence[int], limit: int) -> None:
         self._of = dict.fromkeys(ranks, 0)
@@ -55,9 +51,7 @@ class Loads:
         self.capacity = len(ranks) * limit
 
     def free(self) -> Iterator[int]:
-        """Return the ranks below the limit: fewest items first; with equal items, the rank that has waited longest
-        first.
-        """
+        """Return the ranks below the limit, fewest items first; of equal ranks, the longest waiting one first."""
         return (rank for ranks in self._by_load[:-1] for rank in ranks)
 
     def full(self) -> Iterable[int]:
@@ -77,7 +71,7 @@ class Loads:
         return not self._of
 
     def drop(self, rank: int) -> None:
-        """Remove *rank*, so that it gets no more items."""
+        """Remove *rank*, so that the rank gets no more items."""
         del self._by_load[self._of.pop(rank)][rank]
 
 
@@ -89,7 +83,7 @@ class _Item:
         number: index of the item, from 0.
         parts: the encoded call.
         tries: number of times that the item was sent.
-        peer, call: peer and call of the last try.
+        peer, call: Peer and call of the last try.
         lost: numbers of all items that the last worker had when it died.
     """
 
@@ -190,7 +184,7 @@ class Pool:
     def wait(self) -> None:
         """Block until an item can be taken or sent.
 
-        Raises UsageError if this is the worker thread that would have to run one of the calls itself.
+        Raises UsageError on a worker's thread that must run one of the calls.
         """
         self._runtime.check_usable()
         change = self._next_change(drawn=True)
@@ -211,7 +205,7 @@ class Pool:
     def _next_change(self, drawn: bool) -> Promise[None] | None:
         """Return a promise that ends at the next change; None if an item can be taken or sent now.
 
-        With *drawn*, the caller has drawn items as far as there was room. The result is then None also if no call is
+        *drawn*: the caller has drawn items as far as there was room. The result is then None also if no call is
         running, because another thread has taken the last result.
         """
         with self._lock:
@@ -224,7 +218,7 @@ class Pool:
             return self._change
 
     def wake(self) -> None:
-        """Wake the iteration, because a call has ended or a worker's state has changed."""
+        """Wake the iteration, because a call has ended or the state of a worker has changed."""
         with self._lock:
             change, self._change = self._change, None
         if change is not None:
@@ -245,7 +239,7 @@ class Pool:
         self.wake()
 
     def close_soon(self) -> None:
-        """Call `close` on the loop thread later: this runs in a destructor, whose thread may hold any lock."""
+        """Have `close` called on the loop thread. For destructors, whose thread may hold any lock."""
         if not self.closed:
             self._group.peers[0].soon(self.close)
 
@@ -288,8 +282,7 @@ class Pool:
     def _free(self) -> int | None:
         """Return the rank for the next item, None if there is none. The caller holds the lock.
 
-        A rank whose worker is being started gets items only if no worker is up, because its items would wait for the
-        start.
+        A rank whose worker is starting gets items only if no worker is up, because the items would wait for the start.
         """
         for rank in self._loads.free():
             if self._group.serves(rank):
@@ -299,7 +292,7 @@ class Pool:
         return next(self._loads.free(), None)
 
     def _ended(self, item: _Item, peer: Peer, call: WorkerGroupFuncResult[Any]) -> None:
-        """Update the state for a call that has ended. Loop thread, or the thread that finds the peer dead."""
+        """Update the state for a call that has ended. Loop thread, or the thread that finds the Peer failed."""
         died = isinstance(call.cause, WORKER_GONE)
         again = died and item.tries < self._tries
         with self._lock:
@@ -324,9 +317,9 @@ class MapResult(Generic[V]):
     Each step of the iteration draws items, as far as ranks are free, and then waits for a result. Items are therefore
     drawn on the thread that iterates; an iterable that blocks delays the results too, an async iterable does not.
 
-    An error of a call or of the items, and an item that cannot be pickled, ends the map: the error is raised and the
-    calls that run are cancelled. `close` cancels them too, and so does dropping the last reference, as at the end of a
-    loop that was left early. A cancelled step, as in ``asyncio.wait_for(anext(results), 1)``, changes nothing.
+    If a call or the iterable fails, or an item cannot be pickled, the map ends: the error is raised and the running
+    calls are cancelled. `close` cancels them too, and so does dropping the last reference, as at the end of a loop that
+    was left early. A cancelled step, as in ``asyncio.wait_for(anext(results), 1)``, changes nothing.
     """
 
     def __init__(self, pool: Pool, items: Any, encode: Callable[[Any], Sequence[Buffer]]) -> None:
@@ -382,7 +375,7 @@ class MapResult(Generic[V]):
         )
 
     def close(self) -> None:
-        """Cancel the calls that run and end the iteration. Any thread; never blocks; twice is fine."""
+        """Cancel the running calls and end the iteration. Any thread; never blocks; calling twice is harmless."""
         self._pool.close()
         self._stop_asking()
 

@@ -42,10 +42,10 @@ ONCE = CallOptions()
 
 
 class RemoteMethod(Generic[P, Result]):
-    """One method of the worker class on some ranks; calling this object sends the call to the workers.
+    """One method of the worker class on some ranks. Calling this object sends the call to the workers.
 
     ``RemoteMethod[P, Result]`` takes arguments *P* and returns *Result*: a ``WorkerGroupFuncResult``, or a
-    ``StreamResult`` if the method streams.
+    ``StreamResult`` if the method is a generator.
     """
 
     __slots__ = ("_control", "_method", "_name", "_options", "_ranks")
@@ -88,11 +88,11 @@ class RemoteMethod(Generic[P, Result]):
             *args, **kwargs: further arguments, the same for all ranks.
 
         Returns:
-            As a call.
+            A WorkerGroupFuncResult, or a StreamResult for a generator method.
 
         Raises:
             ValueError: the number of values is not the number of ranks.
-            SerializationError: an argument cannot be pickled; names its path.
+            SerializationError: an argument cannot be pickled; the message names the path of the argument.
             UsageError: this method does not support the view's deadline or retries.
         """
         method = cast("RemoteMethod[..., Any]", self)  # typed by its call, so that type checkers check the values
@@ -122,13 +122,14 @@ class RemoteMethod(Generic[P, Result]):
         three times in all, or as the view's ``with_retries`` says. Restarted workers take items again.
 
         Args:
-            items: the only argument of each call. A plain or async iterable; an async one needs ``async for``.
-            max_in_flight: calls that each rank has at a time. With 2, the next call is there when one ends.
+            items: the only argument of each call. A plain or async iterable; an async iterable needs ``async for``.
+            max_in_flight: maximum number of calls that each rank has at a time. With 2, the next call is at the worker
+                when a call ends.
             ordered: yield results in the order of the items instead of as they arrive.
 
         Raises:
             ValueError: *max_in_flight* is not a whole number of 1 or more.
-            UsageError: the method streams.
+            UsageError: the method is a generator.
         """
         method = cast("RemoteMethod[..., Any]", self)
         return method._map(items, max_in_flight, ordered)
@@ -161,7 +162,7 @@ class RemoteMethod(Generic[P, Result]):
         return result
 
     def _checked(self) -> Runtime:
-        """Return the runtime. Raises UsageError if this method does not support the view's options."""
+        """Return the runtime. Raise UsageError if this method does not support the view's deadline or retries."""
         runtime, name, (timeout, retries) = self._control.runtime, self._name, self._options
         runtime.check_usable()
         if self._method.streams and timeout is not None:
@@ -181,7 +182,7 @@ class RemoteMethod(Generic[P, Result]):
         return runtime
 
     def _peers(self) -> Sequence[Peer]:
-        """Return the current peers: a restarted rank has a new one."""
+        """Return the current Peers; a restarted rank has a new Peer."""
         peers = self._control.group.peers
         return peers if self._ranks is None else [peers[rank] for rank in self._ranks]
 

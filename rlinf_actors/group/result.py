@@ -1,4 +1,4 @@
-"""The results of a call on a group: one value per rank, to be awaited or waited for."""
+"""WorkerGroupFuncResult: the results of a call on a group, one value per rank, to be awaited or waited for."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
 
 @dataclass(frozen=True)
 class _Value:
-    """A result that was unpickled, and the seconds that the method took."""
+    """An unpickled result, and the seconds that the method took."""
 
     value: Any
     seconds: float
@@ -68,10 +68,10 @@ class RankCall:
 class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
     """The results of one call on some ranks of a group, in rank order.
 
-    The call ends when all ranks have answered, or at the first failure: ranks that may be stuck in a collective with
-    the failed rank are not waited for. The thread that takes the results unpickles them. ``await`` and `wait` may be
-    used any number of times, on any thread and in any event loop. Cancelling a task that awaits the results does not
-    cancel the call; `cancel` does.
+    The call ends when all ranks have answered, or at the first failure, because other ranks may be stuck in a
+    collective with the failed rank. The thread that takes the results unpickles them. ``await`` and `wait` may be used
+    any number of times, on any thread and in any event loop. Cancelling a task that awaits the results does not cancel
+    the call; `cancel` does.
     """
 
     # defaults of the class: a call sets few of them, and there may be 100,000 calls a second
@@ -122,10 +122,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
             self._timer = self._runtime.io.loop.call_later(seconds, self._expire)
 
     def _expire(self) -> None:
-        """Ask the late ranks what they are running, and cancel their calls, because the deadline has passed.
-
-        Loop thread.
-        """
+        """Ask the late ranks what they are running, and cancel their calls, because the deadline has passed."""
         report = LateReport(self._missing())  # first: the ranks answer it before they cancel
         for peer in self._peers:
             peer.forget(self._call)
@@ -133,10 +130,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         report._on_done(lambda: self._runtime.io.call(self._expired, report))
 
     def _expired(self, report: LateReport) -> None:
-        """End the call with CallTimeoutError, after the late ranks have answered or ANSWER_S has passed.
-
-        Loop thread.
-        """
+        """End the call with CallTimeoutError, when the late ranks have answered or ANSWER_S has passed."""
         if self._timer is not None:
             self._timer.cancel()
         text = report.describe()
@@ -216,14 +210,12 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         return [self._value_of(index) for index in range(len(self._peers))]
 
     def _raised(self) -> BaseException:
-        """Return the error of a call that failed, was cancelled or missed its deadline."""
         if self._failed is not None:
             return self._error_of(self._failed)
         assert self._error is not None
         return self._error
 
     def _value_of(self, index: int) -> T:
-        """Return the value of the rank at *index*, unpickled on first use."""
         with self._lock:
             answer = self._answers[index]
             if isinstance(answer, _Value):
@@ -263,8 +255,10 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
 
         A method that runs on a thread runs to its end, and its result is discarded.
 
+        After the failure of one rank, `cancel` still cancels the calls of the other ranks.
+
         Returns:
-            False if all results were already there. After a first failure, `cancel` still ends the other ranks' calls.
+            False if the call had already ended.
         """
         with self._lock:
             if len(self._order) == len(self._peers) or self._error is not None:
@@ -406,7 +400,6 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         return work if async_op else work.wait()
 
     def _durations(self) -> list[float]:
-        """Return the seconds that the method took on each rank of a call that succeeded."""
         answers = (answer[0] if isinstance(answer, tuple) else answer for answer in self._answers)
         return [answer.seconds for answer in answers if isinstance(answer, (_Value, frames.Ok))]
 
@@ -451,13 +444,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
 
 
 def refuse_own(runtime: Runtime, method: str, peers: Sequence[Peer]) -> None:
-    """Raise UsageError if this thread runs the calls of this worker and would now block on one of them forever.
-
-    Args:
-        runtime: runtime of this process.
-        method: name of the method that was called.
-        peers: peers of the ranks that have not answered.
-    """
+    """Raise UsageError if this thread runs the calls of a worker in *peers* and would wait for its own call forever."""
     if runtime.serving_thread != threading.get_ident():
         return
     for peer in peers:

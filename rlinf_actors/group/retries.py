@@ -1,4 +1,4 @@
-"""RetriedResult: the result of a call that is sent again after a worker's death, for ``group.with_retries(n)``."""
+"""RetriedResult: the result of a call that is sent again after the death of a worker, for ``group.with_retries(n)``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WORKER_GONE = (EndedError, ConnectionLostError, WorkerStartError)
-"""Errors with which a Peer fails its calls when the worker, or the connection to it, is gone. Exceptions that a method
-raises arrive as answers and never cause a retry.
+"""Errors with which a Peer fails its calls when the worker, or the connection to it, is gone.
+
+Exceptions that a method raises arrive as answers and never cause a retry.
 """
 
 
@@ -29,8 +30,8 @@ class RetriedResult(WorkerGroupFuncResult[T]):
     """The results of a call that is sent again, to the restarted worker, when a worker died.
 
     When a worker is restarted, or its connection is re-established, RemoteGroup installs the new Peer before it fails
-    the calls of the old Peer. So a failed call finds the new Peer at once and waits there until the worker is up.
-    Without a new Peer the call fails.
+    the calls of the old Peer. So a failed call finds the new Peer at once and waits there until the worker is up. If
+    there is no new Peer, the call fails.
 
     Args:
         group: the group that is called.
@@ -78,7 +79,7 @@ class RetriedResult(WorkerGroupFuncResult[T]):
         super()._arrived(index, answer, failed)
 
     def _send_again(self, index: int) -> bool:
-        """Send one rank's call to the worker that replaced the last one. Return False if no retry is possible."""
+        """Send a rank's call to the worker that replaced the last one. Return False if no retry is possible."""
         left = self._end - time.monotonic() if self._end else 0.0
         with self._lock:
             ended = self._error is not None or self._answers[index] is not None
@@ -95,10 +96,7 @@ class RetriedResult(WorkerGroupFuncResult[T]):
         return True
 
     def _counted(self, error: Exception, tries: int) -> Exception:
-        """Return a copy of the last error whose message says how often the call was sent.
-
-        With one try, return *error* itself.
-        """
+        """Return *error*, or a copy whose message says how often the call was sent if that was more than once."""
         if tries == 1:
             return error
         counted = copy.copy(error)  # calls that were sent once share the original

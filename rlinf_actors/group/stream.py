@@ -1,6 +1,6 @@
 """Streaming calls: a generator runs in each worker, and the caller iterates over the merged items.
 
-Backpressure: a worker may send at most WINDOW items more than the caller has taken from it.
+Backpressure: a worker may send at most WINDOW items more than the caller has taken from this worker.
 """
 
 from __future__ import annotations
@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WINDOW = 16
-"""Number of items that a worker may send before the caller takes them.
-
-Credit is returned for half a window at a time.
-"""
+"""Number of items that a worker may send before the caller takes them. A Credit is sent for half of this number."""
 
 
 class _RankStream:
@@ -71,7 +68,7 @@ class _RankStream:
 class _Feed:
     """The queue of frames that have arrived and were not taken yet. Any thread.
 
-    This class is separate from StreamResult because peers refer to it: dropping the StreamResult must end the stream.
+    Peers refer to this object and not to the StreamResult, so that dropping the StreamResult ends the stream.
     """
 
     shared = False  # this, `loop`, `cause`, `raised` and `describe`: see runtime.lost_errors.FailedOperation
@@ -128,7 +125,7 @@ class _Feed:
             return self._arrival
 
     def take(self) -> tuple[int, Any] | bool:
-        """Return the next (rank, item); True if no item is there at the moment, False at the end of the stream."""
+        """Return the next (rank, item); True if no item has arrived, False at the end of the stream."""
         while self._left and not self._closed:
             with self._lock:
                 if not self._items:
@@ -172,7 +169,7 @@ class _Feed:
             self._lost.collected(self)
 
     def drop(self) -> None:
-        """Call `close` on the loop thread later: this runs in a destructor, whose thread may hold any lock."""
+        """Have `close` called on the loop thread. For a destructor, whose thread may hold any lock."""
         if not self._closed:
             self._streams[0].peer.soon(self.close)
 
@@ -194,9 +191,9 @@ class _Feed:
 class StreamResult(Generic[T]):
     """The items of a streaming call: iterate once, by ``async for rank, item in ...`` or ``for rank, item in ...``.
 
-    Items of one rank come in order; ranks are merged as their items arrive. An error of a worker ends the iteration
-    with that error. Leaving the loop early, `close`, or dropping the result ends the generators in the workers; errors
-    behind the item at which the loop was left are not reported. ``for`` blocks, ``async for`` does not.
+    Items of one rank come in order; the items of several ranks are merged as they arrive. The error of a worker ends
+    the iteration with that error. Leaving the loop early, `close`, or dropping the result ends the generators in the
+    workers; errors behind the item at which the loop was left are not reported. ``for`` blocks, ``async for`` does not.
     """
 
     def __init__(
@@ -243,7 +240,7 @@ class StreamResult(Generic[T]):
             self.close()
 
     def close(self) -> None:
-        """End the generators in the workers. Any thread; never blocks; twice is fine."""
+        """End the generators in the workers. Any thread; never blocks; calling twice is harmless."""
         self._feed.close()
 
     async def aclose(self) -> None:

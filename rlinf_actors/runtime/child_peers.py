@@ -1,11 +1,11 @@
-"""ChildPeers: connections from this process to child processes of workers (``Worker(parent_address=...)``).
+"""ChildPeers: this process's connections to child members, the processes that call ``Worker(parent_address=...)``.
 
-Only the parent worker knows where its child listens. ChildPeers sends the parent one WhereIs. The parent answers when
-the child registers, and reports the child's end. A child never outlives its parent. Operations on a child whose
-endpoint is not known yet wait in order, without a thread. After a child has ended, the next operation asks the parent
-again, because another process may have taken the child's address.
+Only the parent worker knows the endpoint of its child. ChildPeers sends the parent a WhereIs. The parent answers with
+ChildIs when the child has registered, and with ChildEnded when the child has ended. A child never outlives its parent.
+Until the endpoint is known, messages to the child wait in order; no thread waits. After a child has ended, the next
+operation asks the parent again, because another process may have registered under the same address.
 
-`find` and `follow` run on any thread; everything else runs on the loop thread.
+`find` and `follow` may be called on any thread. Everything else runs on the loop thread.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rlinf_actors.wire.values import Endpoint
 Found = Callable[[Union[Peer, Exception]], None]
 
 REMEMBERED = 1024
-"""Number of ended children whose peers are kept. For an older child the parent is asked again."""
+"""Maximum number of ended children whose Peers are kept. A message to an older child asks its parent again."""
 
 
 class ChildPeers:
-    """All child processes that this process exchanges messages with."""
+    """The Peers of all child members that this process exchanges messages with."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -40,10 +40,10 @@ class ChildPeers:
         self._children: dict[WorkerAddress, _Child] = {}
 
     def find(self, group: RemoteGroup, address: WorkerAddress, found: Found) -> None:
-        """Call *found* with the peer of the child at *address*, or with the error of the look-up. Any thread.
+        """Call *found* with the Peer of the child at *address*, or with the error of the look-up. Any thread.
 
-        If the peer is known, *found* is called at once; otherwise later, on the loop thread. If the child has ended,
-        the peer's `error` is set. *found* must not raise.
+        If the Peer is known, `find` calls *found* before it returns; otherwise the loop thread calls *found* later. The
+        Peer of a child that has ended has its `error` set. *found* must not raise.
         """
         with self._lock:
             child = self._children.get(address)
@@ -67,9 +67,9 @@ class ChildPeers:
             return [child.peer for child in self._children.values() if child.peer is not None]
 
     def follow(self, found: Callable[[], Found]) -> None:
-        """For each child that is being looked up, call *found* to make a callback and append it to the waiting ones.
+        """For each child that is being looked up, make a callback by *found*. Any thread.
 
-        Any thread.
+        The look-up calls it with its outcome.
         """
         with self._lock:
             children = list(self._children.values())
@@ -78,7 +78,7 @@ class ChildPeers:
 
 
 class _Child:
-    """One child address and the peer of the process that has this address now."""
+    """The look-up of one child address, and the Peer of the process that has the address now."""
 
     def __init__(self, runtime: Runtime, address: WorkerAddress) -> None:
         self.peer: Peer | None = None
@@ -98,9 +98,9 @@ class _Child:
         return not self._asking and peer is not None and peer.error is not None
 
     def enter(self, found: Found) -> tuple[Peer | None, bool]:
-        """Return (peer, False) if the peer is known. Otherwise keep *found* for the answer.
+        """Return the Peer if it is known; otherwise keep *found*, to be called when the look-up has ended.
 
-        The second item of the result is True if the caller has to start the look-up by `ask`.
+        The second item of the result is True if the caller must start the look-up by `ask`.
         """
         with self._lock:
             if not self._asking and self.peer is not None and self.peer.error is None:
@@ -115,7 +115,7 @@ class _Child:
                 self._waiting.append(found())
 
     def _answer(self, outcome: Peer | Exception) -> None:
-        """Call all waiting callbacks with *outcome*, also those that are added meanwhile."""
+        """Call all waiting callbacks with *outcome*, including callbacks that are added meanwhile."""
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -182,7 +182,7 @@ class _Child:
     # --- the link to it; loop thread ---
 
     def _adopt(self, group: RemoteGroup, worker: Peer, id: str) -> Peer:
-        """Make and return the peer of the process that has the address now. *id* is its worker id, "" if unknown."""
+        """Make the Peer of the process that has the address now. *id* is its worker id, "" if unknown."""
         needed = lambda: self._runtime.io.call(self._connect, group)  # noqa: E731
         lost = lambda old: self._lost(group, worker, old)  # noqa: E731
         runtime, rank = self._runtime, self._address.rank
@@ -203,7 +203,7 @@ class _Child:
             peer.fail(RlinfActorsError(f"cannot connect to {self._name} on {peer.node}: {error}"))
 
     def _lost(self, group: RemoteGroup, worker: Peer, old: Peer) -> None:
-        """Replace *old*, whose connection was lost and re-established: messages may be missing."""
+        """Replace *old*, whose connection was lost and re-established, because messages may be missing."""
         if self.peer is not old or old.error is not None:
             return
         peer = self._adopt(group, worker, old.worker_id)

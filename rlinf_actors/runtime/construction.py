@@ -1,4 +1,7 @@
-"""Construction of a group's workers: the Create calls of the owner, and how other processes wait for the group."""
+"""How the process that launched a group constructs the workers, and how other processes wait until a group is ready.
+
+The answers of the workers arrive on the loop thread. A Readiness may be waited for on any thread.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class Readiness(Promise[None]):
-    """A Promise that resolves when the owner's group is up, and fails with the error that prevents that.
+    """A Promise that ends when all workers of a group that this process launched are constructed, or one has failed.
 
-    An error that no caller has seen is reported through LostErrors. Calls on the group fail with the same error object,
-    so an error raised by any call counts as seen. For `shared`, `loop`, `cause`, `raised` and `describe` see
-    lost_errors.FailedOperation.
+    LostErrors reports the error if no caller sees it. All calls on the group fail with the same error object, so the
+    error counts as seen when any of them raises it. LostErrors reads `shared`, `loop`, `cause`, `raised` and
+    `describe`; see lost_errors.FailedOperation.
     """
 
     shared = True
@@ -53,7 +56,7 @@ class Readiness(Promise[None]):
         return CallTimeoutError(f"{self._what} was not ready within {timeout:g} s; it goes on: {report.describe()}")
 
     def seen(self) -> None:
-        """Record that the error was raised to a caller, so that LostErrors does not report it."""
+        """Record that a caller got the error, so that LostErrors does not report it."""
         if self._unseen:
             self._unseen = False
             self._lost.seen(self)
@@ -85,7 +88,7 @@ def decode_failure(raised: frames.Raised, parts: AuthenticatedParts, peer: Peer)
 
 @dataclass
 class Construction:
-    """How the owner constructs the workers of a group.
+    """What the process that launched a group needs to construct its workers.
 
     Attributes:
         cls: "module:qualname" of the worker class, or "" if *parts* contain the class itself.
@@ -94,9 +97,9 @@ class Construction:
         decode_failure: turns a Raised frame into an exception; runs on an executor thread.
         extensions: modules that register the hardware types of the workers.
         again: True if failed workers are restarted, and therefore constructed again.
-        detach: True if the owner gives up ownership of the group when all workers are constructed.
+        detach: True if this process gives up ownership of the group when all workers are constructed.
         constructed: worker id of each constructed worker, by rank.
-        lost: reports the error of a group that cannot come up; None if the owner always waits for the group.
+        lost: reports the error of a group that cannot come up; None if the launching code always waits for the group.
     """
 
     cls: str

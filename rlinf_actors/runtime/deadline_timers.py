@@ -112,7 +112,7 @@ class DeadlineTimers:
             function = due = None  # what they hold may be large, and the next wait long
 
     def _first(self) -> DeadlineTimer | None:
-        """Return the timer that is due first, None if there is none. Drop cancelled timers before it."""
+        """Return the timer that is due first, or None. Remove cancelled timers before it from the heap."""
         if not self._live:
             self._heap.clear()
         while self._heap and self._heap[0]._function is None:

@@ -37,10 +37,7 @@ S = TypeVar("S")
 
 
 def call_all(callbacks: Iterable[Callable[..., object]], *args: object) -> None:
-    """Call each of *callbacks* with *args*.
-
-    An exception is logged as an internal error; the other callbacks still run.
-    """
+    """Call each of *callbacks* with *args*. Log an exception as an internal error and go on with the next callback."""
     for callback in callbacks:
         try:
             callback(*args)
@@ -179,7 +176,6 @@ class Future(Generic[T]):
         callback()
 
     def _forget(self, callback: Callable[[], object]) -> None:
-        """Remove a callback that was added by `_on_done`."""
         with self._lock:
             self._callbacks = tuple(known for known in self._callbacks if known is not callback)
 
@@ -270,12 +266,7 @@ class AsyncWork(Promise[T]):
     def of(cls, io: IoThread, coroutine: Coroutine[Any, Any, T], what: str) -> AsyncWork[T]:
         """Run *coroutine* on the I/O thread and return its result as an AsyncWork. Any thread.
 
-        Dropping the returned work does not stop the coroutine.
-
-        Args:
-            io: the I/O thread.
-            coroutine: the coroutine to run.
-            what: name of the operation, for errors.
+        Dropping the returned work does not stop the coroutine. *what* names the operation in errors.
 
         Raises:
             UsageError: the I/O thread was stopped, or this process is a fork.
@@ -346,9 +337,9 @@ class AsyncWork(Promise[T]):
         return _Then(self, functools.partial(fn, *args, **kwargs), getattr(fn, "__name__", "a function"))
 
     def _want(self) -> None:
-        """Record that the outcome is needed even if no caller waits for it now.
+        """Record that `then` needs the outcome, even if no caller waits for this work.
 
-        Subclasses override this; here it does nothing.
+        A pending receive overrides this.
         """
 
     def _outcome(self) -> T:
@@ -362,8 +353,6 @@ class AsyncWork(Promise[T]):
 
 
 class _Mapped(AsyncWork[T]):
-    """The AsyncWork that `AsyncWork.made_of` returns."""
-
     _lazy = True
 
     def __init__(self, source: Future[S], make: Callable[[S], T], what: str) -> None:
@@ -384,8 +373,6 @@ class _Mapped(AsyncWork[T]):
 
 
 class _Then(AsyncWork[Any]):
-    """The AsyncWork that `AsyncWork.then` returns."""
-
     _unfinished: set[_Then] = set()  # keeps a chain alive that the user has dropped
     _guard = forks.free_in_children(threading.Lock())
 
@@ -410,7 +397,7 @@ class _Then(AsyncWork[Any]):
     def _run(self) -> None:
         """Take the outcome of the preceding work, call the function, and set the outcome.
 
-        If the function returns an AsyncWork, this work follows that AsyncWork instead.
+        If the function returns an AsyncWork, its outcome becomes the outcome of this work.
         """
         call, self._call = self._call, None  # its arguments may be large, and the work may be kept for long
         try:

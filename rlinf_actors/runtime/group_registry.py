@@ -1,4 +1,4 @@
-"""GroupRegistry: all groups that this process has handles of, and the process's requests to the head about groups.
+"""GroupRegistry: the groups that this process has handles of, and this process's requests to the head about groups.
 
 `_groups` holds the groups that the head reports on: launched here, or looked up. `_known` also holds groups whose
 handle came from another process and was never used. An entry of `_known` lives only as long as a handle exists, so that
@@ -43,14 +43,11 @@ log = logging.getLogger(__name__)
 FIND_TIMEOUT_S = 30.0
 """Seconds that a look-up waits for a restarting head: for the head's start, and for the nodes to reconnect."""
 STOP_TIMEOUT_S = 30.0
-"""Minimum seconds, beyond the grace, that stopping a group may take. An absent head may come back in this time."""
+"""Minimum seconds, beyond the grace, that a stop request waits for the head, which may be restarting."""
 
 
 class GroupRegistry:
-    """The groups of one process.
-
-    Args:
-        runtime: the runtime of this process.
+    """The groups that this process has handles of.
 
     Attributes:
         closed: True if the process is ending and must not start new requests.
@@ -79,7 +76,7 @@ class GroupRegistry:
         return self._groups.get((namespace, name))
 
     def existing(self, namespace: str, name: str) -> RemoteGroup | None:
-        """Return the group of this name that this process knows and that has not ended, or None. Any thread."""
+        """Return the group of this name if this process knows the group and it has not ended, else None. Any thread."""
         with self._lock:
             for (of, called, _), group in self._known.items():
                 over = group.closing or group.gone.done() or (not group.found and group.ready.error is not None)
@@ -88,7 +85,7 @@ class GroupRegistry:
         return None
 
     def handles(self) -> Handles:
-        """Return the message that tells a restarted head about this process's groups."""
+        """Return the message that describes this process's groups to a restarted head."""
         handles = [group.handle() for group in self._groups.values() if not group.gone.done()]
         return Handles(handles, [id for group in self._launching for id in group.launched])
 
@@ -108,7 +105,7 @@ class GroupRegistry:
         Args:
             namespace, name: namespace and name of the group.
             node_names: node name of each rank, for error messages.
-            construction: how the workers are constructed.
+            construction: how this process constructs the workers.
             launched: worker ids, by rank.
             wait_s: seconds that the launch may wait for hardware.
         """
@@ -140,11 +137,12 @@ class GroupRegistry:
         wait_s: float,
         connect: Callable[[], Awaitable[object]],
     ) -> RemoteGroup:
-        """Return the RemoteGroup for a handle that another process sent. The group's first use asks the head for it.
+        """Return the RemoteGroup for a handle that another process sent.
+
+        The first use of the group asks the head for it.
 
         Args:
-            namespace, name: namespace and name of the group.
-            launch: launch id of the group.
+            namespace, name, launch: namespace, name and launch id of the group.
             node_names: node name of each rank, for error messages.
             wait_s: seconds that the head waits for the group's launch before it answers that there is no such group.
             connect: waits until this process has a session with the head; runs on the loop thread.
@@ -190,8 +188,7 @@ class GroupRegistry:
 
         Args:
             namespace, name: namespace and name of the group.
-            ended: also return a group that has ended; each call on such a group fails with the reason of its worker's
-                end.
+            ended: True to return also a group that has ended; calls on that group fail with the reason of its end.
             launch: launch id that the group must have, "" for any.
             wait_s: seconds that the head waits for the group to be launched.
 
@@ -225,10 +222,7 @@ class GroupRegistry:
         return found[0]
 
     def _known_as(self, state: GroupState) -> RemoteGroup:
-        """Return the RemoteGroup for the head's description of a group.
-
-        This is the RemoteGroup of an unused handle if there is one, else a new one.
-        """
+        """Return the RemoteGroup of an unused handle of the group that *state* describes, or a new RemoteGroup."""
         workers = sorted(state.workers, key=lambda worker: worker.rank)
         launch = _launch_of(state)
         with self._lock:
@@ -238,10 +232,11 @@ class GroupRegistry:
             return self._new_user(state.namespace, state.name, [worker.node_ip for worker in workers], launch)
 
     async def reach(self, group: RemoteGroup) -> None:
-        """Wait until the head has described *group*, whose handle came from another process.
+        """Wait until the head has described *group*, whose handle another process sent.
 
         Raises:
             GroupNotFoundError: the group has ended.
+            RlinfActorsError: the head could not be asked.
         """
         group.look_up()
         task = self._reaching.get(group)
@@ -354,7 +349,7 @@ class GroupRegistry:
             self._runtime.io.call(self._stop_failed, group)
 
     def withdraw(self, group: RemoteGroup) -> None:
-        """Stop a group whose launching code no longer waits for it. Any thread."""
+        """Stop *group*, because the code that launched it was interrupted and does not use it. Any thread."""
         self._runtime.io.call(self._stop_failed, group)
 
     def _stop_failed(self, group: RemoteGroup) -> None:
@@ -369,7 +364,7 @@ class GroupRegistry:
         task.add_done_callback(lambda _: self._stopping_failed.pop(key, None))
 
     def _head_grace_s(self) -> float:
-        """Return the seconds that a request waits for a restarting head."""
+        """Return the seconds for which a request waits for a restarting head."""
         head = self._runtime.head
         welcome = head.welcome if head is not None else None
         return welcome.head_grace_s if welcome is not None else HEAD_GRACE_S
@@ -377,9 +372,9 @@ class GroupRegistry:
     # --- stopping ---
 
     async def stop(self, group: RemoteGroup, grace_s: float) -> None:
-        """Stop the workers of *group* and wait until they have ended. After a failure the group can be stopped again.
+        """Stop the workers of *group* and wait until they have ended.
 
-        *grace_s* is the time in seconds between SIGTERM and SIGKILL.
+        The head sends SIGTERM, and SIGKILL *grace_s* seconds later. After a failure the group can be stopped again.
         """
         group.closing = True
         try:
@@ -395,8 +390,9 @@ class GroupRegistry:
                 del self._groups[(group.namespace, group.name)]
 
     async def stop_or_leave(self, group: RemoteGroup, grace_s: float) -> None:
-        """Stop *group* like `stop`, but return after the head was silent for SILENT_HEAD_S; the stop goes on in the
-        background.
+        """Stop *group* like `stop`.
+
+        If the head stays silent for SILENT_HEAD_S, return and let the stop go on in the background.
         """
         head = self._runtime.head
         stopping = self._stopping.get(group)
@@ -425,8 +421,7 @@ class GroupRegistry:
     async def stop_owned(self, grace_s: float) -> bool:
         """Stop all groups that this process owns.
 
-        Returns:
-            False if the head stayed silent for SILENT_HEAD_S and the stop requests were cancelled.
+        Return False, and cancel the stop requests, if the head stays silent for SILENT_HEAD_S.
         """
         groups = [group for group in self.all() if group.owned and not group.gone.done()]
         stops = [self.stop(group, grace_s) for group in groups]

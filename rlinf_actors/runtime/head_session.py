@@ -1,8 +1,8 @@
-"""HeadSession: a driver's or worker's session with the head: hello, heartbeats, notices. Loop thread only.
+"""HeadSession: the session of a driver or worker with the head: hello, heartbeats, notices. Loop thread only.
 
 While the head does not answer, HeadSession repeats its hello with growing pauses. Requests wait for the head, each
 until its own deadline, and are sent again when the head is back. A driver also checks whether the head's machine is
-reachable: if the network is cut, the session ends after the lease. For a worker, its agentd does this check.
+reachable: if the network is cut, the session ends after the lease. For a worker, the agentd of its node checks this.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class HeadSession:
         """Send a request to the head, now or when the head is back; see ControlClient.request.
 
         Raises:
-            ClusterTimeoutError: no answer in *timeout* seconds; the message says if the head was away.
+            ClusterTimeoutError: no answer in *timeout* seconds. The message says whether the head was silent.
         """
         try:
             return await self._client.request(body, timeout, on_reply)
@@ -236,7 +236,6 @@ class HeadSession:
                 return
 
     def _broke(self, error: InternalError) -> None:
-        """End the session, because a task that it needs has failed."""
         if not self._closed:
             self._on_silence(str(error))
 
@@ -253,7 +252,7 @@ class HeadSession:
         self._detector.check_failed(asyncio.get_running_loop().time())
 
     def _judge(self, now: float) -> bool:
-        """Report the head as lost if the failure detector says so. Return True in that case."""
+        """Call `on_silence` if the failure detector has declared the head lost. Return True in that case."""
         reason = self._detector.verdict(now)
         if reason is not None and not self._closed:
             self._on_silence(reason)
@@ -282,7 +281,7 @@ class HeadSession:
     def _restarting(self) -> None:
         """Hold requests back until the restarting head has accepted this process again.
 
-        The hello is sent when the connection is re-established, or when the head has been silent for long.
+        The hello is sent when the connection is re-established, or when the head has missed heartbeats.
         """
         if self._beats is None:
             return  # not welcomed yet: the first hello is repeated
@@ -335,10 +334,9 @@ class HeadSession:
 
 
 class WatchedClients:
-    """The clients of the job (drivers and workers) whose ends this process waits for. Loop thread.
+    """The drivers and workers of the job whose ends this process waits for. Loop thread.
 
-    Args:
-        notify: sends a notice to the head.
+    *notify* sends a notice to the head.
     """
 
     def __init__(self, notify: Callable[[Body], None]) -> None:
@@ -346,9 +344,9 @@ class WatchedClients:
         self._watched: dict[str, list[Callable[[], None]]] = {}
 
     def watch(self, incarnation: str, on_gone: Callable[[], None]) -> Callable[[], None]:
-        """Call *on_gone* when the client with this incarnation has ended. Return a function that cancels the watch.
+        """Call *on_gone* when the client with this incarnation has ended, or soon if it has ended already.
 
-        If the client has already ended, *on_gone* is called soon.
+        Return a function that cancels the watch.
         """
         known = self._watched.setdefault(incarnation, [])
         known.append(on_gone)
@@ -364,10 +362,10 @@ class WatchedClients:
         return unwatch
 
     def renew(self) -> None:
-        """Send all watches again, to a head that was restarted."""
+        """Send all watches to a head that was restarted."""
         if self._watched:
             self._notify(WatchClients(list(self._watched)))
 
     def gone(self, incarnation: str) -> None:
-        """Call the callbacks that watch the client with this incarnation, which has ended."""
+        """Call the callbacks that watch the client with this incarnation, because it has ended."""
         call_all(self._watched.pop(incarnation, ()))

@@ -1,4 +1,7 @@
-"""LogPrinter: print workers' output in the driver's terminal, on a thread of its own because a slow terminal blocks."""
+"""LogPrinter: prints the output of workers in the driver's terminal.
+
+The loop thread queues the lines. A thread of the printer writes them, because a slow terminal blocks.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,19 @@ from rlinf_actors.wire.control_codec import Body
 log = logging.getLogger(__name__)
 
 END_S = 2.0
-"""Seconds that an ending driver waits for its workers' output; lines not shown by then are only counted."""
+"""Seconds that an ending driver waits for its workers' output. Later lines are counted and not printed."""
 STUCK_S = 0.5
-"""Additional seconds that an ending driver waits for a blocked terminal."""
+"""Additional seconds that an ending driver waits for a write that blocks."""
 
 WIDTH = 80
 """Columns assumed for a terminal of unknown width."""
 
 Source = tuple[str, str]
-"""The source of a line: the prefix that names worker and node, and the stream ("out" or "err")."""
+"""A prefix such as "[group:rank@node] ", and "out" or "err" for the worker's stdout or stderr."""
 
 
 class LogPrinter:
-    """Prints ``[group:rank@node] text``. `show`, `close` and `left_out` may be called from any thread.
+    """Prints ``[group:rank@node] text``.
 
     A progress bar, which rewrites its line by carriage returns, keeps one line of the terminal up to date. If the
     output is not a terminal, only the last state of the bar is printed.
@@ -40,7 +43,8 @@ class LogPrinter:
         shown: called on the printer's thread with a LogCredit for printed lines, which lets the sender send more.
 
     Attributes:
-        left: number of lines that were not shown, by (node, path of the log files there or "").
+        left: number of lines that were not printed, by node and by the file or directory of the logs there ("" if
+            unknown).
     """
 
     def __init__(self, shown: Callable[[Body], None]) -> None:
@@ -56,7 +60,7 @@ class LogPrinter:
         exhaustion.start(self._thread)
 
     def show(self, lines: LogLines) -> None:
-        """Queue lines for printing. The flow control of the senders (LogCredit) bounds the memory of the queue."""
+        """Queue lines for printing. Any thread. The flow control by LogCredit bounds the length of the queue."""
         self.left_out(lines.node, lines.where, lines.left)
         self._queue.put(lines)
 
@@ -65,10 +69,7 @@ class LogPrinter:
         self._queue.put(callback)
 
     def close(self, patience_s: float = END_S) -> None:
-        """Print the remaining lines for at most *patience_s* seconds, then end the thread.
-
-        Does not wait for a blocked terminal.
-        """
+        """Print the remaining lines for at most *patience_s* seconds, then end the thread, unless a write blocks."""
         self._until = min(self._until, time.monotonic() + patience_s)
         self._queue.put(None)
         self._thread.join(patience_s + STUCK_S)
@@ -81,7 +82,7 @@ class LogPrinter:
             self._queue.put(None)
 
     def _next_lines(self) -> LogLines | None:
-        """Return the next lines in the queue, None if the queue is empty."""
+        """Return the next lines in the queue, None if the queue has none."""
         while not self._queue.empty():
             with contextlib.suppress(queue.Empty):
                 lines = self._queue.get_nowait()
@@ -94,9 +95,7 @@ class LogPrinter:
         self._until = 0.0
 
     def left_out(self, node: str, where: str, lines: int) -> None:
-        """Add *lines* to the number of lines of *node* that were not shown; *where* is the path of its log files, or
-        "".
-        """
+        """Add *lines* to the lines of *node* in `left`; *where* is the file or directory of the node's logs, or ""."""
         if lines:
             self.left[node, where] = self.left.get((node, where), 0) + lines
 
@@ -144,7 +143,6 @@ class LogPrinter:
         return True
 
     def _write(self, stream: str, group: list[tuple[str, str]]) -> None:
-        """Write lines to *stream* ("out" or "err"). *group* has a (prefix, text) pair for each line."""
         out = _stream(stream)
         if out is None:
             return  # pythonw, or a script that closed it
@@ -191,9 +189,7 @@ class LogPrinter:
 
 
 def say(text: str) -> None:
-    """Print a line of the library itself to stderr, not through logging: a log level must not hide that lines are
-    missing.
-    """
+    """Print a line of this library to stderr. Not through logging, whose level may hide that lines are missing."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # stderr is closed
             _put(sys.stderr, f"[rlinf-actors] {text}\n")

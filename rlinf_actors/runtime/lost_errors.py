@@ -1,11 +1,11 @@
 """LostErrors: report errors of calls that no code waits for, once, and make the script's exit code non-zero.
 
-A failed call, stream or launch registers itself here when its error arrives (I/O thread). If code is waiting for the
-operation, that code gets the error as an exception and nothing is reported. Otherwise the caller has `GRACE_S` to start
-waiting. After that the error is reported, even while the driver blocks elsewhere. The report goes to the exception
-handler of the event loop in which the call was made, as asyncio does for tasks, or to the log if there was no loop.
-Code that waits later still gets the exception, and the error is not reported again. The exit code depends on the errors
-that no code had taken by the end of the process.
+A failed call, stream or launch registers itself here when its error arrives, on the loop thread. If code is waiting for
+the operation, that code gets the error as an exception and nothing is reported. Otherwise the caller has `GRACE_S` to
+start waiting. After that the error is reported, even while the driver blocks elsewhere: to the exception handler of the
+event loop in which the call was made, as asyncio does for tasks, or to the log if there was no loop. Code that waits
+later still gets the exception, and the error is not reported again. The exit code depends on the errors that no code
+had taken by the end of the process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from typing import Any, ClassVar, Protocol
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.3
-"""Seconds before an error that no code waits for is reported. A caller that waits for its result in the next statements
-is in time.
-"""
+"""Seconds before an error that no code waits for is reported: enough for a caller whose next statement waits."""
 LOOP_PATIENCE_S = 0.5
 """Seconds that an event loop may take to run its exception handler; after that the error goes to the log."""
 
@@ -38,11 +36,11 @@ Later = Callable[[float, Callable[[], object]], object]
 
 
 class FailedOperation(Protocol):
-    """A call, stream or launch that failed."""
+    """A failed call, stream or launch."""
 
     @property
     def cause(self) -> Exception | None:
-        """The error object if other operations may have failed with the same object, else None. It is reported once."""
+        """The error object if other operations may have failed with the same object, else None. Reported once."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -50,9 +48,7 @@ class FailedOperation(Protocol):
 
     @property
     def shared(self) -> bool:
-        """True if calls on the group fail with the same error object; once a call raises it, this operation counts as
-        seen.
-        """
+        """True for a launch: once a call on the group raises the launch's error, the launch counts as seen."""
 
     def describe(self) -> str:
         """Return the full error text for the log. Any thread: must not unpickle."""
@@ -62,7 +58,7 @@ class FailedOperation(Protocol):
 
 
 class _Open:
-    """A failure that no code has taken yet. Holds a strong reference until the failure is reported, then a weak one."""
+    """A failure that no caller has seen. The reference is strong until the failure is reported, then weak."""
 
     __slots__ = ("held", "ref", "reported")
 
@@ -76,7 +72,7 @@ class LostErrors:
     """The failures that no caller has seen. Any thread.
 
     Args:
-        change_exit_code: change the script's exit code from 0 to 1 if an error was lost.
+        change_exit_code: True to change the script's exit code from 0 to 1 if an error was lost.
         later: starts a timer.
 
     Attributes:
@@ -100,11 +96,11 @@ class LostErrors:
         return self._exit_code is not None and self._exit_code.chosen
 
     def failed(self, failed: FailedOperation, *, awaited: bool) -> None:
-        """Register a failure. It is reported after GRACE_S unless `seen` is called before.
+        """Register a failure, to be reported after GRACE_S unless `seen` is called before.
 
         Args:
             failed: the failed operation; `seen` and `collected` must be given the same object.
-            awaited: True if code is already waiting and gets the error as an exception.
+            awaited: True if code is waiting for the operation and gets the error as an exception.
         """
         record = self._open[id(failed)] = _Open(failed, held=not awaited)
         if failed.shared:
@@ -115,24 +111,24 @@ class LostErrors:
             self._later(GRACE_S, lambda: self._overdue(record))
 
     def seen(self, failed: FailedOperation) -> None:
-        """Record that the error of *failed* was raised to a caller, so that it is not reported."""
+        """Record that a caller got the error of *failed*, so that the error is not reported."""
         self._open.pop(id(failed), None)
         self._known(failed)
 
     def _known(self, failed: FailedOperation) -> None:
-        """Treat the launch that failed with the same error object as seen too."""
+        """Count the launch that failed with the same error object as seen too."""
         sharing = self._shared.pop(id(failed.cause), None)
         if sharing is not None:
             self._open.pop(id(sharing), None)
 
     def collected(self, failed: FailedOperation) -> None:
-        """Count an unseen failure as lost. Called by the operation's destructor."""
+        """Count a failure that no caller has seen as lost. Called by the operation's destructor."""
         record = self._open.pop(id(failed), None)
         if record is not None:
             self._lost(failed, record)
 
     def close(self) -> None:
-        """Report all failures that are still unseen, and log errors that an event loop's handler has not taken.
+        """Report all failures that no caller has seen, and log errors that an event loop's handler has not taken.
 
         Called when the connection to the cluster begins to close, and again after the connection was closed.
         """
@@ -172,8 +168,9 @@ class LostErrors:
         self._hand_over(failed, text, loop)
 
     def _hand_over(self, failed: FailedOperation, text: str, loop: asyncio.AbstractEventLoop) -> None:
-        """Report the failure to the loop's exception handler, or to the log if the loop does not run it in
-        LOOP_PATIENCE_S.
+        """Give the failure to the loop's exception handler.
+
+        Log it if the loop does not run the handler in LOOP_PATIENCE_S.
         """
         turn = threading.Lock()  # the first to acquire it reports
 

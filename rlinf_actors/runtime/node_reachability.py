@@ -1,10 +1,10 @@
-"""NodeReachability: detect a cut network between this process and the nodes of workers that it waits for.
+"""NodeReachability: detects a cut network between this process and the nodes of workers that it waits for.
 
 The head reports workers that died. But the head may reach two nodes that do not reach each other; a call or receive
 between them would wait forever. Therefore, while this process waits for a worker on another machine and no message
-arrives from that machine, it checks the machine's reachability in the same way as the head's
-(`net.failure_detection`): the kernel answers even if the worker is stopped or busy; across a cut network there is no
-answer. After a lease plus HEAD_FIRST_S, calls to that node fail.
+arrives from that machine, it makes the same reachability checks as the head (`net.failure_detection`): the kernel of a
+reachable machine answers even if the worker is stopped or busy; across a cut network there is no answer. After the
+head's lease plus HEAD_FIRST_S, calls to workers of that machine fail.
 
 Loop thread only.
 """
@@ -27,7 +27,7 @@ HEAD_FIRST_S = 1.0
 
 
 class _Path:
-    """The failure detector of one machine with awaited workers. A check uses the endpoint of any of these workers."""
+    """The failure detector of one machine that has awaited workers. A check uses the endpoint of any of them."""
 
     def __init__(self, detector: FailureDetector, now: float) -> None:
         self.detector = detector
@@ -53,7 +53,7 @@ class NodeReachability:
         self._tasks = Tasks()
 
     def start(self, beat_s: float, lease_s: float) -> None:
-        """Start checking, with the heartbeat interval and lease of the head, in seconds."""
+        """Start checking. *beat_s* and *lease_s* are the head's heartbeat interval and lease, in seconds."""
         self._tasks.start(self._tend(beat_s, lease_s), "watching other nodes")
 
     def close(self) -> None:

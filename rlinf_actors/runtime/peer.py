@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 HANDSHAKES = 5
-"""Number of failed handshakes, without a success, after which the listening process is taken for a foreign one."""
+"""Number of failed handshakes after which a process that has never answered is taken for a foreign process."""
 _links = itertools.count(1)
 new_call = itertools.count(1).__next__
 """Return the next call number. Numbers are unique in the process, so one header serves every rank of a group call."""
@@ -65,14 +65,14 @@ class Pending(Protocol):
     """A registered call that waits for its answer."""
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """Handle an answer. Return True if this was the last answer. Call on the loop thread only."""
+        """Handle an answer. Return True if no further answer will come. Loop thread."""
 
     def fail(self, error: Exception) -> None:
         """End the call with *error*, because the worker is gone. Any thread."""
 
 
 class Peer:
-    """One worker of one group.
+    """The connection of this process to one worker.
 
     Args:
         network: makes the link.
@@ -81,10 +81,11 @@ class Peer:
         rank: rank of the worker.
         node: node name of the worker, for error messages.
         needed: called once, when the first message waits for the link. Any thread.
-        lost: called with this peer when the connection was lost and re-established. Loop thread.
+        lost: called with this Peer when the connection was lost and re-established. Loop thread.
         me: worker id of this process, "" in a driver.
 
     Attributes:
+        worker_id: id of the worker, "" while unknown.
         succeeds: identities of earlier links to this worker whose connections were lost.
         wanted: True if a message was sent, or the link is needed for another reason.
         received: number of messages that have arrived.
@@ -133,12 +134,12 @@ class Peer:
 
     @property
     def connected(self) -> bool:
-        """True if the link was made. The link may not be ready yet."""
+        """True if the link was made. Messages may still wait for the worker's answer to the offer of shared memory."""
         return self._joined is not None
 
     @property
     def awaited(self) -> bool:
-        """True if the peer has not failed and has pending calls, listeners or `on_gone` callbacks."""
+        """True if this process waits for the worker: it has pending calls, listeners or `on_gone` callbacks."""
         return self.error is None and bool(self.pending or self._listeners or self._watchers)
 
     def connect(
@@ -208,15 +209,14 @@ class Peer:
             link.close()
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Run *function* on the loop thread soon. Any thread, also in destructors."""
         self._network.soon(function)
 
     # --- calls ---
 
     def open(self, pending: Pending, call: int = 0) -> int:
-        """Register a pending call and return its number; *call* is its number, 0 for a new one. Any thread.
+        """Register a pending call and return its number. *call* is the number, 0 for a new number. Any thread.
 
-        If the peer has failed, the call fails at once.
+        If the Peer has failed, the call fails at once.
         """
         call = call or new_call()
         self.pending[call] = pending
@@ -232,16 +232,14 @@ class Peer:
     def listen(self, listener: Callable[[frames.AnyFrame], object]) -> int:
         """Register a listener and return its number.
 
-        The listener gets every frame of `_LISTENED` that carries the number.
-
-        The registration ends when the worker is gone, or by `ignore`.
+        The listener gets each frame of `_LISTENED` that carries the number. The registration ends when the worker is
+        gone, or by `ignore`.
         """
         number = new_call()
         self._listeners[number] = listener
         return number
 
     def ignore(self, number: int) -> None:
-        """Remove the listener with this number."""
         self._listeners.pop(number, None)
 
     def on_gone(self, callback: Callable[[Exception], object]) -> None:
@@ -257,10 +255,12 @@ class Peer:
     ) -> None:
         """Send a message, or keep it in the backlog until the link is ready. Any thread.
 
+        A failed Peer drops the message.
+
         Args:
             frame, parts: the message.
-            now: send from this thread if possible; see net.link.Listener.send.
-            alone: True if the parts are sent to no other worker.
+            now: True to hand the message to the socket on this thread if nothing is queued before it; saves a wake-up.
+            alone: True if the parts are sent to no other worker; the worker may then write to lent parts.
         """
         self.post(frames.encode(frame), parts, now=now, alone=alone)
 
@@ -284,7 +284,7 @@ class Peer:
         link.send(header, parts, now=now)
 
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
-        """Copy large parts into memory that can be shared with this worker; see Lending.store. Any thread."""
+        """Copy large parts into shared memory that this worker can open; see Lending.store. Any thread."""
         return self._lending.store(parts)
 
     def fail(self, error: Exception) -> None:
@@ -308,13 +308,12 @@ class Peer:
     # --- the owner's side ---
 
     def constructing(self, create: int) -> None:
-        """Withhold exceptions that answer calls, until `release`. Loop thread.
+        """Withhold exceptions that answer calls, until `release`. *create* is the call number of the Create.
+
+        Loop thread.
 
         If a worker's constructor raises, the worker answers the waiting calls with that exception, and then the Create
         too. The owner fails the calls with the error of the Create, so that the user gets one error, once.
-
-        Args:
-            create: call number of the Create.
         """
         self._create = create
 
@@ -362,10 +361,11 @@ class Peer:
             self.pending.pop(frame.id, None)
 
     def _rejected(self, why: str, for_good: bool) -> None:
-        """Count a failed handshake; fail the peer if retries are useless (*for_good*) or HANDSHAKES have failed.
+        """Count a failed handshake.
 
-        The transport retries unless *for_good*. A worker that ends during a handshake causes the same event, but only
-        once.
+        Fail the Peer if the link does not try again (*for_good*) or HANDSHAKES have failed.
+
+        A worker that ends during a handshake causes the same event, but only once.
         """
         self._handshakes_failed += 1
         if for_good or (self._handshakes_failed >= HANDSHAKES and not self.received):
@@ -382,25 +382,19 @@ class Peer:
             self.fail(error)
 
     def _send_at_once(self, frame: frames.AnyFrame) -> None:
-        """Send a frame about the link itself, even if the link is not ready. Loop thread."""
+        """Send a frame about shared memory, before the backlog if the link is not ready. Loop thread."""
         if self._joined is not None:
             self._joined.send(frames.encode(frame))
 
 
 ANSWER_S = 0.25
-"""Seconds that a wait that timed out gives late workers to say what they run.
-
-Their I/O threads answer in milliseconds.
-"""
+"""Seconds that late workers get to answer what they run, after a wait for them has timed out."""
 MAX_ASKED = 16
 """Maximum number of late workers that are asked and named in one error message."""
 
 
 class LateReport(Promise[None]):
-    """Asks late workers what their user code is running. Resolves when every connected worker has answered.
-
-    Any thread.
-    """
+    """Asks late workers what their user code is running. Ends when every connected worker has answered. Any thread."""
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         super().__init__("the answer of late workers")
@@ -421,7 +415,7 @@ class LateReport(Promise[None]):
             self.resolve(None)
 
     def describe(self) -> str:
-        """Return text for an error message that says what each worker is running. Withdraws unanswered requests."""
+        """Return what each worker is running, as text for an error message. Withdraw the unanswered requests."""
         for peer, call in self._calls.items():
             peer.pending.pop(call, None)
         texts = [f"{peer.name} on {peer.node} {self._text(peer)}" for peer in self._peers[:MAX_ASKED]]

@@ -133,7 +133,7 @@ class RemoteGroup:
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call *callback* on the loop thread when the result of `serves` may have changed.
 
-        Return a function that stops this.
+        Return a function that ends this.
         """
         with self._lock:
             self._watchers = (*self._watchers, callback)
@@ -150,15 +150,15 @@ class RemoteGroup:
         return [rank_id(peer.worker_id) for peer in self.peers] == [rank_id(worker.id) for worker in workers]
 
     def handle(self) -> GroupHandle:
-        """Return what a restarted head must know of this group: the state of every worker, including ended workers."""
+        """Return the state of every worker, including ended workers, for a restarted head."""
         return GroupHandle(self.namespace, self.name, list(self.states.values()))
 
     # --- readiness of another process's group ---
 
     def request_ready(self) -> Promise[None]:
-        """Return `ready`. If another process constructs the group, ask the workers to answer when constructed.
+        """Return `ready`. Any thread.
 
-        Any thread.
+        If another process constructs the workers, ask them to answer when they are constructed.
         """
         ready = self.ready
         if not self.owned and self._soon is not None and not ready.done():
@@ -166,9 +166,7 @@ class RemoteGroup:
         return ready
 
     def look_up(self) -> None:
-        """Start asking the head for the group, if this handle came from another process and the head has not described
-        it.
-        """
+        """Ask the head for the group, if another process sent the handle and the head has not described the group."""
         if not self.found and self._reach is not None:
             self._reach(self)
 
@@ -190,9 +188,9 @@ class RemoteGroup:
         peer.send(frames.WhatRuns(peer.open(ReadyRequest(self, peer)), True), now=True)
 
     def worker_ready(self, peer: Peer, error: Exception | None) -> None:
-        """Handle the answer of a worker of another process's group. Any thread.
+        """Handle the answer of a worker that another process constructs. Any thread.
 
-        *error* is None if the worker is constructed; otherwise the reason why the worker will not be constructed.
+        *error* is None if the worker is constructed; otherwise it is the reason why the worker will not be constructed.
         """
         successor = self.peers[peer.rank]
         if error is not None and successor is not peer and successor.error is None and not self.ready.done():
@@ -205,7 +203,7 @@ class RemoteGroup:
                 self.ready.resolve(None)
 
     def unreachable(self, error: Exception) -> None:
-        """Fail all waiting calls, because the head could not be asked for the group. Later calls ask the head again."""
+        """Fail all waiting calls, because the head could not be asked for the group. A later call asks again."""
         ready, self.ready = self.ready, Promise(f"group {self.name!r}")
         ready.reject(error)
         for peer in self.peers:
@@ -265,10 +263,9 @@ class RemoteGroup:
         call_all(self._watchers)
 
     def _succeed(self, worker: WorkerState) -> bool:
-        """Install a new peer for a restarted worker.
+        """Install a new Peer for a restarted worker.
 
-        Returns:
-            False if *worker* belongs to another group or is not newer than the known worker; nothing is changed then.
+        Return False if *worker* is of another group, or no newer than the known one.
         """
         old, before = self.peers[worker.rank], self.states.get(worker.rank)
         restarts = before.restarts if before is not None else -1
@@ -303,7 +300,7 @@ class RemoteGroup:
         return peer
 
     def _replace(self, old: Peer, error: Exception) -> Peer:
-        """Install a new peer for the rank of *old* and return it. Pending calls of *old* fail with *error*."""
+        """Install a new Peer for the rank of *old* and return it. Pending calls of *old* fail with *error*."""
         peer = self._peer(old.rank, old.node)
         # before `fail`: callers that are told of the end call again, and must find the new peer
         self.peers = [*self.peers[: old.rank], peer, *self.peers[old.rank + 1 :]]
@@ -312,12 +309,11 @@ class RemoteGroup:
         return peer
 
     def _link_needed(self, rank: int) -> None:
-        """Connect to the worker of *rank*, because a message waits for the link. Any thread."""
         if self._soon is not None:
             self._soon(self._connect_rank, rank)
 
     def _link_lost(self, old: Peer) -> None:
-        """Replace *old*, whose connection was lost and re-established: messages may be missing."""
+        """Replace *old*, whose connection was lost and re-established, because messages may be missing."""
         if self.peers[old.rank] is not old or old.error is not None:
             return
         error = ConnectionLostError(
@@ -387,7 +383,7 @@ class RemoteGroup:
                 self.ready.resolve(None)
 
     def detached(self) -> None:
-        """Record that the group is up and that this process no longer owns it."""
+        """Record that the group is up and that the head has taken over the ownership."""
         self.owned = False
         self.ready.resolve(None)
 
@@ -399,12 +395,11 @@ class RemoteGroup:
             self.fail(error)
 
     def _late(self) -> list[Peer]:
-        """Return the peers of the ranks that are not constructed."""
         constructed = self._construction.constructed if self._construction is not None else {}
         return [peer for peer in self.peers if constructed.get(peer.rank) != peer.worker_id or not peer.worker_id]
 
     def error_was_raised(self) -> None:
-        """Record that launch() raised the error of `ready`, so that it is not reported as lost."""
+        """Record that launch() raised the error of `ready`, so that LostErrors does not report it."""
         if isinstance(self.ready, Readiness):
             self.ready.seen()
 
@@ -424,7 +419,7 @@ class RemoteGroup:
             peer.close()
 
     def close(self, error: Exception | None = None) -> None:
-        """Fail all calls, close the links, and resolve `gone`: the group has ended for this process."""
+        """Fail all calls, close the links and resolve `gone`, because the group has ended for this process."""
         self.end_calls(error)
         self.gone.resolve(None)
 

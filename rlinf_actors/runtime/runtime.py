@@ -58,10 +58,9 @@ IDLE_S = 10.0
 
 
 def shared_memory(limit: int, io: IoThread) -> Arena | None:
-    """Make the shared-memory arena of this process.
+    """Make the shared-memory arena of this process, of at most *limit* bytes and a quarter of the machine's memory.
 
-    The arena is limited to *limit* bytes, and to a quarter of the machine's memory. Returns None if *limit* is 0 or
-    shared memory is not available.
+    Return None if *limit* is 0 or shared memory is not available.
     """
     limit = min(limit, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
     if limit <= 0:
@@ -85,7 +84,7 @@ class _Trimmer:
         self._armed = False
 
     def stored(self) -> None:
-        """Start the timer if it is not running, because a block was stored. Any thread."""
+        """Start the timer if it is not running. The arena calls this on any thread when it has stored a block."""
         if not self._armed:
             self._armed = True
             self._io.call(self._arm, self._arena.stores)
@@ -104,7 +103,7 @@ class _Trimmer:
 T = TypeVar("T")
 
 ANSWER_S = 0.5
-"""Seconds beyond END_S that the nodes may take to report how many lines they did not send."""
+"""Seconds beyond END_S that the agentds may take to report how many lines they did not send."""
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
@@ -169,12 +168,10 @@ class Runtime:
         self.watched = WatchedClients(self._tell)
 
     def copy(self, data: Buffer) -> Buffer:
-        """Return a copy of *data* for sending. Any thread."""
         return bytes(data) if self._memory is None else self._memory.copy(data)
 
     @property
     def identity(self) -> str:
-        """The name by which peers know this process."""
         return f"{self.role}:{self.incarnation}"
 
     # --- the head ---
@@ -238,7 +235,7 @@ class Runtime:
         return answer
 
     async def nodes(self, num_nodes: int, timeout: float | None) -> Nodes:
-        """Wait until the cluster has *num_nodes* nodes, and return the nodes; see wire.clients.GetNodes.
+        """Wait until the cluster has *num_nodes* nodes, and return the nodes; see client_messages.GetNodes.
 
         Loop thread.
         """
@@ -259,7 +256,11 @@ class Runtime:
             self._stopped = True  # no head is left for a Goodbye
 
     async def flush_output(self) -> None:
-        """Wait until the output of this job's ended workers is printed, at most END_S plus ANSWER_S. Loop thread."""
+        """Wait until the output of this job's ended workers is printed. Loop thread.
+
+        Waits at most 2 * END_S + ANSWER_S: for the head's answer, and then for the last lines of the agentds and the
+        printer.
+        """
         head, loop = self.head, asyncio.get_running_loop()
         if head is None or head.welcome is None or self._gone is not None:
             return
@@ -319,7 +320,7 @@ class Runtime:
     # --- the end ---
 
     def daemon_died(self, reason: str) -> None:
-        """Fail all calls on all groups, because the embedded agentd died, and every worker with it. Loop thread."""
+        """Fail all calls on all groups, because the embedded agentd has died and every worker with it. Loop thread."""
         self._end_all(RlinfActorsError(f"the cluster is gone: {reason}\n{_START_AGAIN}"))
 
     def head_lost(self, reason: str) -> None:
@@ -330,10 +331,6 @@ class Runtime:
         self._end_all(NodeLostError(f"{reason}; its workers end without it. {_START_AGAIN}"))
 
     def _declared_dead(self, reason: str) -> None:
-        """Close the session and fail all calls, because the head has reported this process as dead to others.
-
-        Loop thread.
-        """
         self._on_given_up(reason)
         self.head_lost(reason)
 
