@@ -1,7 +1,7 @@
-"""The commands of `rlinf-actors` under one name, and the exit codes of their errors.
+"""The click group of all `rlinf-actors` commands, and the exit code for each error class.
 
-cli.main calls `run`. Rules for every command: data goes to stdout, everything else to stderr; an error is shown as its
-message, never as a traceback; exit codes are agentd's: 64 usage, 69 unavailable, 77 permission, 78 configuration.
+cli.main calls `run`. Every command writes data to stdout and everything else to stderr, and prints an error as one
+message without a traceback. The exit codes are agentd's: 64 usage, 69 unavailable, 77 permission, 78 configuration.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMES = (*files.UNITS, *files.DROP_INS)
 
 @click.group()
 def units() -> None:
-    """Show or install systemd units for the head and for agents."""
+    """Show or install systemd units for the head and for agentd."""
 
 
 @units.command("print")
@@ -46,7 +46,7 @@ def units() -> None:
 def print_units(names: tuple[str, ...]) -> None:
     """Print units with the paths of this installation.
 
-    Units: rlinf-head.service, rlinf-agentd@.service and rlinf-workers@.service, and the drop-ins of the last two,
+    Units: rlinf-head.service, rlinf-agentd@.service, rlinf-workers@.service, and the drop-ins of the last two,
     rlinf-agentd@.service.d/hardened.conf and rlinf-workers@.service.d/hardened.conf. Default: all.
     """
     chosen = names or _NAMES
@@ -93,7 +93,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="rlinf-actors")
 def app() -> None:
-    """Look at clusters and configurations of rlinf-actors."""
+    """Inspect and manage rlinf-actors clusters."""
 
 
 for _command in (
@@ -125,7 +125,7 @@ def estop(context: click.Context, arguments: tuple[str, ...]) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command in *arguments* and return its exit code."""
+    """Run the command that *arguments* name and return its exit code."""
     try:
         code = app.main(list(arguments), prog_name="rlinf-actors", standalone_mode=False)
     except click.UsageError as error:

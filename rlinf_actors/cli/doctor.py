@@ -1,7 +1,7 @@
 """`rlinf-actors doctor`: inspect this machine, and print each problem with its fix. Changes nothing.
 
-`inspect_machine` collects the facts; the checks in doctor_checks turn them into findings. Running agentds are found by
-the locks of their run directories, as far as this user can see those.
+`inspect_machine` collects facts, and the checks in doctor_checks turn the facts into findings. Running agentds are
+found by the locks in their run directories, as far as this user may see those.
 """
 
 from __future__ import annotations
@@ -42,24 +42,20 @@ from rlinf_actors.settings import CLUSTER_MARK, HEAD, KEEPER, Settings
 from rlinf_actors.version import VERSION
 
 OF_UNITS = "/run/rlinf-agentd"
-"""RuntimeDirectory= of the shipped unit; it contains a directory for each user."""
+"""Directory in which the shipped systemd unit makes a run directory for the agentd of each user."""
 
 
 @dataclass(frozen=True)
 class Agentd:
-    """A running agentd."""
-
     pid: int
     run_dir: str
 
 
 def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
-    """Return the running agentds: first the agentds of systemd units, then agentds started by hand.
-
-    The agentds of private clusters, which drivers start, are left out.
+    """Return the running agentds, except those of private clusters: first those of systemd units, then the others.
 
     Args:
-        parents: directories that contain run directories.
+        parents: directories that contain the run directories of agentds started by hand.
         of_units: directory that contains the run directories of systemd units.
     """
     locks = [*sorted(Path(of_units).glob("*/lock"))]
@@ -78,11 +74,7 @@ def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
 
 
 def is_locked(path: str) -> bool:
-    """True if a process holds the lock file *path*.
-
-    Raises:
-        OSError: the file cannot be opened.
-    """
+    """True if a process holds a flock(2) lock on the file *path*. Raises OSError if the file cannot be opened."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -110,11 +102,11 @@ _DISTRIBUTIONS = {
 }
 _CONFIG = "/etc/rlinf-actors/agentd.toml"
 _TIME_ERROR = 5
-"""What adjtimex(2) returns while nothing synchronizes the clock."""
+"""Value that adjtimex(2) returns while no program synchronizes the clock."""
 
 
 def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts:
-    """Return the facts about this machine. Blocks while vendors' libraries and the head answer (about 15 s at most)."""
+    """Return the facts about this machine. Blocks for up to about 15 s while vendors' libraries and the head answer."""
     report = asyncio.run(run_probe())
     running = agentds(parents(settings))
     cgroups, cgroup_error = _cgroups(settings, running)
@@ -158,7 +150,10 @@ def directory(path: str) -> Directory:
 
 
 def stale_run_dirs(places: Iterable[str]) -> list[str]:
-    """Return this user's unused run directories: no agentd holds the lock, and no process names them."""
+    """Return this user's run directories that an ended agentd has left in the directories *places*.
+
+    No process holds the lock of such a run directory or has its path on the command line.
+    """
     commands = [_command(pid) for pid in procfs.pids()]
     found = []
     for path in sorted({os.path.realpath(lock.parent) for one in places for lock in Path(one).glob("rlinf-*/lock")}):
@@ -171,7 +166,7 @@ def stale_run_dirs(places: Iterable[str]) -> list[str]:
 
 
 def key_files(settings: Settings) -> list[KeyOnDisk]:
-    """Return the key files of this user and the directories of these files."""
+    """Return the directories of this user's key files, then the key files."""
     paths = [path for role in keyfile.ROLES if (path := keyfile.locate(settings, role)) is not None]
     found = [KeyOnDisk(str(folder), _private(folder)) for folder in sorted({path.parent for path in paths})]
     for path in paths:
@@ -192,8 +187,8 @@ def _private(path: Path) -> bool:
 def processes() -> list[OwnProcess]:
     """Return the templates and workers of this user, and the processes that workers started.
 
-    Processes in containers are left out: from outside their pid namespace, their agentd's lock is not visible, so
-    each would look like an orphan.
+    Processes in containers are left out: their agentd's lock cannot be seen from outside their pid namespace, so each
+    would look like an orphan.
     """
     marks = {pid: mark for pid in procfs.pids() if (mark := procfs.mark_of(pid)) is not None}
     marks = {pid: mark for pid, mark in marks.items() if procfs.is_in_our_pid_namespace(pid)}
@@ -212,7 +207,7 @@ def processes() -> list[OwnProcess]:
 def _served(template: int) -> bool:
     """True if an agentd holds the lock of the template's run directory.
 
-    The parent process is no sign: a later agentd may have adopted the template.
+    The template's parent process does not tell, because a later agentd may have taken over the template.
     """
     for argument in _command(template).split():
         if argument.endswith("/pkg"):
@@ -266,7 +261,7 @@ def _memfd() -> str:
 
 
 def _peers() -> str:
-    """Return why a child process cannot open this process's memory, as workers do; "" if it can."""
+    """Return the error of a child process that opens this process's memory through /proc, as workers do; "" if none."""
     fd = os.memfd_create("doctor", os.MFD_CLOEXEC)
     try:
         code = f"open('/proc/{os.getpid()}/fd/{fd}', 'r+b').close()"
@@ -285,7 +280,10 @@ def _synchronized() -> bool | None:
 
 
 def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]:
-    """Return the cgroup directories of the first running agentd (else of an agentd started from here), and an error."""
+    """Return the directories for workers' cgroups, and an error text ("" if there is no error).
+
+    The directories are those of the first agentd in *running*, else of an agentd started from this shell.
+    """
     wanted = "auto"
     file = Path(settings.config_file or _CONFIG)
     for path in (file, *sorted((file.parent / "agentd.d").glob("*.toml"))):
@@ -302,7 +300,11 @@ def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]
 
 
 def _keeper_of(agentd: int) -> int | None:
-    """Return the pid of the keeper in an agentd's workers' unit, None if it has none. Workers are in its cgroup."""
+    """Return the pid of the keeper that starts an agentd's workers, None if that keeper is in no systemd unit of its
+    own.
+
+    The workers are in the keeper's cgroup.
+    """
     try:
         environ = Path(f"/proc/{agentd}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -312,7 +314,7 @@ def _keeper_of(agentd: int) -> int | None:
 
 
 def _ask(endpoint: str, settings: Settings) -> tuple[str, str]:
-    """Return the version of the head at *endpoint*, and why it cannot be used; one of the two is ""."""
+    """Return the version of the head at *endpoint*, and why the head cannot be used; one of the two is ""."""
     try:
         full = endpoint if "://" in endpoint else endpoint_of(endpoint, HEAD)
         if full.startswith("tcp://"):

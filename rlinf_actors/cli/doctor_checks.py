@@ -18,140 +18,81 @@ REQUIRED = ("zmq", "msgspec", "cloudpickle")
 MIN_FILES, GOOD_FILES = 256, 4096
 """Required and recommended limit of open files: a driver needs about 40; agentd 30, and more for each worker."""
 MAX_RUN_DIR = 60
-"""Longest path, in bytes, of the parent of run directories: the path of a unix socket has at most 107 bytes."""
+"""Longest path, in bytes, of the parent of run directories, since a unix socket's path has at most 107 bytes."""
 GOOD_SHM = 1 << 30
 _PACKAGES = {"zmq": "pyzmq"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
-
-    Attributes:
-        check: name of the check.
-        status: PASS, WARN or FAIL.
-        text: what was found.
-        fix: what to do, "" if nothing is wrong.
-    """
+    """One line of the report."""
 
     check: str
-    status: str
-    text: str
-    fix: str = ""
+    status: str  # PASS, WARN or FAIL
+    text: str  # what was found
+    fix: str = ""  # what to do, "" if nothing is wrong
 
 
 @dataclass(frozen=True)
 class OwnProcess:
-    """A template or worker process of this user.
-
-    Attributes:
-        pid: its process id.
-        kind: "template" or "worker"; a process that a worker started counts as a worker.
-        command: its command line, shortened.
-        orphan: True if the agentd of the template, or the template of the worker, has ended.
-        figures: its use of resources, None if unknown.
-    """
+    """A template or worker of this user, or a process that a worker started."""
 
     pid: int
-    kind: str
-    command: str
-    orphan: bool
+    kind: str  # "template" or "worker"; a process that a worker started counts as a worker
+    command: str  # its command line, shortened
+    orphan: bool  # True if the agentd of the template, or the template of the worker, has ended
     figures: Figures | None = None
 
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory.
-
-    Attributes:
-        path: its path.
-        mode: its permission bits, None if the directory does not exist.
-        uid: user id of its owner.
-        error: why files cannot be created in it, "" if they can.
-    """
-
     path: str
-    mode: int | None = None
-    uid: int = 0
-    error: str = ""
+    mode: int | None = None  # permission bits, None if the directory does not exist
+    uid: int = 0  # of its owner
+    error: str = ""  # why files cannot be created in it, "" if they can
 
 
 @dataclass(frozen=True)
 class KeyOnDisk:
-    """A key file, or the directory of key files.
-
-    Attributes:
-        path: its path.
-        private: True if no other user can read it.
-        whose: role and name in the key file, "" for a directory or an unreadable file.
-        error: why the key file cannot be read, "" if it can.
-    """
+    """A key file, or the directory of key files."""
 
     path: str
-    private: bool
-    whose: str = ""
-    error: str = ""
+    private: bool  # True if no other user can read it
+    whose: str = ""  # role and name in the key file, "" for a directory or an unreadable file
+    error: str = ""  # why the key file cannot be read, "" if it can
 
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The facts about this machine that the checks use. cli.doctor collects them; tests invent them.
-
-    Attributes:
-        user: user id of this process.
-        python: version of this interpreter.
-        interpreter: path of this interpreter.
-        modules: each module to its version, None if it is not installed.
-        run_parent: parent directory of run directories.
-        shm: (size, free) of /dev/shm in bytes, None if it does not exist.
-        memfd: why shared memory cannot be made, "" if it can.
-        peers: why a process cannot open the memory of another process, "" if it can.
-        files: (soft, hard) limit of open files.
-        memlock: soft limit of locked memory in bytes, -1 for none.
-        cgroups: directories in which workers' cgroups can be made.
-        cgroup_error: why the configured cgroup directory cannot be used, "" if it can.
-        agentd: the running agentd that `cgroups` belongs to, as ``PID in RUN_DIR``; "" if no agentd runs.
-        clock_synchronized: True if the clock of this machine is synchronized, None if not known.
-        head: the configured head, "" without one.
-        head_error: why the head cannot be used, "" if it answered.
-        head_version: version of the head that answered.
-        version: version of this package.
-        keys: key files of this user, and their directory.
-        accelerators: each accelerator type to the number of accelerators.
-        faults: faults that the hardware probe reported.
-        stale: run directories whose agentd has ended.
-        processes: templates and workers of this user.
-        stale_cgroups: cgroup directories of workers whose template has ended.
-    """
+    """The facts about this machine that the checks use. cli.doctor collects them; tests make them up."""
 
     user: int
     python: tuple[int, int, int]
     interpreter: str
-    modules: dict[str, str | None]
-    run_parent: Directory
-    shm: tuple[int, int] | None
-    memfd: str
-    peers: str
-    files: tuple[int, int]
-    memlock: int
-    cgroups: Roots
-    cgroup_error: str = ""
-    agentd: str = ""
-    clock_synchronized: bool | None = None
-    head: str = ""
-    head_error: str = ""
+    modules: dict[str, str | None]  # version of each module, None if it is not installed
+    run_parent: Directory  # parent of run directories
+    shm: tuple[int, int] | None  # size and free bytes of /dev/shm, None if there is no /dev/shm
+    memfd: str  # why shared memory cannot be made, "" if it can
+    peers: str  # why a process cannot open the memory of another process, "" if it can
+    files: tuple[int, int]  # soft and hard limit of open files
+    memlock: int  # soft limit of locked memory in bytes, -1 for no limit
+    cgroups: Roots  # directories in which workers' cgroups can be made
+    cgroup_error: str = ""  # why the configured cgroup directory cannot be used
+    agentd: str = ""  # the running agentd that `cgroups` belongs to, as PID in RUN_DIR; "" if no agentd runs
+    clock_synchronized: bool | None = None  # None if not known
+    head: str = ""  # the configured head
+    head_error: str = ""  # why the configured head cannot be used
     head_version: str = ""
-    version: str = ""
+    version: str = ""  # of this package
     keys: Sequence[KeyOnDisk] = ()
-    accelerators: dict[str, int] = field(default_factory=dict)
-    faults: Sequence[str] = ()
-    stale: Sequence[str] = ()
+    accelerators: dict[str, int] = field(default_factory=dict)  # number of accelerators by type
+    faults: Sequence[str] = ()  # of the hardware probe
+    stale: Sequence[str] = ()  # run directories whose agentd has ended
     processes: Sequence[OwnProcess] = ()
-    stale_cgroups: Sequence[str] = ()
+    stale_cgroups: Sequence[str] = ()  # cgroup directories of workers whose template has ended
 
 
 def diagnose(machine: MachineFacts) -> list[Finding]:
-    """Return all findings, in a fixed order."""
     return [finding for check in CHECKS for finding in check(machine)]
 
 

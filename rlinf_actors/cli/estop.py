@@ -1,11 +1,12 @@
 """`rlinf-actors estop`: stop all robots now.
 
-Safety code. Rules: the process must send its request as early as possible, so this module imports no asyncio, click or
-rich. All heads are asked at once, and a fault of one head (or of a setting) must not keep another from being asked. The
-command never guesses: a stop goes to every head that can be found, a release to one that is named or alone.
+Safety code with three rules. The request must leave as early as possible, so this module imports no asyncio, click or
+rich. All heads are asked at once, and a fault of one head or setting must not keep another head from being asked. The
+command never guesses: a stop goes to every head that can be found, a release only to the head that --head names or to
+the only head found.
 
-Exit codes: 0 if every known head has acknowledged and every robot worker was reached, 64 usage, 69 if not, or if no
-head is known, 77 permission, 78 several heads and no choice.
+Exit codes: 0 if every known head has acknowledged and every robot worker was reached; 69 if not, or if no head is
+known; 64 usage; 77 permission; 78 several heads and no choice.
 """
 
 from __future__ import annotations
@@ -77,7 +78,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command and return the exit code."""
     try:
         options = parser().parse_args(list(arguments))
     except SystemExit as end:
@@ -117,7 +117,7 @@ def _press(options: argparse.Namespace) -> int:
 
 
 def _release(options: argparse.Namespace) -> int:
-    """Lift the emergency stop at one head. Return the exit code."""
+    """Lift the emergency stop at one head and return the exit code."""
     known = known_heads(options.head or discovery.named(None, discovery.client_settings())[0])
     for trouble in known.troubles:
         say(f"TROUBLE: {trouble}")
@@ -149,7 +149,7 @@ def _release(options: argparse.Namespace) -> int:
 
 
 def _name_them(targets: Sequence[StopTarget]) -> None:
-    """Print the heads, and the stops in force at each."""
+    """Print the heads, and the emergency stops that are in force at each head."""
     answers = _answers(targets, GetStatus())
     say(f"{len(targets)} heads are known, and a release is for one of them; nothing was lifted. Say which by --head:")
     for target in targets:
@@ -167,7 +167,7 @@ def _text(answer: object) -> str:
 
 
 def _answers(targets: Sequence[StopTarget], question: Body) -> Mapping[StopTarget, object]:
-    """Send *question* to all heads. Return the answer of each head, or a text that says why it has not answered."""
+    """Send *question* to all heads. Return each head's answer, or a text that says why the head has not answered."""
     asker = BlockingClient()
     answers: dict[StopTarget, object] = {}
     by_asked = {target.asked: target for target in targets}

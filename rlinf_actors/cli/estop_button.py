@@ -1,10 +1,11 @@
-"""`rlinf-actors estop --arm`: a button that is connected to every head before it is pressed.
+"""`rlinf-actors estop --arm`: a button that is connected to every head before the user presses it.
 
-Safety code; rules as in `cli.estop`. One thread waits in one poll(2) for everything: the terminal, a pipe or a GPIO
-line; the heads' messages; and inotify, for records of heads that appear or go. Nothing is polled by time except a beat
-each second, which every head answers: a suspended or unreachable head is detected by its silence.
+Safety code; the rules of cli.estop apply. One thread waits in one poll(2) for all inputs: the terminal, a pipe or a
+GPIO line; the messages of heads; and inotify events of the record files that heads write and remove. Its only timer
+sends each head a beat every second. Every head answers a beat, so silence shows that a head is suspended or out of
+reach.
 
-When pressed, the button sends the request on its open connections first; only then does it look for further heads.
+When pressed, the button first sends the stop on its open connections, and only then looks for further heads.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from rlinf_actors.wire.protocol import printable
 
 BEAT_S = 1.0
 LOST_S = 3.0
-"""Seconds without an answer after which a head counts as lost: three beats."""
+"""Seconds without an answer (three beats) after which a head counts as lost."""
 UNITS = "/run"
-"""Parent of the run directories of units."""
+"""Parent of the run directories that systemd makes for units."""
 _MCL_CURRENT_AND_FUTURE = 3
 _IN_MODIFY, _IN_ATTRIB, _IN_CLOSE_WRITE = 0x2, 0x4, 0x8
 _IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE, _IN_DELETE_SELF, _IN_MOVE_SELF = (
@@ -72,11 +73,7 @@ class _Disarmed(Exception):
 
 
 def run(options: argparse.Namespace) -> int:
-    """Wait until the button is pressed, then stop all robots. Return the exit code.
-
-    Raises:
-        ConfigError: --head is not an address.
-    """
+    """Wait for the button, stop all robots and return the exit code. Raises ConfigError if --head is no address."""
     try:
         trigger = Line(options.gpio_file, options.gpio_at) if options.gpio_file else None
         keys = _standard_input(trigger is not None)
@@ -101,7 +98,7 @@ def _disarm(number: int, frame: FrameType | None) -> None:
 
 
 def _stay_in_memory() -> None:
-    """Lock this process's memory and switch garbage collection off, so that paging and collection delay no stop."""
+    """Lock this process's memory and turn garbage collection off, so that neither delays the stop."""
     gc.freeze()
     gc.disable()
     if os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
@@ -109,10 +106,10 @@ def _stay_in_memory() -> None:
 
 
 def _standard_input(has_line: bool) -> int:
-    """Return the descriptor whose input presses the button, -1 for none.
+    """Return 0 if input on stdin presses the button, -1 if only the GPIO line does.
 
     Raises:
-        UsageError: standard input cannot be a button.
+        UsageError: there is no line, and stdin is neither a terminal nor a pipe.
     """
     with contextlib.suppress(OSError):
         mode = os.fstat(0).st_mode
@@ -131,13 +128,11 @@ def _standard_input(has_line: bool) -> int:
 class Line:
     """A file whose level presses the button: a GPIO line of sysfs, a FIFO, or any file that contains 0 or 1.
 
+    poll(2) reports `events` on the descriptor `fd` when the level may have changed.
+
     Args:
         path: path of the file.
         at: the level that presses the button, "0" or "1".
-
-    Attributes:
-        fd: descriptor for poll(2), ready when the level may have changed.
-        events: the poll(2) events to wait for on `fd`.
 
     Raises:
         UsageError: the file does not report its changes.
@@ -163,7 +158,7 @@ class Line:
             self.fd = self._watches.fd
 
     def pressed(self) -> bool | None:
-        """True if the file has the level that presses the button; None if the file was removed or cannot be read."""
+        """True if the file has the level that presses the button; None if the file is gone or cannot be read."""
         try:
             if self._watches is not None:
                 for _ in self._watches.read():
@@ -180,14 +175,13 @@ class Line:
             return None
 
     def close(self) -> None:
-        """Close the file. Do not call this twice."""
         os.close(self._file)
         if self._watches is not None:
             self._watches.close()
 
 
 class Watches:
-    """File-system watches by inotify(7). `fd` is ready when there are events."""
+    """File-system watches by inotify(7). The descriptor `fd` is readable when there are events."""
 
     def __init__(self) -> None:
         self.fd = int(_libc.inotify_init1(_IN_NONBLOCK_CLOEXEC))
@@ -195,7 +189,7 @@ class Watches:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def add(self, path: str, mask: int) -> None:
-        """Watch *path* for the inotify events in *mask*. A path may be added again. Raises OSError."""
+        """Watch *path* for the inotify events in *mask*. Watching a path twice is harmless. Raises OSError."""
         if _libc.inotify_add_watch(self.fd, os.fsencode(path), mask) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
 
@@ -304,7 +298,7 @@ class Button:
         return True
 
     def _press(self) -> int:
-        """Send the stop to all connected heads, then to heads found only now. Return the exit code."""
+        """Send the stop to all connected heads, then to heads that are found only now. Return the exit code."""
         for target in self._targets.values():
             self._asker.ask(target.asked, self._question)
         self._print("pressed", "", f"heads that are asked: {len(self._targets)}", sent_at=time.monotonic())

@@ -1,7 +1,7 @@
-"""Find the heads that get an emergency stop, and report the answer of each. For `rlinf-actors estop` and its button.
+"""Find the heads that get an emergency stop, and print the answer of each. For cli.estop and cli.estop_button.
 
-Safety code; the rules of `cli.estop` apply: do not import asyncio, click or rich, and send the stop to all other heads
-even if one head has a fault.
+Safety code; the rules of cli.estop apply: import no asyncio, click or rich, and let no fault of one head keep another
+head from being asked.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rlinf_actors.wire.protocol import printable
 
 OK, USAGE, UNAVAILABLE, PERMISSION, CHOICE, INTERRUPTED = 0, 64, 69, 77, 78, 130
 DEADLINE_S = 5.0
-"""Seconds that a head may take to answer. A stop takes milliseconds; a head saves it to disk before it answers."""
+"""Seconds that a head may take to answer. Stopping takes milliseconds, but a head saves the stop to disk first."""
 OBSERVERS = ("head", "driver", "agent")
-"""Roles whose key can be used to connect to the configured head, in the order in which they are tried."""
+"""Roles whose key may be used to connect to the configured head, in the order in which they are tried."""
 _CANNOT_BE_WRONG = (HEAD, HEADS_DIR, RUN_DIR, KEY_DIR, KEY_FILE, HEAD_KEY)
-"""Variables that an emergency stop still reads if another environment variable has an invalid value."""
+"""Environment variables that are still used for a stop if another variable has an invalid value."""
 MAY_MOVE = "ROBOTS MAY STILL MOVE: PRESS THEIR OWN EMERGENCY STOPS."
 
 
@@ -42,23 +42,16 @@ MAY_MOVE = "ROBOTS MAY STILL MOVE: PRESS THEIR OWN EMERGENCY STOPS."
 
 @dataclass(eq=False)
 class StopTarget:
-    """A head that gets the stop.
+    """A head that gets the stop."""
 
-    Attributes:
-        address: value of --head that names this head.
-        description: what the head is, for people.
-        record: the record by which the head was found, None if it was found in the configuration only.
-        asked: the connection to the head.
-    """
-
-    address: str
-    description: str
-    record: HeadRecord | None
-    asked: RemoteHead
+    address: str  # the value of --head that names this head
+    description: str  # for people
+    record: HeadRecord | None  # by which the head was found; None if it was found only in the configuration
+    asked: RemoteHead  # the connection to the head
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Key that identifies the head until its process ends."""
+        """A key that stays the same for this head until its process ends."""
         if self.record is not None and self.record.path:
             return (self.record.path,)
         return tuple(dict.fromkeys(endpoint for endpoint, _ in self.asked.ways)) or (self.address,)
@@ -66,24 +59,15 @@ class StopTarget:
 
 @dataclass
 class KnownHeads:
-    """All heads that were found, and faults of the search.
-
-    Attributes:
-        targets: the heads.
-        troubles: faults that may hide a head, for people. If there is one, the stop counts as incomplete.
-        notes: further remarks for people.
-    """
+    """The heads that a search has found, and what went wrong in the search."""
 
     targets: list[StopTarget] = field(default_factory=list)
-    troubles: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)  # faults that may hide a head; then the stop is incomplete
+    notes: list[str] = field(default_factory=list)  # further remarks for people
 
 
 def known_heads(given: str | None) -> KnownHeads:
-    """Find every head that this user may stop.
-
-    Args:
-        given: value of the option --head, which limits the result to that head; None for all heads.
+    """Find every head that this user may stop, or only the head that *given*, the value of --head, names.
 
     Raises:
         ConfigError: *given* is not an address.
@@ -122,7 +106,8 @@ def known_heads(given: str | None) -> KnownHeads:
 def settings_here(known: KnownHeads) -> Settings:
     """Return the settings from the environment and the client file.
 
-    A fault in either is appended to ``known.troubles`` instead of raised, so that local heads still get the stop.
+    A fault in either is appended to ``known.troubles`` and not raised, so that heads of this machine still get the
+    stop.
     """
     try:
         settings = Settings.load()
@@ -143,11 +128,12 @@ def _named_head(
 
     Args:
         endpoint: endpoint of the head.
-        text: the text that names the head.
-        source: where that text is: "--head", the variable or the file.
+        text: what the user wrote to name the head.
+        source: the option, variable or file in which the user wrote it.
         settings: settings of this process.
-        others: records of other users that name this endpoint. If root has no key for the head, the keys of these
-            users are used, but only at this endpoint: a record is no proof of where the head listens.
+        others: records of other users (only root reads these) that name this endpoint. If this process has no key for
+            the head, or the endpoint is on loopback, it also tries the keys of these users; only at this endpoint,
+            since a record is no proof of where the head listens.
     """
     ways: list[Route] = []
     fault = ""
@@ -162,7 +148,7 @@ def _named_head(
 
 
 def _ways(record: HeadRecord, known: KnownHeads) -> list[Route]:
-    """Return the endpoints of the head of *record*, each with the keys for it. Unix sockets need no key."""
+    """Return the routes to the head of *record*: its endpoints, each with the keys for it. Unix sockets need no key."""
     local: list[Route] = [(way, Security()) for way in record.ways if not is_tcp(way)]
     if record.user != os.geteuid():  # opening another user's key file may block
         return [*local, *((way, record.security) for way in record.ways if is_tcp(way))]
@@ -175,17 +161,17 @@ def _ways(record: HeadRecord, known: KnownHeads) -> list[Route]:
 
 
 def _is_same(target: StopTarget, record: HeadRecord) -> bool:
-    """True if *record* is of the same head as *target*.
+    """True if *record* belongs to the head of *target*.
 
-    The records must be of the same user: otherwise a user could claim the endpoint of another user's head, and answer
-    the stop in its place.
+    Both records must be of the same user. Else a user could claim the endpoint of another user's head and answer the
+    stop in its place.
     """
     same_user = target.record is not None and target.record.user == record.user
     return same_user and any(_is_at(target, way) for way in record.ways)
 
 
 def _is_at(target: StopTarget, endpoint: str) -> bool:
-    """True if *endpoint* is one of the endpoints of the target's head."""
+    """True if the head of *target* listens at *endpoint*."""
     ways = [*(target.record.endpoints if target.record is not None else ()), *(way for way, _ in target.asked.ways)]
     return any(way == endpoint or discovery.is_here(endpoint, way) for way in ways)
 
@@ -198,7 +184,7 @@ def question_of(options: argparse.Namespace) -> EStop:
 
 
 def collect(asker: BlockingClient, targets: Sequence[StopTarget], report: Report) -> None:
-    """Pass each head's answer to *report* as it arrives. Return when all heads have answered, or after DEADLINE_S."""
+    """Give each head's answer to *report* when it arrives. Return when all heads have answered, or after DEADLINE_S."""
     deadline = time.monotonic() + DEADLINE_S
     waiting = {target.asked: target for target in targets}
     while waiting and (left := deadline - time.monotonic()) > 0:
@@ -222,10 +208,9 @@ def collect(asker: BlockingClient, targets: Sequence[StopTarget], report: Report
 
 
 class Report:
-    """Print the outcome of the stop at each head as soon as it is known.
+    """Prints the outcome of the stop at each head as soon as it is known.
 
-    Args:
-        as_json: True to print one JSON object at the end instead of lines for each head.
+    If *as_json*, prints one JSON object at the end instead.
     """
 
     def __init__(self, as_json: bool) -> None:
@@ -254,7 +239,7 @@ class Report:
         self._line(f"NOT STOPPED  {target.address}: {why} ({target.description})")
 
     def end(self, known: KnownHeads) -> int:
-        """Print the overall result and return the exit code. *known* has the troubles and notes of the search."""
+        """Print the overall result and return the exit code. *known* is the result of the search for heads."""
         missing = [cluster for cluster in self._clusters if not cluster["acknowledged"]]
         complete = bool(self._clusters) and not missing and not self._silent and not known.troubles
         if self._as_json:
@@ -299,7 +284,7 @@ def _cluster(target: StopTarget) -> dict[str, Any]:
 
 
 def summary(answer: EStopped) -> dict[str, Any]:
-    """Return the part of `estop --json` for one cluster. Keys are stable; new ones may be added."""
+    """Return an answer's part of `estop --json`. Its keys are stable; new keys may be added."""
     return {
         "hits": [
             {
@@ -320,7 +305,7 @@ def summary(answer: EStopped) -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Print a message for a person on stderr."""
+    """Print a text for a person on stderr."""
     print(printable(text, len(text)), file=sys.stderr, flush=True)
 
 

@@ -1,6 +1,6 @@
-"""`rlinf-actors head`: run a head alone, on a machine without workers. `rlinf-actors head stop`: end a cluster.
+"""`rlinf-actors head`: run a head on a machine without workers. `rlinf-actors head stop`: end a cluster.
 
-This is the program of rlinf-head.service. The process has one event loop; SIGTERM and SIGINT end it.
+rlinf-head.service runs `rlinf-actors head`. The process has one event loop; SIGTERM and SIGINT end it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEFAULT = "127.0.0.1:6380"
 
 
 FOR_GOOD = 3
-"""Exit code of a head that `head stop` has ended; its systemd unit does not restart it."""
+"""Exit code of a head that `head stop` has ended; the systemd unit does not restart such a head."""
 STOP_S = 30.0
 """Seconds that groups may take to end. On a silent node this takes the lease plus the grace period after SIGTERM."""
 
@@ -130,22 +130,15 @@ async def _stop(endpoint: str, reason: str) -> None:
 
 @dataclass(frozen=True)
 class Protected:
-    """Protection of the head's socket.
-
-    Attributes:
-        security: key and policy of the socket.
-        keys: the keys that the head accepts from the start.
-        known_by: for the head's record: path of the key file ("" without one), public key ("" without one), and True if
-            the head accepts connections without keys.
-    """
+    """Keys and policy of the head's socket."""
 
     security: Security
-    keys: OwnKeys
-    known_by: tuple[str, str, bool]
+    keys: OwnKeys  # the keys that the head accepts from the start
+    known_by: tuple[str, str, bool]  # key, head_key and insecure of the HeadRecord
 
 
 def _default_state_dir(settings: Settings, port: int) -> str | None:
-    """Return the default state directory of a head; None for port 0, since a restarted head would have another port."""
+    """Return the state directory of a head without --state-dir; None for port 0, which differs after a restart."""
     if not port:
         return None
     parent = settings.run_dir or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()

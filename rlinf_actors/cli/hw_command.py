@@ -1,4 +1,4 @@
-"""`rlinf-actors hw scan`: the hardware of this machine. Needs no cluster and changes nothing."""
+"""`rlinf-actors hw scan`: show the hardware of this machine. Needs no cluster and changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlinf_actors.hardware.robots.scan import RobotScan
 from rlinf_actors.wire.values import HardwareReport
 
 ROBOTS_TIMEOUT_S = 15.0
-"""Seconds that camera SDKs and the robots of the environment may take to answer."""
+"""Seconds that camera SDKs, and the robots that environment variables name, may take to answer."""
 
 
 @click.group()
@@ -52,7 +52,7 @@ def scan(robots: bool, as_toml: bool, as_json: bool) -> None:
 
 
 async def scan_robots(timeout_s: float) -> RobotScan:
-    """Return the result of robots.scan, run in a child process; a failure of that process is a fault in the result."""
+    """Run hardware.robots.scan in a child process and return its result, or one with a fault if the process fails."""
     end = await run_child("rlinf_actors.hardware.robots.scan", [], env=os.environ, timeout_s=timeout_s)
     fault = fault_of(end, "the scan for robots", timeout_s)
     if fault:
@@ -64,7 +64,7 @@ async def scan_robots(timeout_s: float) -> RobotScan:
 
 
 def scan_dict(report: ProbeReport, robots: RobotScan | None) -> dict[str, Any]:
-    """Return `hw scan --json`. Keys are stable; new ones may be added. ``robots`` is null without --robots."""
+    """Return `hw scan --json`. Its keys are stable; new keys may be added. ``robots`` is null without --robots."""
     return {
         "hostname": report.hostname,
         "num_cpus": report.num_cpus,
@@ -79,7 +79,7 @@ def scan_dict(report: ProbeReport, robots: RobotScan | None) -> dict[str, Any]:
 
 
 def toml_of(report: ProbeReport, robots: RobotScan | None) -> str:
-    """Return tables for agentd.toml: labels of this node, and its environment for robots."""
+    """Return tables for agentd.toml: labels of this node, and environment variables for its robots."""
     labels = {"host": report.hostname}
     for resource in report.resources:
         models = sorted({info.model for info in resource.infos})
@@ -96,7 +96,7 @@ def toml_of(report: ProbeReport, robots: RobotScan | None) -> str:
 
 
 def _suggested(robots: RobotScan) -> dict[str, str]:
-    """Return values for unset variables that the hardware found determines."""
+    """Return values for unset environment variables that follow from the cameras and CAN interfaces found."""
     found: dict[str, str] = {}
     named = [one for one in robots.cameras if one.kind and one.serial]
     usable = [one for one in named if one.source == "sdk" or not CAMERAS[one.kind].usb_differs]

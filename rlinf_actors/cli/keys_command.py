@@ -1,9 +1,11 @@
-"""`rlinf-actors keys`: the keys of a cluster whose nodes are on several machines. See docs/how-to/set-up-keys.md.
+"""`rlinf-actors keys`: the keys of a cluster on several machines. See docs/how-to/set-up-keys.md.
 
-First come the three ways to a head's list of keys, then the commands. The ways: as administrator (`administer`), as the
-holder of a join token (`as_holder`), as a member with its own key (`as_member`). `--state-dir` changes the stored list
-of a head that does not run. A key file is written before the head learns its key, and removed only if the head
-certainly refused the key: a listed key without a file would lock its owner out.
+The first functions send a request to a head that has the list of keys: as administrator (`administer`), as holder of a
+join token (`as_holder`), or as a node or driver with its own key (`as_member`). With --state-dir, `administer` changes
+the stored list of a head that does not run. The commands follow.
+
+A key file is written before its key is sent to the head, and removed only if the head certainly refused the key: a
+listed key without a file would lock its owner out.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ WILDCARDS = ("0.0.0.0", "::", "*")
 
 
 def administer(head: str | None, state_dir: str | None, question: Question) -> Keys:
-    """Send an administrator's request to a head and return its answer. Blocks.
+    """Send an administrator's request to a head and return the answer. Blocks.
 
     Args:
         head: value of the option --head.
@@ -74,10 +76,10 @@ def administer(head: str | None, state_dir: str | None, question: Question) -> K
 
 
 def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
-    """Send the request of a join token's holder to the head. Blocks.
+    """Send a request to the head as the holder of a join token. Blocks.
 
     Raises:
-        AuthenticationError: the token is not valid, or the head has another key than the token says.
+        AuthenticationError: the token is not valid, or the head's key is not the key in the token.
         ClusterTimeoutError: the head has not answered.
     """
     key = KeyFile(token.role, token.name, token.pair, token.head)
@@ -92,7 +94,7 @@ def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
 
 
 def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:
-    """Send the request of a node or driver about its own key to the head, over a connection with that key. Blocks.
+    """Send a request of a node or driver about its own key to the head, over a TCP connection with that key. Blocks.
 
     Raises:
         ConfigError: the head's TCP address is not known.
@@ -114,16 +116,11 @@ def _ask_by(key: KeyFile, endpoint: str, question: Body) -> Enrolled:
 
 
 def join_address(head: str | None, state_dir: str | None, given: str | None, name: str) -> str:
-    """Return the HOST:PORT at which another machine reaches the head. Blocks.
-
-    Args:
-        head: value of the option --head.
-        state_dir: value of the option --state-dir.
-        given: value of the option --address, None to ask the head for its addresses.
-        name: name of the other machine, for the error.
+    """Return the HOST:PORT at which machine *name* reaches the head: *given* (--address), else an address of the head.
+    Blocks.
 
     Raises:
-        ConfigError: the head does not listen on TCP, or listens on all addresses, so that the address is not known.
+        ConfigError: the head does not listen on TCP, or it listens on all addresses, so that its address is not known.
     """
     if given is not None:
         host, port = split_address(given, "--address")
@@ -141,7 +138,7 @@ def join_address(head: str | None, state_dir: str | None, given: str | None, nam
 
 
 async def _offline(state_dir: str, settings: Settings, question: Question) -> Keys:
-    """Apply the request to the stored state of a head that does not run. A lock keeps heads out meanwhile."""
+    """Apply an administrator's request to the state of a head that does not run. A lock keeps heads from starting."""
     own = own_keys(find_key(settings, "head"), settings)
     if not (Path(state_dir) / FILE).exists():
         note(f"{state_dir} has no state of a head yet")
@@ -182,7 +179,7 @@ _SHOWN = ("name", "role", "token", "public", "added_at", "added_by", "expires_at
 
 
 def key_dict(key: KeyState) -> dict[str, Any]:
-    """Return a key as `--json` shows it. Keys are stable; new ones may be added. Times in seconds since the epoch."""
+    """Return a key as `--json` shows it. Its keys are stable; new ones may be added. Times are seconds since 1970."""
     return {
         "state": state_of(key),
         **{name: getattr(key, name) for name in _SHOWN},
@@ -190,7 +187,7 @@ def key_dict(key: KeyState) -> dict[str, Any]:
 
 
 def state_of(key: KeyState) -> str:
-    """Return the state in one word: good, token (an unused join token), retiring (replaced by another), or ended."""
+    """Return the state of a key: good, token (an unused join token), retiring (replaced by a new key), or ended."""
     if key.ended_at is not None:
         return "ended"
     if key.token:
@@ -199,7 +196,7 @@ def state_of(key: KeyState) -> str:
 
 
 def row_of(key: KeyState, at: float) -> tuple[str, ...]:
-    """Return a key's row in the table; *at* is the head's time, in seconds since the epoch."""
+    """Return a key's row in the table. *at* is the head's time in seconds since 1970."""
     ends = "-" if key.expires_at is None else f"in {seconds(key.expires_at - at)}"
     if key.ended_at is not None:
         ends = f"{seconds(at - key.ended_at)} ago: {key.why}"
@@ -218,7 +215,7 @@ state_option = click.option(
 )
 MEMBERS = ("agent", "driver")
 REFUSED = (AuthenticationError, ConfigError, UsageError)
-"""Errors after which the head has certainly not listed the key. After any other, Ctrl-C too, it may have."""
+"""Errors after which the head has certainly not listed the key. After any other error, or Ctrl-C, it may have."""
 
 
 @click.group()
@@ -468,7 +465,7 @@ def _there_already(path: Path) -> UsageError:
 
 
 def _point(directory: Path, public: str) -> list[str]:
-    """Write the head's public key into the members' key files, and return those files."""
+    """Write the head's public key into the key files of node and driver in *directory*, and return these files."""
     there = [path for path in (keyfile.path_of(directory, role) for role in MEMBERS) if path.exists()]
     for path in there:
         keyfile.save(path, replace(keyfile.load(path), head=public))

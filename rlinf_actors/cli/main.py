@@ -1,5 +1,6 @@
-"""Entry point of `rlinf-actors`. It imports no package of the extra [cli] before it has checked that they are
-installed.
+"""Entry point of `rlinf-actors`.
+
+Imports click and rich only after a check that the extra [cli] is installed, and never for an emergency stop.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ import sys
 from collections.abc import Sequence
 
 MISSING = 69
-"""Exit code (EX_UNAVAILABLE) without click and rich."""
+"""Exit code (EX_UNAVAILABLE) if click or rich is not installed."""
 REAL_TIME = 10
-"""SCHED_FIFO priority of an emergency stop: above ordinary processes, below the threads of a machine's drivers."""
+"""SCHED_FIFO priority of an emergency stop: above ordinary processes, below the kernel threads of device drivers."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code.
 
     Args:
-        arguments: without the program's name; default: this process's.
+        arguments: the command line without the program's name; None for that of this process.
     """
     if any(map(_is_closed, (0, 1, 2))):  # only then: the module takes an emergency stop's time
         from rlinf_actors.procfs import open_standard_descriptors
@@ -54,7 +55,7 @@ def _is_closed(fd: int) -> bool:
 
 
 def hurry() -> None:
-    """Raise this process's scheduling priority, if permitted (root, CAP_SYS_NICE, LimitRTPRIO=)."""
+    """Raise this process's scheduling priority if it may (as root, with CAP_SYS_NICE, or by LimitRTPRIO= of a unit)."""
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REAL_TIME))
     except OSError:

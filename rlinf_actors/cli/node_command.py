@@ -1,4 +1,4 @@
-"""`rlinf-actors node`: show one node, or take it out of use for maintenance."""
+"""`rlinf-actors node`: show a node, or drain it for maintenance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_actors.wire.client_messages import Drained, DrainNode, Events, Status
 from rlinf_actors.wire.values import ClusterEvent, NodeState
 
 _ENDS = ("node_drained", "node_undrained", "node_lost", "node_left")
-"""Events that end the wait for a drain."""
+"""Kinds of events after which `node drain --wait` no longer waits."""
 
 
 @click.group()
@@ -80,10 +80,10 @@ def undrain(node: str, head: str | None) -> None:
 
 
 def find_node(nodes: Sequence[NodeState], name: str) -> NodeState:
-    """Return the node with this rank, hostname or id.
+    """Return the node with this id, rank or hostname.
 
     Raises:
-        UsageError: there is none, or several have that hostname.
+        UsageError: no node matches, or several nodes have that hostname.
     """
     for matches in (
         [node for node in nodes if node.report.node_id == name],
@@ -125,7 +125,7 @@ def _show(node: NodeState, status: Status, as_json: bool) -> None:
 
 
 def groups_on(node: NodeState, status: Status) -> list[dict[str, Any]]:
-    """Return the groups with workers on a node, as `node show --json` lists them. Keys are stable; new ones may be
+    """Return the groups with workers on a node as `node show --json` lists them. Keys are stable; new ones may be
     added.
     """
     uses = []
@@ -139,12 +139,12 @@ def groups_on(node: NodeState, status: Status) -> list[dict[str, Any]]:
 
 
 def _wait(endpoint: str, node: NodeState, wait_s: float) -> None:
-    """Block until nothing runs on a draining node.
+    """Block until no worker runs on a draining node.
 
     Raises:
         ClusterTimeoutError: workers still run after *wait_s* seconds.
         NodeLostError: the node is lost.
-        RlinfActorsError: the drain was ended.
+        RlinfActorsError: the drain was ended by `node undrain`.
     """
     name, last = node.report.hostname, ["node_draining"]
 

@@ -1,4 +1,4 @@
-"""Output of commands: tables for people, JSON for programs, colours on terminals only. Numbers on a command line."""
+"""Output of commands: tables for people, JSON for programs, colours on terminals only. Also numbers in options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ json_option: Callable[[F], F] = click.option(
 
 
 def plain(text: object) -> str:
-    """Return text with characters that control a terminal escaped; line ends stay."""
+    """Return *text* with terminal control characters escaped, except line ends."""
     return "\n".join(printable(line, len(line)) for line in str(text).split("\n"))
 
 
@@ -46,10 +46,7 @@ def show_json(data: object) -> None:
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
     """Print a table: drawn by rich on a terminal, plain aligned columns elsewhere.
 
-    Args:
-        headings: one per column.
-        rows: cells; a cell that is a known state is coloured.
-        empty: text for stderr if there are no rows.
+    A cell that contains a known state is coloured. If there are no rows, *empty* is printed on stderr instead.
     """
     if not rows:
         note(empty)
@@ -64,19 +61,17 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty:
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
-    """Print names and values, one pair a line."""
+    """Print each name with its value on a line."""
     width = max(map(len, fields))
     for name, value in fields.items():
         click.echo(f"{name.ljust(width)}  {plain(value)}")
 
 
 def note(text: str) -> None:
-    """Print a note for a person on stderr."""
     click.echo(plain(text), err=True)
 
 
 def complain(text: str) -> None:
-    """Print an error on stderr."""
     text = plain(text)
     if reads(2, journal_stream()):
         click.echo(marked(f"error: {text}", logging.ERROR), err=True)
@@ -86,7 +81,7 @@ def complain(text: str) -> None:
 
 
 def seconds(value: float) -> str:
-    """Return a duration as people say it: ``12 s``, ``3 min``, ``5 h``, ``2 d``."""
+    """Return a duration for people: ``12 s``, ``3 min``, ``5 h`` or ``2 d``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if value >= 2 * size:
             return f"{value / size:.0f} {unit}"
@@ -94,12 +89,12 @@ def seconds(value: float) -> str:
 
 
 def mib(size: int) -> str:
-    """Return a number of bytes in MiB or GiB, for people."""
+    """Return a number of bytes for people, in MiB or GiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"
 
 
 def size(value: int) -> str:
-    """Return a number of bytes in GiB, for people; "-" for 0."""
+    """Return a number of bytes for people, in GiB; "-" for 0."""
     return f"{value / 2**30:.0f} GiB" if value else "-"
 
 
@@ -117,7 +112,7 @@ def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 class Amount(click.FloatRange):
-    """A number in a range. NaN is in no range: every comparison with it is false, and the head drops such a message."""
+    """A number in a range. NaN is an error: every comparison with NaN is false, and the head drops such a message."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)

@@ -1,4 +1,4 @@
-"""`rlinf-actors plan CONF`: the placement of a configuration's components, without starting anything."""
+"""`rlinf-actors plan CONF`: print where a configuration's components would run, without starting anything."""
 
 from __future__ import annotations
 
@@ -80,10 +80,7 @@ def _real(config: ClusterConfig, head: str | None, settings: Settings) -> Descri
 
 
 def ranked(found: Status) -> list[NodeState]:
-    """Return the usable nodes, each with its rank or the rank it would get if a driver connected now.
-
-    Assigns no rank at the head.
-    """
+    """Return the usable nodes. A node without a rank gets the rank that it would have if a driver connected now."""
     usable = [node for node in found.nodes if node.state in ("ready", "suspect")]
     fixed = {node.report.node_id: node.rank for node in found.nodes if node.rank >= 0}
     ranks = order_nodes([_registered(node) for node in usable], fixed, complete=False)

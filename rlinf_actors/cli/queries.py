@@ -1,4 +1,4 @@
-"""Send requests of commands to a head. A command has no session: it connects, sends a request, and disconnects."""
+"""Requests of commands to a head. A command has no session: it connects, sends its requests, and disconnects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 OBSERVERS = ("head", "driver", "agent")
-"""Roles whose key a command uses to connect, in this order."""
+"""Roles whose key a command may use to connect, in the order in which they are tried."""
 TIMEOUT_S = 5.0
 
 head_option: Callable[[F], F] = click.option(
@@ -41,9 +41,9 @@ head_option: Callable[[F], F] = click.option(
 
 
 def find_head(given: str | None, settings: Settings) -> str:
-    """Return the endpoint of the head that a command uses. If the head was searched for, print its address on stderr.
+    """Return the endpoint of the head that a command uses; see net.discovery.find_head.
 
-    *given* is the value of the option --head; see `net.discovery.find_head`.
+    If --head (*given*) or a setting names no head, print the address of the head that was found on stderr.
 
     Raises:
         ConfigError: no head was found, or a setting is wrong.
@@ -72,9 +72,9 @@ def status_of(head: str | None) -> tuple[str, Status]:
 
 
 def ask_head(head: str | None, question: Body, kind: type[T], timeout_s: float | None = None) -> tuple[str, T]:
-    """Send *question* to the head that the option --head chooses. Return the head's endpoint and answer, a *kind*.
+    """Send *question* to the head that the option --head chooses, and return its endpoint and its answer. Blocks.
 
-    Blocks, *timeout_s* seconds at most (default TIMEOUT_S). Raises the errors of `fetch_status`.
+    Raises ProtocolError if the answer is not a *kind*, else as `fetch_status`. *timeout_s* is TIMEOUT_S by default.
     """
     settings = discovery.client_settings()
     endpoint = find_head(head, settings)
@@ -89,7 +89,7 @@ async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T],
 def fetch_hardware(
     endpoint: str, settings: Settings, config: ClusterConfig, states: Sequence[NodeState]
 ) -> list[NodeInfo]:
-    """Return the nodes with the hardware that each one finds for its entries in the configuration. Blocks.
+    """Return the nodes with the configured hardware that each node enumerates. Blocks.
 
     Raises the errors of cluster.cluster_nodes.ask_nodes.
     """
@@ -107,7 +107,7 @@ def fetch_hardware(
 
 @contextlib.asynccontextmanager
 async def observing(endpoint: str, settings: Settings, key: KeyFile | None = None) -> AsyncIterator[ControlClient]:
-    """Connect to the head at *endpoint* without a session, with *key* or (None) a key of this user."""
+    """Connect to the head at *endpoint* without a session, with *key* or else a key of this user."""
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
     security = Security.of(key) if key else discovery.security_toward(endpoint, settings, *OBSERVERS)

@@ -1,6 +1,6 @@
-"""The commands that show a cluster: `rlinf-actors status`, `nodes`, `groups`, `workers` and `paths`; and `groups stop`.
+"""The commands `rlinf-actors status`, `nodes`, `groups`, `groups stop`, `workers` and `paths`.
 
-The ``..._dict`` functions are the JSON forms: their keys are stable; new ones may be added.
+The ``..._dict`` functions return what --json prints: their keys are stable; new keys may be added.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def nodes(head: str | None, as_json: bool) -> None:
 
 
 def node_dict(node: NodeState) -> dict[str, Any]:
-    """Return the JSON object of a node. ``rank`` is None until the node has a rank."""
+    """Return the JSON object of a node. ``rank`` is None until the head has ranked the node."""
     report = node.report
     return {
         "rank": node.rank if node.rank >= 0 else None,
@@ -165,7 +165,7 @@ def node_dict(node: NodeState) -> dict[str, Any]:
 
 
 ANSWER_S = 30.0
-"""Seconds that a group may take to end after its grace period."""
+"""Seconds that the head may take to answer after a group's grace period is over."""
 ENDS_GROUPS = 7
 """First protocol version in which a head can end a group by its name."""
 
@@ -260,23 +260,16 @@ def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -
 
 @dataclass(frozen=True)
 class Figures:
-    """Resources that a process uses.
+    """Resources that a process uses."""
 
-    Attributes:
-        cpu_s: seconds of CPU time so far, in user and system mode, of all its threads.
-        rss_bytes: resident memory in bytes, shared memory included.
-        threads: number of threads.
-        descriptors: number of open descriptors; None if this user may not see them.
-    """
-
-    cpu_s: float
-    rss_bytes: int
+    cpu_s: float  # CPU time so far of all its threads, in user and system mode
+    rss_bytes: int  # resident memory, shared memory included
     threads: int
-    descriptors: int | None
+    descriptors: int | None  # open descriptors; None if this user may not see them
 
 
 def figures_of(pid: int) -> Figures | None:
-    """Return the figures of a process, None if it has ended or this user may not see them."""
+    """Return the resources that a process uses; None if it has ended or this user may not see them."""
     import psutil  # 40 ms, and few commands show figures
 
     try:
@@ -347,9 +340,9 @@ def _state(row: dict[str, Any]) -> str:
 def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: bool = False) -> dict[str, Any]:
     """Return the JSON object of a worker. ``exit`` is None while the worker runs.
 
-    ``unresponsive`` says why the worker does not answer, ``method`` names a call that has run for long (both "" if
-    there is nothing to say); ``for_s`` is how many seconds that has lasted. ``process`` has the worker's use of
-    resources if the worker is on this machine (*near*), else None.
+    ``unresponsive`` says why the worker does not answer, ``method`` names a call that has run for long (both "" in
+    general); ``for_s`` is the number of seconds since then. ``process`` is None unless the worker runs on this machine
+    (*near*).
     """
     end, pulse = worker.exit, worker.pulse or WorkerPulse()
     figures = figures_of(worker.pid) if near and worker.pid and worker.state != "gone" else None
