@@ -1,1 +1,1 @@
-"""The Cluster of a driver or worker: its start, its nodes, and the embedded agentd of a private cluster."""
+"""The Cluster of a driver or worker: its start, its nodes, its events, and the agentd of a private cluster."""

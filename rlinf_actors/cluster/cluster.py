@@ -1,8 +1,8 @@
 """Cluster: the nodes that a driver or worker launches groups on. A process has at most one.
 
-A driver's Cluster owns the Runtime of its process, and the EmbeddedDaemon if no head was given; a worker's Cluster uses
-the worker's Runtime. Methods run on the caller's thread and submit to the I/O thread; coroutines named ``_start`` and
-``_end`` run there.
+A driver's Cluster owns the Runtime of the process and, if no head was given, the EmbeddedDaemon of a private cluster. A
+worker's Cluster uses the Runtime of the worker. Methods run on the caller's thread and submit coroutines to the I/O
+thread.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ W = TypeVar("W", bound="Worker")
 log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 2.0
-"""Seconds between SIGTERM and SIGKILL for groups that run when the cluster is shut down."""
+"""Seconds between SIGTERM and SIGKILL for groups that still run when the Cluster is shut down."""
 
 _start_lock = StartLock()
 
@@ -62,24 +62,27 @@ _start_lock = StartLock()
 class Cluster:
     """The cluster of this process.
 
-    With no head configured and one node, a private single-node cluster starts in one child process and ends with this
-    process, however that ends. Otherwise Cluster connects to the head and waits for the nodes. A second ``Cluster()``
-    returns the same object; if another thread or task is starting it, the second call waits for that. In a worker,
-    ``Cluster()`` is the worker's cluster. The constructor blocks; in an event loop use `connect`.
+    If no head is configured and one node is enough, Cluster starts a private single-node cluster as a child process,
+    which ends with this process, however this process ends. Otherwise Cluster connects to the head and waits for the
+    nodes.
+
+    A second ``Cluster()`` returns the same object. While another thread or task starts it, the second call waits for
+    that start. In a worker, ``Cluster()`` is the cluster that the worker belongs to. The constructor blocks; in an
+    event loop use `connect`.
 
     Args:
-        num_nodes: nodes to wait for; default: the configuration's, or 1.
+        num_nodes: nodes to wait for; default: that of the configuration, else 1.
         cluster_cfg: the ``cluster:`` section: a mapping, the path of a YAML file, or an OmegaConf DictConfig.
-        distributed_log_dir: directory on every node for a log file per worker.
+        distributed_log_dir: directory on every node in which each worker gets a log file.
         head: address of the head, ``HOST:PORT`` (env RLINF_HEAD).
         namespace: name of the job; unique by default. Processes of one namespace find each other's groups.
         keys: directory of the key files (env RLINF_ACTORS_KEYS).
         timeout: seconds to wait for the head and the nodes, None without limit.
 
     Raises:
-        ConfigError: the configuration is wrong, or the arguments differ from the running Cluster's.
-        ClusterTimeoutError: the head does not answer, or nodes are missing; names them.
-        UsageError: the private daemon of the running Cluster has died: call shutdown() on it first.
+        ConfigError: the configuration is wrong, or the arguments differ from those of the running Cluster.
+        ClusterTimeoutError: the head does not answer, or nodes are missing; the message names them.
+        UsageError: the agentd of the running private Cluster has died: call shutdown() on the Cluster first.
     """
 
     _current: ClassVar[Cluster | None] = None
@@ -95,7 +98,7 @@ class Cluster:
         keys: str | None = None,
         timeout: float | None = None,
     ) -> Cluster:
-        """Return the running Cluster, or start one."""
+        """Return the running Cluster, or start one. Blocks."""
         asked = ClusterArguments(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
         with _start_lock.held():
             return cls._open(asked, timeout, lambda future: None)
@@ -114,17 +117,15 @@ class Cluster:
     ) -> Connecting[Cluster]:
         """Start or find the Cluster without blocking: ``await`` it, or ``async with Cluster.connect(...) as cluster``.
 
-        Cancelling it undoes the start before CancelledError is raised. Arguments and errors: see the class.
+        Cancelling the task that awaits it undoes the start before CancelledError is raised. For arguments and errors
+        see the class.
         """
         asked = ClusterArguments(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
         return Connecting(_start_lock, partial(cls._open, asked, timeout), cls._undo, cls.shutdown_async)
 
     @classmethod
     def _open(cls, asked: ClusterArguments, timeout: float | None, watch: Watch) -> Cluster:
-        """Return the running Cluster or start one. The caller holds the start lock.
-
-        *watch* receives the future of the start.
-        """
+        """Return the running Cluster or start one, and give *watch* the future of the start. Needs the start lock."""
         try:
             timeout = waiting(timeout)
         except ValueError as error:
@@ -155,7 +156,7 @@ class Cluster:
 
     @staticmethod
     def _undo(cluster: Cluster) -> None:
-        """Shut down a cluster whose start was cancelled, unless other callers also got this cluster. Blocks."""
+        """Shut down a Cluster whose start was cancelled, unless another caller got the same Cluster. Blocks."""
         with _start_lock.held():
             if not cluster._shared:
                 cluster.shutdown()
@@ -175,7 +176,7 @@ class Cluster:
         self._connected = self._shared = self._closed = False
         self._ending: concurrent.futures.Future[None] | None = None
         self._gone = ""
-        self._failed = False  # the script, as far as this object knows
+        self._failed = False  # True if the script has raised an error out of a with block
         self._owner_pid = os.getpid()
         self._made_in = forks.generation()
         settings, job = asked.settings(), worker_job()
@@ -198,7 +199,6 @@ class Cluster:
             self.runtime = Runtime("driver", self.namespace, security=security, on_lost=self._session_ended)
 
     async def _start(self, timeout: float | None) -> None:
-        """Connect and learn the nodes. Loop thread."""
         self._starting = asyncio.current_task()
         try:
             if self._job is None:
@@ -226,7 +226,7 @@ class Cluster:
             log.warning("the head ended this session: %s", reason)
 
     def _daemon_died(self, reason: str) -> None:
-        """Record the death of the embedded agentd, and fail all calls and a running start. Loop thread."""
+        """Fail all calls, and a start that is in progress, because the embedded agentd has died. Loop thread."""
         self._gone = reason
         self.runtime.daemon_died(reason)
         if self._endpoint and self._starting is not None:
@@ -239,14 +239,14 @@ class Cluster:
     def shutdown(self, async_op: Literal[True]) -> AsyncWork[None]: ...
 
     def shutdown(self, async_op: bool = False) -> AsyncWork[None] | None:
-        """End the groups that this process started, and the embedded cluster. Twice is fine.
+        """End the groups that this process started, and its private cluster. May be called twice.
 
-        After 5 s of a silent head this does not wait longer. After Ctrl-C the shutdown goes on; the next call, or the
-        end of the interpreter, waits for it. After a failure the next call tries again.
+        If the head is silent for 5 s, the shutdown does not wait for it any longer. After Ctrl-C the shutdown goes on;
+        the next call, or the end of the interpreter, waits for it. After a failure the next call tries again.
 
         Args:
-            async_op: return an AsyncWork at once instead of blocking. Cancelling a task that awaits it leaves the
-                shutdown running.
+            async_op: True to return an AsyncWork at once instead of blocking. The shutdown goes on if the task that
+                awaits the AsyncWork is cancelled.
         """
         ending = self._begin_end()
         if async_op:
@@ -255,7 +255,7 @@ class Cluster:
         return None
 
     async def shutdown_async(self) -> None:
-        """Shut down without blocking the event loop: ``await self.shutdown(async_op=True)``."""
+        """Shut down without blocking the event loop. The same as ``await self.shutdown(async_op=True)``."""
         await self.shutdown(async_op=True)
 
     def _begin_end(self) -> concurrent.futures.Future[None] | None:
@@ -327,12 +327,12 @@ class Cluster:
 
     @classmethod
     def current(cls) -> Cluster:
-        """Return the Cluster of this process. In a worker the first use makes it, and blocks.
+        """Return the Cluster of this process. In a worker, the first call starts it and blocks.
 
-        ``await Cluster.connect()`` makes it without blocking.
+        ``await Cluster.connect()`` starts it without blocking.
 
         Raises:
-            UsageError: the process has no Cluster.
+            UsageError: this driver has no Cluster.
         """
         current = cls._live()
         if current is not None:
@@ -345,12 +345,11 @@ class Cluster:
 
     @classmethod
     def _asking(cls, ask: Callable[[Cluster], Coroutine[Any, Any, T]], what: str) -> AsyncWork[T]:
-        """Run coroutine function *ask* on the I/O thread, with the Cluster of this process.
-
-        A worker makes its Cluster if needed.
+        """Run the coroutine function *ask* with the Cluster of this process on the I/O thread. Start a worker's Cluster
+        first.
 
         Raises:
-            UsageError: the process has no Cluster.
+            UsageError: this driver has no Cluster.
         """
         known, job = cls._live(), worker_job()
         if known is None and job is None:
@@ -364,7 +363,7 @@ class Cluster:
 
     @classmethod
     def has_initialized(cls) -> bool:
-        """Return True if a Cluster is running in this process."""
+        """Return True if this process has a running Cluster."""
         return cls._live() is not None
 
     # --- nodes, as they were when the Cluster started; any thread ---
@@ -381,7 +380,7 @@ class Cluster:
 
     @property
     def accelerator_ranks(self) -> list[list[int]]:
-        """Cluster-wide ranks of the accelerators of each node, in order of node rank."""
+        """For each node, by node rank, the cluster-wide ranks of its accelerators."""
         ranks, first = [], 0
         for node in self._nodes:
             ranks.append(list(range(first, first + node.num_accelerators)))
@@ -391,25 +390,26 @@ class Cluster:
     def get_node_info(self, node_rank: int) -> NodeInfo:
         """Return the node with this rank, as it was when the Cluster started.
 
-        Raises PlacementError if there is none.
+        Raises:
+            PlacementError: the cluster has no such node.
         """
         if not 0 <= node_rank < len(self._nodes):
             raise PlacementError(f"node {node_rank} is not in this cluster, which has nodes 0-{len(self._nodes) - 1}")
         return self._nodes[node_rank]
 
     def get_node_ip(self, node_rank: int) -> str:
-        """Return the address of the node with this rank. Raises PlacementError if there is none."""
+        """Return the IP address of the node with this rank. Raises PlacementError if there is none."""
         return self.get_node_info(node_rank).node_ip
 
     def node_name(self, node_rank: int) -> str:
-        """Return the host name of the node with this rank, or the rank as text if it is unknown. For error messages."""
+        """Return the host name of the node with this rank; the rank as text if there is none. For error messages."""
         for state in self._states:
             if state.rank == node_rank:
                 return state.report.hostname
         return str(node_rank)
 
     def here(self) -> int:
-        """Return the rank of the first node on this process's machine, 0 if there is none."""
+        """Return the lowest rank of a node on the machine of this process, 0 if this machine has no node."""
         return min((state.rank for state in self._states if state.report.host == self.runtime.host), default=0)
 
     def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
@@ -418,7 +418,7 @@ class Cluster:
 
     @property
     def ends_with(self) -> str:
-        """The reason why every group ends with this driver, "" if groups may outlive it or this is a worker."""
+        """The reason why no group can outlive this driver; "" if a detached group can, or in a worker."""
         if self._job is not None:
             return ""
         if self._daemon is not None:
@@ -437,10 +437,10 @@ class Cluster:
     def get_alive_nodes(self, async_op: Literal[True]) -> AsyncWork[list[NodeInfo]]: ...
 
     def get_alive_nodes(self, async_op: bool = False) -> list[NodeInfo] | AsyncWork[list[NodeInfo]]:
-        """Return the nodes that are alive, as the head reports now. One round trip.
+        """Ask the head which nodes are alive now, and return them as they were when the Cluster started.
 
         Args:
-            async_op: return an AsyncWork at once instead of blocking.
+            async_op: True to return an AsyncWork at once instead of blocking.
 
         Raises:
             ClusterTimeoutError: the head has not answered for 10 s.
@@ -460,8 +460,9 @@ class Cluster:
         """Return the events of this job and of the cluster's nodes; iterate by ``async for`` or ``for``.
 
         Args:
-            since: number (`seq`) of the last known event; 0 for all that the head keeps, None for no past events.
-            follow: go on with new events until the Cluster is shut down.
+            since: number (`seq`) of the last event that the caller has seen; 0 for all events that the head keeps, None
+                for no past events.
+            follow: True to wait for new events until the Cluster is shut down.
             kinds: kinds of events (wire.values.EventKind); () for all.
             group: only events of the group with this name.
 
@@ -471,9 +472,9 @@ class Cluster:
         return EventStream(self.runtime, lambda: self._closed, EventCursor(self.namespace, since, kinds, group), follow)
 
     def find_free_port(self, max_port_num: int | None = None) -> int:
-        """Return a TCP port of this machine that is free now, below *max_port_num* if given.
+        """Return a free TCP port of this machine, below *max_port_num* if that is given.
 
-        The port is not reserved: bind it soon. In a worker, `Worker.acquire_free_port` reserves one on its node.
+        The port is not reserved, so bind it soon. In a worker, `Worker.acquire_free_port` reserves a port on its node.
         """
         return free_port(max_port_num)
 
@@ -499,7 +500,7 @@ class Cluster:
         return group
 
     def extras(self) -> dict[str, Any]:
-        """Return the values that are sent along with every worker class, for ``Cluster()`` in the worker."""
+        """Return the values that ``Cluster()`` needs in a worker. They are sent along with every worker class."""
         config = self.config and without_types(self.config)
         return {"cluster_config": config, "num_nodes": self.num_nodes, "hardware_pieces": self._pieces}
 

@@ -1,8 +1,8 @@
-"""Nodes as placements and users see them: the head's node states plus the configured hardware of node groups.
+"""Nodes as placements and users see them: the nodes that the head knows, with the configured hardware of node groups.
 
-Only a node itself can find its configured hardware: `ask_nodes` has each node enumerate the hardware before workers are
-placed. A node cannot load a hardware type that only the running script registers; if the node is on this machine, this
-process enumerates it.
+Only a node itself can find its configured hardware, so `ask_nodes` lets each node enumerate that hardware before
+workers are placed. A node cannot load a hardware type that only the running script registers; this process enumerates
+such hardware for a node on its own machine.
 """
 
 from __future__ import annotations
@@ -72,19 +72,19 @@ def _hardware(report: HardwareReport, accelerator: bool) -> HardwareInfo:
 
 
 LIMIT_S = 10.0
-"""Seconds that a hardware type may take on a node to enumerate its pieces."""
+"""Seconds that a node may take to enumerate the configured hardware of one type."""
 ANSWER_S = LIMIT_S + 10.0
-"""Seconds until the head must have answered. The head gives up on a node 5 s sooner, and names the node."""
+"""Seconds that the head may take to answer. The head gives up on a node 5 s earlier and names the node."""
 
 _SCRIPT = ("__main__", "__mp_main__")
 
 Ask = Callable[[EnumerateHardware], Awaitable[Enumerated]]
 Pieces = Mapping[int, Sequence[Piece]]
-"""The configured hardware that nodes have reported, by node rank."""
+"""Configured hardware that nodes have reported, by node rank."""
 
 
 def read_config(source: Any) -> ClusterConfig:
-    """Return the checked configuration. Load installed packages for hardware types that are unknown in this process.
+    """Return the checked configuration. Load installed packages for the hardware types that this process does not know.
 
     Raises:
         ConfigError: the configuration is wrong.
@@ -109,7 +109,7 @@ def read_config(source: Any) -> ClusterConfig:
 
 @dataclass(frozen=True)
 class _Query:
-    """A request to enumerate the hardware of one node group on one node."""
+    """The question to one node for the configured hardware of one node group."""
 
     group: NodeGroupConfig
     path: str
@@ -122,13 +122,13 @@ async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask
 
     Args:
         config: the cluster configuration.
-        states: the head's states of the nodes.
+        states: the nodes, as the head knows them.
         ask: sends an EnumerateHardware to the head and returns the answer.
-        host: host key of this machine.
+        host: host key of this machine, to find the nodes on it.
 
     Raises:
         ConfigError: a node does not know a type, the type rejects its entries, or its enumeration crashed, hung or
-            returned invalid data; the first error in the order of the configuration.
+            returned invalid data. The first error in the order of the configuration is raised.
         NodeLostError: a node was lost meanwhile.
         ClusterTimeoutError: a node or the head did not answer.
     """
@@ -151,7 +151,7 @@ async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask
 
 
 def _check_distinct(found: Mapping[int, Sequence[HardwareResource]]) -> None:
-    """Raise ConfigError if the configuration names a robot twice, because two workers would both move it."""
+    """Raise ConfigError if the configuration names a robot twice, because two workers would both move the robot."""
     owners: dict[str, str] = {}
     for rank, resources in found.items():
         for resource in resources:
@@ -178,7 +178,7 @@ def pieces_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[i
 
 
 def with_pieces(nodes: Sequence[NodeInfo], pieces: Pieces) -> list[NodeInfo]:
-    """Return *nodes* with the hardware in *pieces*, which the launching process has sent to this worker."""
+    """Return *nodes* with the configured hardware that the launching process has sent to this worker."""
     found: list[NodeInfo] = []
     for node in nodes:
         by_type: dict[str, list[Piece]] = {}
@@ -190,7 +190,7 @@ def with_pieces(nodes: Sequence[NodeInfo], pieces: Pieces) -> list[NodeInfo]:
 
 
 def _with(node: NodeInfo, found: Sequence[HardwareResource]) -> NodeInfo:
-    """Return *node* with *found* added; *found* replaces hardware of the same types."""
+    """Return *node* with the hardware *found*, which replaces hardware of the same types."""
     kinds = {resource.type for resource in found}
     kept = [resource for resource in node.hardware_resources if resource.type not in kinds]
     return replace(node, hardware_resources=[*kept, *found])
@@ -229,7 +229,7 @@ def _queries(config: ClusterConfig, states: Sequence[NodeState], infos: Sequence
 
 
 def _extensions(kind: str) -> list[Extension]:
-    """Return the modules that register a hardware type in this process; a node loads those that it has."""
+    """Return the modules that register a hardware type in this process. A node loads those of them that it has."""
     known = hardware_types()
     classes = [*hardware_classes(kind), *([known[kind]] if kind in known else [])]
     return list(dict.fromkeys([*extensions.loaded(), *extensions.providers(cls.__module__ for cls in classes)]))
@@ -240,14 +240,14 @@ def _message(query: _Query) -> EnumerateHardware:
 
 
 def _is_the_scripts(kind: str) -> bool:
-    """True if the running script itself defines the type's class, so that no other process can import it."""
+    """True if the running script itself defines the class of the type, so that no other process can import it."""
     return any(cls.__module__ in _SCRIPT for cls in hardware_classes(kind))
 
 
 async def _ask_here(query: _Query, host: str) -> HardwareResource | None:
-    """Enumerate a type that the script registers, on a thread because user code may block.
+    """Enumerate a hardware type that the script registers, on a thread because user code may block.
 
-    Raises ConfigError if the node is on another machine.
+    Raises ConfigError if the node is on another machine, or if the enumeration fails or takes longer than LIMIT_S.
     """
     assert query.group.hardware is not None
     kind, rank, name = query.question.type, query.question.node_rank, query.state.report.hostname

@@ -1,8 +1,8 @@
-"""The start of a Cluster: its arguments, its nodes, the lock for one start at a time, and the cluster of a worker.
+"""The start of a Cluster: its arguments, its nodes, the lock for one start at a time, and the Cluster of a worker.
 
-A blocking start runs on the caller's thread. A start for asyncio runs on its own thread, so that it ends even if the
-event loop is blocked by another caller that waits for the same start. The holder of the StartLock always releases it,
-also when the start fails.
+A blocking start runs on the caller's thread. A start for asyncio runs on a thread of its own, so that it ends even if
+another caller blocks the event loop and waits for the same start. The holder of the StartLock always releases it, also
+when the start fails.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from rlinf_actors.wire.values import NodeState
 T = TypeVar("T")
 
 Watch = Callable[["concurrent.futures.Future[Any]"], None]
-"""Receives the future that a start waits for; cancelling the future ends the start."""
+"""Takes the future that a start waits for. Cancelling that future ends the start."""
 
 
 class StartLock:
-    """Lets one thread at a time start a Cluster. Any thread."""
+    """Lets one thread of the process at a time start a Cluster. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,8 @@ class StartLock:
             thread: id of the starting thread; 0 if the thread does not exist yet.
 
         Returns:
-            None if the caller now has the lock; else a promise that ends with the current start. Try again then.
+            None if the caller now has the lock; else a promise that resolves when the current start ends. Try again
+            then.
 
         Raises:
             UsageError: this thread itself runs the current start, and would wait for itself.
@@ -81,7 +82,7 @@ class StartLock:
             return None
 
     def belongs_to(self, thread: int) -> None:
-        """Set the id of the thread on which the holder of the lock runs its start."""
+        """Set the id of the thread on which the holder of the lock starts the Cluster."""
         self._thread = thread
 
     def release(self) -> None:
@@ -92,7 +93,7 @@ class StartLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock for the block; wait until it is free."""
+        """Wait until the lock is free, and hold it during the ``with`` block."""
         while (current := self.take(threading.get_ident())) is not None:
             current.wait()
         try:
@@ -102,12 +103,9 @@ class StartLock:
 
 
 class _StartThread(Generic[T]):
-    """A start on a thread of its own. The creator must hold the lock; the thread releases it.
+    """A start on a thread of its own, which releases the StartLock that its creator has taken.
 
-    Attributes:
-        ended: resolved when the thread has finished, with or without an error.
-        result: the value that *start* returned, None before that.
-        error: the error that *start* raised, None if there was none.
+    `ended` resolves when the thread has finished. Then either `result` or `error` is set.
     """
 
     def __init__(self, lock: StartLock, start: Callable[[Watch], T]) -> None:
@@ -127,7 +125,7 @@ class _StartThread(Generic[T]):
             raise
 
     def cancel(self) -> None:
-        """End the start early; the thread still undoes what it has done. Any thread."""
+        """End the start early. The thread still undoes what it has done. Any thread."""
         with self._lock:
             self._cancelled = True
         if self._future is not None:
@@ -151,13 +149,13 @@ class _StartThread(Generic[T]):
 
 
 class Connecting(Generic[T]):
-    """The start of a Cluster, as ``Cluster.connect()`` returns it: ``await`` it, or use ``async with``.
+    """The start of a Cluster that ``Cluster.connect()`` returns: ``await`` it, or use ``async with``.
 
     Args:
         lock: the StartLock of this process.
-        start: makes the cluster or finds the running one; blocks, and runs on a thread.
-        undo: ends a cluster if the task that awaited the start was cancelled; blocks.
-        close: ends the cluster at the end of the ``async with`` block.
+        start: starts the Cluster or returns the running one; blocks, and runs on a thread of its own.
+        undo: shuts down a Cluster after the task that awaited the start was cancelled; blocks.
+        close: shuts down the Cluster at the end of the ``async with`` block.
     """
 
     def __init__(
@@ -206,7 +204,7 @@ class Connecting(Generic[T]):
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await *work* to its end even if this task is cancelled; the caller raises the CancelledError later."""
+    """Await *work* to its end even if this task is cancelled. The caller raises the CancelledError later."""
     task = Tasks().start(work, "undoing a start", expected=Exception)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
@@ -226,11 +224,10 @@ class ClusterArguments:
     keys: str | None = None
 
     def config(self) -> ClusterConfig | None:
-        """Return the checked configuration. Raises ConfigError."""
         return None if self.cluster_cfg is None else read_config(self.cluster_cfg)
 
     def settings(self) -> Settings:
-        """Return the settings of the environment and the client file, with the keys that were given."""
+        """Return the settings of this process, with the directory of key files if that was given."""
         settings = client_settings()
         return settings if self.keys is None else replace(settings, key_dir=self.keys, key_file=None)
 
@@ -238,9 +235,9 @@ class ClusterArguments:
         return None if self.log_dir is None else os.path.abspath(os.fspath(self.log_dir))
 
     def wanted(self, config: ClusterConfig | None, otherwise: int) -> int:
-        """Return the number of nodes to wait for; *otherwise* if neither argument nor configuration sets it.
+        """Return the number of nodes to wait for: of the argument, else of the configuration, else *otherwise*.
 
-        Raises ConfigError.
+        Raises ConfigError if argument and configuration differ.
         """
         given = self.num_nodes
         if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
@@ -253,10 +250,10 @@ class ClusterArguments:
         return given or (config.num_nodes if config is not None else otherwise)
 
     def endpoint(self, settings: Settings, wanted: int) -> str:
-        """Return the head's endpoint, "" for a private head. Blocks if a host name has to be resolved.
+        """Return the head's endpoint, "" for a private cluster. Blocks while a host name is resolved.
 
         Raises:
-            ConfigError: the head's host name has no address; or no head is known and *wanted* is more than one node.
+            ConfigError: the head's host name has no address; or no head is known and more than one node is *wanted*.
         """
         head = self.head or settings.head
         if head and head != PRIVATE:
@@ -276,24 +273,16 @@ class ClusterArguments:
 
 @dataclass(frozen=True)
 class EffectiveArguments:
-    """The arguments of the running Cluster, with defaults filled in.
+    """The arguments of the running Cluster, with defaults filled in."""
 
-    Attributes:
-        num_nodes: accepted numbers of nodes: the requested number and the actual number.
-        config: the configuration, None without one.
-        log_dir: absolute path of the log directory, None without one.
-        head: endpoint of the head.
-        namespace: namespace of the job.
-    """
-
-    num_nodes: tuple[int, ...]
+    num_nodes: tuple[int, ...]  # accepted numbers: the requested and the actual one
     config: ClusterConfig | None
-    log_dir: str | None
-    head: str
+    log_dir: str | None  # absolute path
+    head: str  # endpoint
     namespace: str
 
     def check(self, asked: ClusterArguments) -> None:
-        """Raise ConfigError if *asked* contradicts these arguments; `path` of the error is the name of the argument."""
+        """Raise ConfigError if *asked* contradicts these arguments. The error's `path` is the name of the argument."""
         if asked.num_nodes is not None and asked.num_nodes not in self.num_nodes:
             raise _differs("num_nodes", self.num_nodes[0], asked.num_nodes)
         config = asked.config()
@@ -324,7 +313,7 @@ EVERY_S = 1.0
 
 @contextlib.asynccontextmanager
 async def waiting_line(runtime: Runtime, wanted: int) -> AsyncIterator[None]:
-    """Show on one line of the terminal how many nodes are ready. Shows nothing if stderr is not a terminal."""
+    """Show on one line of the terminal how many nodes are ready. Do nothing if stderr is not a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
@@ -360,28 +349,20 @@ TIMEOUT_S = 30.0
 
 @dataclass
 class WorkerJob:
-    """The cluster of a worker process. The worker's main sets it before user code runs.
-
-    Attributes:
-        runtime: runtime of the worker.
-        head: endpoint of the head.
-        extras: returns the values that the launching process sent along with the class.
-        node_rank: rank of the worker's node.
-        name: name of the worker, ``group:rank``.
-    """
+    """The cluster that a worker process belongs to. worker.main sets it before user code runs."""
 
     runtime: Runtime
-    head: str
-    extras: Callable[[], dict[str, Any]]
+    head: str  # endpoint
+    extras: Callable[[], dict[str, Any]]  # returns the values of Cluster.extras() in the launching process
     node_rank: int = 0
-    name: str = ""
+    name: str = ""  # group:rank
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _session: concurrent.futures.Future[Any] | None = None
 
     def connect(self) -> Runtime:
-        """Return the runtime after starting its session with the head, if there is none. Blocks.
+        """Connect the worker's runtime to the head unless it is connected, and return the runtime. Blocks.
 
-        Most workers never need the head, so a worker connects only on first use.
+        Most workers never need the head, so a worker connects on first use.
 
         Raises:
             UsageError: this process is a fork of the worker.
@@ -391,7 +372,7 @@ class WorkerJob:
         return self.runtime
 
     async def connected(self) -> Runtime:
-        """Return the runtime like `connect`, without blocking. Loop thread."""
+        """Do the same as `connect` without blocking. Loop thread."""
         await asyncio.shield(asyncio.wrap_future(self._begin()))
         return self.runtime
 
@@ -412,7 +393,7 @@ def set_worker_job(job: WorkerJob) -> None:
 
 
 def worker_job() -> WorkerJob | None:
-    """Return the job of this worker process, None in a driver."""
+    """Return the WorkerJob of this worker process, None in a driver."""
     return _job
 
 
@@ -421,27 +402,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClusterNodes:
-    """The nodes of a cluster.
-
-    Attributes:
-        states: the head's states of the nodes.
-        pieces: configured hardware of the nodes, by node rank.
-        groups: node groups, by label.
-    """
-
     states: list[NodeState]
     pieces: Pieces
-    groups: dict[str, NodeGroupInfo]
+    groups: dict[str, NodeGroupInfo]  # by label
 
 
 async def learn_nodes(
     runtime: Runtime, job: WorkerJob | None, config: ClusterConfig | None, wanted: int, timeout: float | None
 ) -> ClusterNodes:
-    """Wait for *wanted* nodes and ask the nodes for their configured hardware. Loop thread.
+    """Wait for *wanted* nodes and learn their configured hardware. Loop thread.
 
     Args:
-        runtime: a runtime in session with the head.
-        job: the job in a worker process, which already has the nodes' hardware; None in a driver.
+        runtime: a runtime that is connected to the head.
+        job: the WorkerJob of a worker, which has got the nodes' hardware with its class; None in a driver, which asks
+            the nodes.
         config: the ``cluster:`` section, None without one.
         wanted: number of nodes.
         timeout: seconds to wait for the nodes, None without limit.

@@ -15,21 +15,21 @@ from rlinf_actors.wire.values import ClusterEvent, EventKind
 
 KINDS: tuple[str, ...] = get_args(EventKind)
 WAIT_S = 3.0
-"""Seconds that the head holds a request open when there are no new events."""
+"""Seconds that the head holds a request when there are no new events."""
 LATE_S = 2.0
-"""Seconds beyond WAIT_S before the request is repeated. Repeating a request does no harm."""
+"""Seconds beyond WAIT_S until the request is repeated. Repeating a request does no harm."""
 ANSWER_S = 10.0
 """Seconds that the head may take to answer a request that does not wait for new events."""
 
 
 class EventCursor:
-    """A position in the event log and a filter for the events after it. No I/O.
+    """A position in the event log, and a filter for the events after the position. No I/O.
 
     Args:
-        namespace: job whose events are read in addition to the cluster's own; None for all jobs.
-        since: number of the last known event, None for no past events.
+        namespace: job whose events are read in addition to those of the cluster; None for all jobs.
+        since: number of the last event that the caller has seen; None for no past events.
         kinds: kinds of events, () for all.
-        group: only events of groups of this name, None for all.
+        group: only events of groups with this name, None for all.
 
     Raises:
         UsageError: a kind is unknown.
@@ -53,17 +53,14 @@ class EventCursor:
         self.more = True
 
     def request(self, wait: bool) -> GetEvents:
-        """Return the next request to the head.
-
-        With *wait*, the head answers at the next event, after at most WAIT_S.
-        """
+        """Return the next request to the head. If *wait*, the head answers at the next event, or after WAIT_S."""
         wait_s = WAIT_S if wait and self._since >= 0 else 0.0  # the first request finds the end of the log
         return GetEvents(self._since, self._log, self._namespace, wait_s=wait_s)
 
     def take(self, answer: Events) -> list[ClusterEvent]:
         """Move the position behind *answer* and return the events of *answer* that pass the filter.
 
-        Events that the head no longer keeps are returned as one `events_missing`.
+        Events that the head no longer keeps are replaced by one `events_missing`.
         """
         found = list(answer.events)
         if answer.missing:
@@ -89,18 +86,18 @@ def patience(request: GetEvents) -> float:
 class EventStream(AsyncIterator[ClusterEvent], Iterator[ClusterEvent]):
     """Events in order: ``async for`` in an event loop, ``for`` in a plain script (it blocks).
 
-    Events are fetched when they are needed: a slow reader costs the head nothing, and may find an ``events_missing`` in
-    place of events that the head has dropped. A restarted head counts from the beginning; its first event is
-    ``head_started``. Cancelling a step leaves the stream where it is.
+    The stream requests events when its reader needs them, so a slow reader costs the head nothing. In place of events
+    that the head has dropped meanwhile, the reader gets one ``events_missing``. A restarted head counts from the
+    beginning; its first event is ``head_started``. Cancelling a step leaves the stream where it is.
 
     Args:
-        runtime: of this process.
+        runtime: runtime of this process.
         closed: returns True if the Cluster was shut down, which ends the stream.
-        cursor: the position and the choice of events.
-        follow: wait for new events.
+        cursor: the position, and the filter of events.
+        follow: True to wait for new events.
 
     Raises:
-        RlinfActorsError: the head is gone for good; while the stream is read.
+        RlinfActorsError: the head is gone for good. Raised while the stream is read.
     """
 
     def __init__(self, runtime: Runtime, closed: Callable[[], bool], cursor: EventCursor, follow: bool) -> None:
@@ -143,7 +140,7 @@ class EventStream(AsyncIterator[ClusterEvent], Iterator[ClusterEvent]):
         return self._runtime.io.submit(self._fetch())
 
     async def _fetch(self) -> Events | None:
-        """Return the head's answer, None if the head is away and may come back. Loop thread."""
+        """Return the head's answer, None if the head does not answer now and may come back. Loop thread."""
         request = self._cursor.request(self._follow)
         try:
             return await self._runtime.ask(request, Events, patience(request))

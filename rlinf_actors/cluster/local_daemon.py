@@ -1,7 +1,7 @@
-"""The embedded cluster: one private agentd with the head inside, for a driver without a head.
+"""The private cluster of a driver without a head: one agentd process with the head inside.
 
-It listens on unix sockets in a directory of mode 0700, watches the driver's pidfd, and ends when the driver ends,
-however that happens. If the agentd itself is killed, the driver kills what is left of its cluster.
+The agentd listens on unix sockets in a directory of mode 0700, watches the driver by a pidfd, and ends when the driver
+ends, however the driver ends. If the agentd itself is killed, the driver kills what is left of its cluster.
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ PATIENCE_S = 3.0
 
 
 def processes_of(run_dir: str) -> list[int]:
-    """Return the ids of living processes that descend from the agentd with this run directory, found by their
-    environment.
-    """
+    """Return the pids of the living descendants of the agentd with this run directory, found by their environment."""
     wanted, found = f"{CLUSTER_MARK}={run_dir}".encode(), []
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
@@ -51,10 +49,10 @@ def processes_of(run_dir: str) -> list[int]:
 
 
 def end_all(run_dir: str) -> None:
-    """Kill all processes that descend from the agentd with this run directory. Blocks for at most PATIENCE_S.
+    """Kill all descendants of the agentd with this run directory. Blocks for at most PATIENCE_S.
 
-    The cluster's keeper process kills descendants whose environment does not name the directory, and then ends; this
-    function waits for the keeper's end too.
+    The keeper of the cluster kills descendants whose environment does not name the run directory, and then ends; this
+    function also waits for the end of the keeper.
     """
     deadline = time.monotonic() + PATIENCE_S
     while (left := processes_of(run_dir)) and time.monotonic() < deadline:
@@ -85,15 +83,13 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 _MAX_RUN_DIR = 60
-"""Maximum length of the parent directory's path.
-
-A unix socket path has at most 107 bytes; our file names take up to 40.
+"""Longest path of the parent of the run directory: a unix socket's path has at most 107 bytes, our names take up to 40.
 """
 _BOOT = "import sys; sys.path.append({root!r}); from agentd.command_line import main; sys.exit(main())"
 
 
 class EmbeddedDaemon:
-    """A private agentd. Call `start` and `stop` on the runtime's loop thread."""
+    """The agentd of a private cluster. Call `start` and `stop` on the loop thread of the runtime."""
 
     def __init__(self, on_death: Callable[[str], None]) -> None:
         self.run_dir = ""
@@ -107,14 +103,11 @@ class EmbeddedDaemon:
         self._clearing: asyncio.Task[None] | None = None
 
     async def start(self, arguments: list[str], timeout: float | None) -> str:
-        """Start the agentd and wait until its node is registered. Loop thread.
+        """Start the agentd, wait until its node is registered, and return the endpoint of its head. Loop thread.
 
         Args:
             arguments: additional arguments for agentd's command line.
             timeout: seconds to wait; None for START_TIMEOUT_S.
-
-        Returns:
-            The head's endpoint.
 
         Raises:
             ClusterTimeoutError: the agentd was not ready in time.
@@ -157,17 +150,15 @@ class EmbeddedDaemon:
         timeout: float = 10.0,
         failed: Callable[[], bool] = lambda: True,
     ) -> str:
-        """Stop the agentd. Loop thread; calling twice is harmless.
-
-        *ask* requests the stop. If that is not possible, the agentd gets SIGTERM. After *timeout* it gets SIGKILL.
+        """Stop the agentd. May be called twice. Loop thread.
 
         Args:
-            ask: asks the agentd to end; returns False, or raises an RlinfActorsError, if the agentd cannot be asked.
-            timeout: seconds between the request and SIGKILL.
+            ask: asks the agentd to end. If it returns False or raises an RlinfActorsError, the agentd gets SIGTERM.
+            timeout: seconds after which the agentd gets SIGKILL.
             failed: returns True if the script failed, so that the logs are kept. Called after the agentd has ended.
 
         Returns:
-            The directory where the logs are kept, "" if the logs are not kept.
+            The directory in which the logs are kept, "" if they are removed.
         """
         self._stopping = True
         process = self._process
@@ -219,7 +210,8 @@ class EmbeddedDaemon:
             )
 
     async def _clear(self) -> None:
-        """Kill the remaining processes. Templates end their workers first, but a template may have been killed too."""
+        """Kill the remaining processes of the cluster after a killed agentd."""
+        # templates end their workers, but a template may have been killed too
         await asyncio.sleep(ROBOT_END_S)  # the time in which robot workers make their robots safe
         end_all(self.run_dir)  # blocks the loop: at the interpreter's exit there may be no thread pool
 
@@ -241,7 +233,7 @@ def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping
     Args:
         arguments: additional arguments for agentd's command line.
         run_dir: run directory of the agentd; it must exist.
-        tell: file descriptor of the pipe to which the agentd writes when its node is registered.
+        tell: write end of a pipe, on which the agentd reports when its node is registered.
         env: environment of the agentd.
 
     Raises:
@@ -276,7 +268,6 @@ def _make_run_dir(parent: str | None) -> str:
 
 
 async def _read_line(fd: int) -> bytes:
-    """Read from *fd* until the end of a line or of the file, and return the bytes."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bytes] = loop.create_future()
     os.set_blocking(fd, False)

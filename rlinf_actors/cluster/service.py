@@ -40,13 +40,13 @@ async def launch_service(
 
     Args:
         cluster: the cluster to launch on.
-        name: name of the group, which ends with this process unless *detached*.
+        name: name of the group.
         reference: ``module:class``.
         args: arguments of the constructor.
         node_ranks: node rank of each rank of the group.
-        detail: JSON for processes that look the group up.
+        detail: JSON that the head gives to processes that look the group up.
         show_logs: True to show the group's output in the driver's terminal.
-        detached: True if the group ends with the job's first driver instead of this process.
+        detached: True if the group ends with the job's first driver, False if it ends with this process.
 
     Raises:
         NameInUseError: a group of that name is running.
@@ -81,14 +81,14 @@ async def launch_service(
 
 
 _real: dict[str, str] = {}
-"""Resolved path (no symbolic links) by absolute path, cached because resolving reads directories that may be on NFS."""
+"""Path without symbolic links by absolute path. Cached because resolving reads directories that may be on NFS."""
 
 
 def import_paths() -> list[str]:
-    """Return this process's import paths without those of its interpreter. Workers skip paths that do not exist there.
+    """Return the import paths of this process for its workers, without those of the interpreter.
 
-    In a running event loop the file system is not read: a path that was not resolved before is returned unresolved. The
-    start of a Cluster resolves the paths of that time.
+    Called in an event loop, it does not read the file system, and returns a path that was not resolved before
+    unresolved. The start of a Cluster resolves the paths of that time.
     """
     own = {_resolved(path) for path in sysconfig.get_paths().values()}
     entries = [_resolved(entry) for entry in sys.path]
