@@ -1,4 +1,4 @@
-"""``python -m agentd``."""
+"""Runs agentd: ``python -m agentd``."""
 
 from __future__ import annotations
 

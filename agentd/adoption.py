@@ -1,12 +1,12 @@
 """Take over or end the processes that an earlier agentd left in this run directory.
 
 `take_inventory` runs before agentd registers, on its loop, and takes a few seconds at most. This agentd holds the lock
-of the run directory, so no other agentd acts on it. A template is taken over if it is the process that its record
-names, speaks our protocol, and answers in time; otherwise it is ended with its workers. The processes of workers that
-no template has are ended too. Afterwards this agentd knows every process that is left.
+of the run directory, so no other agentd acts there. A template is taken over if it is the process that its record
+names, speaks our protocol, and answers in time; otherwise it is ended with its workers. Processes of workers without a
+template are ended too. Afterwards this agentd knows every process that is left.
 
 `reap` (`agentd --reap`, ExecStopPost= of the unit) ends everything. systemd runs it after every end of the service,
-also before it restarts a crashed agentd, whose workers must go on. So the unit's result decides (`spared`).
+even after a crash, when it starts agentd again and the workers must go on. `spared` decides by the unit's result.
 """
 
 from __future__ import annotations
@@ -41,52 +41,44 @@ from rlinf_actors.wire.values import RunningWorker
 log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
-"""Seconds that a template may take to list its workers; a template stopped by SIGSTOP never does."""
+"""Seconds that a template may take to list its workers. A template stopped by SIGSTOP never does."""
 TEMPLATE_END_S = template_protocol.ROBOT_END_S + 1.0
-"""Seconds that a template may take to end: it gives robot workers ROBOT_END_S, and kills other workers at once."""
+"""Seconds that a template may take to end after SIGTERM; its robot workers get ROBOT_END_S of them."""
 KILLED_S = 1.0
-"""Seconds to wait for the end of a killed process: a process in an uninterruptible system call may never end."""
+"""Seconds to wait for the end of a killed process, which may hang in an uninterruptible system call."""
 
 
 @dataclass
 class Survivors:
-    """The result of `take_inventory`: the templates and workers of an earlier agentd.
+    """The templates and workers of an earlier agentd that `take_inventory` found."""
 
-    Attributes:
-        ledger: the head's orders to earlier agentds, on disk.
-        templates: the templates that are taken over.
-        workers: the workers of these templates, by id.
-        lost: for each worker that could not be taken over and was ended, its id and the reason.
-        since: when the last registered agentd of this node ended (CLOCK_MONOTONIC, seconds); 0 if unknown.
-    """
-
-    ledger: OrderLedger
+    ledger: OrderLedger  # the head's orders to earlier agentds, on disk
     templates: list[SurvivingTemplate] = field(default_factory=list)
-    workers: dict[str, RunningWorker] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
-    since: float = 0.0
+    workers: dict[str, RunningWorker] = field(default_factory=dict)  # of these templates, by id
+    lost: dict[str, str] = field(default_factory=dict)  # for each worker that was ended instead, its id and the reason
+    since: float = 0.0  # when this node's last registered agentd ended (CLOCK_MONOTONIC, seconds); 0 if unknown
 
 
 @dataclass
 class EndedTemplates:
-    """The workers whose templates were ended.
+    """The workers whose templates were ended because they could not be taken over.
 
     Attributes:
         lost: for each worker, its id and the reason of its end.
-        processes: for each worker's id ("" if unknown), its processes: pid and start in clock ticks since boot. They
-            are listed while the template lives, since a process that has cleared its environment is not found later.
+        processes: for each worker id ("" if unknown), its processes: pid and start in clock ticks since boot. They are
+            listed before the template ends, since a process with an empty environment cannot be found later.
     """
 
     lost: dict[str, str] = field(default_factory=dict)
     processes: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def of(self, ids: Iterable[str]) -> dict[int, int]:
-        """Return the processes of the workers with these ids: for each pid, its start in clock ticks since boot."""
+        """Return the processes of these workers: for each pid, its start in clock ticks since boot."""
         return {pid: started for id in ids for pid, started in self.processes.get(id, {}).items()}
 
 
 class _UnfitError(Exception):
-    """A template cannot be taken over. `can_ask`: True if it may react to SIGTERM."""
+    """A template cannot be taken over. `can_ask`: True if the template may react to SIGTERM."""
 
     def __init__(self, why: str, can_ask: bool = True) -> None:
         super().__init__(why)
@@ -131,7 +123,7 @@ async def take_inventory(run_dir: str, keep: bool) -> Survivors:
 
 
 def other_protocols(run_dir: str) -> list[int]:
-    """Return the protocol of each running template that this agentd cannot take over because of it."""
+    """Return the protocols of those running templates that this agentd cannot take over because of their protocol."""
     found = []
     for record in _records(run_dir).values():
         pidfd = -1 if _is_spoken(record) else _open(record)
@@ -145,7 +137,7 @@ def other_protocols(run_dir: str) -> list[int]:
 
 
 def _records(run_dir: str) -> dict[str, TemplateRecord]:
-    """Return the template records in *run_dir*, by the path of each without suffix."""
+    """Return the records of templates in *run_dir*, by their path without suffix."""
     found = {}
     for path in sorted(Path(run_dir, "t").glob("*.json")):
         try:
@@ -168,12 +160,14 @@ def _is_spoken(record: TemplateRecord) -> bool:
 
 
 def _open(record: TemplateRecord) -> int:
-    """Return a pidfd of the template that *record* names, -1 if that process has ended."""
+    """Return a pidfd of the process that *record* names, -1 if the process has ended."""
     return procfs.open_pidfd(record.pid, record.started) if record.boot == boot_id() else -1
 
 
 async def _take_over(stem: str, record: TemplateRecord, keep: bool, ended: EndedTemplates) -> SurvivingTemplate | None:
-    """Take over the template of *record* and return it; if that fails, end it and return None."""
+    """Take over the template of *record* and return it; if that fails, end it, add its workers to *ended*, and return
+    None.
+    """
     pidfd = _open(record)
     if pidfd < 0:
         return None
@@ -245,7 +239,7 @@ async def _receive_inventory(sock: socket.socket) -> tuple[list[SurvivingWorker]
 
 
 def _receive_packets(sock: socket.socket, workers: list[SurvivingWorker]) -> template_protocol.Inventory | None:
-    """Append the workers received so far to *workers*; return the packet that ends the list, None if still due."""
+    """Append the workers received so far to *workers*. Return the packet that ends the list, None if it is due."""
     while True:
         try:
             data = sock.recv(template_protocol.MAX_PACKET)
@@ -262,10 +256,10 @@ def _receive_packets(sock: socket.socket, workers: list[SurvivingWorker]) -> tem
 
 
 async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, ended: EndedTemplates) -> None:
-    """End a template that cannot be taken over, and add its workers to *ended*. Takes a few seconds at most.
+    """End a template that cannot be taken over, within a few seconds, and add its workers to *ended*.
 
     Args:
-        pid, pidfd: of the template.
+        pid, pidfd: the template's process.
         why: reason to report for the end of its workers.
         can_ask: True to send SIGTERM first, so that the template can end its workers itself.
         ended: collects the workers of all ended templates.
@@ -282,9 +276,10 @@ async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, ended: End
 
 
 def processes_below(template: int) -> dict[str, dict[int, int]]:
-    """Return the descendants of a template by worker id, in the form of EndedTemplates.processes.
+    """Return the descendants of a template by worker id ("" if unknown), with their starts; see
+    EndedTemplates.processes.
 
-    The worker of a process is found by its mark (`procfs.mark_of`), its parent or its session; "" if by none of them.
+    The worker mark of a process, its parent or its session tells the worker.
     """
     stats = [stat for pid in procfs.subtree(template)[1:] if (stat := procfs.stat(pid)) is not None]
     owners: dict[int, str] = {}
@@ -301,7 +296,7 @@ def processes_below(template: int) -> dict[str, dict[int, int]]:
 
 
 async def sweep(ids: Iterable[str], processes: dict[int, int]) -> None:
-    """Kill every process of the workers *ids*, and *processes* (pid: start in clock ticks since boot)."""
+    """Kill all processes of the workers *ids*, and *processes*: pids with their starts in clock ticks since boot."""
     ids = list(ids)
     if not ids and not processes:
         return
@@ -311,7 +306,7 @@ async def sweep(ids: Iterable[str], processes: dict[int, int]) -> None:
 
 
 async def sweep_robots(ids: Iterable[str], processes: dict[int, int]) -> None:
-    """Kill the same processes as `sweep`, but give them ROBOT_END_S first to make their robots safe."""
+    """Kill the same processes as `sweep`, but first give them ROBOT_END_S to make their robots safe."""
     ids = list(ids)
     if not ids and not processes:
         return
@@ -331,7 +326,7 @@ def _signal(pidfd: int, number: int) -> None:
 
 
 async def _wait_for_end(pidfd: int, timeout_s: float) -> bool:
-    """Wait for a process to end; return True if it ended within *timeout_s*."""
+    """Wait until a process ends. Return True if it ended within *timeout_s*."""
     loop = asyncio.get_running_loop()
     end = asyncio.Event()
     loop.add_reader(pidfd, end.set)
@@ -351,7 +346,7 @@ def spared(result: str, was_stopped: bool) -> str:
     """Return why `reap` must leave the workers running; "" if it must end them.
 
     Args:
-        result: $SERVICE_RESULT of systemd; "" if a person runs `agentd --reap`.
+        result: how the service ended: systemd's $SERVICE_RESULT; "" if a person runs `agentd --reap`.
         was_stopped: True if the last agentd was told to end with its workers.
     """
     if not result or was_stopped:
@@ -364,14 +359,13 @@ def spared(result: str, was_stopped: bool) -> str:
 
 
 def reap(config: Config, result: str, keeper: str = "") -> int:
-    """End the templates, workers and processes of the last agentd; return the exit code. Takes some seconds at most.
-
-    Do nothing if `spared` says that the workers must go on.
+    """End the templates, workers and processes that the last agentd left, within some seconds, unless `spared` forbids
+    that. Return the exit code.
 
     Args:
         config: names the run directory and the parent of the workers' cgroups.
         result: see `spared`.
-        keeper: socket of the keeper in the workers' unit, "" without one.
+        keeper: socket of the keeper in rlinf-workers@.service, "" without that unit.
 
     Raises:
         ConfigError: an agentd runs in that directory, or the directory belongs to another user.

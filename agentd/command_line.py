@@ -1,7 +1,9 @@
-"""agentd's command line.
+"""agentd's command line: parse the options, load the configuration, then run the daemon, the keeper or `--reap`.
 
-Exit codes: 0, 3 ended by `rlinf-actors head stop`, 64 usage, 69 unavailable, 70 internal error, 77 permission,
-78 configuration or keys.
+Runs on the main thread. Modules are imported where they are used, so that `--help` and errors come at once.
+
+Exit codes: 0 stopped, 3 ended by `rlinf-actors head stop`, 64 wrong usage, 69 unavailable, 70 internal error, 77 no
+permission, 78 wrong configuration or keys.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def _modules(text: str) -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run agentd; return its exit code."""
+    """Run agentd with the arguments *argv* (sys.argv by default). Return its exit code."""
     open_standard_descriptors()
     options = vars(parser().parse_args(argv))
     check_only, reap_only, keeper = options.pop("check_config"), options.pop("reap"), options.pop("keeper")
@@ -142,7 +144,7 @@ def _run(config: Any, options: dict[str, Any], stderr: DaemonStderr) -> int:
 
 
 def _ends(work: Callable[[], int], stderr: DaemonStderr, failed: Callable[[int, str], None]) -> int:
-    """Run *work*; turn its exception into an exit code and one line, which *failed* gets too."""
+    """Return the exit code of *work*. If *work* raises, print one line, and call *failed* with exit code and line."""
     try:
         return work()
     except ConfigError as error:
@@ -162,7 +164,7 @@ def _ends(work: Callable[[], int], stderr: DaemonStderr, failed: Callable[[int, 
 
 
 def _say(stderr: DaemonStderr, code: int, text: str, ready_fd: int | None = None) -> int:
-    """Print one line for people, and tell the driver that waits."""
+    """Print *text* on stderr and return *code*. Write both to *ready_fd*, the pipe to the driver, if there is one."""
     stderr.say(text)
     if ready_fd is not None:
         import json

@@ -1,7 +1,8 @@
-"""agentd's configuration: files, environment and command line in one frozen value. Nothing is started here.
+"""agentd's configuration: files, environment and command line become one frozen `Config`. Starts nothing.
 
-The command line wins over the environment, the environment over the files, agentd.d/*.toml over agentd.toml, and all
-of these over the directories that systemd made for the unit. On SIGHUP `reload` takes over what can change.
+The command line wins over the environment, the environment over the files, agentd.d/*.toml over agentd.toml, and all of
+these over the directories that systemd made for the unit. On SIGHUP the daemon calls `reload`, which applies the
+settings that can change without a restart. Main thread.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DEFAULT_FILE = Path("/etc/rlinf-actors/agentd.toml")
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A table of agentd.toml; None stands for a key that is not given."""
+    """One table of agentd.toml. A key that the file does not have is None."""
 
 
 class _HeadTable(_Table, frozen=True):
@@ -91,7 +92,7 @@ def _table(name: str) -> Meta:
 
 
 class _AgentdToml(_Table, frozen=True):
-    """The file agentd.toml: one field for each table."""
+    """The contents of agentd.toml, with a field for each table."""
 
     head: Annotated[_HeadTable, _table("head")] = _HeadTable()
     node: Annotated[_NodeTable, _table("node")] = _NodeTable()
@@ -105,100 +106,61 @@ class _AgentdToml(_Table, frozen=True):
 KEYS: Mapping[str, tuple[str, ...]] = {
     table: section.__struct_fields__ for table, section in msgspec.structs.asdict(_AgentdToml()).items()
 }
-"""Every table and key of agentd.toml."""
+"""For each table of agentd.toml, its keys."""
 
 MIN_ROBOT_LEASE_S = 0.5
 
 
 @dataclass(frozen=True)
 class Config:
-    """agentd's configuration.
+    """agentd's configuration."""
 
-    Attributes:
-        head: True if the head runs in this process.
-        listen: the head's HOST:PORT; None for unix sockets only.
-        connect: HOST:PORT or endpoint of the head elsewhere.
-        embedded: True if a driver owns this process.
-        owner_pid: that driver, None without.
-        owner_start: when it started, in clock ticks since boot; 0 if unknown.
-        ready_fd: inherited pipe to that driver, -1 without.
-        prestart: modules of a template that is started ahead of the first launch; None for no such template.
-        run_dir: directory of sockets, None for the user's default.
-        log_dir: parent of the workers' log files, None for the default.
-        state_dir: where the head persists its state, None for run_dir.
-        node_id: stays the same across restarts; None to derive it.
-        name: the node's name for people, None for the host's.
-        rank: RLINF_NODE_RANK.
-        ip: this node's address, None to ask the kernel.
-        labels: of the node.
-        env: variables for workers on this node.
-        interpreters: prefixes of interpreters that workers may use; None for the default.
-        described: JSON file that stands in for the hardware.
-        probe_timeout_s: seconds that each vendor's library may take.
-        key_file: this agentd's key file; None for the key directory's, if there is one.
-        head_key: public key of the head, None for the key file's.
-        insecure: allow TCP outside loopback without keys.
-        beat_s: seconds between heartbeats of nodes and drivers (head only).
-        lease_s: silence after which these are lost (head only).
-        robot_lease_s: seconds that a robot worker goes on without the head; at most lease_s (head only).
-        head_grace_s: seconds that workers live while no head runs.
-        probe_s: seconds between two probes of workers.
-        unresponsive_s: silence after which a worker is shown as unresponsive.
-        long_call_s: running time after which a call is shown.
-        stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
-        cgroup: where workers' cgroups are made: "auto", "off" or a directory of cgroup v2; see
-            docs/how-to/survive-failures.md.
-        keep: True if workers without robots outlive an agentd that ends unasked or by SIGUSR1, for the next one.
-        log_max_mb: size in MiB at which a worker's log file is rotated (one older part is kept); 0 for none.
-        files: that were read.
-    """
-
-    head: bool = False
-    listen: str | None = None
-    connect: str | None = None
-    embedded: bool = False
-    owner_pid: int | None = None
-    owner_start: int = 0
-    ready_fd: int = -1
-    prestart: tuple[str, ...] | None = None
-    run_dir: str | None = None
-    log_dir: str | None = None
-    state_dir: str | None = None
-    node_id: str | None = None
-    name: str | None = None
-    rank: int | None = None
-    ip: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
-    interpreters: tuple[str, ...] | None = None
-    described: str | None = None
-    probe_timeout_s: float = 8.0
-    key_file: str | None = None
-    head_key: str | None = None
-    insecure: bool = False
-    beat_s: float = 1.0
-    lease_s: float = 10.0
-    robot_lease_s: float = 2.0
-    head_grace_s: float = 120.0
-    probe_s: float = 2.0
-    unresponsive_s: float = 5.0
-    long_call_s: float = 10.0
-    stop_grace_s: float = 3.0
-    cgroup: str = "auto"
-    keep: bool = True
-    log_max_mb: float = 256.0
-    files: tuple[str, ...] = ()
+    head: bool = False  # True if the head runs in this process
+    listen: str | None = None  # HOST:PORT of that head; None for unix sockets only
+    connect: str | None = None  # HOST:PORT or endpoint of a head elsewhere
+    embedded: bool = False  # True if a driver owns this process
+    owner_pid: int | None = None  # pid of that driver, None without one
+    owner_start: int = 0  # start of the driver in clock ticks since boot; 0 if unknown
+    ready_fd: int = -1  # inherited pipe to that driver, -1 without
+    prestart: tuple[str, ...] | None = None  # modules of a template to start before any launch; None for no template
+    run_dir: str | None = None  # directory of sockets, None for this user's default
+    log_dir: str | None = None  # parent directory of the workers' log files, None for the default
+    state_dir: str | None = None  # where the head keeps its state on disk, None for run_dir
+    node_id: str | None = None  # stays the same over restarts; None to derive it (node_report.node_id)
+    name: str | None = None  # the node's name for people, None for the host's name
+    rank: int | None = None  # the node's rank, None if the head chooses
+    ip: str | None = None  # the node's address, None to ask the kernel
+    labels: Mapping[str, str] = field(default_factory=dict)  # labels of the node, for placement
+    env: Mapping[str, str] = field(default_factory=dict)  # environment variables of workers on this node
+    interpreters: tuple[str, ...] | None = None  # directories of interpreters; None for default_interpreters()
+    described: str | None = None  # JSON file with hardware to report instead of the real hardware
+    probe_timeout_s: float = 8.0  # seconds that each vendor's library may take
+    key_file: str | None = None  # this agentd's key file; None for the file in the key directory
+    head_key: str | None = None  # public key of the head, None for the key in the key file
+    insecure: bool = False  # True to allow TCP outside loopback without keys
+    beat_s: float = 1.0  # seconds between heartbeats of nodes and drivers (head only)
+    lease_s: float = 10.0  # silence after which nodes and drivers are lost (head only)
+    robot_lease_s: float = 2.0  # seconds that robot workers go on without the head (head only)
+    head_grace_s: float = 120.0  # seconds that workers live while no head runs
+    probe_s: float = 2.0  # seconds between two health probes of workers
+    unresponsive_s: float = 5.0  # silence after which a worker is shown as unresponsive
+    long_call_s: float = 10.0  # running time after which a call is shown
+    stop_grace_s: float = 3.0  # seconds between SIGTERM and SIGKILL when agentd stops
+    cgroup: str = "auto"  # where workers' cgroups are made: "auto", "off" or a directory of cgroup v2
+    keep: bool = True  # True if workers without robots outlive agentd, for the next one, unless agentd was stopped
+    log_max_mb: float = 256.0  # MiB at which a worker's log file is rotated (one older part is kept); 0 for never
+    files: tuple[str, ...] = ()  # configuration files that were read
 
 
 def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """Load the configuration.
+    """Return agentd's configuration, checked.
 
     Args:
-        arguments: fields of Config from the command line, and `config`, the file; None means not given.
-        environ: the environment.
+        arguments: from the command line: fields of Config, and `config`, the path of the file; None means not given.
+        environ: environment variables.
 
     Raises:
-        ConfigError: a file cannot be read, a key is unknown, a value is invalid.
+        ConfigError: a file cannot be read, a key is unknown, or a value is invalid.
     """
     settings = Settings.load(environ)
     chosen = arguments.get("config") or settings.config_file
@@ -226,10 +188,11 @@ def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
 
 
 def for_reaping(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """Load the configuration for `agentd --reap`, which an invalid file must not stop if systemd names the directory.
+    """Return the configuration for `agentd --reap`. If a file is invalid, return only the run directory that the
+    command line or systemd names, since leftovers must be ended all the same.
 
     Raises:
-        ConfigError: as `load`, if nothing else names the run directory.
+        ConfigError: a file is invalid, and neither the command line nor systemd names a run directory.
     """
     try:
         return load(arguments, environ)
@@ -242,7 +205,9 @@ def for_reaping(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Con
 
 
 def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Settings) -> None:
-    """Choose between a head here (command line, file) and a head elsewhere (command line, environment, file)."""
+    """Decide whether the head runs here or elsewhere. The command line (*given*) wins over RLINF_HEAD, and that over
+    files.
+    """
     if given.get("head") or given.get("listen"):
         values.update(head=True, connect=None)
     elif given.get("connect"):
@@ -256,10 +221,11 @@ def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Set
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a file into fields of Config.
+    """Return the values in one TOML file, by field of Config.
 
     Raises:
-        ConfigError: it is not TOML, a key is unknown, a value has the wrong type; ``path`` says where.
+        ConfigError: the file cannot be read or is not TOML, a key is unknown, or a value has the wrong type. ``path``
+            names the file and the key.
     """
     try:
         tables = tomllib.loads(path.read_text())
@@ -283,7 +249,7 @@ _FIELDS = {"node.id": "node_id"}
 
 
 def key_of(field_name: str) -> str:
-    """Return the key of a field of Config in agentd.toml (``node.name``); the field's own name if it has none."""
+    """Return the key of agentd.toml that sets a field of Config, such as ``node.name``; by default the field's name."""
     for table, keys in KEYS.items():
         for key in keys:
             if _FIELDS.get(f"{table}.{key}", key) == field_name:
@@ -339,10 +305,11 @@ def _checked(config: Config) -> Config:
 
 
 def check_files(config: Config) -> None:
-    """Check the files that the configuration names, for `agentd --check-config`. Nothing is started.
+    """Check that the hardware description can be read and that the cgroup directory can be used, for `agentd
+    --check-config`.
 
     Raises:
-        ConfigError: a file or directory cannot be used.
+        ConfigError: one of them cannot be used.
     """
     if config.described is not None and not os.access(config.described, os.R_OK):
         raise ConfigError(f"is {config.described!r}, which cannot be read", path="hardware.described")
@@ -353,13 +320,13 @@ def check_files(config: Config) -> None:
 
 
 def default_interpreters() -> tuple[str, ...]:
-    """Return the prefixes of interpreters for workers in a cluster of several machines."""
+    """Return the directories below which workers may use any interpreter, unless workers.interpreters is set."""
     home = os.path.expanduser("~")
     return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, "/opt", "/usr", home)))
 
 
 def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) -> str:
-    """Return the default directory of workers' output; with an embedded cluster it ends with the cluster."""
+    """Return the parent of workers' log files if none is configured. An embedded agentd's is in its run directory."""
     if config.embedded:
         return os.path.join(run_dir, "logs")
     if os.getuid() == 0:
@@ -369,9 +336,10 @@ def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) ->
 
 
 def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of agentd's environment that workers get: not the unit's own variables, and UTF-8 only.
+    """Return the variables of agentd's environment that its workers inherit: all but those of agentd's own systemd unit
+    and those that are not UTF-8.
 
-    Variables that are not UTF-8 cannot be in a message; the log names them, since a user's program may miss them.
+    A message cannot carry the latter. The log names them, since a user's program may miss them.
     """
     kept = {name: value for name, value in environ.items() if name not in FOR_THE_UNIT_ALONE}
     for name in list(kept):
@@ -384,27 +352,21 @@ def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 RELOADABLE = ("env", "labels", "stop_grace_s")
-"""Fields that take effect at once: for new workers, the next hello, the next stop."""
+"""Fields of Config that change without a restart: for new workers, the next hello to the head, the next stop."""
 _OF_NO_EFFECT = ("files",)
 
 
 @dataclass(frozen=True)
 class Changes:
-    """The differences that a fresh configuration makes.
+    """The result of `reload`."""
 
-    Attributes:
-        config: from now on.
-        applied: keys of agentd.toml that differ and take effect now.
-        restart: keys that differ and take effect after a restart.
-    """
-
-    config: Config
-    applied: tuple[str, ...]
-    restart: tuple[str, ...]
+    config: Config  # from now on
+    applied: tuple[str, ...]  # keys of agentd.toml that differ and take effect now
+    restart: tuple[str, ...]  # keys of agentd.toml that differ and take effect after a restart
 
 
 def reload(current: Config, fresh: Config) -> Changes:
-    """Return *current* with the RELOADABLE fields of *fresh*, and the keys that differ."""
+    """Compare the running configuration *current* with *fresh*, just read, and apply the fields in RELOADABLE."""
     changed = [
         field.name
         for field in fields(Config)
@@ -418,10 +380,11 @@ def reload(current: Config, fresh: Config) -> Changes:
 
 
 def own_key(config: Config, settings: Settings) -> KeyFile | None:
-    """Return this agentd's key file, None without one; on loopback without cluster keys it is the user's own.
+    """Return this agentd's key file; None for an embedded agentd, or if there is no key file. On loopback without
+    cluster keys, return the user's own key file.
 
     Raises:
-        ConfigError: there is a key file that cannot be used.
+        ConfigError: the key file cannot be used.
     """
     if config.embedded:  # unix sockets only
         return None
@@ -432,17 +395,17 @@ def own_key(config: Config, settings: Settings) -> KeyFile | None:
 
 
 def named(config: Config, key: KeyFile | None) -> Config:
-    """Return the configuration with the node name of the agent's key, unless it names the node itself."""
+    """Return *config* with the node name in the agent's key file, unless the configuration names the node."""
     if key is None or key.role != "agent" or config.name is not None:
         return config
     return replace(config, name=key.name)
 
 
 def check_addresses(config: Config, security: Security) -> None:
-    """Check that a key protects the head's TCP address, unless it is on loopback or `insecure` is set.
+    """Check that agentd may use the head's TCP address: it is on loopback, agentd has a key, or `insecure` is set.
 
     Raises:
-        ConfigError: the address would be open to anyone.
+        ConfigError: none of these holds, so that anyone in the network could act as a member of the cluster.
     """
     endpoint = _endpoint(config)
     if endpoint:
@@ -450,7 +413,7 @@ def check_addresses(config: Config, security: Security) -> None:
 
 
 def _endpoint(config: Config) -> str:
-    """Return the head's TCP endpoint, here or elsewhere; "" without one."""
+    """Return the TCP endpoint that the head here listens on, or that agentd connects to; "" for unix sockets only."""
     if config.head:
         return endpoint_of(config.listen, "--listen") if config.listen is not None else ""
     if config.connect is None or config.connect.startswith("ipc://"):

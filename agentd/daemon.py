@@ -1,10 +1,10 @@
-"""One agentd process from its start to its end: hardware probe, head, session, workers, signals, owner.
+"""One agentd process from start to end: hardware probe, head, session, workers, signals, owner.
 
-`Daemon.run` runs on the main thread, under net.daemon's shell. It starts the probe's processes first and loads most
-modules while these run, so imports are inside functions here. Then it opens the run directory and the network, starts
-the head if that is ours, inventories what an earlier agentd left, and serves the session until a signal, a refusal,
-or the end of the driver that owns it. SIGTERM ends the workers; SIGUSR1 leaves them to the next agentd; SIGHUP reads
-the configuration again.
+`Daemon.run` runs on the main thread, in net.daemon's `run_daemon`. It starts the processes of the hardware probe first
+and loads most modules while these run, so imports are inside functions here. Then it opens the run directory and the
+network, starts the head if the configuration says so, inventories what an earlier agentd left, and runs the session
+with the head until a signal, a refusal by the head, or the end of the driver that owns this agentd. SIGTERM ends the
+workers; SIGUSR1 leaves them running for the next agentd; SIGHUP reads the configuration again.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ OK, FOR_GOOD = 0, 3
 
 
 class StatusReporter:
-    """Reports agentd's state to the service manager and to the driver that started agentd. Loop thread only.
+    """Reports agentd's state to systemd, and once to the driver that started agentd. Loop thread only.
 
     Args:
-        manager: the service manager; silent if a driver owns this process.
-        ready_fd: inherited pipe to the driver, which gets one line, once; -1 without.
+        manager: systemd's notification socket; sends nothing if a driver owns this process.
+        ready_fd: inherited pipe to the driver, which gets one JSON line; -1 without a driver.
     """
 
     def __init__(self, manager: Manager, ready_fd: int) -> None:
@@ -62,13 +62,13 @@ class StatusReporter:
         self.hardware = ""  # of this node, for people
 
     def ready(self, text: str) -> None:
-        """Report readiness once the head was tried: it may be down while this machine boots."""
+        """Report READY to systemd. Called after the first attempt to reach the head, which may still be down."""
         if not self._ending:
             self._text = f"{text}; {self.hardware}"
             self._manager.ready(self._text)
 
     def registered(self, head: str, node_id: str) -> None:
-        """Tell the driver that it can connect."""
+        """Tell the driver that started agentd the head's endpoint and this node's id."""
         self._tell_driver({"head": head, "node_id": node_id})
 
     def reloading(self) -> None:
@@ -78,12 +78,12 @@ class StatusReporter:
         self._manager.reloaded(f"{trouble}; {self._text}" if trouble else self._text)
 
     def ending(self, text: str) -> None:
-        """Report that agentd ends. Twice is fine."""
+        """Report STOPPING to systemd. May be called again."""
         self._ending = True
         self._manager.stopping(text)
 
     def failed(self, code: int, text: str) -> None:
-        """Report an error that ends agentd. A driver that was told something already is told nothing more."""
+        """Report the error that ends agentd to systemd, and to the driver if the driver has got no line yet."""
         self._manager.status(text)
         self._tell_driver({"error": text, "code": code})
 
@@ -100,8 +100,8 @@ class Daemon:
     """One agentd process. Call `run` once, on the main thread.
 
     Args:
-        config: the configuration.
-        arguments: of the command line, to load the configuration again.
+        config: the configuration that was loaded at the start.
+        arguments: options of the command line, with which SIGHUP loads the configuration again.
     """
 
     def __init__(self, config: Config, arguments: Mapping[str, object]) -> None:
@@ -129,10 +129,10 @@ class Daemon:
         self._cluster_ended = ""  # why, if the head was told to end for good
 
     async def run(self) -> int:
-        """Serve until the end; return the exit code.
+        """Run agentd until it is told to end; return the exit code.
 
         Raises:
-            ConfigError: the configuration cannot work.
+            ConfigError: the configuration cannot work on this machine.
             OSError: an address is in use, or a directory cannot be made.
         """
         loop = asyncio.get_running_loop()
@@ -198,7 +198,7 @@ class Daemon:
         return network
 
     def _start_head(self, network: ZmqNetwork, run_dir: str, stack: contextlib.AsyncExitStack) -> HeadServer | None:
-        """Start the head if it is ours; set the head's endpoint in any case."""
+        """Set the head's endpoint; start the head in this process and return it if the configuration says so."""
         config = self._config
         if not config.head:
             assert config.connect is not None
@@ -248,7 +248,7 @@ class Daemon:
             head.close(ended or "the head is being restarted", restarting=not ended)
 
     def _publish_record(self, kind: str, endpoints: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
-        """Let `rlinf-actors`, and an emergency stop above all, find this head, or the head that this node joins."""
+        """Write the record by which `rlinf-actors estop` and others find the head (net.head_records)."""
         from rlinf_actors.net import head_records
 
         config, key = self._config, self._key
@@ -342,10 +342,11 @@ class Daemon:
         return FOR_GOOD if self._cluster_ended and not config.embedded and end.code == OK else end.code
 
     async def _check_version(self, network: ZmqNetwork, run_dir: str) -> None:
-        """Check that the head serves this agentd, if the inventory would end workers of another version.
+        """Check that the head serves this version of agentd, if the inventory would end workers of another version.
 
         Raises:
-            ProtocolMismatchError: it does not. The workers run on for an agentd of their own version.
+            ProtocolMismatchError: the head does not. The workers run on, so that an agentd of their version can take
+                them over.
         """
         from agentd.adoption import other_protocols
         from agentd.session import why_not_served
@@ -382,7 +383,7 @@ class Daemon:
         )
 
     def _environment(self) -> dict[str, str]:
-        """Return the node's environment for workers: inherited, described and configured variables."""
+        """Return the environment of this node's workers: inherited, described and configured variables."""
         return {**self._inherited, **self._described_env, **self._config.env}
 
     def _registered(self, head: HeadServer | None) -> None:
@@ -418,7 +419,7 @@ class Daemon:
         self._stop("the driver ended")
 
     def _hand_over(self) -> None:
-        """End, and leave the workers to the next agentd (SIGUSR1)."""
+        """Handle SIGUSR1: end agentd and leave its workers running for the next agentd."""
         if not self._keeps:
             why = "it belongs to a driver" if self._config.embedded else "workers.keep is false"
             log.error("SIGUSR1 cannot end this agentd and keep its workers: %s", why)
@@ -431,7 +432,7 @@ class Daemon:
             self._session.hand_over("SIGUSR1")
 
     def _reload(self) -> None:
-        """Read the configuration again (SIGHUP); changes that need a restart are logged and wait for it."""
+        """Handle SIGHUP: read the configuration again, and log the changes that need a restart."""
         self.status.reloading()
         try:
             changes = reload(self._config, load(self._arguments, self._environ))
@@ -450,16 +451,17 @@ class Daemon:
 
 
 def watch_owner(pid: int, started: int, ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> None:
-    """Call *ended* once, on the running loop, when the owner ends, but not after *stack* is closed.
+    """Call *ended* on the running loop when the process that owns agentd, a driver, ends.
 
     Args:
-        pid: of the owner.
-        started: when it began, in clock ticks since boot, so that no other process is taken for it; 0 if unknown.
-        ended: see above.
-        stack: ends the watch.
+        pid: the owner.
+        started: start of the owner in clock ticks since boot, which tells the owner from a later process with its pid;
+            0 if unknown.
+        ended: called once.
+        stack: stops the watch when it is closed.
 
     Raises:
-        RlinfActorsError: it has ended already.
+        RlinfActorsError: the owner has ended already.
     """
     loop = asyncio.get_running_loop()
     try:

@@ -1,7 +1,7 @@
 """Locks of a node's accelerators: workers ask through their templates, a pure table decides. Loop thread only.
 
-A request is granted when none of its accelerators is held or wanted by an earlier request. So no request is overtaken.
-A worker gets all its accelerators at once, so two workers that want the same two cannot block one another.
+A request is granted when no accelerator in it is held, or wanted by an earlier request. So no request is overtaken. A
+worker gets all its accelerators at once, so two workers that want the same two accelerators cannot block one another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NONE = AcceleratorType.NO_ACCEL.value
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """A worker's request for accelerators; `number` tells it from the worker's other requests."""
+    """A worker's request for accelerators. `number` tells the request from others of that worker."""
 
     worker: str
     number: int
@@ -29,32 +29,32 @@ class DeviceRequest:
 
 
 class LockTable:
-    """The locks of one node. A worker has one request at a time, waiting or granted."""
+    """The locks of one node. A worker has at most one request, waiting or granted. Pure."""
 
     def __init__(self) -> None:
         self._held: dict[str, DeviceRequest] = {}
         self._waiting: dict[str, DeviceRequest] = {}
 
     def ask(self, wanted: DeviceRequest) -> list[DeviceRequest]:
-        """Add a request, and drop the worker's earlier one. Return the requests that are granted now."""
+        """Add a request, and drop the worker's earlier request. Return the requests that are granted now."""
         self._drop(wanted.worker)
         self._waiting[wanted.worker] = wanted
         return self._grant()
 
     def release(self, worker: str, number: int) -> list[DeviceRequest]:
-        """Remove a request, granted or not; an old number is ignored. Return the requests that are granted now."""
+        """Remove a worker's request if it has this number. Return the requests that are granted now."""
         request = self._held.get(worker) or self._waiting.get(worker)
         if request is None or request.number != number:
             return []
         return self.remove(worker)
 
     def remove(self, worker: str) -> list[DeviceRequest]:
-        """Remove a worker's request. Return the requests that are granted now."""
+        """Remove a worker's request, if there is one. Return the requests that are granted now."""
         self._drop(worker)
         return self._grant()
 
     def ahead_of(self, worker: str) -> tuple[list[str], list[str]]:
-        """Return the holders of what a waiting worker wants, and the workers that asked for it earlier and wait."""
+        """Return the holders of accelerators that *worker* waits for, and the workers that asked for them earlier."""
         wanted = self._waiting[worker].devices
         before = list(self._waiting)[: list(self._waiting).index(worker)]
         return (
@@ -78,14 +78,15 @@ class LockTable:
 
 
 def devices_of(spec: WorkerSpec, resources: Sequence[ResourceReport]) -> frozenset[str]:
-    """Return the names of a worker's physical accelerators, which are the same for every worker of the node.
+    """Return the names of a worker's physical accelerators, which are the same names for every worker of the node.
 
-    These are the accelerators that it was placed on, even if it sees others too; all of the node's if it was placed on
-    the node; none if it has no accelerators. Slices of one device that the vendor tells apart have names of their own.
+    These are the accelerators on which the worker was placed, even if it sees others too; all accelerators of the node
+    if the worker was placed on the node; none if it uses no accelerators. Slices of one device have names of their own
+    if the vendor's tools tell them apart.
 
     Args:
-        spec: the worker; its environment says where it was placed.
-        resources: of its node.
+        spec: the worker, whose environment says where it was placed.
+        resources: accelerators and robots of its node.
     """
     if spec.env.get("ACCELERATOR_TYPE", NONE) in ("", NONE):
         return frozenset()
@@ -102,7 +103,7 @@ def _name(info: HardwareInfo, position: int) -> str:
 
 
 PATIENCE_S = 30.0
-"""Seconds after which a waiting worker is told, once, which workers it waits for."""
+"""Seconds after which a waiting worker gets a notice (DevicesBusy) that names the workers it waits for."""
 
 
 @dataclass
@@ -113,13 +114,7 @@ class _Asker:
 
 
 class DeviceLocks:
-    """Grants one node's accelerators to the workers on it, whichever job they belong to.
-
-    Args:
-        loop: for the timers.
-        resources: of the node.
-        patience_s: see PATIENCE_S.
-    """
+    """Grants one node's accelerators to the workers on it, whichever job they belong to."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, resources: Sequence[ResourceReport], patience_s: float = PATIENCE_S
@@ -136,7 +131,7 @@ class DeviceLocks:
         packet: template_protocol.LockDevices | template_protocol.UnlockDevices,
         send: Callable[[template_protocol.ToTemplate], None],
     ) -> None:
-        """Handle a worker's request or release of its accelerators. *send* sends a packet to its template."""
+        """Handle a worker's request or release of its accelerators. *send* sends a packet to the worker's template."""
         self._cancel_notice(spec.id)
         if isinstance(packet, template_protocol.UnlockDevices):
             self._send_grants(self._table.release(spec.id, packet.request))

@@ -1,10 +1,11 @@
 """Find workers and templates that do not answer, and calls that take long. Loop thread only.
 
-`HealthTable` judges, purely, by times that it is given; `HealthMonitor` is the timer around it, which probes templates.
+`HealthMonitor` sends probes to templates on a timer, and reports changes to the head. `HealthTable` decides; it is pure
+and gets the time as argument. agentd.workers tells both about workers and answers.
 
 House rules: a worker that does not answer is alive, and is only reported. agentd's own clock counts silence. Time in
-which agentd stood still does not count; nor, for a worker, time in which its template did, whose answers then lie
-unread.
+which agentd stood still does not count; nor, for a worker, time in which its template stood still, since the worker's
+answers then wait unread.
 """
 
 from __future__ import annotations
@@ -25,29 +26,23 @@ if TYPE_CHECKING:
     from agentd.templates import TemplateProcess
 
 LATE_S = 0.5
-"""A template that takes longer to answer has stood still."""
+"""Seconds. A template that takes longer to answer a probe has stood still."""
 NO_ANSWER = "its I/O thread does not answer"
 NO_TEMPLATE = "its template does not answer"
 
 
 @dataclass(frozen=True)
 class HealthTimes:
-    """Times in seconds.
+    """Times in seconds, from the configuration."""
 
-    Attributes:
-        probe_s: between two probes.
-        unresponsive_s: silence after which a worker is reported as unresponsive.
-        long_call_s: running time after which a call is reported.
-    """
-
-    probe_s: float = 2.0
+    probe_s: float = 2.0  # between two probes
     unresponsive_s: float = 5.0
     long_call_s: float = 10.0
 
 
 @dataclass
 class _WorkerState:
-    """One worker. `reported` is the health last sent to the head; `since` is when that condition began."""
+    """The health of one worker. `reported` was last sent to the head; `since` is when the reported condition began."""
 
     template: int
     answered_at: float
@@ -58,7 +53,7 @@ class _WorkerState:
 
 @dataclass
 class HealthTable:
-    """The workers that are up, with their templates by pid. Pure."""
+    """The workers that are up, with the pids of their templates."""
 
     silent_s: float = 5.0
     long_s: float = 10.0
@@ -81,7 +76,7 @@ class HealthTable:
         return sorted(due)
 
     def answered(self, template: int, pongs: Iterable[Pong], now: float) -> None:
-        """Note a template's answer to a probe, and the answers of its workers that it contains."""
+        """Record a template's answer to a probe: *pongs* are the answers of its workers that it has received."""
         late = now - self._asked_at.pop(template, now)
         if late > LATE_S:
             for worker in self._workers.values():
@@ -93,7 +88,7 @@ class HealthTable:
                 known.answered_at, known.pong = now, pong
 
     def stalled(self, seconds: float, now: float) -> None:
-        """Note that agentd stood still: no worker was silent meanwhile."""
+        """Record that agentd stood still for *seconds*, which must not count as silence of workers."""
         for worker in self._workers.values():
             worker.answered_at = min(worker.answered_at + seconds, now)
         self._asked_at = {template: min(at + seconds, now) for template, at in self._asked_at.items()}
@@ -122,13 +117,7 @@ class HealthTable:
 
 
 class HealthMonitor:
-    """Probes the templates of workers that are up. Without workers it does nothing.
-
-    Args:
-        loop: agentd's.
-        report: takes what has changed.
-        times: of probes.
-    """
+    """Probes the templates of workers that are up, and calls *report* with changes. Without workers no timer runs."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, report: Callable[[WorkersHealth], None], times: HealthTimes
@@ -159,13 +148,12 @@ class HealthMonitor:
         self._table.template_ended(template.pid)
 
     def answered(self, template: TemplateProcess, packet: template_protocol.Pulses) -> None:
-        """Take a template's answer to a probe."""
         now = self._loop.time()
         self._table.answered(template.pid, packet.pongs, now)
         self._report_changes(now)
 
     def close(self) -> None:
-        """Stop probing. Twice is fine."""
+        """Stop probing. May be called again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

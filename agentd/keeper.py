@@ -1,24 +1,24 @@
 """The keeper: a small program that starts templates, and kills the processes that ended templates leave behind.
 
 ``python -I -S keeper.py LISTENER PATH [stay]``: agentd runs its own keeper, or ``agentd --keeper`` runs the keeper of
-rlinf-workers@.service. LISTENER is an inherited listening socket; PATH is its path, which ps shows. The keeper outlives
+rlinf-workers@.service. LISTENER is an inherited listening socket; PATH is its path, shown by ps. The keeper outlives
 agentd.
 
-Theory of operation. agentd connects to the keeper's socket, says hello, and asks it to start templates. The keeper is
-the parent of every template, and a subreaper: when a template ends, whatever ran below it becomes the keeper's child,
-however it was started and whatever it did to hide (setsid, double fork, an empty environment). Living templates are
-subreapers too. So each child of the keeper that is no template belongs to a template that is gone. It is killed
-ORPHANS_S later, in which time robot workers make their robots safe. The keeper knows no workers and needs no marks.
+Theory of operation. agentd connects to the keeper's socket, says hello, and asks the keeper to start templates. The
+keeper is the parent of every template, and a subreaper: when a template ends, whatever ran below it becomes the
+keeper's child, however it was started and whatever it did to hide (setsid, double fork, an empty environment). Living
+templates are subreapers too. So each child of the keeper that is no template comes from an ended template. The keeper
+kills it after ORPHANS_S, in which robot workers make their robots safe. The keeper knows no workers and needs no marks.
 
-A driver whose agentd was killed sends the order "wait", and notices the keeper's end by the end of its connection.
+A driver whose agentd was killed sends the order "wait"; the end of its connection then tells it the keeper's end.
 
 The keeper ends when it has no agentd and no child; with ``stay`` only by SIGTERM, which ends all templates first. If
 the keeper itself is killed, templates go on (those that are still importing end), and agentd starts another keeper.
 
 House rules:
-* One thread, one poll loop. Nothing blocks. It imports little, and of the standard library only: it runs as long as
-  agentd does.
-* It takes orders from processes of its own user alone, and from one agentd at a time: the last one that said Hello.
+* One thread, one poll loop. Nothing blocks. Imports little, and from the standard library only: the keeper runs for
+  long.
+* It takes orders from processes of its own user alone, and from one agentd at a time: the last that said hello.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ import time
 
 MAX_PACKET = 65536
 CONTROL, OWNER = 3, 4
-"""Descriptors of a template: the socket to its agentd, and the pidfd of its owner if it has one."""
+"""Descriptors of a template: the socket to its agentd, and the pidfd of the driver that owns agentd, if any."""
 ORPHANS_S = 1.5
-"""Seconds that the workers of a template live on after its end: ROBOT_END_S of rlinf_actors.wire.template_protocol."""
+"""Seconds from a template's end until the keeper kills its workers: ROBOT_END_S of wire.template_protocol."""
 TEMPLATES_S = 8.0
-"""Seconds that a template may take to end: it gives robot workers 1.5 s, and the processes that it kills 5 s."""
+"""Seconds that a template may take to end: robot workers get 1.5 s, and the processes that it kills 5 s."""
 _CREDENTIALS = struct.Struct("3i")
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Keeper:
-    """The keeper's state. `run` is its main loop.
+    """The keeper's state; `run` is its main loop.
 
     Args:
         listener: listening SOCK_SEQPACKET socket.
@@ -97,7 +97,7 @@ class Keeper:
 
     @property
     def _serves(self) -> bool:
-        """True while an agentd is connected, or another process may still connect as one."""
+        """True while an agentd is connected, or a connected process may still say hello as an agentd."""
         return len(self._callers) > len(self._waiting)
 
     def _patience_ms(self) -> float | None:
@@ -108,7 +108,7 @@ class Keeper:
         self._stop_asked = True  # `run` acts on it: a handler may run between a waitpid and what follows from it
 
     def _stop(self) -> None:
-        """Send SIGTERM to all templates, which then end their workers; kill the templates after TEMPLATES_S."""
+        """Send SIGTERM to all templates, which then end their workers. Kill the templates after TEMPLATES_S."""
         self._stopping = True
         self._kill_templates_at = time.monotonic() + TEMPLATES_S
         for pid in self._ready:
@@ -117,7 +117,7 @@ class Keeper:
     # --- processes ---
 
     def _tend_children(self) -> bool:
-        """Reap ended children, and kill orphans and templates whose time is over; return True if no child is left."""
+        """Reap ended children; kill orphans and templates whose time is over. Return True if no child is left."""
         if 0 < self._kill_templates_at <= time.monotonic():
             self._kill_templates_at = 0.0
             for pid in self._ready:
@@ -138,7 +138,7 @@ class Keeper:
         return not found
 
     def _reap(self, pid: int) -> bool:
-        """Reap a child if it has ended, and report its exit status to agentd; return True if it had ended."""
+        """Reap a child if it has ended, and report its exit status to agentd. Return True if it had ended."""
         leads = session(pid) == pid
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:
@@ -151,7 +151,11 @@ class Keeper:
         return True
 
     def _start(self, order: dict[str, object], fds: list[int]) -> None:
-        """Start a template by *order* (argv, env), and send agentd its pid, start and pidfd. For *fds* see `become`.
+        """Start a template and send agentd its pid, start and pidfd.
+
+        Args:
+            order: the template's `argv` and `env`.
+            fds: see `become`.
 
         Raises:
             OSError: no process can be started.
@@ -275,14 +279,14 @@ class Keeper:
 
 
 def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) -> None:
-    """Execute a template's program in this process, a fresh fork of *parent*.
+    """Execute a template's program in this process, a fresh fork of the keeper *parent*. Does not return.
 
-    The kernel kills the template together with the keeper until the template cancels that after its imports, during
-    which it cannot notice agentd's end.
+    Until the template has finished its imports and cancels this, the kernel kills it together with the keeper: while it
+    imports, it cannot notice agentd's end.
 
     Args:
         parent: pid of the keeper.
-        fds: socket to agentd, file for stdout and stderr, and optionally the pidfd of the owner.
+        fds: socket to agentd, file for stdout and stderr, and optionally the pidfd of the driver that owns agentd.
         argv, env: of the program.
 
     Raises:
@@ -307,9 +311,8 @@ def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) ->
 
 
 def receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """Receive a packet and at most *most* descriptors, and set the descriptors to close on exec.
-
-    The packet is b"" if the other end has closed the connection.
+    """Receive a packet (b"" if the other end has closed the connection) and at most *most* descriptors, set to close on
+    exec.
 
     Raises:
         OSError: no packet waits, or the connection is broken.
@@ -321,12 +324,12 @@ def receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
 
 
 def began(pid: int) -> int:
-    """Return the start of an unreaped process, in clock ticks since boot."""
+    """Return the start of a process that is not reaped yet, in clock ticks since boot."""
     return int(stat(pid)[19])
 
 
 def is_dying(pid: int) -> bool:
-    """True if the main thread of an unreaped process has ended; other threads may still be ending."""
+    """True if the main thread of a process that is not reaped yet has ended. Its other threads may still be ending."""
     return stat(pid)[0] in (b"Z", b"X")
 
 
@@ -338,7 +341,7 @@ def stat(pid: int) -> list[bytes]:
 
 
 def children() -> list[int]:
-    """Return the pids of this process's children, including zombies. The keeper has one thread."""
+    """Return the pids of this process's children, including zombies. Works because the keeper has one thread."""
     pid, found = os.getpid(), list[int]()
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
@@ -364,13 +367,12 @@ def session(pid: int) -> int:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL to a child. The kernel cannot reuse its pid before the keeper reaps it."""
+    """Send SIGKILL to a child, whose pid cannot be reused before the keeper reaps it."""
     with contextlib.suppress(PermissionError):  # it has become another user
         os.kill(pid, signal.SIGKILL)
 
 
 def main() -> None:
-    """Run the keeper on the listening socket whose descriptor is sys.argv[1]."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
     _libc.prctl(_PR_SET_NAME, ctypes.create_string_buffer(b"rlinf-keeper"), 0, 0, 0)

@@ -1,7 +1,7 @@
 """agentd's connection to its keeper, the process that starts templates (agentd.keeper). Loop thread only.
 
-The client starts a keeper when none runs, and again when it has ended. It asks the keeper to start processes, and for
-the exit statuses of processes whose parent has ended. Nothing here blocks.
+agentd.templates asks for processes, agentd.workers for exit statuses. The client starts a keeper when none runs, and
+another when the keeper has ended. Nothing here may block.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from rlinf_actors.settings import CLUSTER_MARK, FOR_THE_UNIT_ALONE
 log = logging.getLogger(__name__)
 
 ANSWER_S = 10.0
-"""Seconds that a keeper may take to answer, which takes a millisecond; a stopped keeper is killed then."""
+"""Seconds that a keeper may take to answer, usually a millisecond. A keeper that takes longer is killed."""
 STATUS_S = 0.5
 """Seconds that the keeper may take to report the exit status of an ended process."""
 END_S = 3.0
 """Seconds that a keeper without processes may take to end."""
 _NOT_FOR_KEEPER = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
-"""A driver kills the processes with its cluster mark; the keeper must survive that, and end what is left."""
+"""Variables that the keeper does not inherit. A driver kills processes with its cluster mark; the keeper must survive
+that, to end what is left.
+"""
 _STATUSES = 1024
-"""How many exit statuses are remembered for processes whose ends agentd has not noticed yet."""
+"""How many exit statuses are kept for processes whose ends agentd has not noticed yet."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,13 @@ class Started:
 
 @dataclass
 class _StartOrder:
-    """A request to the keeper to start a process.
-
-    Attributes:
-        argv, env: of the process.
-        fds: duplicates of the descriptors for it, closed by `close`.
-        started: set when the keeper answers.
-        sent: number of keepers that got this request.
-    """
+    """A request to the keeper to start a process."""
 
     argv: Sequence[str]
     env: dict[str, str]
-    fds: list[int]
-    started: asyncio.Future[Started]
-    sent: int = 0
+    fds: list[int]  # duplicates of the descriptors that the process gets
+    started: asyncio.Future[Started]  # gets its result when the keeper answers
+    sent: int = 0  # number of keepers that have got this request
 
     def close(self) -> None:
         while self.fds:
@@ -87,10 +82,10 @@ def remove_files(path: str) -> None:
 
 
 def connect(path: str) -> socket.socket:
-    """Connect to the keeper that listens on *path*. Never blocks.
+    """Connect to the keeper that listens on *path*, without blocking.
 
     Raises:
-        BlockingIOError: the keeper has accepted no connections for long.
+        BlockingIOError: the keeper has not accepted connections for long, so that its queue is full.
         OSError: no keeper listens on *path*.
     """
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -109,7 +104,7 @@ def listener_pid(sock: socket.socket) -> int:
 
 
 def pid_of(path: str) -> int | None:
-    """Return the pid of the keeper that listens on *path*, None if no keeper does. Never blocks."""
+    """Return the pid of the keeper that listens on *path*, None without one. Never blocks."""
     try:
         with connect(path) as sock:
             return listener_pid(sock) or None
@@ -121,7 +116,7 @@ def become_keeper(path: str) -> NoReturn:
     """Replace this process, the main process of rlinf-workers@.service, by a keeper that listens on *path*.
 
     Raises:
-        OSError: the socket cannot be made or the keeper cannot be executed.
+        OSError: the socket cannot be made, or the keeper cannot be executed.
     """
     if why := enter_leaf():
         log.warning("memory_limit and pids_limit are unavailable: %s", why)
@@ -135,7 +130,7 @@ def become_keeper(path: str) -> NoReturn:
 
 
 class KeeperClient:
-    """The connection to the keeper, made when first needed, and made again after the end of a keeper.
+    """The connection to the keeper. It is made when first needed, and made again after the end of a keeper.
 
     Args:
         loop: agentd's event loop.
@@ -144,7 +139,7 @@ class KeeperClient:
         of_unit: socket of the keeper in rlinf-workers@.service; "" if agentd starts a keeper itself.
 
     Attributes:
-        pid: of the keeper; 0 if unknown.
+        pid: the keeper's pid; 0 if unknown.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, run_dir: Path, keep: bool, of_unit: str = "") -> None:
@@ -165,7 +160,7 @@ class KeeperClient:
         self._waiting: dict[int, Callable[[int | None], None]] = {}
 
     def begin(self) -> None:
-        """Connect to the keeper; if no keeper runs, start one, without waiting for its answer.
+        """Connect to the keeper; if no keeper runs, start one. Does not wait for its answer.
 
         Raises:
             OSError: no keeper runs, and agentd cannot start one.
@@ -196,8 +191,8 @@ class KeeperClient:
             fds: descriptor 3 of the process, the file for its stdout and stderr, and optionally its descriptor 4.
 
         Returns:
-            A future of the process; it raises OSError if the process cannot be started. If the future is cancelled, a
-            process that starts later is killed.
+            A future of the process, which raises OSError if the process cannot be started. If the future is cancelled,
+                a process that starts later is killed.
 
         Raises:
             OSError: the keeper cannot be reached.
@@ -213,13 +208,13 @@ class KeeperClient:
         return order.started
 
     def ready(self, pid: int) -> None:
-        """Tell the keeper that template *pid* has finished its imports, and so notices the end of agentd itself."""
+        """Tell the keeper that template *pid* has finished its imports, and now notices agentd's end itself."""
         if self._socket is not None:
             with contextlib.suppress(OSError):  # the keeper has ended
                 self._socket.send(json.dumps({"do": "ready", "pid": pid}).encode())
 
     def when_ended(self, pids: Iterable[int], done: Callable[[dict[int, int]], None]) -> None:
-        """Call *done* with the wait statuses of these ended processes, by pid; a status that stays unknown is left out.
+        """Call *done* with the wait statuses of these ended processes, by pid, without those that stay unknown.
 
         *done* is called at once if all statuses are known or no keeper is connected, and after STATUS_S at the latest.
         """
@@ -253,7 +248,7 @@ class KeeperClient:
         self._forget()
 
     async def close(self) -> None:
-        """Disconnect from the keeper, which has no processes left, and wait for its end if agentd started it."""
+        """Disconnect from the keeper, which has no processes left. Wait for its end if agentd started it."""
         pidfd = -1
         with contextlib.suppress(OSError):
             pidfd = procfs.pidfd_of(self.pid) if self.pid and self._starts else -1
@@ -274,7 +269,7 @@ class KeeperClient:
     # --- the keeper's process ---
 
     def _start_keeper(self) -> socket.socket:
-        """Start a keeper; return the connection, made before the keeper runs, which ends if it has no agentd."""
+        """Start a keeper. Return a connection to it, made before it runs: a keeper without an agentd would end."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)  # of a keeper that has ended
@@ -300,7 +295,7 @@ class KeeperClient:
         return connected
 
     def _on_keeper_end(self, why: str) -> None:
-        """Send the unanswered requests to another keeper; a request that a second keeper also left unanswered fails."""
+        """Send the unanswered requests to another keeper. A request that two keepers have left unanswered fails."""
         orders, self._orders = self._orders, deque()
         self._disconnect()
         self._reap()
@@ -313,7 +308,7 @@ class KeeperClient:
                 order.fail(error)
 
     def _reap(self) -> None:
-        """Reap the keeper that agentd started, which has closed its socket and is about to end."""
+        """Reap the keeper that agentd started, once it has ended. It has closed its socket already."""
         child, self._child = self._child, None
         if child is None or child.poll() is not None:
             self._reap_what_it_left()
@@ -340,7 +335,7 @@ class KeeperClient:
         self._unreaped.clear()
 
     def _forget(self) -> None:
-        """Stop watching keeper processes, which have ended or outlive agentd."""
+        """Stop watching keepers, which have ended or outlive agentd."""
         for pidfd in self._ending:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)

@@ -1,7 +1,7 @@
 """Decide how each worker of this node is started, and hold the settings that all workers share.
 
-`plan` decides interpreter, template, environment and files of one worker; it looks for interpreters on the disk and
-changes nothing. `make_site` decides once, when agentd starts, where workers run, and prepares their cgroups.
+`plan` decides interpreter, template, environment and log files of one worker; it looks for interpreters on the disk and
+changes nothing. `make_site` runs once, when agentd starts: it decides where workers run and prepares their cgroups.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ from rlinf_actors.wire.values import NodeReport, ResourceReport, WorkerSpec
 log = logging.getLogger(__name__)
 
 SLOT = 128
-"""Bytes that a template keeps in its environment block for the id of the worker that it becomes by forking."""
+"""Bytes that a template's environment block reserves for the id of a worker, which a forked worker writes there."""
 
 _LOAD_TIME = re.compile(
     r"(LD_|OMP_|KMP_|MKL_|GOMP_|OPENBLAS_|GLIBC_TUNABLES$|MALLOC_|PYTHON|TORCH|PYTORCH_|LANG$|LC_|CUDA_MODULE_LOADING$)"
 )
-"""Variables that an interpreter or its libraries read when they are loaded: after a fork it is too late to change them.
-"""
+"""Variables that an interpreter or a library reads when it is loaded: after the fork it is too late to set them."""
 
 _TEMPLATE_ENV = {
     "OPENBLAS_NUM_THREADS": "1",  # a pool of threads would forbid the fork; workers get theirs afterwards
@@ -52,12 +51,12 @@ BOOTSTRAP = (
     "import sys; p = sys.argv[1] + '/rlinf_actors/template/bootstrap.py'; s = {}; "
     "exec(compile(open(p).read(), p, 'exec'), s); s['bootstrap'](*sys.argv[1:])"
 )
-"""Run by the template's interpreter with -c; see rlinf_actors/template/bootstrap.py."""
+"""Program for the template's interpreter (-c); runs rlinf_actors/template/bootstrap.py."""
 
 
 @dataclass(frozen=True)
 class TemplateKey:
-    """Workers with equal keys can come from one template."""
+    """What decides from which template a worker is forked. Workers with equal keys can share a template."""
 
     interpreter: str
     variables: tuple[tuple[str, str], ...]
@@ -66,7 +65,7 @@ class TemplateKey:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """How to start one worker: its template's key, its environment, and the files for its stdout and stderr."""
+    """How to start one worker: the key of its template, its environment, and its log files."""
 
     key: TemplateKey
     env: dict[str, str]
@@ -76,59 +75,33 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class Rules:
-    """What this node allows, and where it puts things.
+    """What this node allows its workers, and where it puts their files."""
 
-    Attributes:
-        node: its name, for messages.
-        log_dir: parent of the workers' log files.
-        own: agentd's interpreter.
-        allowed: prefixes of other interpreters that may be started; None for any.
-        cgroups: where workers' cgroups are made.
-        log_bytes: size at which a log file is rotated, 0 for none.
-    """
-
-    node: str
-    log_dir: str
-    own: str = sys.executable
-    allowed: tuple[str, ...] | None = None
-    cgroups: Roots = field(default_factory=Roots)
-    log_bytes: int = 0
+    node: str  # name of the node, for error messages
+    log_dir: str  # parent directory of the workers' log files
+    own: str = sys.executable  # path of agentd's interpreter, which is always allowed
+    allowed: tuple[str, ...] | None = None  # directories below which other interpreters may be started; None for any
+    cgroups: Roots = field(default_factory=Roots)  # directories in which workers' cgroups are made
+    log_bytes: int = 0  # size at which a log file is rotated; 0 for never
 
 
 @dataclass(frozen=True)
 class Site:
-    """What holds for all workers of this node.
-
-    Attributes:
-        rules: which interpreters may be started, where output and cgroups go.
-        run_dir: directory for sockets; exists and is private.
-        head: the head's endpoint, for workers.
-        node_ip: the node's address.
-        host: equal for processes that can talk over ipc.
-        environment: returns the node's environment; called at every launch.
-        listen_ip: where workers bind TCP, "" for ipc only.
-        head_key: the head's public key, "" in a cluster without keys.
-        resources: the node's accelerators, for their locks.
-        owner_pid: process whose end ends every worker; None without one.
-        keep_s: seconds for which workers without robots go on when agentd has ended, until the next one adopts them;
-            None if they end with agentd.
-        keeper: socket of rlinf-workers@.service, whose keeper starts templates; "" if agentd starts a keeper itself.
-        entry: ``module:function`` that runs a worker.
-    """
+    """Settings that are the same for all workers of this node."""
 
     rules: Rules
     run_dir: Path
-    head: str
+    head: str  # endpoint
     node_ip: str
-    host: str
-    environment: Callable[[], Mapping[str, str]]
-    listen_ip: str = ""
-    head_key: str = ""
-    resources: Sequence[ResourceReport] = ()
-    owner_pid: int | None = None
-    keep_s: float | None = None
-    keeper: str = ""
-    entry: str = "rlinf_actors.worker.main:run_worker"
+    host: str  # host key; equal for processes that can talk over unix sockets
+    environment: Callable[[], Mapping[str, str]]  # returns the node's environment for workers; SIGHUP can change it
+    listen_ip: str = ""  # address on which workers listen for TCP; "" for unix sockets only
+    head_key: str = ""  # the head's public key; "" in a cluster without keys
+    resources: Sequence[ResourceReport] = ()  # accelerators and robots of the node
+    owner_pid: int | None = None  # driver whose end ends every worker; None without one
+    keep_s: float | None = None  # seconds for which workers wait for the next agentd; None if they end with this one
+    keeper: str = ""  # socket of the keeper in rlinf-workers@.service; "" if agentd starts one
+    entry: str = "rlinf_actors.worker.main:run_worker"  # module:function that runs a worker; tests use their own
 
     @property
     def node(self) -> str:
@@ -154,11 +127,11 @@ class Site:
 
 
 def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchPlan:
-    """Decide how *spec* is started on this node.
+    """Decide how a worker is started on this node.
 
     Raises:
-        WorkerStartError: the interpreter is missing or not allowed, the environment cannot be passed on, or its
-            limits cannot hold here.
+        WorkerStartError: the interpreter is missing or not allowed, the environment cannot be passed to a process, or a
+            limit of the worker cannot be enforced here.
     """
     unlimited = rules.cgroups.missing(spec.memory_limit, spec.pids_limit)
     if unlimited and not spec.limits_best_effort:
@@ -176,7 +149,7 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
 
 
 def worker_environment(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> dict[str, str]:
-    """Return the whole environment of a worker: the node's, overridden by the specification's, and its mark."""
+    """Return the whole environment of a worker: the node's, overridden by the worker's, plus the worker mark."""
     try:
         env = process_environment(node_env, spec.env, spec.path_env_merge_mode)
     except ValueError as error:
@@ -186,10 +159,15 @@ def worker_environment(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rul
 
 
 def process_environment(node_env: Mapping[str, str], asked: Mapping[str, str], merge_mode: str) -> dict[str, str]:
-    """Return the node's environment overridden by *asked*.
+    """Return the node's environment overridden by the variables *asked*.
+
+    Args:
+        node_env: the node's environment.
+        asked: variables that the launch sets.
+        merge_mode: "append" or "override", for variables with search paths; see model.placement.merge_paths.
 
     Raises:
-        ValueError: it cannot be passed to a process.
+        ValueError: a variable cannot be passed to a process.
     """
     env = merge_paths(node_env, asked, merge_mode)
     for name, value in env.items():
@@ -204,7 +182,7 @@ def template_key(interpreter: str, env: Mapping[str, str], preload: Sequence[str
 
 
 def template_environment(key: TemplateKey, node_env: Mapping[str, str]) -> dict[str, str]:
-    """Return a template's own environment; its workers get theirs after the fork."""
+    """Return a template's environment: the node's, with the load-time variables of *key*. Workers get their own."""
     env = {name: value for name, value in node_env.items() if not _LOAD_TIME.match(name)}
     env.update(key.variables)
     tunables = env.get("GLIBC_TUNABLES", "")
@@ -214,32 +192,31 @@ def template_environment(key: TemplateKey, node_env: Mapping[str, str]) -> dict[
 
 
 def template_command(key: TemplateKey, pkg: str, fd: int, node: str, config: str) -> list[str]:
-    """Return the argv of a template; *config* is a template.Config as JSON."""
     return [key.interpreter, "-c", BOOTSTRAP, pkg, str(fd), node, config]
 
 
 def log_paths(spec: WorkerSpec, log_dir: str) -> tuple[str, str]:
-    """Return the files for a worker's stdout and stderr."""
+    """Return the paths of a worker's stdout and stderr files."""
     base = f"{spec.log_dir or log_dir}/{file_name(spec.namespace)}/{file_name(spec.group)}-{spec.rank}"
     return base + ".out", base + ".err"
 
 
 def file_name(name: str) -> str:
-    """Return *name* if it can be a file name, else a cleaned one with a hash that keeps it distinct."""
+    """Return *name* if it can be a file name; otherwise a cleaned name with a hash, which keeps it distinct."""
     clean = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:120].lstrip(".") or "_"
     return clean if clean == name else f"{clean}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def find_interpreter(wanted: str | None, env: Mapping[str, str], rules: Rules) -> str:
-    """Return the path of an interpreter that may be started here.
+    """Return the path of an interpreter that may be started on this node.
 
     Args:
-        wanted: a path, or a name to search in PATH of *env*; None for agentd's own.
-        env: of the process that it is for.
-        rules: of this node.
+        wanted: a path, or a name to search in PATH of *env*; None for agentd's own interpreter.
+        env: environment of the process to start.
+        rules: what the node allows.
 
     Raises:
-        ValueError: it is missing or not allowed; the text says what to do.
+        ValueError: the interpreter is missing or not allowed; the text says what to do.
     """
     if wanted is None or wanted == rules.own:
         return rules.own
@@ -288,17 +265,17 @@ def make_site(
     """Decide where the workers of this node run, and prepare their cgroups. Loop thread.
 
     Args:
-        config: agentd's.
-        run_dir: its run directory.
-        report: the node.
+        config: agentd's configuration.
+        run_dir: agentd's run directory.
+        report: description of this node.
         environment: see Site.
         head: the head's endpoint.
-        head_key: its public key, "" without keys.
-        keeps: True if workers may go on without this process.
-        keeper: socket of the keeper in the workers' unit, "" without one.
+        head_key: the head's public key, "" without keys.
+        keeps: True if workers may outlive this agentd.
+        keeper: socket of the keeper in rlinf-workers@.service, "" without that unit.
 
     Raises:
-        ConfigError: the configured cgroup cannot be used.
+        ConfigError: the configured cgroup directory cannot be used.
     """
     cgroups = find_roots(config, keeper)
     clear_cgroups(asyncio.get_running_loop(), cgroups)  # of an earlier agentd's workers
@@ -326,21 +303,21 @@ def make_site(
 
 
 def allowed_interpreters(config: Config, report: NodeReport) -> tuple[str, ...] | None:
-    """Return the prefixes of allowed interpreters: configured ones, else any on loopback, else the usual ones."""
+    """Return the directories of allowed interpreters, None for all: configured, or by default all on loopback only."""
     if config.interpreters is None and not is_loopback(report.ip):
         return default_interpreters()
     return config.interpreters
 
 
 def find_roots(config: Config, keeper: str) -> Roots:
-    """Find where workers' cgroups are made, make the parents of these ready, and log what is missing.
+    """Find where workers' cgroups can be made, make their parent directories, and log which limits are unavailable.
 
     Args:
-        config: agentd's.
-        keeper: socket of the keeper in the workers' unit, "" without one.
+        config: agentd's configuration.
+        keeper: socket of the keeper in rlinf-workers@.service, in whose cgroup workers run; "" without that unit.
 
     Raises:
-        ConfigError: the configured cgroup cannot be used.
+        ConfigError: the configured cgroup directory cannot be used.
     """
     pid = pid_of(keeper) if keeper else None
     if keeper and pid is None:

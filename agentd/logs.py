@@ -1,12 +1,12 @@
 """Read workers' output from their log files, and send it to the jobs that own the workers, with flow control.
 
-The files are the buffer: without credit nothing is read, so a slow terminal costs no memory and loses no line. An
-owner is a job's namespace (LogLines.owner). Its credit is the cost of the lines that agentd may still send to it
+The files are the buffer: without credit nothing is read, so a slow terminal costs no memory and loses no line. An owner
+is a job's namespace (LogLines.owner). Its credit is the cost of the lines that agentd may still send to it
 (agent_messages.line_cost).
 
 Lines that are never sent are counted, and the count is sent to the owner: when the owner ends (`flush`), when an ended
-worker's output has waited too long for credit, and when agentd ends (`end`). Loop thread only; lines are counted on
-another thread.
+worker's output has waited too long for credit, and when agentd ends (`end`). agentd.workers calls `LogForwarder` on the
+loop's thread; lines are counted on another thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlinf_actors.wire.agent_messages import MAX_PATH, UPDATE, LogLines, line_co
 log = logging.getLogger(__name__)
 
 MAX_LINE = 64 << 10
-"""Bytes in a line; a longer line is sent in pieces, each but the last with CUT at its end."""
+"""Bytes in a line. A longer line is sent in pieces, each but the last with CUT at its end."""
 CUT = " [continues]"
 WINDOW = 1 << 20
 """Largest cost of the lines that are on their way to one owner."""
@@ -45,10 +45,11 @@ _END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
 
 def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
-    """Return the complete lines in *data*, and their size in bytes.
+    """Return the complete lines in *data*, and their size in bytes. If *final*, an unfinished last line counts as
+    complete.
 
     A lone carriage return ends a line of a progress bar: the line gets UPDATE at its end, and the next line replaces
-    it. If *final*, an unfinished last line counts as complete. A line is cut after MAX_LINE bytes.
+    it. A line is cut after MAX_LINE bytes.
     """
     lines: list[str] = []
     end = 0
@@ -76,28 +77,18 @@ Position = tuple[int, int]
 
 @dataclass
 class _File:
-    """A log file, and how far it was read. If it grows too large, the template renames it to PATH.1 and begins anew.
-
-    Attributes:
-        path: of the file.
-        stream: "out" or "err".
-        offset: number of bytes that were read.
-        inode: of the file that `offset` belongs to; 0 if unknown.
-        skipped: number of times that unread output was lost because the file was renamed, removed or truncated.
-        fault: the last reading error that was reported.
-    """
+    """A log file, and how far it was read. The template renames a file that grows too large to PATH.1."""
 
     path: str
-    stream: str
-    offset: int
-    inode: int = 0
-    skipped: int = 0
-    fault: str = ""
+    stream: str  # "out" or "err"
+    offset: int  # number of bytes that were read
+    inode: int = 0  # of the file that `offset` belongs to; 0 if unknown
+    skipped: int = 0  # how often unread output was lost by a rename, removal or truncation of the file
+    fault: str = ""  # the last reading error that was reported
 
     def read(self) -> tuple[bytes, bool]:
-        """Return the next bytes after `offset`, at most MAX_LINE, and True if they end a renamed file.
-
-        A renamed file is read to its end before the new file.
+        """Return the next bytes after `offset`, at most MAX_LINE, and True if they end a renamed file. A renamed file
+        is read to its end first.
 
         Raises:
             OSError: the file cannot be read.
@@ -152,7 +143,7 @@ class _File:
 
 
 def _count(file: io.FileIO, start: int) -> int:
-    """Return the number of lines after byte *start* in *file*, counting an unfinished last line."""
+    """Return the number of lines after byte *start*, counting an unfinished last line."""
     file.seek(start)
     lines, last = 0, b"\n"
     while data := file.read(_COUNTED):
@@ -179,11 +170,11 @@ class _Owner:
 
 
 class LogForwarder:
-    """Forwards the output of one node's workers.
+    """Sends the output of this node's workers to the jobs that own them.
 
     Args:
         loop: agentd's event loop.
-        node: the node's name, for LogLines.
+        node: name of this node, for LogLines.
         report: called with each LogLines for the head.
         on_read: called with a worker's id, the positions in its stdout and stderr files, and True if both were read to
             their ends. Call `grew` when the files have grown after that.
@@ -209,7 +200,7 @@ class LogForwarder:
         self._tasks = Tasks(loop)
 
     def pause(self) -> None:
-        """Read nothing until `resume`. Call while no head is connected: output reaches owners through the head."""
+        """Read no output until `resume`: while no head is connected, output cannot reach its owners."""
         self._paused = True
 
     def resume(self) -> None:
@@ -226,14 +217,15 @@ class LogForwarder:
         err_path: str,
         at: tuple[Position, Position] | None = None,
     ) -> None:
-        """Forward the output of a worker, from *at* or from the present ends of its files, which need not exist yet.
+        """Forward the output of a worker, from the positions *at*, or from the present ends of its files, which may not
+        exist yet.
 
         Args:
-            id: of the worker.
+            id: the worker.
             name: GROUP:RANK, for LogLines.
-            owner: the job's namespace, for LogLines.
-            out_path, err_path: files with its stdout and stderr.
-            at: positions to begin at in these files.
+            owner: namespace of the worker's job.
+            out_path, err_path: files with the worker's stdout and stderr.
+            at: positions in these files.
         """
         out, err = at or (_end_of(out_path), _end_of(err_path))
         files = [_File(out_path, "out", *out), _File(err_path, "err", *err)]
@@ -241,7 +233,7 @@ class LogForwarder:
         self._owners.setdefault(owner, _Owner())
 
     def grew(self, ids: list[str]) -> None:
-        """Read the new output of these workers."""
+        """Read and send the new output of these workers."""
         self._pending.update(dict.fromkeys(id for id in ids if id in self._workers))
         self._pump()
 
@@ -254,7 +246,7 @@ class LogForwarder:
             self._report(LogLines(worker.owner, self._node, [(worker.name, "err", f"[rlinf-actors] {state}")]))
 
     def finish(self, id: str) -> None:
-        """Send the rest of an ended worker's output: now as far as its owner has credit, the rest when credit comes."""
+        """Send the rest of an ended worker's output: as much as its owner has credit for, the rest later."""
         worker = self._workers.get(id)
         if worker is None or worker.final:
             return
@@ -287,11 +279,10 @@ class LogForwarder:
             self._report(LogLines(owner, self._node, [], final=True))
 
     def _drop(self, workers: list[_WorkerLogs], flushed: str | None = None) -> None:
-        """Tell the owner of *workers* how many of their lines will not be sent; forget the ended workers among them.
+        """Tell the owner of *workers* how many of their lines will not be sent, and forget the ended workers among
+        them.
 
-        Args:
-            workers: workers of one owner.
-            flushed: the owner, if its `flush` ends now; None otherwise.
+        *flushed*: the owner, if its `flush` ends now; None otherwise.
         """
 
         async def count(files: list[_File], owner: str) -> None:
@@ -309,7 +300,7 @@ class LogForwarder:
             self._on_read(worker.id, (out.offset, out.inode), (err.offset, err.inode), True)
 
     def end(self) -> None:
-        """Tell each owner how many lines will not be sent, since agentd ends. Call after the end of all workers."""
+        """Tell each owner how many lines will not be sent, since agentd ends. Call it after the last worker's end."""
         for owner in list(self._owners):
             files = [file for worker in self._of(owner) for file in worker.files]
             paths = [file.path for file in files if file.more()]
@@ -328,7 +319,6 @@ class LogForwarder:
             self._soon()  # not now: a report that cannot be sent returns its credit while it is made
 
     def close(self) -> None:
-        """Forget every worker."""
         for timer in self._flushing.values():
             timer.cancel()
         self._flushing.clear()
@@ -385,7 +375,7 @@ class LogForwarder:
             self._answer_flushes()
 
     def _read(self, worker: _WorkerLogs, file: _File) -> int:
-        """Read one chunk of lines from *file*; return its size in bytes, 0 at the end of the file."""
+        """Collect one chunk of lines from *file* for the owner. Return its size in bytes, 0 at the end of the file."""
         owner = self._owners[worker.owner]
         if owner.credit <= 0:
             return 1 if file.more() else 0
@@ -433,7 +423,7 @@ def _where(paths: list[str]) -> str:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open a log file without following a link or waiting for a FIFO's writer, as template.log_pump does."""
+    """Open a log file without following a link or waiting for a FIFO's writer: a worker may have replaced it."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 

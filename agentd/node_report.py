@@ -1,6 +1,7 @@
-"""What this node is: its id, its address and its report for the head; and queries for configured hardware.
+"""This node's description for the head: id, address, hardware; and hardware queries of drivers (`HardwareQueries`).
 
-A query runs in a process of its own, since a hardware type is a user's code. Loop thread, but for the pure functions.
+A query runs in a process of its own, since a hardware type is a user's code. The daemon calls this module on the main
+thread.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from rlinf_actors.settings import COMM_NET_DEVICES
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, ResourceReport
 
 _OUTSIDE = "192.0.2.1"
-"""A documentation address (RFC 5737): the route to it is the default route."""
+"""A documentation address (RFC 5737), to which no machine listens: its route is the default route."""
 
 
 class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The contents of --hardware's file; what it leaves out is this machine's."""
+    """The contents of --hardware's file, for nodes without real hardware. Missing values are this machine's."""
 
     resources: list[ResourceReport] = []
     env_vars: dict[str, str] = {}
@@ -45,10 +46,10 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_described(path: str) -> Described:
-    """Read the described hardware in *path*.
+    """Read the file of --hardware.
 
     Raises:
-        ConfigError: it cannot be read, or is not of that form.
+        ConfigError: the file cannot be read, or does not have the form of Described.
     """
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Described)
@@ -59,7 +60,7 @@ def read_described(path: str) -> Described:
 
 
 def node_id(config: Config, run_dir: str) -> str:
-    """Return the configured id, or one that stays the same for this machine, network, user and run directory."""
+    """Return the configured node id, or a hash of machine, network, user and run directory, stable over restarts."""
     if config.node_id:
         return config.node_id
     try:
@@ -72,12 +73,13 @@ def node_id(config: Config, run_dir: str) -> str:
 
 
 def address(config: Config, listen: str, head: str) -> str:
-    """Return this node's address: configured, else that of the head in this process, else by the route to the head.
+    """Return this node's address: as configured, otherwise the address on which the head in this process listens,
+    otherwise this machine's address on the route to the head.
 
     Args:
-        config: agentd's.
-        listen: host that the head in this process listens on, "" without one.
-        head: host of the head elsewhere, "" for unix sockets only.
+        config: agentd's configuration.
+        listen: host that the head in this process listens on; "" without one.
+        head: host of the head elsewhere; "" for unix sockets only.
 
     Raises:
         ConfigError: there is no route to the head.
@@ -102,16 +104,16 @@ def report(
 ) -> NodeReport:
     """Return the report of this node for the head.
 
-    Of the environment it has only the variables that decide which devices and interfaces workers use, since a launch
-    must not contradict them: the others may hold secrets.
+    From the environment it contains only the variables that decide which devices and interfaces workers use, so that a
+    launch cannot contradict them. Other variables may hold secrets.
 
     Args:
-        config: agentd's.
-        probe: the hardware that was found.
-        described: the hardware to report instead, None on a real node.
-        ip: see `address`.
-        id: see `node_id`.
-        environ: that agentd was started with.
+        config: agentd's configuration.
+        probe: result of the hardware probe.
+        described: hardware to report instead; None on a real node.
+        ip: from `address`.
+        id: from `node_id`.
+        environ: agentd's environment.
     """
     given = described or Described()
     own = {**environ, **given.env_vars, **config.env}
@@ -137,7 +139,7 @@ def report(
 
 
 def summary(report: NodeReport) -> str:
-    """Return the node's numbers of accelerators and robots, as text for people."""
+    """Return the numbers of accelerators and robots in a report, as text for people."""
     counts = [f"{len(one.infos)} {one.type}" for one in report.resources if one.infos]
     return ", ".join(counts) or "no accelerators or robots"
 
@@ -148,7 +150,7 @@ def _reported_variables() -> set[str]:
 
 
 def without_devices() -> ProbeReport:
-    """Return a report of this machine without its accelerators."""
+    """Return a probe's result for this machine without its accelerators, which goes with described hardware."""
     return ProbeReport(
         hostname=os.uname().nodename,
         num_cpus=len(os.sched_getaffinity(0)),
@@ -160,16 +162,17 @@ def without_devices() -> ProbeReport:
 
 
 MAX_LIMIT_S = 600.0
-"""No query takes longer, whatever its client asks for."""
+"""Seconds after which a hardware query is killed, even if its client allows more."""
 _CHILD = "rlinf_actors.hardware.probe_child:enumerate_main"
 
 
 class HardwareQueries:
-    """Runs hardware queries. Use it on the main thread: a query's process ends with the thread that started it.
+    """Enumerates hardware of a user's type for drivers. Main thread only: a query's process ends with the thread that
+    started it.
 
     Args:
-        rules: which interpreters may be started here.
-        root: a directory with rlinf_actors and nothing else: another interpreter has packages of its own.
+        rules: which interpreters may be started on this node.
+        root: directory that has only rlinf_actors in it, since another interpreter has other packages.
         environment: returns the node's environment; called at every query.
         described: True if this node only pretends to have hardware.
     """
@@ -183,7 +186,7 @@ class HardwareQueries:
         self._mode = "described" if described else "real"
 
     async def query(self, question: HardwareQuestion) -> HardwareAnswer:
-        """Enumerate hardware of a type. The answer tells whatever the process did; cancelling kills the process."""
+        """Enumerate hardware in a process. A failure is an answer too. Cancelling kills the process."""
         try:
             env = process_environment(self._environment(), question.env, question.path_env_merge_mode)
             python = find_interpreter(question.interpreter, env, self._rules)
@@ -198,7 +201,7 @@ class HardwareQueries:
 
 
 def read_answer(end: ChildEnd, whose: str, limit_s: float) -> HardwareAnswer:
-    """Return the answer that a query process wrote before its end, or a failure that names *whose* and the cause."""
+    """Return the answer that a query's process wrote, or a failure that names the query (*whose*) and the cause."""
     fault = fault_of(end, whose, limit_s)
     if fault:
         return HardwareAnswer(kind="failed", text=f"{fault}; it was killed" if end.hung else fault)

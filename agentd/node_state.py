@@ -1,28 +1,28 @@
 """The state of one agentd: every decision of its session with the head. Pure: no socket, no clock, no loop.
 
-Theory of operation. `AgentState.handle` takes an event (state_events) and the time, and returns the commands that the
-shell (agentd.session) carries out. The state knows the workers of the node (worker_table), the state of the session
-with the head, and three deadlines: the next beat, the robot lease, and the head's silence. `next_deadline` names the
-earliest of them; the shell then sends a Tick.
+Theory of operation. `AgentState.handle` takes an event (state_events) and the time, and returns the commands that
+agentd.session carries out. The state holds the workers of the node (worker_table), the state of the session with the
+head, and the deadlines: next beat, end of the robot lease, ends of clients that the head has not acknowledged, and the
+head's silence. `next_deadline` returns the earliest; agentd.session then passes in a Tick.
 
-The session runs through the table SESSION_STATES. While JOINING, agentd says hello until the head registers it, with
-all its workers and with the ends that the head may have missed. Once JOINED it beats. The head answers each beat, and
-an answer acknowledges whatever agentd sent before that beat. If the head is silent, the shell checks whether the
-head's machine answers: if it does, a head is restarting there, and the workers go on for head_grace_s; if it does not,
-the network is cut, and the workers end with the lease (`net.failure_detection`). When the head has given this node up,
-or the grace is over, the session is RESETTING: all workers end, and agentd registers again as a new incarnation.
-DRAINING ends everything for good.
+The table SESSION_STATES lists the states of the session. While JOINING, agentd says hello until the head registers it;
+the hello lists all workers, and the ends that the head may have missed. Once JOINED, agentd beats. The head answers
+each beat, and an answer acknowledges everything that agentd sent before that beat. If the head is silent, agentd checks
+whether the head's machine answers. If it does, a head is restarting there, and the workers go on for head_grace_s. If
+it does not, the network is cut, and the workers end with the lease (`net.failure_detection`). When the head has
+declared this node lost, or the grace is over, the session is RESETTING: all workers end, and agentd registers again as
+a new incarnation. DRAINING ends all workers and then agentd.
 
-Robot workers live by a lease of their own, which starts when agentd sent a beat that the head answered. When it
-expires they end, whatever the session's state.
+Robot workers have a lease of their own. It counts from the time at which agentd sent the last beat that the head
+answered. When it expires, robot workers end, whatever the session's state.
 
 When a client process of this host ends, agentd tells the head, which ends the client's workers. If the head does not
 answer within ORPHANS_S, agentd ends them itself.
 
 House rules:
 * Workers are started and ended by commands alone. A worker id is started once in an agentd's life.
-* Each worker that was taken on ends in one WorkerExited. The state keeps it until the head has acknowledged it.
-* An event that a state's table does not name is a bug, and raises ProtocolError.
+* Each accepted worker ends in one WorkerExited. The state keeps that report until the head has acknowledged it.
+* An event that SESSION_STATES does not allow in the current state is a bug, and raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -69,8 +69,6 @@ from rlinf_actors.wire.values import ExitReport, RunningWorker
 
 
 class SessionState(str, enum.Enum):
-    """The state of the session with the head."""
-
     JOINING = "joining"
     JOINED = "joined"
     RESETTING = "resetting"
@@ -96,7 +94,7 @@ SESSION_STATES: Mapping[SessionState, Mapping[str, SessionState]] = {
     SessionState.DRAINING: {"welcomed": SessionState.DRAINING, "empty": SessionState.ENDED},
     SessionState.ENDED: {},
 }
-"""For each state the events that may happen in it, and the state that follows."""
+"""For each state, the events that may happen in it and the state that follows."""
 
 
 CUT_OFF_GRACE_S = 2.0
@@ -104,44 +102,31 @@ CUT_OFF_GRACE_S = 2.0
 ORPHANS_S = 0.4
 """Seconds that the head has to acknowledge the end of a client process before agentd ends that client's workers."""
 ORPHANS_GRACE_S = 0.4
-"""Seconds between SIGTERM and SIGKILL for those workers; the head gives as many."""
+"""Seconds between SIGTERM and SIGKILL for workers whose client has ended; the head uses the same number."""
 ALL_CREDIT = 1 << 60
-"""More characters of output than an owner can have outstanding."""
+"""More log credit than any job can use: lifts the limit after a new head has lost count of lines in flight."""
 PROCESSES_KEPT = 4096
-"""Ends of client processes that agentd repeats to a restarted head."""
+"""How many ends of client processes agentd keeps, to repeat them to a restarted head."""
 
 
 @dataclass
 class Policy:
-    """Times from the configuration, in seconds.
+    """Times from the configuration, in seconds."""
 
-    Attributes:
-        head_grace_s: how long workers live while the head's machine answers and no head runs there.
-        stop_grace_s: between SIGTERM and SIGKILL when agentd stops.
-    """
-
-    head_grace_s: float = 120.0
-    stop_grace_s: float = 3.0
+    head_grace_s: float = 120.0  # how long workers live while the head's machine answers but no head does
+    stop_grace_s: float = 3.0  # time between SIGTERM and SIGKILL when agentd stops
 
 
 @dataclass
 class AgentState:
-    """The state of one agentd.
+    """The state of one agentd; see the module's theory of operation."""
 
-    Attributes:
-        new_incarnation: makes a name for each incarnation.
-        random: returns a number between 0 and 1; spreads beats and retries.
-        policy: times.
-        session: its state.
-        protocol: that the session speaks.
-    """
-
-    new_incarnation: Callable[[], str]
-    random: Callable[[], float]
+    new_incarnation: Callable[[], str]  # returns a new name for each incarnation of this node
+    random: Callable[[], float]  # returns a number between 0 and 1, which spreads beats and retries
     policy: Policy = field(default_factory=Policy)
     session: SessionState = SessionState.JOINING
-    incarnation: str = ""
-    protocol: int = OLDEST
+    incarnation: str = ""  # "" before StartSession
+    protocol: int = OLDEST  # version that agentd and head agreed on
     _beat_s: float = 1.0
     _next_beat: float = math.inf
     _backoff: ReconnectBackoff = field(init=False)
@@ -159,10 +144,10 @@ class AgentState:
         self._detector = FailureDetector(self.policy.head_grace_s)
 
     def handle(self, event: e.Event, now: float) -> list[e.Command]:
-        """Return the commands that follow from *event*, in order.
+        """Change the state by *event* and return the commands to carry out, in order.
 
         Raises:
-            ProtocolError: the event cannot happen in this state; a bug.
+            ProtocolError: the event is not allowed in this state; a bug.
         """
         self._out = []
         self._end_leases(now)  # first: a beat that waited unread while this process stood still must not revive one
@@ -207,11 +192,11 @@ class AgentState:
         return self._out
 
     def listed_workers(self) -> list[RunningWorker]:
-        """Return the running workers, and the ended workers whose exit reports the head may not have."""
+        """Return the workers for a hello: running, or ended with exit reports that the head may not have."""
         return self._workers.listed()
 
     def next_deadline(self) -> float:
-        """Return the time at which the event Tick is due; infinity if no deadline is set."""
+        """Return the time at which `handle` must get a Tick; infinity if no deadline is set."""
         times = [self._leases.deadline, min(self._orphaned_at.values(), default=math.inf) + ORPHANS_S]
         if self.session is SessionState.JOINED:
             times.append(self._next_beat)
@@ -232,7 +217,7 @@ class AgentState:
         self._out.append(e.SayHello(self.incarnation, timeout_s, self._backoff.pause() if again else 0.0, anew=again))
 
     def _hello_again(self) -> None:
-        """Say hello over the same connection: the head does not know this node, or messages were lost."""
+        """Say hello on the same connection, since the head does not know this node, or messages were lost."""
         if self.session is SessionState.JOINED:
             self._step("forgotten")
             self._say_hello()
@@ -281,7 +266,7 @@ class AgentState:
             self._out.append(e.EndAgent(78, f"the head refused this node: {error}"))
 
     def _reset(self, reason: str) -> None:
-        """End the workers of this incarnation, then register again as the next one."""
+        """End all workers, and then register again as a new incarnation."""
         self._step("cut_off")
         self._out.append(e.LogStatus(f"workers end: {reason}", warns=True))
         self._acknowledged(self._workers.forget_ends())
@@ -297,7 +282,7 @@ class AgentState:
         self._say_hello(again=True)
 
     def _head_away(self, text: str, now: float, *, urgent: bool = False, warns: bool = False) -> None:
-        """Log that the head is away; repetitions are rare."""
+        """Log that the head is away. Repetitions of the line are rare (ReconnectBackoff)."""
         line = self._backoff.failed(now, text)
         if line:
             self._out.append(e.LogStatus(line, urgent, warns))
@@ -332,7 +317,7 @@ class AgentState:
         self._judge_silence(now)
 
     def _depends_on_head(self) -> bool:
-        """True if the head's silence matters: to a registered node, and to a node that still has workers."""
+        """True if silence of the head has consequences: this node is registered, or has workers."""
         joining = self.session is SessionState.JOINING
         return self.session is SessionState.JOINED or (joining and bool(self._workers.running))
 
@@ -363,7 +348,7 @@ class AgentState:
     # --- notices of the head ---
 
     def _answers(self, beat: Beat) -> bool:
-        """True if the head that registered this node answers a beat. A connection to ourselves would echo our own."""
+        """True if this node's head answers a beat; a connection to ourselves would echo our own beats."""
         return beat.incarnation != "" and beat.incarnation == self._epoch
 
     def _notice(self, body: Body, now: float) -> None:
@@ -448,7 +433,7 @@ class AgentState:
             self._out.append(e.EndsAcknowledged(ids))
 
     def _send(self, body: Body) -> None:
-        """Send to the head once it knows this node. Output is dropped until then: it is in the log files."""
+        """Send to the head, or queue until it has registered this node. Output is dropped: log files have it."""
         if self.session in (SessionState.JOINED, SessionState.DRAINING):
             self._out.append(e.SendNotice(body))
         elif isinstance(body, LogLines):

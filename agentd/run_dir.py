@@ -1,7 +1,7 @@
 """The run directory of one agentd: private, locked, and read by the next agentd that runs there.
 
 It holds sockets of workers (``w``), templates' sockets, records and stderr (``t``), orders of the head (``l``), and a
-link to our package for templates (``pkg``).
+link to our package for templates (``pkg``). Any thread, except OrderLedger: loop thread.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from rlinf_actors.wire.values import RunningWorker
 log = logging.getLogger(__name__)
 
 MAX_RUN_DIR = 80
-"""Bytes; the path of a unix socket holds 107, and the names below add up to 25."""
+"""Largest length in bytes: the path of a unix socket may have 107, and the names below the directory take 25."""
 _STOPPING = "stopping"
-"""A file in a run directory whose agentd was told to end; `agentd --reap` looks for it."""
+"""Name of a file that says that agentd was told to end with its workers; `agentd --reap` reads it."""
 
 
 @dataclass
 class RunDir:
-    """A directory of mode 0700 that belongs to this agentd alone: it holds a lock until `close`."""
+    """A directory of mode 0700 that only this agentd uses: it holds a lock until `close`."""
 
     path: str
     lock: int
 
     @classmethod
     def open(cls, wanted: str | None, environ: Mapping[str, str]) -> RunDir:
-        """Make the directory, or use the existing one.
+        """Create or open the directory *wanted* (this user's default if None), and lock it.
 
         Raises:
-            ConfigError: its path is too long for unix sockets, others can read it, or another agentd uses it.
-            OSError: it cannot be made.
+            ConfigError: the path is too long for unix sockets, others can use the directory, or another agentd uses it.
+            OSError: the directory cannot be made.
         """
         path = os.path.abspath(wanted or default_run_dir(environ))
 
@@ -70,26 +70,25 @@ class RunDir:
         return cls(path, lock)
 
     def begin(self) -> None:
-        """Remove the file by which `was_stopping` knows that the last agentd in this directory was told to end."""
+        """Forget that the last agentd in this directory was told to end (see `was_stopping`)."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.path, _STOPPING))
 
     def mark_stopping(self) -> None:
-        """Write down that this agentd ends its workers, and that no other agentd takes them over. Twice is fine."""
+        """Record on disk that this agentd ends its workers; `agentd --reap` then ends any that are left."""
         try:
             os.close(os.open(os.path.join(self.path, _STOPPING), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:  # a full disk must not keep agentd from ending
             log.warning("cannot write down that this agentd was stopped: %s", error)
 
     def close(self) -> None:
-        """Release the lock. Twice is fine."""
+        """Release the lock. May be called again."""
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
 
 
 def default_run_dir(environ: Mapping[str, str]) -> str:
-    """Return this user's run directory."""
     runtime = environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime) and os.stat(runtime).st_uid == os.getuid():
         return os.path.join(runtime, "rlinf-actors")
@@ -97,20 +96,19 @@ def default_run_dir(environ: Mapping[str, str]) -> str:
 
 
 def was_stopping(path: str) -> bool:
-    """True if the last agentd in directory *path* was told to end with its workers, even if it did not finish that."""
+    """True if the last agentd in directory *path* was told to end with its workers, and may not have finished that."""
     return os.path.exists(os.path.join(path, _STOPPING))
 
 
 def boot_id() -> str:
-    """Return an id that differs each time this machine starts."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file that exists whole or not at all, for this user alone.
+    """Write a file atomically, readable by this user alone.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written; no file is left.
     """
     fresh = path.with_suffix(".tmp")
     try:
@@ -123,7 +121,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def make_directories(run_dir: Path) -> str:
-    """Make the directories that templates and workers need; return the import path of our package there."""
+    """Make the directories of templates and workers. Return the import path of our package in the run directory."""
     for name in ("w", "t", "l", "pkg"):
         (run_dir / name).mkdir(mode=0o700, exist_ok=True)
     package = run_dir / "pkg" / "rlinf_actors"
@@ -135,17 +133,16 @@ def make_directories(run_dir: Path) -> str:
 
 
 def remove_template_files(stem: str) -> None:
-    """Remove the files of a template that has ended."""
     for suffix in (".sock", ".json", ".err"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(stem + suffix)
 
 
 class OrderLedger:
-    """The head's orders on disk, for the next agentd: a file for each StartWorkers.
+    """The head's orders on disk, one file for each StartWorkers. The next agentd learns from them which workers there
+    were, even if their templates have ended.
 
-    A file is removed when the head has acknowledged the ends of all its workers. If a template has ended too, nothing
-    else says which workers there were.
+    A file is removed once the head has acknowledged the ends of all its workers.
 
     Args:
         directory: exists and is private; None to write nothing.
@@ -177,10 +174,10 @@ class OrderLedger:
         return found
 
     def write(self, order: StartWorkers) -> None:
-        """Write an order before its workers start.
+        """Write an order, before its workers start.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the order cannot be written.
         """
         if self._directory is None or not order.workers:
             return
@@ -191,7 +188,7 @@ class OrderLedger:
         self._enter(path, order)
 
     def acknowledged(self, ids: Iterable[str]) -> None:
-        """Remove the files whose workers' ends the head has all acknowledged."""
+        """Remove the files of orders whose workers' exit reports the head now has."""
         for id in ids:
             path = self._file_of.pop(id, None)
             if path is not None:

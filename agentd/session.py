@@ -1,8 +1,8 @@
-"""The session of one agentd with its head: the shell around agentd's state (node_state).
+"""The session of one agentd with its head: connection, timers and tasks around agentd's pure state (node_state).
 
-It feeds the state with the head's notices, the workers' reports, deadlines and the ends of watched client processes,
-and carries out the commands that come out. The daemon runs it on the event loop; nothing here may block, and nothing
-here decides.
+The session passes events to the state: messages of the head, reports of workers, deadlines, ends of watched client
+processes. It carries out the commands that the state returns. The daemon runs it on the event loop. Code here must not
+block and must not decide.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class NodeWorkers(Protocol):
 
 
 async def why_not_served(network: Network, endpoint: str) -> str:
-    """Return why the head would refuse an agentd of this version; "" if it would not, or does not answer in time."""
+    """Ask the head for its version. Return why it would refuse this agentd; "" if it would not, or does not answer."""
     client = ControlClient(network, endpoint, secret_identity("agent:asks"), lambda body: None, lambda: None)
     try:
         status = await client.request(GetStatus(""), HELLO_TIMEOUT_S)
@@ -86,19 +86,20 @@ async def why_not_served(network: Network, endpoint: str) -> str:
 
 
 class Session:
-    """One agentd's session with the head. Loop thread only. `attach` comes before everything else.
+    """One agentd's session with the head. Loop thread only. Call `attach` first, then `adopt` if there is anything to
+    adopt, then `run`.
 
     Args:
-        network: what to connect with.
-        endpoint: of the head.
-        report: the node.
+        network: makes the connection to the head.
+        endpoint: the head's endpoint.
+        report: description of this node for the head.
         is_head: True if the head runs in this process.
-        keeps: True if workers go on for another agentd when this process has ended: for a lease, after which the head
-            reports the node lost; for head_grace_s if the head ends with this process.
-        query_hardware: enumerates the node's hardware of a type; cancelled when no client waits for it any more.
-        policy: times.
+        keeps: True if workers outlive this process, for the next agentd of this node. They wait for a lease, after
+            which the head reports the node lost, or for head_grace_s if the head ends with this process.
+        query_hardware: enumerates hardware for a client; cancelled when that client no longer waits.
+        policy: times from the configuration.
         on_registered: called each time the head has registered this node.
-        on_status: called with a line for people.
+        on_status: called with a line for people when the session's state changes.
     """
 
     def __init__(
@@ -141,22 +142,26 @@ class Session:
         self._done: asyncio.Future[e.EndAgent] = self._loop.create_future()
 
     def attach(self, workers: NodeWorkers) -> None:
-        """Give the session the workers of this node; these report to `report`."""
+        """Set the workers of this node, which the session orders to start and stop, and which call `report`."""
         self._workers = workers
 
     def adopt(self, workers: list[RunningWorker], lost: dict[str, str], since: float) -> None:
-        """Take over the workers of an earlier agentd. Before `run`.
+        """Take over the workers of an earlier agentd. Call this before `run`.
 
         Args:
-            workers: as Workers.adopt returned them.
-            lost: ids of workers that were ended instead, and why.
-            since: when the last registered agentd of this node ended, by the loop's clock; 0 if unknown.
+            workers: the workers that `Workers.adopt` returned.
+            lost: for each worker that was ended instead, its id and the reason; the first hello reports them.
+            since: when the last registered agentd of this node ended, in seconds of the loop's clock; 0 if unknown.
         """
         self._lost = lost
         self._shell.handle(e.WorkersAdopted(workers, since))
 
     async def run(self) -> e.EndAgent:
-        """Serve until the agent is to end, or is refused. Cancelling closes the session and leaves the workers."""
+        """Register with the head and serve it until agentd must end, or the head refuses this node. Return exit code
+        and reason.
+
+        Cancelling closes the session and leaves the workers running.
+        """
         try:
             self._shell.handle(e.StartSession())
             return await self._done
@@ -164,24 +169,24 @@ class Session:
             self._close()
 
     def report(self, report: e.Report) -> None:
-        """Take a report of the workers."""
+        """Pass on a message of agentd.workers to the head."""
         self._shell.handle(e.WorkersReported(report))
 
     def stop(self, reason: str, grace_s: float | None = None) -> None:
-        """End all workers, say goodbye to the head, and end `run`. A second call may shorten the grace.
+        """End all workers, tell the head goodbye, and let `run` return. A second call may shorten the grace.
 
         Args:
             reason: for people.
-            grace_s: seconds between SIGTERM and SIGKILL; None for the policy's.
+            grace_s: seconds between SIGTERM and SIGKILL; None for `Policy.stop_grace_s`.
         """
         self._shell.handle(e.StopAgent(reason, grace_s))
 
     def hand_over(self, reason: str) -> None:
-        """End `run` without a message to the head: the workers go on for another agentd."""
+        """Let `run` return without a message to the head; the workers go on for the next agentd."""
         self._shell.handle(e.HandOver(reason))
 
     def describe(self, report: NodeReport, stop_grace_s: float) -> None:
-        """Take over a new configuration; the head learns of it by the next hello."""
+        """Set a new description of this node, which the next hello carries, and the grace of the next stop."""
         self._report = report
         self._state.policy.stop_grace_s = stop_grace_s
 
@@ -328,7 +333,7 @@ class Session:
     # --- watched client processes ---
 
     def _watch(self, watch: Watch) -> None:
-        """Watch a process, or try again later: the head relies on hearing of its end."""
+        """Watch a client process by a pidfd. Without a free descriptor, try again after AGAIN_S."""
         is_retry = self._watch_retries.pop(watch.incarnation, None) is not None
         fd = -1
         try:

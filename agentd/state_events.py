@@ -1,7 +1,7 @@
-"""The events that `AgentState.handle` takes and the commands that it returns (agentd.node_state). Plain data.
+"""The events that `AgentState.handle` takes, and the commands that it returns (agentd.node_state). Plain data.
 
-Some commands are messages of the head from wire.agent_messages, which the state passes on: StopWorkers, FlushLogs,
-Watch, Unwatch, LookForHardware, StopLooking, and StartWorkers without the workers that run already.
+Some commands are messages of the head (wire.agent_messages) that the state passes on: StopWorkers, FlushLogs, Watch,
+Unwatch, LookForHardware, StopLooking, and StartWorkers without the workers that run already.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.values import RunningWorker
 
 Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
-"""A message that agentd.workers has for the head."""
+"""A message of agentd.workers to the head."""
 
 # --- events ---
 
 
 class StartSession(msgspec.Struct, frozen=True):
-    """agentd is set up: the session with the head can start."""
+    """agentd is set up, and may say hello to the head. The first event, except for WorkersAdopted."""
 
 
 class Welcomed(msgspec.Struct, frozen=True):
-    """The head has registered this node."""
+    """The head has registered this node and answered with *welcome*."""
 
     welcome: Welcome
 
 
 class HelloFailed(msgspec.Struct, frozen=True):
-    """The head refused the hello message, or did not answer it in time."""
+    """The head refused agentd's hello, or did not answer it in time."""
 
     error: Exception
 
 
 class HeadNotice(msgspec.Struct, frozen=True):
-    """The head sent *body*, a message that expects no reply."""
+    """The head sent the message *body*, which expects no reply."""
 
     body: Body
 
@@ -63,23 +63,23 @@ class WorkersReported(msgspec.Struct, frozen=True):
 
 
 class ConnectionLost(msgspec.Struct, frozen=True):
-    """The connection to the head was lost and is restored: messages in both directions may be missing."""
+    """The connection to the head broke and is restored. Messages in both directions may be missing."""
 
 
 class HardwareAnswered(msgspec.Struct, frozen=True):
-    """A hardware query has ended with the result *found*."""
+    """A hardware query that the head ordered has ended with *found*."""
 
     found: HardwareFound
 
 
 class ProcessEnded(msgspec.Struct, frozen=True):
-    """A watched client process has ended. `incarnation` identifies the client."""
+    """A client process that the head had agentd watch has ended. `incarnation` identifies the client."""
 
     incarnation: str
 
 
 class HeadChecked(msgspec.Struct, frozen=True):
-    """The reachability check of the head's machine has ended. `there`: True if it answers, even without a head."""
+    """The command CheckHead has a result. `there`: True if the head's machine answered, even without a head."""
 
     there: bool
 
@@ -95,30 +95,20 @@ class Stalled(msgspec.Struct, frozen=True):
 
 
 class WorkersAdopted(msgspec.Struct, frozen=True):
-    """agentd took over the workers of an earlier agentd. This event comes before all others.
+    """agentd took over workers of an earlier agentd. This event comes before all others."""
 
-    Attributes:
-        workers: running workers, and ended workers whose exit reports the head may not have.
-        since: time of the loop at which the last registered agentd of this node ended; 0 if unknown.
-    """
-
-    workers: list[RunningWorker]
-    since: float = 0.0
+    workers: list[RunningWorker]  # running, or ended with exit reports that the head may not have
+    since: float = 0.0  # time of the loop at which the last registered agentd of this node ended; 0 if unknown
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """agentd must end at once and leave its workers running for the next agentd."""
+    """agentd was told to end at once and to leave its workers running for the next agentd."""
 
     reason: str
 
 
 class StopAgent(msgspec.Struct, frozen=True):
-    """agentd must end all workers and then itself.
-
-    Attributes:
-        reason: why, for people.
-        grace_s: seconds between SIGTERM and SIGKILL; None for `Policy.stop_grace_s`.
-    """
+    """agentd was told to end all workers and itself. `grace_s`: from SIGTERM to SIGKILL, None for the policy's."""
 
     reason: str
     grace_s: Union[float, None] = None
@@ -138,55 +128,48 @@ Event = Union[
 
 
 class SayHello(msgspec.Struct, frozen=True):
-    """Register with the head. The event Welcomed or HelloFailed follows.
-
-    Attributes:
-        incarnation: name of this incarnation of the node.
-        timeout_s: seconds after which a missing answer counts as HelloFailed.
-        delay_s: seconds to wait first; the hello lists the workers at the end of that wait.
-        anew: True to make a new connection, which drops the messages that were queued for the previous head.
-    """
+    """Register with the head. The event Welcomed or HelloFailed follows."""
 
     incarnation: str
-    timeout_s: float
-    delay_s: float = 0.0
-    anew: bool = False
+    timeout_s: float  # after which a missing answer counts as HelloFailed
+    delay_s: float = 0.0  # wait before the hello is made
+    anew: bool = False  # make a new connection first, which drops messages that wait for the previous head
 
 
 class SendNotice(msgspec.Struct, frozen=True):
-    """Send *body* to the head and expect no reply."""
+    """Send *body* to the head; no reply follows."""
 
     body: Body
 
 
 class RecordOwner(msgspec.Struct, frozen=True):
-    """Write to disk that the running workers in *order* now belong to the owner that *order* names."""
+    """Write to disk that the running workers in *order* now belong to the client that *order* names as owner."""
 
     order: StartWorkers
 
 
 class RenewLeases(msgspec.Struct, frozen=True):
-    """Extend the robot lease: robot workers may run until *until* (time of the loop); *lease_s* is its full length."""
+    """Extend the lease of robot workers, `lease_s` long, to *until* (time of the loop)."""
 
     until: float
     lease_s: float
 
 
 class EndsAcknowledged(msgspec.Struct, frozen=True):
-    """Drop the exit reports of these workers: the head has them or does not need them."""
+    """Drop the exit reports of the workers *ids*: the head has them or does not need them."""
 
     ids: list[str]
 
 
 class CloseWorkers(msgspec.Struct, frozen=True):
-    """End all workers and templates, with *grace_s* seconds between SIGTERM and SIGKILL. WorkersClosed follows."""
+    """End all workers and templates, with *grace_s* from SIGTERM to SIGKILL. The event WorkersClosed follows."""
 
     grace_s: float
     reason: str = ""
 
 
 class CreditLogs(msgspec.Struct, frozen=True):
-    """Allow agentd to send *owner* more worker output: lines whose total LogLines.cost is at most *chars*."""
+    """Allow *owner*, a job's namespace, to get more worker output: lines with a LogLines.cost of at most *chars*."""
 
     chars: int
     owner: str
@@ -199,13 +182,7 @@ class CheckHead(msgspec.Struct, frozen=True):
 
 
 class LogStatus(msgspec.Struct, frozen=True):
-    """Log *text* and show it as the status of the service.
-
-    Attributes:
-        text: one line.
-        urgent: True to log an error, because a person has to act.
-        warns: True to log a warning, because something was lost.
-    """
+    """Log *text* (an error if `urgent`, a warning if `warns`) and show it as the service's status."""
 
     text: str
     urgent: bool = False
@@ -213,19 +190,14 @@ class LogStatus(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """Tell the workers' side that the head has registered this node, for the first time or again.
+    """The head has registered this node, for the first time or again: resume output and acknowledge lost workers."""
 
-    Attributes:
-        epoch: identifies one run of the head.
-        lease_s: seconds of silence after which the head counts this node as lost.
-    """
-
-    epoch: str
-    lease_s: float
+    epoch: str  # identifies one run of the head
+    lease_s: float  # seconds of silence after which the head counts this node as lost
 
 
 class EndAgent(msgspec.Struct, frozen=True):
-    """End agentd's process with exit code *code*. Code 78 tells systemd not to restart it."""
+    """End agentd's process with exit code *code*. With code 78 systemd does not restart agentd."""
 
     code: int
     text: str

@@ -1,4 +1,7 @@
-"""Kill the workers of a template that has ended, and every process that carries their marks. Loop thread only."""
+"""Kill the workers of a template that has ended, with every process that they started. Loop thread only.
+
+A process belongs to a worker by pid, session, cgroup, worker mark or brand (rlinf_actors.procfs).
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,18 @@ from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
 PATIENCE_S = 3.0
-"""Seconds after which a sweep ends: a process in an uninterruptible call may never end."""
+"""Seconds after which a sweep gives up: a process in an uninterruptible system call may never end."""
 EXEC_S = 0.002
-"""Seconds to the next search if an orphan is just executing a program: no event tells that it has."""
+"""Seconds until the next search if a process is in execve(), where its mark cannot be read: no event ends that."""
 
 log = logging.getLogger(__name__)
 
 
 def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[[], object] = lambda: None) -> bool:
-    """Kill the processes in cgroups whose template has ended, after ROBOT_END_S in which they make robots safe.
+    """Kill the processes in cgroups whose template has ended, after ROBOT_END_S in which they make robots safe. Does
+    not wait; *done* is called at the end.
 
-    Does not wait: *done* is called at the end. Return True if there was such a cgroup with processes.
+    Return False if there was no such process; *done* is not called then.
     """
     left = [cgroup for cgroup in leftovers(roots) if not cgroup.remove()]
 
@@ -43,15 +47,16 @@ def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[
 
 
 class Sweep:
-    """Searches for processes of some workers, kills them, waits for their ends, and searches again until none is found.
+    """Kills all processes of some workers: searches, kills, waits for their ends, and searches again until none is
+    left.
 
     Args:
-        loop: agentd's.
-        ids: of the workers.
-        pids: known processes of theirs, and when each began (clock ticks since boot; a pid may be another process's by
-            now). 0 for a process that has ended, whose pid names a session.
-        done: called once, with the wait statuses of processes that were children of this one.
-        reapers: pids of the processes that may inherit orphans of the workers.
+        loop: agentd's event loop.
+        ids: the workers.
+        pids: known processes of the workers, with their starts in clock ticks since boot. Start 0 stands for an ended
+            process whose pid may still name a session.
+        done: called once, at the end, with the wait statuses of processes that were children of agentd.
+        reapers: pids of the processes that inherit orphans of the workers; agentd by default.
     """
 
     def __init__(
@@ -102,10 +107,7 @@ class Sweep:
             self._loop.call_soon(self._finish)
 
     def _missed(self, pid: int) -> bool:
-        """True if the search may have missed this child of a reaper.
-
-        It may have been forked after the list of processes was made, or have had no mark between two programs.
-        """
+        """True if the search may have missed this child of a reaper, which is new or was in execve()."""
         if procfs.in_exec(pid):
             return True
         stat = procfs.stat(pid)
@@ -119,7 +121,6 @@ class Sweep:
         )
 
     def _named(self, stat: procfs.Stat) -> bool:
-        """True if the process belongs to one of the workers by pid, session or cgroup."""
         return self._known(stat) or not self._ids.isdisjoint(workers_of(stat.pid))
 
     def _known(self, stat: procfs.Stat) -> bool:

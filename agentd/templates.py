@@ -1,7 +1,8 @@
 """The template processes of one agentd: one for each TemplateKey, started when first needed; a few are kept idle.
 
-`TemplateProcess` starts one template, exchanges packets with it and notices its end. `TemplatePool` holds all
-templates, chooses the template for a worker, and ends templates without workers. Loop thread only; nothing blocks.
+`TemplateProcess` starts one template, exchanges packets with it, and notices its end. `TemplatePool` holds all
+templates, returns the template for a worker, and ends templates without workers. agentd.workers calls both on the
+loop's thread; nothing here may block.
 """
 
 from __future__ import annotations
@@ -37,57 +38,39 @@ from rlinf_actors.wire.protocol import PROTOCOL
 log = logging.getLogger(__name__)
 
 MAX_IDLE = 4
-"""How many templates without workers are kept for later launches; the template used last is kept longest."""
+"""Number of templates without workers that are kept for later launches. The longest unused template ends first."""
 _SO_SNDBUFFORCE = 32
 _OVERHEAD = 32
-"""Bytes of the send buffer (SO_SNDBUF) that a packet cannot use: unix_dgram_sendmsg in the kernel."""
+"""Bytes of SO_SNDBUF that a packet cannot use (unix_dgram_sendmsg in the kernel)."""
 _TURN = 64
 """Packets received in one callback before the event loop runs other callbacks."""
 _STDERR_LINES = 20
 _EXIT_S = 1.0
-"""Seconds between the end of a template's socket and SIGKILL; a template that is ending needs less."""
+"""Seconds from the end of a template's socket until SIGKILL, if the process has not ended by then."""
 
 
 class TemplateRecord(msgspec.Struct, frozen=True):
-    """A template's description in ``t/*.json``, by which the next agentd finds and takes over the process.
-
-    Attributes:
-        pid: its process id.
-        started: start of the process, in clock ticks since boot; with pid and boot it identifies the process.
-        boot: the kernel's boot id.
-        protocol: version of the protocol that its agentd speaks; another agentd must speak it to take over.
-        key: the workers that can come from it.
-        settings: hash of the settings that its agentd gave it.
-    """
+    """The description of a template in ``t/*.json`` of the run directory, for the next agentd."""
 
     pid: int
-    started: int
-    boot: str
-    protocol: int
+    started: int  # in clock ticks since boot; with pid and boot it identifies the process
+    boot: str  # the kernel's boot id
+    protocol: int  # version between agentd and template; an agentd that does not speak it cannot take over
     key: TemplateKey
-    settings: str = ""
+    settings: str = ""  # hash of the settings that its agentd gave the template
 
 
 @dataclass
 class SurvivingTemplate:
-    """A running template of an earlier agentd, connected to this one.
-
-    Attributes:
-        record: its description on disk.
-        pidfd: of its process.
-        socket: connected to it.
-        stem: path of its files in the run directory, without suffix.
-        workers: its running workers, and ended workers whose exit reports the head may not have.
-        inventory: the packet that ended its list of workers.
-        strays: workers in none of the head's orders on disk; the sweep before registration kills them.
-    """
+    """A running template of an earlier agentd, connected to this agentd."""
 
     record: TemplateRecord
     pidfd: int
     socket: socket.socket
-    stem: str
-    workers: list[template_protocol.SurvivingWorker]
+    stem: str  # path of the template's files without suffix
+    workers: list[template_protocol.SurvivingWorker]  # running, or ended with exit reports that the head may not have
     inventory: template_protocol.Inventory
+    # workers in no order on disk; take_inventory kills them
     strays: list[template_protocol.SurvivingWorker] = field(default_factory=list)
 
 
@@ -97,24 +80,24 @@ class TemplateProcess:
     Args:
         loop: watches the socket and the pidfd.
         keeper: reports the exit status of the process.
-        key: the workers that can come from this template.
+        key: decides which workers the template can fork.
         sock: SOCK_SEQPACKET socket, connected to the template.
         stem: path of the template's files in the run directory, without suffix.
-        process: its pid and pidfd; a future of them if the keeper has not started the process yet.
+        process: pid and pidfd; or a future of them, while the keeper starts the process.
         on_packet: called with each packet from the template.
-        on_end: called once, after the last packet and the end of the process, when its exit status has come or will
-            not come.
+        on_end: called once, after the last packet and the end of the process, when its exit status has come or will not
+            come.
 
     Attributes:
-        key: see above.
+        key: as above.
         pid: 0 before the keeper has started the process.
         ready: True after the packet TemplateReady.
-        kept: True if another agentd can take the template over by its record on disk.
-        failure: error text if the template cannot be used; "" if no error is known.
-        settings: hash of the settings that its agentd gave it.
+        kept: True if the next agentd can take over the template by its record on disk.
+        failure: why the template cannot be used; "" if no error is known.
+        settings: hash of the settings that its agentd gave the template.
         installed: fingerprint of the code in `paths` before the template imported it; "" if unknown.
-        paths: the template's sys.path.
-        gone: True once the process has ended, could not be started, or was left to another agentd.
+        paths: sys.path of the template.
+        gone: True once the process has ended, could not be started, or was left to the next agentd.
     """
 
     def __init__(
@@ -160,7 +143,7 @@ class TemplateProcess:
             self._starting.add_done_callback(self._on_started)
 
     def has_ended(self) -> bool:
-        """True if the process has ended, even if the loop has not noticed yet."""
+        """True if the process has ended, even if the event loop has not noticed that yet."""
         return self.gone or (self._pidfd >= 0 and procfs.has_ended(self._pidfd))
 
     def send(self, packet: template_protocol.ToTemplate) -> None:
@@ -188,7 +171,7 @@ class TemplateProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """Close the connection and leave the template running for another agentd. A template that is not ready ends."""
+        """Close the connection; the template waits for the next agentd, or ends if it is not ready."""
         self._abandoned = True
         if not self.gone:
             self.gone = True
@@ -248,7 +231,7 @@ class TemplateProcess:
             self._loop.remove_writer(self._socket.fileno())
 
     def _on_readable(self, turns: int = _TURN) -> bool:
-        """Receive up to *turns* packets and pass them on; return True if more may be waiting."""
+        """Receive up to *turns* packets and pass them on. Return True if more may be waiting."""
         for _ in range(turns):
             try:
                 size = self._socket.recv_into(self._buffer)
@@ -304,7 +287,7 @@ class TemplateProcess:
 
 
 def widen(sock: socket.socket) -> None:
-    """Enlarge the socket's send buffer to hold the largest packet; the default buffer holds 200 KiB."""
+    """Enlarge a socket's send buffer so that the largest packet fits."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, template_protocol.MAX_PACKET)
     except PermissionError:
@@ -316,10 +299,10 @@ class TemplatePool:
 
     Args:
         loop: agentd's event loop.
-        site: settings of the node for workers.
+        site: settings that all workers share.
         keeper: starts the template processes.
         owner: pidfd of the driver whose end ends every template; -1 without one.
-        on_packet, on_end: called for each template, see TemplateProcess.
+        on_packet, on_end: called for each template; see TemplateProcess.
 
     Attributes:
         running: templates whose process has not ended.
@@ -351,12 +334,12 @@ class TemplatePool:
         self._settings = hashlib.sha256(settings).hexdigest()[:32]
 
     def get(self, key: TemplateKey, node_env: Mapping[str, str]) -> TemplateProcess:
-        """Return the template for *key*; start a template if none runs.
+        """Return the template for *key*; start it if none runs.
 
-        If the keeper then fails to start the process, on_end is called for the returned template.
+        If the keeper fails to start the process later, on_end is called for the returned template.
 
         Args:
-            key: the workers that must come from the template.
+            key: decides which workers the template can fork.
             node_env: the node's environment for workers.
 
         Raises:
@@ -407,10 +390,7 @@ class TemplatePool:
         return template
 
     def refresh(self) -> None:
-        """Retire each template whose settings or imported code a template started now would not have.
-
-        The workers of retired templates go on.
-        """
+        """Retire the templates whose settings or imported code differ from those of a template started now."""
         now: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
         for template in [one for one in self._by_key.values() if one.ready]:
             imports = template.paths, template.key.preload
@@ -422,7 +402,7 @@ class TemplatePool:
                 self.retire(template)
 
     def registered(self, seconds: float) -> None:
-        """Tell the templates to wait *seconds* for the next agentd if this one ends. Call after each registration."""
+        """Tell the templates to wait *seconds* for the next agentd after the end of this one."""
         if self._keep_s is None:
             return
         self._keep_s = seconds
@@ -430,15 +410,15 @@ class TemplatePool:
             template.send(template_protocol.KeepFor(seconds))
 
     def retire(self, template: TemplateProcess) -> None:
-        """Take no new worker from this template; `trim` ends it once it has no workers."""
+        """Let this template fork no more workers. `trim` ends it once it has no workers."""
         if self._by_key.get(template.key) is template:
             del self._by_key[template.key]
 
     def trim(self, busy: Collection[TemplateProcess]) -> None:
-        """End the idle templates that are retired, and of the others all but the MAX_IDLE used last.
+        """End idle templates: all that are retired, and of the others all but the MAX_IDLE used last.
 
         Args:
-            busy: templates that are not idle, because they have workers or exit reports that the head may not have.
+            busy: templates with workers, or with exit reports that the head may not have; these are not idle.
         """
         idle = [key for key, template in self._by_key.items() if template.ready and template not in busy]
         for key in idle[:-MAX_IDLE]:
@@ -450,7 +430,6 @@ class TemplatePool:
                 template.send(template_protocol.Shutdown())
 
     def shut_down(self) -> None:
-        """Tell all templates to end."""
         for template in self.running:
             if template.ready:
                 template.send(template_protocol.Shutdown())
@@ -467,7 +446,7 @@ class TemplatePool:
         return template
 
     def _new_stem(self) -> str:
-        """Return a new path without suffix for a template's files, which no template of another agentd uses.
+        """Return a new path without suffix for a template's files, different from those of earlier agentds' templates.
 
         Raises:
             OSError: the start of this process cannot be read.

@@ -15,64 +15,49 @@ from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import ExitReport, WorkerSpec
 
 TERM_S = 0.25
-"""Seconds that a robot worker's template has to pass on the end of its lease before agentd sends SIGTERM."""
+"""Seconds that a robot worker's template has to pass on Revoke before agentd sends the worker SIGTERM."""
 
 
 @dataclass
 class WorkerProcess:
-    """A worker from the request to start it to its end.
-
-    Attributes:
-        spec: its specification from the head.
-        plan: interpreter, environment and log files.
-        template: the template that forks it.
-        asked: True once the template has the request to fork it.
-        pid: 0 before the worker runs.
-        pidfd: -1 before the worker runs and after `release`.
-        stopping: True once agentd was told to stop the worker.
-        reason: why the worker is stopped; "" if its owner wanted that.
-        swept: True once a Sweep kills the worker and all processes that it started.
-        term_timer: sends SIGTERM to a robot worker whose template does not pass on the end of the lease.
-        kill_timer: sends SIGKILL after the grace.
-        kill_due: time of the loop at which kill_timer fires, since uvloop's handles do not all know theirs.
-        silence_timer: starts a Sweep if the template does not report how the worker ended.
-    """
+    """A worker from the order to start it until its end."""
 
     spec: WorkerSpec
     plan: LaunchPlan
     template: TemplateProcess
-    asked: bool = False
-    pid: int = 0
-    pidfd: int = -1
-    stopping: bool = False
-    reason: str = ""
-    swept: bool = False
-    term_timer: asyncio.TimerHandle | None = None
-    kill_timer: asyncio.TimerHandle | None = None
-    kill_due: float = 0.0
-    silence_timer: asyncio.TimerHandle | None = None
+    asked: bool = False  # True once the template has the request to fork
+    pid: int = 0  # 0 before the worker runs
+    pidfd: int = -1  # -1 before the worker runs and after `release`
+    stopping: bool = False  # True once agentd was told to stop the worker
+    reason: str = ""  # why the worker is stopped; "" if its owner asked for that
+    swept: bool = False  # True once a Sweep kills the worker and all processes that it started
+    term_timer: asyncio.TimerHandle | None = None  # sends SIGTERM to a robot worker that does not react to Revoke
+    kill_timer: asyncio.TimerHandle | None = None  # sends SIGKILL after the grace
+    kill_due: float = 0.0  # time of the loop at which kill_timer fires (uvloop's timers do not all tell)
+    silence_timer: asyncio.TimerHandle | None = None  # starts a Sweep if the template does not send Exited
 
     @property
     def has_robots(self) -> bool:
-        """True if this worker holds a robot lease, and so has time to make its robots safe before it is killed."""
+        """True if this worker claims robots: it holds a robot lease, and gets time to make its robots safe."""
         return bool(self.spec.claims)
 
     @property
     def ended(self) -> bool:
-        """True if this worker's process has certainly ended or never ran."""
+        """True if this worker's process has ended or never ran."""
         return self.pidfd < 0 or procfs.has_ended(self.pidfd)
 
     def started(self) -> int:
-        """Return the start of this worker's process in clock ticks since boot; 0 if its pid may be reused by now.
+        """Return the start of this worker's process in clock ticks since boot; 0 if another process may have its pid by
+        now.
 
-        The pid of an ended worker stays its own until its template, or this agentd as its parent, reaps it.
+        The pid stays the worker's until its template, or this agentd as its parent, reaps the process.
         """
         ended = self.ended
         stat = procfs.stat(self.pid)
         return stat.started if stat is not None and (not ended or stat.state in "ZX") else 0
 
     def stop(self, loop: asyncio.AbstractEventLoop, grace_s: float, reason: str) -> None:
-        """Send SIGTERM, or end a robot worker's lease; send SIGKILL after *grace_s*. See Workers.stop."""
+        """Send SIGTERM, or end a robot worker's lease; send SIGKILL after *grace_s* seconds. See Workers.stop."""
         if self.has_robots:
             self._revoke(loop, reason)
             self._kill_at(loop, loop.time() + max(grace_s, template_protocol.ROBOT_END_S))
@@ -96,7 +81,7 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
 
     def signal(self, number: int) -> None:
-        """Send a signal to this worker's process group; do nothing if the worker has ended."""
+        """Send a signal to this worker's process group, unless the worker has ended."""
         if self.ended:
             return
         try:
@@ -106,7 +91,7 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def _kill_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
-        """Send SIGKILL at time *when* of the loop, or earlier if an earlier SIGKILL is scheduled."""
+        """Send SIGKILL at time *when* of the loop, unless an earlier SIGKILL is scheduled."""
         if self.kill_timer is not None:
             if self.kill_due <= when:
                 return
@@ -114,13 +99,13 @@ class WorkerProcess:
         self.kill_due, self.kill_timer = when, loop.call_at(when, self.signal, signal.SIGKILL)
 
     def kill_if_due(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Kill a worker that was forked only after its grace was over; a robot worker still gets ROBOT_END_S."""
+        """Kill this worker if its grace was over before it was forked. A robot worker still gets ROBOT_END_S."""
         if self.kill_timer is not None and self.kill_due <= loop.time():
             wait_s = template_protocol.ROBOT_END_S if self.has_robots else 0.0
             self.kill_timer = loop.call_later(wait_s, self.signal, signal.SIGKILL)
 
     def release(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel this worker's timers and close its pidfd."""
+        """Cancel this worker's timers and close its pidfd. The process runs on."""
         for timer in (self.kill_timer, self.silence_timer, self.term_timer):
             if timer is not None:
                 timer.cancel()
@@ -132,17 +117,16 @@ class WorkerProcess:
     def why(self, exit: ExitReport) -> dict[str, str]:
         """Return the fields of *exit* to replace because agentd stopped this worker.
 
-        If the owner of a robot worker did not want the stop, the worker's own report stays: it says what became of its
-        robots.
+        If a robot worker was stopped against its owner's will, its own report stays: it says what became of the robots.
         """
         if not (self.reason and self.has_robots):
             return {"kind": "stopped", "reason": self.reason}
         return {} if exit.reason else {"reason": self.reason}
 
     def ended_with_template(self, status: int | None) -> ExitReport:
-        """Return the exit report of this worker if its template has ended or does not answer.
+        """Return the exit report of this worker, whose template has ended or does not answer.
 
-        *status* is the worker's wait status (os.waitpid), None if unknown.
+        *status*: the worker's wait status (os.waitpid), None if unknown.
         """
         if not self.template.gone:
             return ExitReport("exited", reason="how it ended is not known: its template does not answer")

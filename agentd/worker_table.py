@@ -1,6 +1,4 @@
-"""The workers that agentd's state knows: running ones, ends and health that the head has not acknowledged, robot
-leases. Pure; time is an argument.
-"""
+"""The workers, unacknowledged ends and robot lease in agentd's state (node_state). Pure; time is an argument."""
 
 from __future__ import annotations
 
@@ -13,17 +11,13 @@ from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerR
 from rlinf_actors.wire.values import RunningWorker, WorkerHealth, WorkerSpec
 
 EXITS_KEPT = 4096
-"""Ends that a hello repeats: a restarted head may have missed them."""
+"""How many exit reports agentd keeps until the head acknowledges them."""
 BEATS = 4
-"""Beats in a robot lease: three may be late."""
+"""Beats in one robot lease: three of them may be late."""
 
 
 class WorkerTable:
-    """The workers of one agentd.
-
-    Attributes:
-        running: workers that have not ended, by id.
-    """
+    """The workers of one agentd. `running` has the workers that have not ended, by id."""
 
     def __init__(self) -> None:
         self.running: dict[str, RunningWorker] = {}
@@ -40,14 +34,14 @@ class WorkerTable:
             (self.running if worker.exit is None else self._ended)[worker.spec.id] = worker
 
     def add(self, order: StartWorkers) -> list[WorkerSpec]:
-        """Add the order's workers that are new; return these."""
+        """Add those workers of a start order that are not known yet, and return them."""
         specs = [spec for spec in order.workers if spec.id not in self.running and spec.id not in self._ended]
         for spec in specs:
             self.running[spec.id] = RunningWorker(spec, order.owner, order.cls, order.detail, detached=order.detached)
         return specs
 
     def change_owner(self, order: StartWorkers) -> list[WorkerSpec]:
-        """Give running workers to the order's owner if their group was detached; return those that changed."""
+        """Give running workers of a detached group to the order's owner. Return the workers that changed."""
         changed = []
         for spec in order.workers if order.detached else ():
             known = self.running.get(spec.id)
@@ -57,12 +51,12 @@ class WorkerTable:
         return changed
 
     def ends_among(self, order: StartWorkers) -> list[WorkerExited]:
-        """Return the ends of the order's workers that have ended already."""
+        """Return the exit reports of the order's workers that have ended already."""
         ended = [self._ended[spec.id] for spec in order.workers if spec.id in self._ended]
         return [WorkerExited(one.spec.id, one.exit) for one in ended if one.exit is not None]
 
     def owned_by(self, client: str) -> list[str]:
-        """Return the ids of the running workers that end with this client."""
+        """Return the ids of the running workers that must end with this client."""
         return [id for id, worker in self.running.items() if worker.owner == client and not worker.detached]
 
     def ready(self, report: WorkerReady) -> None:
@@ -87,16 +81,16 @@ class WorkerTable:
         return self._forget([next(iter(self._ended))]) if len(self._ended) > EXITS_KEPT else []
 
     def forget_ends(self) -> list[str]:
-        """Drop the exit reports of all ended workers; return the ids of these workers."""
+        """Drop all exit reports. Return the ids of their workers."""
         return self._forget(list(self._ended))
 
     def beat_sent(self, now: float) -> None:
-        """Note that all exit reports so far were sent before the heartbeat sent at *now*."""
+        """Record that all exit reports so far were sent before the beat of time *now*."""
         for id in self._ended:
             self._sent_at.setdefault(id, now)
 
     def beat_answered(self, at: float) -> list[str]:
-        """Forget the ends that were sent before the beat of *at*, which the head answered; return their ids."""
+        """Drop the exit reports sent before the beat of time *at*, which the head has answered; return their ids."""
         return self._forget([id for id, sent in self._sent_at.items() if sent <= at])
 
     def _forget(self, ids: Iterable[str]) -> list[str]:
@@ -108,14 +102,14 @@ class WorkerTable:
         return forgotten
 
     def note_health(self, report: WorkersHealth, now: float, joined: bool) -> None:
-        """Keep health that the next head must learn: what is notable, and everything while no head is *joined*."""
+        """Keep health that a next head must learn: notable health always, all other only while no head is *joined*."""
         for one in report.workers:
             self._health.pop(one.id, None)
             if _is_notable(one) or not joined:
                 self._health[one.id] = (one, now)
 
     def registered(self, now: float) -> WorkersHealth | None:
-        """Reset what was sent, since a head has registered this node; return the health report to send, if any."""
+        """Reset delivery state after a registration. Return the health report to send, None if there is none."""
         self._sent_at = {}
         health = [msgspec.structs.replace(one, for_s=one.for_s + now - at) for one, at in self._health.values()]
         self._health = {id: noted for id, noted in self._health.items() if _is_notable(noted[0])}
@@ -123,19 +117,19 @@ class WorkerTable:
 
 
 def _is_notable(one: WorkerHealth) -> bool:
-    """True if this health differs from what a head assumes of a worker."""
+    """True if this health differs from what a head assumes of every worker: responsive, without a long call."""
     return bool(one.unresponsive or one.method)
 
 
 class RobotLeases:
-    """One lease for all robot workers of a node.
+    """The one lease of all robot workers of a node.
 
-    It lasts `lease_s` from when agentd sent a beat that the head answered: the head was there then, however late its
-    answer came. A worker whose lease has expired never gets another.
+    It ends `lease_s` after agentd sent a beat that the head answered: the head was there then, however late its answer
+    came. A worker whose lease has expired never gets another.
 
     Attributes:
-        lease_s: as the head said.
-        until: the end of the lease.
+        lease_s: length of the lease, as the head's Welcome says.
+        until: time at which the lease ends.
     """
 
     def __init__(self) -> None:
@@ -145,33 +139,32 @@ class RobotLeases:
 
     @property
     def beat_s(self) -> float:
-        """Seconds between beats; infinity without robot workers."""
+        """Seconds between two beats that keep the lease alive; infinity without robot workers."""
         return self.lease_s / BEATS if self._holders else math.inf
 
     @property
     def deadline(self) -> float:
-        """When the lease expires; infinity without robot workers."""
+        """Time at which the lease expires; infinity without robot workers."""
         return self.until if self._holders else math.inf
 
     def started(self, id: str, now: float) -> None:
-        """Add a robot worker. The head's order to start it counts as an answer if no answer is fresh."""
+        """Add a robot worker. Unless half the lease is left, the head's order extends it like an answered beat."""
         if self.until < now + self.lease_s / 2:
             self.until = now + self.lease_s
         self._holders.add(id)
 
     def ended(self, id: str) -> None:
-        """Remove a worker that has ended or was told to end."""
         self._holders.discard(id)
 
     def answered(self, at: float, now: float) -> bool:
-        """Extend the lease by an answered beat, which was sent at *at*. Return True if it lasts longer now."""
+        """Extend the lease by a beat sent at *at*, which the head has answered. Return True if it got longer."""
         if not self._holders or not now < self.until < at + self.lease_s:
             return False  # too late: the holders are told to end
         self.until = at + self.lease_s
         return True
 
     def expired(self, now: float) -> list[str]:
-        """Return the ids of the workers whose lease has expired, and remove these workers."""
+        """Remove the workers whose lease has expired, and return their ids."""
         if now < self.deadline:
             return []
         lost, self._holders = sorted(self._holders), set()

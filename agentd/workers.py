@@ -1,12 +1,12 @@
-"""The workers of one node: started through templates, watched by pidfd, ended with everything that they started.
+"""The workers of one node: started through templates, watched by pidfd, ended with every process that they started.
 
-agentd's session gives the orders; everything runs on the loop's thread, and nothing blocks. A worker's life: `start`
-plans it and asks its template to fork it; the template says Forked, and agentd takes a pidfd; the template says
-WorkerUp; at its end the template says Exited, or, if the template has ended or does not answer, agentd sweeps whatever
-the worker left and asks the keeper for the exit status.
+agentd.session calls `Workers` on the loop's thread; nothing here may block. A worker's life: `start` plans the worker
+and asks its template to fork it; the template sends Forked, and agentd opens a pidfd; the template sends WorkerUp once
+the worker listens, and Exited at its end. If the template has ended or does not answer, agentd kills what the worker
+left (agentd.sweep) and asks the keeper for the exit status.
 
 House rules:
-* Each worker that `start` was given ends in exactly one WorkerExited, through `_end`.
+* Each worker given to `start` ends in exactly one WorkerExited, which `_end` reports.
 * WorkerExited is reported when no process of the worker is left, since a process that runs on may move a robot.
 """
 
@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 
 EARLIER_ENDED = "its agentd ended; robot workers do not go on without one"
 TEMPLATE_END_S = 6.0
-"""Seconds that a template may take to end; the template waits 5 s for the processes that it kills."""
+"""Seconds that a template may take to end. A template waits up to 5 s for the processes that it kills."""
 TEMPLATE_SILENT_S = 5.0
-"""Seconds after the end of a worker's process in which its template must send the exit report."""
+"""Seconds after the end of a worker's process in which the template must send Exited."""
 
 
 class Workers:
@@ -55,8 +55,8 @@ class Workers:
 
     Args:
         loop: agentd's event loop.
-        site: settings of the node for workers.
-        report: called with each WorkerReady, WorkerExited, WorkersHealth and LogLines for the head.
+        site: settings that all workers share.
+        report: called with each message for the head: WorkerReady, WorkerExited, WorkersHealth, LogLines.
         ledger: the head's orders on disk, from adoption.take_inventory; None to begin an empty ledger.
         health: times of the health probes; None for the defaults.
         logs_deaths: False if a head in this process logs the deaths of workers.
@@ -99,7 +99,8 @@ class Workers:
     # --- what the session asks for ---
 
     def prestart(self, preload: Sequence[str] = ()) -> None:
-        """Start a template of agentd's own interpreter, which imports *preload*, before any launch. Does not wait.
+        """Start a template before any launch, with agentd's own interpreter and the modules *preload*. Does not wait
+        for it.
 
         Raises:
             OSError: the keeper cannot be reached.
@@ -108,7 +109,7 @@ class Workers:
         self._templates.get(launch_plan.template_key(self._site.rules.own, env, preload), env)
 
     def start(self, order: StartWorkers) -> None:
-        """Start the order's workers. Report WorkerReady and later WorkerExited for each, or WorkerExited alone."""
+        """Start the workers of a head's order. Report WorkerReady when a worker listens, WorkerExited at its end."""
         env = self._site.environment()
         self._templates.refresh()
         try:
@@ -144,10 +145,10 @@ class Workers:
             )  # fmt: skip
 
     def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None:
-        """Send SIGTERM to the workers' process groups, and SIGKILL after *grace_s* seconds. Unknown ids are ignored.
+        """Send SIGTERM to the process groups of these workers, and SIGKILL after *grace_s* seconds. Ignore unknown ids.
 
         A robot worker loses its lease instead of getting SIGTERM, and has at least ROBOT_END_S to make its robots safe.
-        *reason* is for people; "" if the owner wanted the stop.
+        *reason* is for people; "" if the workers' owner asked for the stop.
         """
         for worker in [self._workers[id] for id in ids if id in self._workers]:
             if not worker.stopping:
@@ -158,26 +159,23 @@ class Workers:
                 worker.stop(self._loop, grace_s, reason)
 
     def renew(self, until: float, lease_s: float) -> None:
-        """Extend the lease of all robot workers, also of later ones, to *until* (time of the loop).
-
-        Args:
-            until: when the lease expires.
-            lease_s: full length of the lease in seconds.
+        """Extend the lease of robot workers, also of later ones, to *until* (time of the loop); its length is
+        *lease_s*.
         """
         self._lease = (until, lease_s)
         for template in {worker.template for worker in self._workers.values() if worker.has_robots}:
             template.send(template_protocol.Renew(until))
 
     def credit_logs(self, chars: int, owner: str) -> None:
-        """Allow more worker output to *owner* (see LogLines.owner): lines whose total cost is at most *chars*."""
+        """Allow *owner*, a job's namespace, more output: lines with a total cost (line_cost) of at most *chars*."""
         self._logs.credit(chars, owner)
 
     def flush_logs(self, owner: str, wait_s: float) -> None:
-        """Send the output of an ending owner's workers for at most *wait_s* seconds; then report the lines left out."""
+        """Send an ending job's output for at most *wait_s* seconds, then report how many lines are left out."""
         self._logs.flush(owner, wait_s)
 
     def acknowledged(self, ids: Sequence[str]) -> None:
-        """Drop the exit reports of these workers, which the head has acknowledged."""
+        """Drop the exit reports of these workers: the head has them."""
         self._ledger.acknowledged(ids)
         for id in ids:
             template = self._remembering.pop(id, None)
@@ -186,7 +184,7 @@ class Workers:
         self._trim()
 
     def registered(self, keep_s: float) -> None:
-        """Resume sending output after a registration, and let templates outlive agentd for *keep_s* seconds."""
+        """Resume output after a registration. Tell the templates to outlive agentd for *keep_s* seconds."""
         self._templates.registered(keep_s)
         self._logs.resume()
 
@@ -195,7 +193,7 @@ class Workers:
 
         Args:
             templates: the running templates.
-            known: the description of each of their workers, by worker id.
+            known: for each worker id, the worker as the head's orders on disk describe it.
 
         Returns:
             The running workers, and the ended workers whose exit reports the head may not have.
@@ -235,7 +233,7 @@ class Workers:
         return adopted
 
     def abandon(self) -> None:
-        """Release all workers, templates and the keeper for the next agentd. Templates that are not ready end."""
+        """Leave all workers, templates and the keeper to the next agentd. Templates that are not ready yet end."""
         self._closing = True
         for worker in self._workers.values():
             worker.release(self._loop)
@@ -245,9 +243,9 @@ class Workers:
         self._release()
 
     async def close(self, grace_s: float, reason: str = "") -> None:
-        """End all workers as `stop` does, then all templates and agentd's own keeper.
+        """End all workers as `stop` does, then all templates, and the keeper if agentd started it.
 
-        Cancelling kills the templates, and the kernel then kills their workers.
+        If cancelled, kill the templates; the kernel then kills their workers.
         """
         self._closing = True
         try:
@@ -274,7 +272,7 @@ class Workers:
             self._owner = -1
 
     async def _until(self, fact: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until *fact* is true, at most *timeout_s*. Set `_changed` after each change of *fact*."""
+        """Wait until *fact* returns True, for at most *timeout_s*. Whoever changes *fact* sets `_changed`."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             async with timeout(timeout_s):
                 while not fact():
@@ -311,7 +309,6 @@ class Workers:
         return WorkerProcess(spec, plan, template)
 
     def _ask(self, worker: WorkerProcess) -> None:
-        """Send the worker's template, which must be ready, the request to fork it."""
         worker.asked = True
         place = self._site.place(worker.plan.out_path, worker.plan.err_path, *self._lease)
         try:
@@ -439,7 +436,7 @@ class Workers:
             worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._sweep, [worker])
 
     def _sweep(self, workers: list[WorkerProcess]) -> None:
-        """Kill workers whose template has ended or is silent, with all their processes; then report their ends."""
+        """Kill these workers, whose template has ended or is silent, with all their processes; then report them."""
         workers = [worker for worker in workers if not worker.swept]
         if not workers:
             return
@@ -463,7 +460,7 @@ class Workers:
         self._changed.set()
 
     def _end(self, worker: WorkerProcess, exit: ExitReport) -> None:
-        """Forget a worker and report WorkerExited. No other method does so."""
+        """Forget a worker and report WorkerExited. No other method reports that for a worker that was accepted."""
         spec = worker.spec
         if self._workers.pop(spec.id, None) is None:
             return
@@ -492,7 +489,7 @@ class Workers:
 
 
 def _running_worker(known: RunningWorker, found: template_protocol.SurvivingWorker) -> RunningWorker:
-    """Return *known* with the process, the exit report and the addresses that its template reported in *found*."""
+    """Return *known* with the process, exit report and addresses that the worker's template reported in *found*."""
     worker = msgspec.structs.replace(known, pid=found.pid, exit=found.exit)
     if found.up is None:
         return worker
