@@ -63,8 +63,7 @@ class PendingGet(AsyncWork[T]):
     def _give_back(self, later: bool) -> None:
         """Return the item to its queue. Any thread.
 
-        *later* is True in a destructor, whose thread may hold any lock: the implementation must then not wait for
-        locks.
+        *later* is True in a destructor, whose thread may hold any lock: then do not wait for a lock.
         """
         raise NotImplementedError
 
@@ -119,7 +118,7 @@ class PendingTake(PendingGet[T]):
     """A take that was requested. Once user code has the item, `release` or `fail` must follow.
 
     Attributes:
-        deliveries: how often the item was delivered, including this delivery; 0 before the item is received.
+        deliveries: number of deliveries of the item, including this one; 0 before the item is received.
     """
 
     deliveries = 0
@@ -130,9 +129,7 @@ class PendingTake(PendingGet[T]):
         return self._taken
 
     def release(self) -> AsyncWork[None]:
-        """Tell the channel that the item was processed. The returned work is done when the channel confirms it. Any
-        thread.
-        """
+        """Tell the channel that the item was processed. The returned work is done when the channel confirms it."""
         raise NotImplementedError
 
     def fail(self, how: str, later: bool = False) -> None:
@@ -161,7 +158,7 @@ class Take(Generic[T]):
 
     @property
     def deliveries(self) -> int:
-        """How often the item was delivered, including this delivery: 1 the first time. Available inside the block.
+        """Number of deliveries of the item, including this one: 1 the first time. Available inside the block.
 
         Raises:
             UsageError: the item is not received yet.
@@ -236,12 +233,7 @@ def refusal(name: str, kind: str, what: str) -> Exception:
 def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: str) -> ItemNotProcessedError:
     """Return the error for a take whose item became undeliverable, because too many deliveries had failed.
 
-    Args:
-        name: name of the channel.
-        key: key of the item's queue.
-        deliveries: number of failed deliveries.
-        consumer: name of the last consumer, "" if it used get().
-        reason: why the last delivery failed.
+    The last three arguments are those of UndeliverableItem.
     """
     who = consumer or "a consumer that used get()"
     return ItemNotProcessedError(
@@ -262,8 +254,8 @@ class ShownItem:
     Attributes:
         value: the item; None if it is too large to show.
         nbytes: size of the item in bytes.
-        weight: its weight in `get_batch`.
-        again: True if a consumer may have received it before.
+        weight: weight of the item in `get_batch`.
+        again: True if a consumer may have received the item before.
         whole: False if the item is too large to show.
     """
 
@@ -294,9 +286,8 @@ class UndeliverableItem(Generic[T]):
 
 
 View = tuple[bool, list[tuple[Any, int, list[ShownItem]]], dict[Any, int]]
-"""The state of a channel: (True if closed, a list of (key, number of waiting items, the first of them), a dict from key
-to
-number of undeliverable items).
+"""The state of a channel: True if closed; (key, number of waiting items, the first of them) for each key with items;
+number of undeliverable items by key.
 """
 
 
@@ -313,9 +304,7 @@ class Backend(Protocol):
         """
 
     def get(self, key: Hashable, nowait: bool, timeout: float | None) -> PendingGet[Any]:
-        """Get the item at the head of a key. If *nowait* is True and there is none, the get fails with
-        asyncio.QueueEmpty.
-        """
+        """Get the item at the head of a key. If *nowait* is True and there is none, fail with asyncio.QueueEmpty."""
 
     def batch(self, key: Hashable, target: float, timeout: float | None) -> PendingGet[list[Any]]:
         """Get items whose total weight is at most *target*; see `Channel.get_batch`."""

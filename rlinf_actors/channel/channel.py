@@ -49,7 +49,6 @@ class Channel(ChannelViews[T]):
     DEFAULT_KEY = DEFAULT_KEY
 
     def __init__(self, name: str, namespace: str, backend: Backend | None, maxsize: int | None = None) -> None:
-        """Use `create` or `connect`."""
         self._name = name
         self._namespace = namespace
         self._made = backend
@@ -106,7 +105,7 @@ class Channel(ChannelViews[T]):
         The channel ends with the process that made it, or when it is closed and every item was taken.
 
         Args:
-            name: of the channel, unique in the job.
+            name: name of the channel, unique in the job.
             maxsize: most items that wait under each key; 0 for no limit.
             distributed: True for one replica on every node; a key lives on the node that first used it.
             node_rank: rank of the node that holds the items, unless *distributed*.
@@ -138,7 +137,7 @@ class Channel(ChannelViews[T]):
         """Return a handle to a channel that another process of the job made. Takes a round trip to the head.
 
         Args:
-            name: of the channel.
+            name: name of the channel.
             async_op: return at once an AsyncWork whose result is the handle.
 
         Raises:
@@ -210,7 +209,7 @@ class Channel(ChannelViews[T]):
         Args:
             item: any picklable object.
             weight: weight of the item in `get_batch`, 0 or more.
-            key: of the FIFO: a str, int, float, bool, bytes or None, or a tuple of them.
+            key: names the FIFO: a str, int, float, bool, bytes or None, or a tuple of them.
             async_op: return at once an AsyncWork that is done when the queue has the item. Cancelling a task that
                 awaits the work does not cancel the put.
             timeout: seconds to wait; None for no limit.
@@ -251,12 +250,12 @@ class Channel(ChannelViews[T]):
     def get(
         self, key: Hashable = DEFAULT_KEY, async_op: bool = False, timeout: float | None = None
     ) -> T | AsyncWork[T]:
-        """Remove and return the item at the head; wait while there is none.
+        """Remove and return the item at the head of a key; wait while there is none.
 
         A get also returns an item whose takes have failed `max_deliveries` times.
 
         Args:
-            key: of the FIFO.
+            key: names the FIFO.
             async_op: return at once an AsyncWork whose result is the item. Cancelling a task that awaits the work, or
                 dropping the work, cancels the get; an item that was on its way returns to the head.
             timeout: seconds to wait; None for no limit.
@@ -309,7 +308,7 @@ class Channel(ChannelViews[T]):
         async_op: bool = False,
         timeout: float | None = None,
     ) -> list[T] | AsyncWork[list[T]]:
-        """Remove and return items from the head, up to a total weight; wait until enough items are there.
+        """Remove and return items from the head of a key, up to a total weight; wait until enough items are there.
 
         Args:
             target_weight: most total weight. The batch is complete when it has this weight, or when the next item would
@@ -329,7 +328,7 @@ class Channel(ChannelViews[T]):
         return work if async_op else work.wait()
 
     def take(self, key: Hashable = DEFAULT_KEY, timeout: float | None = None) -> Take[T]:
-        """Take the item at the head until it is processed: ``async with channel.take() as item``, or ``with``.
+        """Return a Take, which gives the item at the head to a ``with`` or ``async with`` block.
 
         When the block ends, the item is released, and the host has confirmed that before the next statement runs. If
         the block raises any exception, or this process dies in it, the item returns to the head of its queue. A process
@@ -338,11 +337,11 @@ class Channel(ChannelViews[T]):
         An item that `max_deliveries` consumers took and none released becomes undeliverable: the next take does not get
         it and raises ItemNotProcessedError. The death of a process with an unacknowledged `get` counts too.
 
-        On a closed channel a take of an empty key waits while items of the key are out, since these may come back. So
-        do not take within the block of another take.
+        On a closed channel a take of an empty key waits while other takes or gets have unacknowledged items of the key,
+        since these items may come back. So do not take within the block of another take.
 
         Args:
-            key: of the FIFO.
+            key: names the FIFO.
             timeout: seconds to wait for an item; None for no limit.
 
         The beginning of the block raises:
@@ -392,7 +391,7 @@ class Channel(ChannelViews[T]):
     @overload
     def close(self, async_op: Literal[True]) -> AsyncWork[None]: ...
     def close(self, async_op: bool = False) -> AsyncWork[None] | None:
-        """Close the channel for all processes; twice is fine. Takes a round trip to the host.
+        """Close the channel for all processes. May be called again. Takes a round trip to the host.
 
         From now on puts raise ChannelClosedError at once, and gets raise it when their key is empty. The host ends, and
         the name is free, when every item was taken and released and no undeliverable item is left. If that is so
@@ -438,7 +437,7 @@ class Channel(ChannelViews[T]):
             return made
 
     def _adopt_in_child(self) -> None:
-        """Make a handle that was inherited by fork usable, if this process is a child of a worker; else raise."""
+        """Reset a handle that a child of a worker inherited by fork; raise UsageError in any other fork."""
         job = worker_job()
         if job is None or not self._namespace:
             forks.check(self._made_in)

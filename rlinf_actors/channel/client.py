@@ -1,7 +1,7 @@
 """RemoteChannel: the requests of this process to a channel whose items are in host processes.
 
 All requests for one key go over the connection to one replica, so the requests of one process keep their order. Nothing
-here blocks. If it is not known yet which replica has a key, this process asks replica 0, and the requests for that key
+here blocks. If this process does not know yet which replica has a key, it asks replica 0, and the requests for that key
 wait, in order, for the answer.
 """
 
@@ -81,7 +81,7 @@ class JoinedWork(AsyncWork[T]):
 class ClosingChannel(JoinedWork[None]):
     """A close of all replicas of a channel.
 
-    If all replicas are empty, it is done when the host processes have ended and the channel's name is free.
+    If all replicas are empty, the work is done when the host processes have ended and the channel's name is free.
     """
 
     def __init__(self, name: str, hosts_gone: Future[None]) -> None:
@@ -113,12 +113,11 @@ class DeferredQuery(JoinedWork[T]):
         self.start = start
 
     def reference(self) -> Callable[[], DeferredQuery[T]]:
-        """Return a callable that returns this query. It keeps the query alive while the query waits."""
         return lambda: self
 
 
 class RequestBuffer:
-    """Requests that wait, in order, until their host is known. Any thread may use it."""
+    """Requests that wait, in order, until the host to send them to is found. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -133,7 +132,7 @@ class RequestBuffer:
             return not self._over
 
     def flush(self, send: Callable[[Any], object], then: Callable[[], object]) -> None:
-        """Send all waiting requests in order, end the buffer and call *then*. Call on the loop thread only."""
+        """Pass all waiting requests to *send* in order, end the buffer and call *then*. Loop thread only."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -167,7 +166,7 @@ _finding = forks.free_in_children(threading.Lock())
 def remote_channel(runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str = "") -> RemoteChannel:
     """Return this process's only RemoteChannel for the host processes in *group*; make it at the first call.
 
-    All handles of a channel share one RemoteChannel, and so share one limit for the bytes of unaccepted puts.
+    All handles of a channel share one RemoteChannel, and so share one PutWindow.
     """
     with _finding:
         channel = _channels.get(id(group))  # the channel keeps the group, so its id is not used again
@@ -182,9 +181,9 @@ class RemoteChannel(RequestMaker):
     Args:
         runtime: of this process.
         group: the host processes, one for each replica.
-        name: of the channel.
+        name: name of the channel.
         node_rank: rank of the replica that gets the keys that this process uses first.
-        taker: name of this process, for error texts.
+        taker: name of this process; shown as the consumer of items that this process takes.
     """
 
     def __init__(self, runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str = "") -> None:
@@ -275,7 +274,7 @@ class RemoteChannel(RequestMaker):
             self._io.call(self.acknowledge)
 
     def acknowledge(self) -> None:
-        """Send the collected acknowledgements, so that they arrive before anything sent later. Any thread."""
+        """Send the collected acknowledgements, so that they arrive before all later messages. Any thread."""
         self._taken_due = False  # first, so that `taken` schedules another call for what this one misses
         calls: dict[Peer, list[int]] = {}
         with self._acknowledging:
@@ -286,9 +285,10 @@ class RemoteChannel(RequestMaker):
                 peer.send(frames.ChannelAck(taken))
 
     def give_back(self, peer: Peer, call: int, later: bool) -> None:
-        """Cancel get number *call*, and tell the host to return an item that was delivered to it.
+        """Cancel get number *call*, and tell the host to return an item that was delivered for it.
 
-        *later* is True in a destructor, whose thread may hold any lock: the I/O thread then does the work.
+        Args:
+            later: True in a destructor, whose thread may hold any lock: the I/O thread then does the work.
         """
         if later:
             self._io.call(self.give_back, peer, call, False)
@@ -328,8 +328,9 @@ class RemoteChannel(RequestMaker):
             placement.home.begin(self, peers[0])
 
     def _placed(self, placement: _KeyPlacement) -> None:
-        """Send or reject the requests for a key, after the answer to the question which replica has the key. Any
-        thread.
+        """Send the waiting requests of a key when replica 0 has answered which replica has the key. Any thread.
+
+        Reject the requests if replica 0 did not answer.
         """
         error = placement.home.error
         if error is None:
@@ -364,7 +365,7 @@ class _KeyPlacement(RequestBuffer):
 class _PendingAnswer:
     """The entry of a get or a query in its peer's table of pending calls (runtime.peer.Pending).
 
-    It refers weakly to a get, so that a get which the caller drops is cancelled.
+    The entry refers weakly to a get, so that a get which the caller drops is cancelled.
     """
 
     __slots__ = ("_channel", "_work")
@@ -385,7 +386,6 @@ class _PendingAnswer:
         return True
 
     def fail(self, error: Exception) -> None:
-        """Fail the request because its host is gone. Any thread."""
         work = self._work()
         if work is not None:
             work.reject(self._channel.gone(error))

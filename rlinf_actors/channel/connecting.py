@@ -43,7 +43,7 @@ class JobMember:
         runtime: of this process; a worker's runtime may not have reached the head yet.
         job: the WorkerJob of a worker; None in a driver.
         node_rank: rank of this node.
-        name: name of this process, for texts.
+        name: text for people that names this process and its machine.
     """
 
     runtime: Runtime
@@ -52,11 +52,11 @@ class JobMember:
     name: str
 
     async def connected(self) -> Runtime:
-        """Return the runtime as soon as it is in session with the head. I/O thread."""
+        """Return the runtime as soon as it is in session with the head. I/O thread only."""
         return self.runtime if self.job is None else await self.job.connected()
 
     async def cluster(self) -> Cluster:
-        """Return the Cluster of this process; in a worker the first call makes it. I/O thread."""
+        """Return the Cluster of this process; in a worker the first call makes it. I/O thread only."""
         return await Cluster.connect() if self.job is not None else Cluster.current()
 
 
@@ -81,7 +81,7 @@ class ChannelPlan:
 
     Attributes:
         line: file and line number of the caller, for warnings.
-        beside: if set, awaited to get the rank of the channel's node; `node_rank` is then ignored.
+        beside: awaited to get the rank of the channel's node instead of `node_rank`; None to use `node_rank`.
     """
 
     name: str
@@ -96,7 +96,7 @@ class ChannelPlan:
 
 
 async def make(here: JobMember, plan: ChannelPlan) -> tuple[RemoteChannel, int]:
-    """Make a channel, and return its RemoteChannel and maxsize. I/O thread.
+    """Make a channel, and return its RemoteChannel and maxsize. I/O thread only.
 
     If a channel of that name exists, warn, and return the existing channel and its maxsize.
 
@@ -127,7 +127,7 @@ async def make(here: JobMember, plan: ChannelPlan) -> tuple[RemoteChannel, int]:
 
 
 async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:
-    """Return the RemoteChannel and the maxsize of the existing channel *name*. I/O thread.
+    """Return the RemoteChannel and the maxsize of the existing channel *name*. I/O thread only.
 
     Raises:
         GroupNotFoundError: no channel has that name.
@@ -144,7 +144,7 @@ async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:
 
 
 async def _ended_before(runtime: Runtime, name: str) -> Exception:
-    """Return the error for a channel that was not found: how it ended, as far as the head knows."""
+    """Return the error for a channel that the head does not list any more: how the channel ended, if the head knows."""
     early = f"channel {name!r} ended before this process first used it"
     try:
         group = await runtime.groups.find(runtime.namespace, CHANNEL_GROUPS + name, ended=True)
@@ -161,13 +161,13 @@ class ConnectingChannel(RequestMaker):
     """The backend of a handle that came as an argument: keeps requests, in order, until the channel is found.
 
     Args:
-        name: of the channel.
-        namespace: of the channel's job.
+        name: name of the channel.
+        namespace: namespace of the channel's job.
 
     Attributes:
         found: the channel; None until it is found.
-        maxsize: its maxsize, valid once it is found.
-        search: work whose result is the maxsize. If it fails, every kept request fails with the same error.
+        maxsize: maxsize of the channel, valid once `found` is set.
+        search: work whose result is the maxsize. If the search fails, every kept request fails with the same error.
 
     Raises:
         UsageError: the channel belongs to another job, or this process belongs to none.

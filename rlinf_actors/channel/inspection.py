@@ -88,8 +88,7 @@ class ChannelViews(Generic[T]):
         """Return the undeliverable items of a key, the oldest first. Takes a round trip to the host.
 
         An item becomes undeliverable when its delivery has failed `max_deliveries` times. Undeliverable items count
-        towards
-        the channel's limit in bytes, and keep the host of a closed channel alive, until they are drained.
+        towards the channel's limit in bytes, and keep the host of a closed channel alive, until they are drained.
 
         Args:
             key: key of the items.
@@ -110,6 +109,7 @@ class ChannelViews(Generic[T]):
 
 
 def _described(name: str, closed: bool, rows: list[tuple[Any, int, list[ShownItem]]], dead: dict[Any, int]) -> str:
+    """Return the text of `Channel.describe` for a View."""
     lines = [f"Channel {name!r}{' (closed)' if closed else ''}: {sum(row[1] for row in rows)} items"]
     for key, count, items in rows:
         more = f", … {count - len(items)} more" if count > len(items) else ""

@@ -133,9 +133,11 @@ class LocalChannel:
         self._sweep()
 
     def drop(self, ticket: Ticket, how: str | None = None) -> None:
-        """Return the items of a delivery to their queue, from a destructor: on any thread, with any lock held.
+        """Return the items of a delivery to their queue. Safe in a destructor: on any thread, with any lock held.
 
-        If *how* is None, user code never received the items; else *how* is the reason why the item was not processed.
+        Args:
+            ticket: request that got the items.
+            how: why the item was not processed; None if user code never received the items.
         """
         self._dropped.append((ticket, how))
         self._sweep()
@@ -144,8 +146,7 @@ class LocalChannel:
         """Return the dropped items to their queues, unless the lock is held.
 
         A destructor may run on a thread that holds the lock. `_do` of that thread then calls `_sweep` after it releases
-        the
-        lock.
+        the lock.
         """
         while self._dropped and self._lock.acquire(blocking=False):
             commands: list[Command] = []
@@ -203,8 +204,6 @@ class _Batch(_Get):
 
 
 class _Take(_Get, PendingTake[Any]):
-    """A pending take. Once its item is received, `release` or `fail` ends the delivery."""
-
     key: Hashable
 
     def _decode(self, arrived: tuple[QueuedItem, ...]) -> tuple[Any, bool]:

@@ -38,7 +38,8 @@ class QueuedItem:
     """An item in the queue.
 
     Attributes:
-        again: True if a consumer may have received it before.
+        seq: position in the order in which the queue accepted its items.
+        again: True if a consumer may have received the item before.
         failed: number of failed deliveries: the consumer may have received the item, and did not acknowledge it.
         last_failure: (consumer, reason) of the last failed delivery; the consumer is "" if it used get().
     """
@@ -161,12 +162,10 @@ class ChannelQueue:
         return list(self._keys)
 
     def waiting(self, key: Hashable) -> list[QueuedItem]:
-        """Return the items that wait under a key, in order."""
         found = self._keys.get(key)
         return [] if found is None else list(found.items)
 
     def size(self, key: Hashable) -> int:
-        """Return the number of items that wait under a key."""
         found = self._keys.get(key)
         return 0 if found is None else len(found.items)
 
@@ -176,7 +175,6 @@ class ChannelQueue:
         return found is not None and (bool(found.parked) or not self._room(found, 1))
 
     def undeliverable(self, key: Hashable) -> list[QueuedItem]:
-        """Return the undeliverable items of a key, the oldest first."""
         found = self._keys.get(key)
         return [] if found is None else list(found.dead)
 
@@ -184,7 +182,6 @@ class ChannelQueue:
         return len(self._delivered)
 
     def is_out(self, ticket: Ticket) -> bool:
-        """True if the items delivered for this ticket are not acknowledged yet."""
         return ticket in self._delivered
 
     @property
@@ -195,7 +192,7 @@ class ChannelQueue:
     # --- requests ---
 
     def put(self, ticket: Ticket, key: Hashable, item: QueuedItem, nowait: bool = False) -> list[Command]:
-        """Append an item, or park it until there is room. If *nowait* is True, refuse it instead of parking it."""
+        """Append an item, or park it until there is room. If *nowait* is True, refuse the put instead of parking."""
         if self.closed:
             return [RefuseRequest(ticket, "closed")]
         queue = self._key(key)
@@ -212,7 +209,7 @@ class ChannelQueue:
         return [AcceptPut(ticket)]
 
     def get(self, ticket: Ticket, key: Hashable, nowait: bool = False) -> list[Command]:
-        """Deliver the item at the head, or wait for one. If *nowait* is True, refuse the request instead of waiting."""
+        """Deliver the item at the head, or wait for it. If *nowait* is True, refuse the request instead of waiting."""
         queue = self._key(key)
         if not queue.items and (nowait or self.closed):
             self._drop_if_unused(key, queue)
@@ -237,11 +234,10 @@ class ChannelQueue:
         return [*commands, *self._end_getters(key, queue)] if self.closed else commands
 
     def take(self, ticket: Ticket, key: Hashable, taker: str) -> list[Command]:
-        """Deliver the item at the head, or wait for one. The item stays out until `ack` or `fail`.
+        """Deliver the item at the head, or wait for an item. The item stays out until `ack` or `fail`.
 
         If the deliveries of the item have failed too often, the item becomes undeliverable and the take is refused. On
-        a
-        closed channel a take waits while items of the key are out, since these may return.
+        a closed channel a take waits while items of the key are out, since these may return.
         """
         queue = self._key(key)
         if self.closed and not queue.items and not queue.out:
@@ -250,9 +246,7 @@ class ChannelQueue:
         return self._wait(ticket, key, queue, _Getter(None, taker))
 
     def drain(self, ticket: Ticket, key: Hashable) -> list[Command]:
-        """Deliver all undeliverable items of a key. They become undeliverable items again unless the ticket is
-        acknowledged.
-        """
+        """Deliver all undeliverable items of a key. They become undeliverable again unless *ticket* is acknowledged."""
         queue = self._key(key)
         items, queue.dead = tuple(queue.dead), []
         if items:
@@ -265,7 +259,7 @@ class ChannelQueue:
     def ack(self, ticket: Ticket) -> list[Command]:
         """Remove the items delivered for *ticket* from the channel, since user code has received or processed them.
 
-        An unknown ticket is ignored, since its items have returned to their queue before.
+        An unknown ticket is ignored: its items have returned to their queue before.
         """
         delivered = self._delivered.pop(ticket, None)
         if delivered is None:
@@ -292,7 +286,7 @@ class ChannelQueue:
     def fail(self, ticket: Ticket, how: str) -> list[Command]:
         """Return the items of a failed delivery to the head of their queue, and count the failure. *how* is the reason.
 
-        An unknown ticket is ignored, since its items have returned before.
+        An unknown ticket is ignored: its items have returned before.
         """
         delivered = self._delivered.get(ticket)
         if delivered is None:
@@ -304,7 +298,7 @@ class ChannelQueue:
     def cancel(self, ticket: Ticket, back: bool = False) -> list[Command]:
         """Refuse a request that still waits.
 
-        If its items are delivered already, they stay with the requester, unless *back* is True. Then they return to the
+        If its items are delivered already, they stay with the consumer, unless *back* is True. Then they return to the
         queue, and no failure is counted.
         """
         key = self._waiting.get(ticket)

@@ -80,7 +80,7 @@ class QueueServer:
         }
 
     def handle(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
-        """Handle a frame from the process that is connected by the link *peer*."""
+        """Handle a frame from the process at the other end of the link *peer*."""
         owner = self._owners.get(peer)
         if owner is None:
             owner = self._owner_of(peer)
@@ -89,8 +89,7 @@ class QueueServer:
             self._on_drained()
 
     def link_lost(self, peer: bytes, _worker: str) -> None:
-        """Return the unacknowledged items of a process whose connection was lost, since they may not have arrived
-        there.
+        """Return the unacknowledged items of a process whose connection was lost, since they may not have arrived.
 
         The process itself fails the requests that it had sent on that connection.
         """
@@ -152,9 +151,7 @@ class QueueServer:
         return QueuedItem(parts, nbytes, frame.weight)
 
     def _owner_of(self, peer: bytes) -> str:
-        """Return the process at the other end of a link, and watch it. A link's identity is
-        ``role:incarnation#number``.
-        """
+        """Return the process at the other end of a link, and watch it. A link is named ``role:incarnation#number``."""
         owner = self._owners[peer] = peer.partition(b"#")[0].decode(errors="replace")
         if owner not in self._watched:
             self._watched.add(owner)

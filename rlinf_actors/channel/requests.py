@@ -1,8 +1,8 @@
 """The requests of a process to a channel's host: puts, gets, batches, takes and queries.
 
-A request is made, and its arguments are checked, before the host of its key is known. `begin` sends it when the host is
-known: on the caller's thread, or on the I/O thread if the host was not known yet. Answers arrive on the I/O thread;
-they are unpickled on the thread that waits.
+A request is made, and its arguments are checked, before the host of its key is known. `begin` sends the request when
+the host is known: on the caller's thread, or on the I/O thread if the host was not known yet. Answers arrive on the I/O
+thread; the thread that waits unpickles them.
 
 `PutWindow` bounds the puts of one process to one channel: a put's bytes count until the host has accepted it. Puts that
 exceed the window wait here, in order, as the producer's own objects.
@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from rlinf_actors.channel.client import RemoteChannel
 
 WINDOW_BYTES = 32 << 20
-"""Bytes of puts of one process that may be on their way to a channel, or wait there for room. One put of each key is
-always sent, so that a full key does not block another."""
+"""Bytes of puts of one process that may be on their way to a channel, or wait in its host for room.
+
+One put of each key is always sent, so that a full key does not block another.
+"""
 CONFIRM_S = 5.0
 """Seconds that a put or get whose time is up waits for the host to confirm the cancellation."""
 
@@ -53,9 +55,9 @@ class Put(AsyncWork[None]):
     """A put that was requested; it keeps the item until the host has accepted it.
 
     Attributes:
-        channel: the channel; None until it is known.
+        channel: the channel; None until it is found.
         peer: the host of the key; set together with `channel`.
-        call: number of the put on the link to the host; 0 until it is sent.
+        call: number of the put on the link to the host; 0 until the put is sent.
     """
 
     peer: Peer
@@ -89,19 +91,19 @@ class Put(AsyncWork[None]):
             self.channel.put_window.cancel(self)
 
     def forget(self) -> None:
-        """Wait for its answer no more. Loop thread."""
+        """Tell the host to cancel the put, and ignore the host's answers. Loop thread only."""
         if self.call:
             self.peer.pending.pop(self.call, None)
             self.peer.send(frames.ChannelCancel(self.call, True))
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
-        """Handle the host's answer; see runtime.peer.Pending. Loop thread."""
+        """Handle the host's answer; see runtime.peer.Pending. Loop thread only."""
         assert self.channel is not None
         self._end(self.channel.refusal(frame, self) if type(frame) is frames.Raised else None)
         return True
 
     def fail(self, error: Exception) -> None:
-        """Handle the end of the host. Any thread."""
+        """Fail the put because its host is gone. Any thread."""
         assert self.channel is not None
         self._end(self.channel.gone(error))
 
@@ -202,7 +204,7 @@ class PutWindow:
 
 
 class Get(PendingGet[Any]):
-    """A get that was requested. `call` is its number on the link to `peer`; 0 until it is sent."""
+    """A get that was requested. `call` is its number on the link to `peer`; 0 until the get is sent."""
 
     channel: RemoteChannel
     peer: Peer
@@ -254,8 +256,6 @@ class GetBatch(Get):
 
 
 class RemoteTake(Get, PendingTake[Any]):
-    """A pending take. Once its item is received, `release` or `fail` ends the delivery."""
-
     def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
         about = _unpack(arrived[0])[0]
         if len(about) < 4:
@@ -345,8 +345,8 @@ class RequestMaker:
 
     Args:
         io: the I/O thread.
-        name: of the channel.
-        taker: name of this process, for error texts.
+        name: name of the channel.
+        taker: name of this process; shown as the consumer of items that this process takes.
     """
 
     def __init__(self, io: IoThread, name: str, taker: str) -> None:
@@ -472,7 +472,7 @@ def undeliverable(
     """Decode the answer to a ChannelShow for the undeliverable items of a key.
 
     Raises:
-        ProtocolMismatchError: the host is too old to know undeliverable items.
+        ProtocolMismatchError: the host has protocol 6, which does not know undeliverable items.
     """
     closed, about = _unpack(parts[0])[:2]
     if closed is not None:

@@ -14,11 +14,11 @@ from rlinf_actors.wire.protocol import MAX_DEPTH, MAX_SIZE
 
 
 def address(group: Any, rank: Any) -> WorkerAddress:
-    """Return the WorkerAddress for a group name and a rank.
+    """Return the WorkerAddress of a worker, or of a child member.
 
     Args:
-        group: name of the group.
-        rank: rank of a worker in the group, or a list or tuple of ranks that leads to a child of a worker.
+        group: name of the worker's group.
+        rank: rank of the worker; for a child member, the list or tuple of ranks that leads to the child.
 
     Raises:
         TypeError: *group* is not a non-empty str, or *rank* is neither an int nor a list or tuple of ints.
@@ -44,8 +44,8 @@ def _cached_address(group: str, rank: int) -> WorkerAddress:
 def addresses(groups: Any) -> list[WorkerAddress]:
     """Return the addresses of all workers in ``groups=[(name, ranks), ...]``, in that order, without duplicates.
 
-    *ranks* is one rank, a tuple of ranks that leads to a child, or a list of these. Raises the errors of `address`, and
-    ValueError if *groups* names no worker.
+    *ranks* is one rank, a tuple of ranks that leads to a child member, or a list of these. Raises the errors of
+    `address`, and ValueError if *groups* names no worker.
     """
     found: dict[WorkerAddress, None] = {}
     for entry in groups:
@@ -60,14 +60,14 @@ def addresses(groups: Any) -> list[WorkerAddress]:
 
 
 def source(src: Any, members: Sequence[WorkerAddress]) -> WorkerAddress:
-    """Return the address of a broadcast's source.
+    """Return the address of the worker that broadcasts its object.
 
     Args:
         src: ``(name, rank)``, ``"name:rank"`` or a WorkerAddress; None for the first member.
         members: all members of the broadcast.
 
     Raises:
-        ValueError: the source is not a member.
+        ValueError: *src* is not a member.
         TypeError: *src* has another form.
     """
     if src is None:
@@ -86,16 +86,16 @@ def source(src: Any, members: Sequence[WorkerAddress]) -> WorkerAddress:
 
 
 def in_order(members: Sequence[WorkerAddress], src: WorkerAddress) -> list[WorkerAddress]:
-    """Return the source followed by the other members, sorted, so that all members compute the same order."""
+    """Return the members with the source first and the others sorted. Every member computes the same order."""
     return [src, *sorted(set(members) - {src})]
 
 
 def tree(nodes: Sequence[int]) -> list[int]:
-    """Compute the tree of a broadcast: return for each member the index of its parent, -1 for the source.
+    """Return for each member of a broadcast the index of its parent in the tree, -1 for the source.
 
-    The first member on each node is the node's relay. A relay forwards to the other members on its node, which may use
-    shared memory. The relays form a binary tree, so at most two copies leave each node. All members compute the same
-    tree.
+    Members receive the object from their parent and forward the object to their children. The first member on each node
+    is the node's relay, the parent of the other members on the node. The relays form a binary tree, so at most two
+    copies leave each node.
 
     Args:
         nodes: for each member, the rank of its node; the source comes first.
@@ -111,16 +111,19 @@ def tree(nodes: Sequence[int]) -> list[int]:
 
 
 def children(parents: Sequence[int], nodes: Sequence[int], index: int) -> list[int]:
-    """Return the indexes of the children of member *index* in the broadcast tree.
+    """Return the indexes of the children of member *index*. Those on other nodes come first: they forward further.
 
-    Children on other nodes come first, because they forward to further members. *parents* is the result of `tree`.
+    Args:
+        parents: the result of `tree`.
+        nodes: as for `tree`.
+        index: the member.
     """
     found = [child for child, parent in enumerate(parents) if parent == index]
     return sorted(found, key=lambda child: nodes[child] == nodes[index])
 
 
 def stream_name(order: Sequence[WorkerAddress], ids: Sequence[str]) -> str:
-    """Return the name of the message stream of a broadcast tree; all members compute the same name.
+    """Return the stream that carries the messages of a broadcast tree. Every member computes the same name.
 
     Args:
         order: the members, the source first.
@@ -131,10 +134,7 @@ def stream_name(order: Sequence[WorkerAddress], ids: Sequence[str]) -> str:
 
 
 def check_rank(member: WorkerAddress, world_size: int) -> None:
-    """Raise PlacementError if the group has no worker of the member's rank.
-
-    For a child of a worker, the worker's rank is checked.
-    """
+    """Raise PlacementError if *member*, or the worker above a child member, has a rank of *world_size* or more."""
     rank = member.rank_path[0]
     if not 0 <= rank < world_size:
         raise PlacementError(

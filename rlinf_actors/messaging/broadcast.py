@@ -69,7 +69,7 @@ class BroadcastTree:
         self._steps: queue.SimpleQueue[Callable[[], object] | None] | None = None
 
     def start(self, broadcast: SourceBroadcast | RelayBroadcast) -> None:
-        """Start a broadcast, after those started before. The broadcast waits until all members are found."""
+        """Start a broadcast after the broadcasts started before, and not before all members are found."""
         with self._lock:
             if self._error is None and self._early is not None:
                 self._early.append(broadcast)
@@ -93,7 +93,7 @@ class BroadcastTree:
     # --- members ---
 
     def find(self) -> None:
-        """Look up the groups one after the other, then the children, then start the broadcasts that wait."""
+        """Look up the groups one after the other, then the child members, then start the broadcasts that wait."""
         name = self._names[len(self._groups)]
         self._messenger.directory.group(name, lambda outcome: self._found_group(name, outcome))
 
@@ -167,7 +167,7 @@ class BroadcastTree:
         self._fail(lambda what: prefixed(error, what))
 
     def _fail(self, error: Callable[[str], Exception]) -> None:
-        """Fail every broadcast of the tree, current and future. *error* makes the exception for an operation's name."""
+        """Fail every broadcast of the tree, current and future. *error* makes the exception of an operation."""
         with self._lock:
             if self._error is not None:
                 return
@@ -189,7 +189,6 @@ class BroadcastTree:
 
     @property
     def has_children(self) -> bool:
-        """True if this member forwards to other members."""
         return bool(self._children)
 
     def in_order(self, step: Callable[[], object], blocks: bool) -> None:
@@ -220,7 +219,7 @@ class BroadcastTree:
         tensors: DetachedTensors | None = None,
         options: CollectiveGroupOptions | None = None,
     ) -> None:
-        """Send a message to every child of this member. If one send fails, the whole tree fails.
+        """Send a message to every child of this member. If a send fails, the whole tree fails.
 
         Args:
             parts, borrowed, tensors, options: see OutgoingMessage.
@@ -256,7 +255,7 @@ class BroadcastTree:
             self._messenger.post(child, OutgoingMessage(self._stream, parts, borrowed, work, tensors, options))
 
     def receive(self, posted: PostedReceive) -> None:
-        """Set *posted* to receive the parent's next message, and post it."""
+        """Let *posted* wait for the parent's next message."""
         assert self._parent is not None
         posted.key = (self._parent.name, self._stream)
         self._messenger.post_receive(posted, self._parent)
@@ -298,12 +297,12 @@ class Broadcaster:
 
         Args:
             value, groups, src: as for Worker.broadcast.
-            problem: an error of this member. It is raised after this member has done its part: the source broadcasts
-                the error instead of an object, every other member still forwards.
+            problem: an error of this member's arguments. It is raised after this member has done its part: the source
+                broadcasts the error instead of an object, every other member still forwards.
             options: options of the process groups that carry tensors.
 
         Raises:
-            ValueError, TypeError, UsageError: *groups* or *src* is wrong. The other members are not told.
+            ValueError, TypeError, UsageError: *groups* or *src* is wrong. The other members do not learn of it.
             Exception: *problem*, or the reason why the source's object cannot be sent. The other members raise it too.
         """
         members = addressing.addresses(groups)
@@ -355,7 +354,7 @@ class Broadcaster:
 
 
 class SourceBroadcast(AsyncWork[Any]):
-    """A broadcast at the source. Its result is the object itself; it is done when all its children have the object."""
+    """A broadcast at the source. Its result is the object itself. It is done when all its children have the object."""
 
     def __init__(
         self,
@@ -376,8 +375,8 @@ class SourceBroadcast(AsyncWork[Any]):
 class RelayBroadcast(PendingReceive):
     """A broadcast at a member that is not the source: receive from the parent, then forward to the children.
 
-    It is done when all children have the message. Cancelling a waiter does not stop it, since other members depend on
-    it. The tree keeps a reference to it until it is done.
+    The work is done when all children have the message. Cancelling a waiter does not stop the broadcast, since other
+    members depend on it. The tree keeps a reference to the work until the work is done.
     """
 
     waits_for_tensors = False  # `_forward` waits for them, in the order of the broadcasts
@@ -395,7 +394,7 @@ class RelayBroadcast(PendingReceive):
         tree.receive(self.posted)
 
     def take(self, message: ArrivedMessage) -> bool:
-        """Forward *message* to the children. Always returns True.
+        """Forward *message* to the children. Always return True.
 
         The object becomes available here only after all children have it, because it uses the memory that they read.
         """
@@ -405,7 +404,7 @@ class RelayBroadcast(PendingReceive):
         return True
 
     def _forward(self, tree: BroadcastTree, message: ArrivedMessage) -> None:
-        """Forward the message. If tensors travel beside it, this blocks: do not call it on the loop thread."""
+        """Forward the message. Blocks if tensors travel beside the message: then do not call it on the loop thread."""
         incoming: IncomingTensors | None = message.tensors
         tensors, raw = None, message.parts
         if incoming is not None:
@@ -435,7 +434,7 @@ class RelayBroadcast(PendingReceive):
         return super()._decode(message)
 
     def _fall_asleep(self) -> None:
-        """Do nothing: a broadcast stays in the mailbox without waiters, because other members depend on it."""
+        """Do nothing: other members depend on the broadcast, so it stays in the mailbox without waiters."""
 
     def __del__(self) -> None:
         self._message = None  # forwarded, and not wanted here: nothing to give back

@@ -1,4 +1,4 @@
-"""Encode an object as the parts of a message, and check objects and tensors before and after the transfer."""
+"""Encode an object as the parts of a message, and check objects and tensors before and after they are sent."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
 LARGE = SHARED_FROM
-"""Size in bytes from which a part is not copied when it is sent: its bytes are read from the sender's own memory."""
+"""Size in bytes from which a part is not copied when it is sent: the link reads the sender's own memory."""
 
 _FAILED = b"!"
-"""First byte of a message that holds an error instead of an object. No payload begins with this byte."""
+"""First byte of a broadcast message that holds an error instead of an object. No pickle begins with this byte."""
 
 
 def check_contiguous(value: Any, what: str = "object") -> None:
@@ -50,22 +50,22 @@ def _places(value: Any, what: str) -> Iterator[tuple[str, Any]]:
 
 
 def check_tensor(tensor: Any, what: str) -> None:
-    """Raise TypeError unless *tensor* is a torch tensor."""
+    """Raise TypeError unless *tensor* is a torch tensor. *what* names the caller's function in the error text."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{what} takes a torch.Tensor, not {type(tensor).__name__}; send() takes any object")
 
 
 def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None) -> tuple[list[Buffer], bool]:
-    """Return the message parts of an object, and True if some parts are the sender's own memory.
+    """Return the message parts of an object, and True if a part is the sender's own memory instead of a copy.
 
     Args:
         value: the object.
-        piggyback: payload to send with it as the pair (object, piggyback); None to send the object alone.
+        piggyback: second object to send in the same message; None for none.
         taker: detaches the tensors that travel beside the message.
 
     Raises:
-        SerializationError: a part of the object cannot be pickled; the text names its path in the object.
+        SerializationError: a part of the object cannot be pickled; the text names the part's path in the object.
     """
     if piggyback is not None:
         parts = payload.encode((value, piggyback), "(object, piggyback_payload)", copy=None, taker=taker)
@@ -77,7 +77,7 @@ def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None
 
 
 def encode_failure(error: BaseException) -> tuple[list[Buffer], bool]:
-    """Encode an error to send in place of an object; `failure_in` decodes it. Returns the same pair as `encode`."""
+    """Return what `encode` returns, for a broadcast message with *error* instead of an object. See `failure_in`."""
     raised, parts = failure.encode(0, error)
     return copy_small([_FAILED + frames.encode(raised), *parts])
 
@@ -85,7 +85,7 @@ def encode_failure(error: BaseException) -> tuple[list[Buffer], bool]:
 def failure_in(parts: AuthenticatedParts, source: WorkerAddress, node: str) -> Exception | None:
     """Return the error in *parts* as a WorkerError of *source* on *node*; None if *parts* hold an object.
 
-    May unpickle the error.
+    May unpickle the error: do not call it on the loop thread.
     """
     if not parts or bytes(parts[0][:1]) != _FAILED:
         return None
@@ -110,12 +110,11 @@ def copy_small(parts: Sequence[Buffer]) -> tuple[list[Buffer], bool]:
 
 
 def size_of(parts: Sequence[Buffer]) -> int:
-    """Return the number of bytes in *parts*."""
     return sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in parts)
 
 
 def copy_into(target: Any, received: Any, sender: str) -> None:
-    """Copy the received tensor into the tensor *target*. *sender* is a name for error texts.
+    """Copy the tensor *received* into the tensor *target*, for Worker.recv_tensor. *sender* is named in error texts.
 
     Raises:
         TypeError: *received* is not a tensor.

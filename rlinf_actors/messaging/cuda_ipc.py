@@ -4,9 +4,9 @@
 which a killed process leaves behind, and they keep the memory of a dead receiver for ever. This runtime knows which
 workers are gone.
 
-The sender keeps its tensors until the receiver releases them or is gone. When a receiver drops opened memory, one
-thread, the keeper, closes the memory after the device has finished its work, because the thread that drops a tensor may
-have started kernels that still read it.
+The sender keeps its tensors until the receiver releases them or is gone. When a receiver drops opened memory, the
+keeper thread closes the memory after the device has finished its work, because the thread that drops a tensor may have
+started kernels that still read it.
 
 Rule: every call makes the device's primary context, which torch uses too, current on the thread, and then restores the
 thread's earlier context.
@@ -33,7 +33,7 @@ from rlinf_actors.model.hardware import AcceleratorType
 HANDLE_BYTES = 64
 """sizeof(CUipcMemHandle), cuda.h."""
 _LAZY_PEER_ACCESS = 1
-"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag there is."""
+"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag of cuIpcOpenMemHandle."""
 
 
 class CudaError(RlinfActorsError):
@@ -45,7 +45,7 @@ class _Handle(ctypes.Structure):
 
 
 class Driver:
-    """The CUDA driver library (libcuda) in this process.
+    """The CUDA driver library (libcuda) in this process. Methods take the device as its index in this process.
 
     Args:
         library: the loaded library; None to load libcuda.so.1.
@@ -63,7 +63,7 @@ class Driver:
         self._do("cuInit", 0)
 
     def uuid(self, index: int) -> str:
-        """Return the UUID of device *index* of this process, as 32 hexadecimal digits."""
+        """Return the UUID of a device, as 32 hexadecimal digits."""
         device, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
         self._do("cuDeviceGet", ctypes.byref(device), index)
         name = "cuDeviceGetUuid_v2" if hasattr(self._cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
@@ -71,7 +71,7 @@ class Driver:
         return bytes(found).hex()
 
     def export(self, index: int, pointer: int) -> tuple[bytes, int]:
-        """Return the handle of the allocation that holds *pointer*, and the offset in the allocation.
+        """Return the IPC handle of the allocation that holds *pointer*, and the offset of *pointer* in the allocation.
 
         Raises:
             CudaError: the allocation cannot be exported: it belongs to another process, or to a virtual memory pool
@@ -92,19 +92,17 @@ class Driver:
         return pointer.value
 
     def close(self, index: int, pointer: int) -> None:
-        """Undo one `open`."""
         with self._current(index):
             self._do("cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
 
     def allocate(self, index: int, size: int) -> int:
-        """Allocate *size* bytes that can be exported; return their address."""
+        """Allocate *size* bytes that can be exported, and return their address. Free them by `free`."""
         pointer = ctypes.c_uint64()
         with self._current(index):
             self._do("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
         return pointer.value
 
     def free(self, index: int, pointer: int) -> None:
-        """Free memory of `allocate`."""
         with self._current(index):
             self._do("cuMemFree_v2", ctypes.c_uint64(pointer))
 
@@ -161,10 +159,10 @@ log = logging.getLogger(__name__)
 
 
 class MemoryLease:
-    """The receiver's right to use the sender's memory of one message. It ends when all of that memory is closed.
+    """The receiver's right to use the sender's memory of one message. The opened memory keeps the lease alive.
 
     Args:
-        ended: called once, on any thread, to tell the sender.
+        ended: called once, on any thread, when all of that memory is closed; tells the sender.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:
@@ -175,10 +173,10 @@ class MemoryLease:
 
 
 def export(driver: Driver, tensor: Any) -> tuple[bytes, int, Any]:
-    """Export a contiguous tensor: return its handle, its offset, and the object to keep until the receiver releases it.
+    """Return the IPC handle and offset of a contiguous tensor, and the tensor to keep until the receiver releases it.
 
     Memory that cannot be exported (another worker's, or of an expandable segment) is first copied on the device, on the
-    current stream, into memory that can be exported.
+    current stream, into memory that can be exported; the tensor to keep is then the copy.
     """
     import torch
 
@@ -232,7 +230,10 @@ def wait_for(index: int, handle: bytes) -> None:
 
 
 class IpcProbe:
-    """A small allocation and an event that a receiver tries to open, to find out if CUDA IPC works between the two.
+    """A small allocation and an event. A receiver tries to open both (`can_open`), to find out if CUDA IPC works.
+
+    Attributes:
+        memory, event: IPC handles of the allocation and the event, as sent in frames.Ask.
 
     Raises:
         CudaError, RuntimeError: the allocation or the event cannot be made or exported.
@@ -256,7 +257,7 @@ class IpcProbe:
 
 
 def can_open(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> bool:
-    """True if this process can open the memory and the event of an `IpcProbe` in another process."""
+    """Return True if this process can open the memory and the event of another process's `IpcProbe`."""
     try:
         driver.close(index, driver.open(index, memory))
         wait_for(index, event_handle)
@@ -268,7 +269,7 @@ def can_open(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> 
 
 @lru_cache(maxsize=1)
 def _keeper() -> queue.SimpleQueue[Any]:
-    """Return the keeper's queue of (driver, index, function that closes the memory, lease). Finalizers put there."""
+    """Return the keeper thread's queue of (driver, index, function that closes memory, lease). Safe in finalizers."""
     dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
     exhaustion.start(threading.Thread(target=_keep, args=(dropped,), name="rlinf-actors-ipc-keeper", daemon=True))
     return dropped
@@ -292,10 +293,11 @@ class Devices:
         environ: the worker's environment; ACCELERATOR_TYPE, ISOLATE_ACCELERATOR and LOCAL_RANK name its accelerators.
 
     Attributes:
+        accelerator: type of the accelerators.
         kind: torch's device type; "cpu" without accelerators.
         ccl: torch.distributed's back-end for the accelerators; "" without accelerators.
-        own: device index by UUID for the worker's own accelerators; an unknown UUID is replaced by "kind:number".
-        seen: device index by UUID for all accelerators that the process sees.
+        seen: index by UUID of all accelerators that the process sees; by "kind:number" if `driver` is None.
+        own: the accelerators in `seen` that this worker computes on: all if isolated, else only `home`.
         home: index of the accelerator on which tensors arrive; None without accelerators.
         backends: back-ends of torch.distributed in this process.
         driver: the CUDA driver; None if device memory cannot be shared between processes.
@@ -327,7 +329,7 @@ class Devices:
         self.home = first
 
     def uuid(self, index: int) -> str:
-        """Return the UUID of device *index* of this process, "" if the process sees no such device."""
+        """Return the key in `seen` of device *index*, "" if the process sees no such device."""
         return next((uuid for uuid, known in self.seen.items() if known == index), "")
 
 
@@ -355,7 +357,7 @@ class LazyDevices:
         self._made: Devices | None = None
 
     def get(self) -> Devices:
-        """Return the devices. The first call takes a second; never on the loop's thread."""
+        """Return the devices. The first call takes about a second: do not call it on the loop thread."""
         with self._lock:
             if self._made is None:
                 self._made = Devices(self._environ)

@@ -1,4 +1,4 @@
-"""WorkerDirectory: find the connection (Peer) to a worker, or to a child of a worker, by address.
+"""WorkerDirectory: find the connection (Peer) to a worker or child member by its address.
 
 Requests that come during a look-up wait for its result, in order. No thread blocks.
 """
@@ -26,23 +26,25 @@ from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 
 REMEMBERED = 64
-"""Number of ended groups that a worker remembers in case the head forgets them."""
+"""Number of ended groups that a worker keeps, so that messages of an ended group can be received after the head forgot
+the group.
+"""
 
 Found = Callable[[Union[RemoteGroup, Exception]], None]
 
 
 class WorkerDirectory:
-    """Looks up the groups with which one worker exchanges messages. Any thread may use it.
+    """Finds the groups with which one worker exchanges messages. Any thread may use it.
 
-    A group that has ended is also found, while the head or this worker remembers it. The peers of such a group have
-    errors that say how they ended. A name that neither knows gives a GroupNotFoundError.
+    A group that has ended is found too, as long as the head or this directory remembers the group. The peers of such a
+    group have errors that say how they ended. An unknown name gives a GroupNotFoundError.
 
     Args:
         runtime: of this worker.
         connect: awaited on the loop; returns the runtime once it is in session with the head.
 
     Attributes:
-        children: connections to children of workers.
+        children: connections to child members.
     """
 
     def __init__(self, runtime: Runtime, connect: Callable[[], Awaitable[Runtime]]) -> None:
@@ -54,7 +56,7 @@ class WorkerDirectory:
         self.children = child_peers.ChildPeers(runtime)
 
     def peer(self, member: WorkerAddress, found: child_peers.Found) -> None:
-        """Find a member and call *found* with its Peer, or with an exception. Threads and order are as for `group`."""
+        """Find a member and call *found* with its Peer, or with an exception. Thread and order are those of `group`."""
 
         def in_group(group: RemoteGroup | Exception) -> None:
             if isinstance(group, Exception):
@@ -77,8 +79,7 @@ class WorkerDirectory:
         """Find a group by name and call *found* with the RemoteGroup, or with an exception.
 
         If the group is known and has not ended, *found* is called at once on this thread, else later on the loop
-        thread.
-        Requests for the same name are answered in order. *found* must not raise.
+        thread. Requests for the same name are answered in order. *found* must not raise.
         """
         with self._lock:
             waiting = self._waiting.get(name)
@@ -116,7 +117,7 @@ class WorkerDirectory:
             call_all(waiting, outcome)
 
     def _remember(self, name: str, group: RemoteGroup) -> None:
-        """Store a group as the newest one, and drop the oldest ended groups. Call with the lock held."""
+        """Store *group* as the newest group, and drop the oldest ended groups. Call with the lock held."""
         self._groups.pop(name, None)
         self._groups[name] = group  # now the newest
         ended = [name for name, group in self._groups.items() if not _alive(group)]
@@ -124,7 +125,7 @@ class WorkerDirectory:
             del self._groups[old]
 
     def _forgotten(self, name: str) -> RemoteGroup | GroupNotFoundError:
-        """Return the group from this worker's own memory, since the head does not know it; else the error to report."""
+        """Return the stored group of a name that the head does not know; a GroupNotFoundError if none is stored."""
         with self._lock:
             before = self._groups.get(name)
         if before is not None:
@@ -141,9 +142,7 @@ def _alive(group: RemoteGroup) -> bool:
 
 
 def peer_gone_error(peer: Peer, error: BaseException, what: str) -> Exception:
-    """Return a new error for the operation *what*, which failed because *peer* is gone.
-
-    Each operation gets its own exception object, since an exception keeps the traceback of the code that raises it.
+    """Return a new error for the operation *what*, which failed because *peer* is gone. See `prefixed`.
 
     Args:
         peer: the other worker.
@@ -161,7 +160,10 @@ def peer_gone_error(peer: Peer, error: BaseException, what: str) -> Exception:
 
 
 def prefixed(error: Exception, what: str) -> Exception:
-    """Return a copy of *error* whose text begins with the operation *what*."""
+    """Return a copy of *error* whose text begins with the operation *what*.
+
+    Each operation needs its own exception object, since an exception keeps the traceback of the code that raises it.
+    """
     same = copy.copy(error)
     same.args = (f"{what}: {error}",)
     same.__cause__ = error.__cause__

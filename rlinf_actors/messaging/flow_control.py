@@ -4,8 +4,8 @@ The sender keeps at most `Window.limit` bytes in flight, that is, sent but not y
 receiver. Further messages wait in order. A message larger than the window is sent when nothing else is in flight, so
 the receiver's memory is bounded by the larger of the window and the largest message.
 
-The receiver reports received bytes (credit) to the sender only in amounts of at least `SLACK` bytes. The sender treats
-up to `SLACK` bytes in flight as none. So sender and receiver never wait for each other.
+The receiver reports received bytes (credit) only in amounts of at least `SLACK` bytes. The sender therefore treats up
+to `SLACK` bytes in flight as none; otherwise sender and receiver could wait for each other.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rlinf_actors.messaging.mailbox import Recent
 T = TypeVar("T")
 
 SLACK = 64 << 10
-"""Bytes of credit that the receiver may keep back. Sender and receiver must use the same value."""
+"""Most bytes of credit that the receiver keeps back. Sender and receiver must use the same value."""
 OVERHEAD = 768
-"""Bytes added to the size of every message. An empty message takes 430 at the receiver, 680 while it arrives."""
+"""Bytes added to the size of every message. An empty message takes 430 bytes at the receiver, 680 while it arrives."""
 
 
 class Window(Generic[T]):
-    """The sender's side of flow control: decides which messages may be sent now.
+    """The sender's side of flow control for one receiver: decides which messages may be sent now.
 
     Args:
         limit: most bytes in flight.
@@ -37,7 +37,7 @@ class Window(Generic[T]):
         self._waiting: deque[tuple[int, T]] = deque()
 
     def offer(self, size: int, item: T) -> bool:
-        """True if the caller may send *item* of *size* bytes now. If False, a later `returned` gives the item back."""
+        """Return True if the caller may send *item* now. If False, a later call of `returned` gives *item* back."""
         if self._waiting or not self._fits(size):
             self._waiting.append((size, item))
             return False
@@ -45,7 +45,7 @@ class Window(Generic[T]):
         return True
 
     def returned(self, size: int) -> list[T]:
-        """Count *size* bytes as received; return the waiting items to send now, in order."""
+        """Count *size* bytes of credit from the receiver. Return the waiting items to send now, in order."""
         self.outstanding -= size
         sendable: list[T] = []
         while self._waiting and self._fits(self._waiting[0][0]):
@@ -64,17 +64,17 @@ class Window(Generic[T]):
 
 
 class CreditAccumulator:
-    """The receiver's side of flow control: adds up received bytes until they are worth a frame to the sender."""
+    """The receiver's side of flow control: adds up received bytes until there are enough for a frame to the sender."""
 
     def __init__(self) -> None:
         self._owed: dict[Hashable, dict[int, int]] = {}
         self._ended: Recent[Hashable, None] = Recent()
 
     def taken(self, link: Hashable, outbox: int, size: int) -> int:
-        """Count a received message of *size* bytes; return the bytes of credit to send now, 0 for none yet.
+        """Count a received message. Return the bytes of credit to send to its sender now, 0 for none yet.
 
         Args:
-            link: the link that the message came by.
+            link: the link on which the message arrived.
             outbox: number of the sender's outbox on that link.
             size: size of the message in bytes.
         """
@@ -88,6 +88,6 @@ class CreditAccumulator:
         return 0
 
     def forget(self, link: Hashable) -> None:
-        """Send no more credit over *link*, although messages that came over this link may still be received."""
+        """Send no more credit over *link*: `taken` returns 0 for messages that arrived on *link*."""
         self._ended[link] = None
         self._owed.pop(link, None)

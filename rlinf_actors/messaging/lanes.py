@@ -5,8 +5,8 @@ neither worker waits for the other. If a lane fails, its worker reports that to 
 worker answers the report; the head reports a dead one. Only then do the lane's transfers fail, with the error that fits
 (`Lanes`), and each transfer fails once.
 
-A thread may hang in its back-end (gloo, if the other machine went silent). Such a thread is abandoned: it holds nothing
-but the lane, and `abandoned()` counts it.
+A thread may hang in its back-end (gloo, if the other machine went silent). Such a thread is abandoned: it refers to
+nothing but the lane, and `abandoned()` counts it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _ended: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 
 class LaneJob(Protocol):
-    """One transfer by a lane."""
+    """A transfer that a lane runs."""
 
     def run(self, wire: Wire) -> None:
         """Send or receive; the transfer is done when this returns. Runs on the lane's thread."""
 
     def fail(self, error: Exception) -> None:
-        """Handle the end of the lane before or during `run`. Any thread."""
+        """Fail the transfer, since the lane has ended before or during `run`. Any thread."""
 
 
 class Lane:
@@ -50,8 +50,8 @@ class Lane:
         broke: called once, on the lane's thread, when the process group cannot be made or fails. The caller must then
             call `end`.
         release: called once when the lane has ended, to free what was kept for it.
-        clock: starts a timer for one job. It takes a function to call when the time is up, and returns a function that
-            stops the timer. None if the back-end has time-outs of its own.
+        clock: starts a timer for one transfer. It takes a function to call when the time is up, and returns a function
+            that stops the timer. None if the back-end has time-outs of its own.
     """
 
     def __init__(
@@ -78,11 +78,10 @@ class Lane:
 
     @property
     def running(self) -> bool:
-        """True while the lane's thread runs."""
         return self._thread.is_alive()
 
     def post(self, job: LaneJob) -> None:
-        """Run *job* after those posted before. Any thread."""
+        """Run *job* after the jobs posted before. Any thread."""
         with self._lock:
             closed = self._closed
             if closed is None:
@@ -92,8 +91,7 @@ class Lane:
             job.fail(closed())
 
     def end(self, error: Callable[[], Exception]) -> None:
-        """Abort the running job and fail every job, current and future. Any thread but the lane's own; may be called
-        again.
+        """Abort the running job and fail every job, current and future. May be called again. Not on the lane's thread.
 
         Args:
             error: makes a new exception for each job.
@@ -137,8 +135,9 @@ class Lane:
             _ended.discard(self)
 
     def _run_next(self, wire: Wire) -> bool:
-        """Run the next job; return False if there are no more. A separate function, so that an idle lane keeps no
-        tensors alive.
+        """Run the next job; return False if the lane has ended.
+
+        This is a separate function so that an idle lane keeps no tensors alive.
         """
         job = self._jobs.get()
         if job is None:
@@ -164,13 +163,13 @@ class Lane:
 
 
 def abandoned() -> int:
-    """Return the number of lanes that have ended and whose back-end does not release their thread."""
+    """Return the number of ended lanes whose thread still hangs in its back-end."""
     return sum(lane.running for lane in list(_ended))
 
 
 @dataclass(eq=False)
 class OpenLane:
-    """A lane and how its end is reported.
+    """A lane, and the function that reports the end of the lane to the other worker.
 
     Attributes:
         id: names the lane in LaneEnded frames from the other worker.
@@ -178,6 +177,7 @@ class OpenLane:
         lane: runs the transfers.
         report: sends a LaneEnded frame with this text to the other worker.
         header: the fields of frames.TensorTransfer from which the receiver joins the lane; of the sender's end only.
+        reported: True once `report` was called.
     """
 
     id: Hashable
@@ -197,15 +197,14 @@ class Lanes:
         self._closed: Callable[[], Exception] | None = None
 
     def find(self, key: Hashable) -> OpenLane | None:
-        """Return the lane of *key*, None if there is none."""
         with self._lock:
             return self._lanes.get(key)
 
     def get(self, key: Hashable, make: Callable[[], OpenLane]) -> OpenLane:
-        """Return the lane of *key*; *make* makes it if there is none.
+        """Return the lane of *key*; *make* makes the lane if there is none.
 
         Raises:
-            Exception: the error given to `end_all`, or one of *make*.
+            Exception: the error given to `end_all`, or an error of *make*.
         """
         with self._lock:
             if self._closed is not None:
@@ -228,9 +227,7 @@ class Lanes:
                 self.end(found, lambda: CallTimeoutError(f"the lane from {lane.name} ({found.backend}): {error}"))
 
     def other_end_closed(self, id: Hashable, text: str) -> bool:
-        """Answer the other worker's report that its end failed with *text*, and end the lane. Return False if it is
-        unknown.
-        """
+        """Answer the other worker's LaneEnded, and end the lane *id*. Return False if there is no such lane."""
         with self._lock:
             found = next((one for one in self._lanes.values() if one.id == id), None)
         if found is None:
@@ -240,15 +237,13 @@ class Lanes:
         return True
 
     def end(self, lane: OpenLane, error: Callable[[], Exception]) -> None:
-        """End one lane; *error* makes the error of each transfer."""
+        """End one lane; *error* makes the exception of each transfer."""
         with self._lock:
             self._lanes = {key: one for key, one in self._lanes.items() if one is not lane}
         lane.lane.end(error)
 
     def end_all(self, error: Callable[[], Exception]) -> None:
-        """End every lane and refuse new ones, because the other worker is gone. *error* makes each transfer's
-        exception.
-        """
+        """End every lane and refuse new ones, because the other worker is gone. *error* makes each job's exception."""
         with self._lock:
             self._closed = error
             lanes, self._lanes = list(self._lanes.values()), {}
@@ -263,7 +258,7 @@ class Lanes:
 
 
 def _lane_error(lane: OpenLane, theirs: str) -> RlinfActorsError:
-    """Return the error of a transfer whose lane failed between two living workers."""
+    """Return the error of a job whose lane failed between two living workers. *theirs*: the text of their LaneEnded."""
     ours = str(lane.lane.error) if lane.lane.error is not None else theirs
     lines = [line for line in ours.splitlines() if line.strip()]
     why = lines[0].rstrip(".") if lines else "the other side closed it"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 Key = tuple[str, str]
-"""(name of the sender, stream)."""
+"""(name of the sender, stream): names a queue."""
 
 
 class Posted(Protocol):
@@ -24,11 +24,11 @@ class Posted(Protocol):
 
     @property
     def abandoned(self) -> bool:
-        """True if no caller can see its result any more; it then gets no message."""
+        """True if no caller can see the result of the receive any more; the receive then gets no message."""
 
     @property
     def incarnation(self) -> str:
-        """Id of the worker to receive from; "" to accept any worker of that name."""
+        """Id of the worker to receive from; "" to accept any worker of the sender's name."""
 
 
 P = TypeVar("P", bound=Posted)
@@ -36,11 +36,11 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 REMEMBERED = 1024
-"""Number of ended workers and broadcasts that are remembered, in order to refuse their late messages."""
+"""Number of ended workers and broadcast streams that a mailbox remembers, in order to refuse their late messages."""
 
 
 class Recent(dict[K, V]):
-    """A dict of the `REMEMBERED` newest entries; adding one more removes the oldest."""
+    """A dict of the `REMEMBERED` newest entries; adding an entry to a full dict removes the oldest."""
 
     def __setitem__(self, key: K, value: V) -> None:
         self.pop(key, None)
@@ -54,13 +54,13 @@ class ArrivedMessage:
     """A message that has arrived.
 
     Attributes:
-        incarnation: id of the worker that sent it.
-        size: bytes to return to its sender as credit when it is received.
-        parts: its contents; AuthenticatedParts outside of tests.
-        link: link on which it arrived.
+        incarnation: id of the worker that sent the message.
+        size: bytes to return to the sender as credit when the message is received; 0 once they are returned.
+        parts: contents of the message; AuthenticatedParts outside of tests.
+        link: link on which the message arrived.
         outbox: number of the sender's outbox on that link.
-        tensors: its tensors that travel beside it (tensor_receiver.IncomingTensors), or None.
-        order: its position among all messages that arrived; set by the mailbox.
+        tensors: the message's IncomingTensors (tensor_receiver); None if no tensor travels beside the message.
+        order: position among all messages that arrived; set by the mailbox.
     """
 
     incarnation: str
@@ -79,7 +79,7 @@ class _Queue(Generic[P]):
 
 
 class Mailbox(Generic[P]):
-    """All queues of one worker.
+    """The queues of one worker.
 
     Attributes:
         held: bytes of messages that wait for a receive.
@@ -93,17 +93,17 @@ class Mailbox(Generic[P]):
         self.held = 0
 
     def wants(self, key: Key, incarnation: str) -> bool:
-        """True if a message that arrives now can still be received; False if its stream or broadcast has ended."""
+        """Return False if a message that arrives now must be dropped, because its stream or its broadcast has ended."""
         return key not in self._forgotten and not (key[1] and incarnation in self._gone)
 
     def arrived(self, key: Key, message: ArrivedMessage) -> P | None:
-        """Add a message; return the receive that gets it, or None if it waits for one."""
+        """Add a message. Return the receive that gets the message, None if the message waits."""
         self._count += 1
         message.order = self._count
         return self.put_back(key, message)
 
     def put_back(self, key: Key, message: ArrivedMessage) -> P | None:
-        """Return a message that no caller saw to its place; return the receive that gets it, or None."""
+        """Put a message that no caller saw back in its place. Return the receive that gets it, None if it waits."""
         queue = self._queues.setdefault(key, _Queue())
         for receive in list(queue.receives):
             if receive.abandoned:
@@ -120,7 +120,7 @@ class Mailbox(Generic[P]):
         return None
 
     def posted(self, key: Key, receive: P) -> tuple[ArrivedMessage | None, list[ArrivedMessage]]:
-        """Add a receive; return its message (None if it waits), and the stale messages that were dropped."""
+        """Add a receive. Return its message (None if the receive waits), and the stale messages that were dropped."""
         queue = self._queues.setdefault(key, _Queue())
         for place, message in enumerate(queue.messages):
             if receive.incarnation in ("", message.incarnation):
@@ -133,7 +133,7 @@ class Mailbox(Generic[P]):
         return None, []
 
     def withdraw(self, key: Key, receive: P) -> bool:
-        """Remove a waiting receive; False if it does not wait here."""
+        """Remove a waiting receive. Return False if the receive does not wait here."""
         queue = self._queues.get(key)
         if queue is None or receive not in queue.receives:
             return False
@@ -142,10 +142,10 @@ class Mailbox(Generic[P]):
         return True
 
     def sender_gone(self, name: str, incarnation: str) -> list[P]:
-        """Remove and return the receives that wait for a sender that is gone.
+        """Remove and return the receives of stream "" that wait for a worker that is gone.
 
-        Its messages of stream "" can still be received. Its broadcast messages are dropped, since a broadcast cannot go
-        on.
+        The worker's messages of stream "" can still be received. Its broadcast messages are dropped, since a broadcast
+        cannot go on without a member.
         """
         self._gone[incarnation] = None
         for key in [key for key in self._queues if key[0] == name and key[1]]:
@@ -164,13 +164,12 @@ class Mailbox(Generic[P]):
         return lost
 
     def forget(self, key: Key) -> list[ArrivedMessage]:
-        """Drop a queue for good and return its messages; later messages of the queue are refused."""
+        """Drop a queue and return its messages. From then on `wants` refuses messages of the queue."""
         self._forgotten[key] = None
         queue = self._queues.pop(key, None)
         return [] if queue is None else self._drop(queue, len(queue.messages))
 
     def has_messages(self, key: Key) -> bool:
-        """True if at least one message waits in this queue."""
         queue = self._queues.get(key)
         return queue is not None and bool(queue.messages)
 

@@ -7,7 +7,7 @@ link reads the sender's own memory, and the send completes only when the receive
 holds the message.
 
 Receiving: the I/O thread calls `arrived`, which answers Held and gives the message to the `Mailbox`. The mailbox pairs
-the nth message of a sender with the nth receive. `recv` posts a `PostedReceive`, and the caller's `PendingReceive`
+the nth message of a sender with the nth receive. `receive` posts a `PostedReceive`, and the caller's `PendingReceive`
 unpickles the object on the thread that waits for it. When a message is received, its size returns to the sender as
 credit (Returned frames), many messages in one frame.
 
@@ -70,7 +70,7 @@ class Messenger:
 
     Attributes:
         directory: finds other workers.
-        peer_gone: called, on any thread, with each watched peer that is gone. Set it before the first message.
+        peer_gone: called, on any thread, with each watched peer that is gone. Set by the Broadcaster.
         tensor_receiver: receives the tensors that travel beside messages.
     """
 
@@ -105,7 +105,7 @@ class Messenger:
 
     @property
     def lent_count(self) -> int:
-        """Number of messages whose device memory other workers still use."""
+        """Number of sent messages whose device memory the receivers still use."""
         return sum(sender.lent_count for sender in list(self._tensor_senders.values()))
 
     # --- sending ---
@@ -119,14 +119,18 @@ class Messenger:
         now: bool,
         options: CollectiveGroupOptions | None = None,
     ) -> AsyncWork[None]:
-        """Send an object.
+        """Send an object to the worker *to*, together with *piggyback* unless that is None.
+
+        Args:
+            now: True if a thread waits for the send.
+            options: options of the process group that carries tensors.
 
         Returns:
-            A work that is done when the message has left within the window and the receiver holds its buffers.
+            A work that is done when the message was sent within the window and the sender's buffers may be reused.
 
         Raises:
-            ValueError: a tensor in it is not contiguous. Nothing was sent.
-            SerializationError: something in it cannot be pickled. Nothing was sent.
+            ValueError: a tensor in *value* is not contiguous. Nothing was sent.
+            SerializationError: *value* or *piggyback* cannot be pickled. Nothing was sent.
         """
         contents.check_contiguous(value)
         tensors = self.detached_tensors()
@@ -147,7 +151,7 @@ class Messenger:
         return work
 
     def detached_tensors(self) -> DetachedTensors:
-        """Return a new collector for the tensors that are to travel beside one message."""
+        """Return a collector for the tensors that are to travel beside one message."""
         return DetachedTensors(self._endpoint.overrides.get(CPU) == LANE)
 
     def post(self, peer: Peer, message: OutgoingMessage) -> None:
@@ -182,15 +186,13 @@ class Messenger:
         return box
 
     def error_of(self, peer: Peer) -> Exception | None:
-        """Return the error for which no more messages can be exchanged with a worker; None if messages can be
-        exchanged.
-        """
+        """Return why no more messages can be exchanged with a worker; None if they can."""
         return peer.error or self._broken.get(peer.worker_id)
 
     # --- receiving ---
 
     def receive(self, sender: WorkerAddress, convert: Callable[[Any], Any] = lambda value: value) -> PendingReceive:
-        """Begin to receive the next object of *sender*; *convert* makes the work's result from the object."""
+        """Begin to receive the next object of *sender*. *convert* makes the work's result from the object."""
         posted = PostedReceive(self, sender)
         work = PendingReceive(f"recv() from {sender}", posted, convert)
         posted.belongs_to(work)
@@ -231,9 +233,7 @@ class Messenger:
             self._fail_gone([posted], peer)
 
     def wait(self, work: PendingReceive, timeout: float | None) -> Any:
-        """Block until the object of *work* is here. After *timeout* seconds withdraw the receive and raise
-        CallTimeoutError.
-        """
+        """Return the object of *work*. After *timeout* seconds withdraw the receive and raise CallTimeoutError."""
         try:
             return work.wait(timeout)
         except CallTimeoutError:
@@ -275,7 +275,7 @@ class Messenger:
         return True
 
     def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> None:
-        """Handle a message that arrived. Loop thread."""
+        """Handle a message that arrived. Loop thread only."""
         if frame.n:
             self._reply(link, frames.Held(frame.id, frame.n))
         tensors = None if frame.transfer is None else self.tensor_receiver.arrived(link, frame, parts)
@@ -291,7 +291,7 @@ class Messenger:
             self._return_credit(message)
 
     def _give(self, posted: PostedReceive, message: ArrivedMessage) -> None:
-        """Complete a receive with its message when the message's tensors are here. Return the message's credit now."""
+        """Complete *posted* with *message* as soon as the message's tensors are here. Return its credit now."""
         self._return_credit(message)
         tensors = message.tensors
         with self._lock:
@@ -322,7 +322,7 @@ class Messenger:
             self._reply(message.link, frames.Returned(message.outbox, due))
 
     def unread(self, key: Key, message: ArrivedMessage) -> None:
-        """Return to the mailbox a message that no caller saw. Any thread; safe in finalizers."""
+        """Return a message that no caller saw to the mailbox. Any thread; safe in finalizers."""
         self._unread.append((key, message))
         self._io.call(self._put_back)
 
@@ -341,7 +341,7 @@ class Messenger:
     # --- workers that are gone ---
 
     def watch(self, peer: Peer) -> None:
-        """Arrange that receives and sends fail when this worker is gone."""
+        """From now on fail receives, sends and broadcasts that need the worker *peer* when that worker is gone."""
         with self._lock:
             if peer in self._watched:
                 return
@@ -349,7 +349,7 @@ class Messenger:
         peer.on_gone(lambda _error: self._gone(peer))
 
     def link_lost(self, _link: bytes, worker_id: str) -> None:
-        """End the exchange with a worker whose connection was lost, since a message may be missing. Loop thread."""
+        """End the exchange with a worker whose connection was lost: a message may be missing. Loop thread only."""
         if not worker_id:
             return  # a driver sends no messages
         with self._lock:
@@ -362,9 +362,7 @@ class Messenger:
             self._gone(peer)
 
     def link_forgotten(self, link: bytes) -> None:
-        """Stop returning credit over *link*: its process has ended, and everything that it sent has arrived. Loop
-        thread only.
-        """
+        """Stop returning credit over *link*, whose process has ended and sent its last message. Loop thread only."""
         with self._lock:
             self._credit.forget(link)
 
@@ -397,7 +395,7 @@ class Messenger:
                 work.reject(error(work._what))
 
     def forget(self, key: Key) -> None:
-        """Drop a queue for good; its later messages are dropped too."""
+        """Drop the messages of a queue, and those that arrive later, for good. Their credit returns to the sender."""
         with self._lock:
             messages = self._mailbox.forget(key)
         for message in messages:

@@ -2,7 +2,7 @@
 
 Any thread may post. The outbox sends under its own lock, which keeps the order of the messages on the link. A send
 completes at once if every part was copied. Otherwise the link reads the sender's own memory, and the send completes
-when the receiver's runtime acknowledges that it holds the message (`Held`).
+when the receiver acknowledges by a Held frame that it holds the message.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from rlinf_actors.wire import frames
 
 
 class OutgoingMessage:
-    """One message to send.
+    """A message to send.
 
     Args:
-        stream: "", or the stream of a broadcast tree.
-        parts: its contents.
+        stream: "" for send and recv, else the stream of a broadcast tree.
+        parts: contents of the message.
         borrowed: True if some parts are the sender's own memory, which must not change before `work` is done.
         work: done when the message was sent.
         tensors: tensors that travel beside the message.
-        options: how the process group is made that carries them.
-        now: True if a thread waits for the send.
+        options: options of the process group that carries these tensors.
+        now: True if a thread waits for the send, so that the link must not delay the message.
 
     Attributes:
-        transfer: header of its tensors that travel beside it; set by the tensor sender.
-        extra_bytes: bytes of these tensors, which the receiver or the sender keeps until the message is received.
+        transfer: header of the tensors beside the message; set by the tensor sender.
+        extra_bytes: bytes of these tensors, which count in the window.
         on_sent: called with the outbox's lock held when the message is on the link.
-        pending: what must still complete before `work`: the message, and the lane that carries tensors of it.
+        pending: number of operations that `work` waits for: the message itself, and the lane if tensors use a lane.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class OutgoingMessage:
 
     @property
     def size(self) -> int:
-        """Bytes of the window that the message takes."""
+        """Bytes of the window that the message takes until its receiver returns them."""
         return size_of(self.parts) + OVERHEAD + self.extra_bytes
 
     def complete_one(self) -> None:
-        """Complete one of the `pending` operations; the last one completes the send."""
+        """Count one of the `pending` operations as completed. The last one completes `work`."""
         with self._lock:
             self.pending -= 1
             last = self.pending == 0
@@ -78,12 +78,12 @@ class OutgoingMessage:
             self.work.resolve(None)
 
     def fail_for(self, peer: Peer, error: Exception) -> None:
-        """Fail the send because the receiver is gone."""
+        """Fail `work` because the receiver *peer* is gone; *error* says how the receiver ended."""
         self.work.reject(peer_gone_error(peer, error, self.work._what))
 
 
 class Outbox:
-    """Sends the messages for one other worker.
+    """Sends this worker's messages to one other worker.
 
     Args:
         peer: the receiver.
@@ -105,7 +105,7 @@ class Outbox:
         peer.on_gone(self.fail)
 
     def post(self, message: OutgoingMessage) -> None:
-        """Send *message*, as soon as the window has room for it. Any thread."""
+        """Send *message* as soon as the window has room for it. Any thread."""
         size = message.size
         with self._lock:
             error = self._error
@@ -129,7 +129,7 @@ class Outbox:
             message.complete_one()
 
     def fail(self, error: Exception) -> None:
-        """Fail every message, current and future: the receiver is gone, or a message may be lost. Any thread."""
+        """Fail every message, current and future, because the receiver is gone or a message may be lost. Any thread."""
         with self._lock:
             self._error = self._error or error
             lost = [*self._unacknowledged.values(), *self._window.remove_waiting()]
@@ -138,7 +138,7 @@ class Outbox:
             message.fail_for(self._peer, error)
 
     def _send(self, message: OutgoingMessage, now: bool) -> bool:
-        """Put a message on the link, with the lock held; False if its completion waits for Held."""
+        """Put a message on the link. Return False if the send completes by a Held frame. Call with the lock held."""
         parts, number = message.parts, 0
         borrowed = message.borrowed
         if borrowed:

@@ -1,9 +1,9 @@
-"""Process groups of torch.distributed, made directly on a store; torch's default group is the user's and never touched.
+"""Process groups of torch.distributed, made directly on a store. torch's default group is the user's and is never used.
 
-A store is a TCPStore that listens on one given address, where torch would listen on all. The owner of the store keeps
-the server apart from the client that the group uses, so that dropping the server ends every wait for one of its keys.
-TCPStore does not authenticate: the name of a group is known to members of its job only, so that a process that reaches
-the port of another job's store finds no keys; see docs/explanation/security.md.
+A store is a TCPStore that listens on one given address, where torch would listen on all. `GroupStore` keeps the server
+of the store apart from the client that the group uses: when the server is dropped, clients that wait for a key fail.
+TCPStore does not authenticate. The keys of a group begin with a name that only members of the job know, so a process
+that reaches the port of another job's store finds no keys; see docs/explanation/security.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SENDER, RECEIVER = 0, 1
 DATA, POSTED, SENT, ARRIVED = range(4)
 """Message tags: DATA for tensors, the others for the bytes by which GlooWire waits for the other side."""
 CONNECT_S = 10.0
-"""Seconds for torch to reach a store. Only a store that is gone takes long: it listens before its address is sent."""
+"""Seconds for torch to reach a store. A store listens before its address is sent, so only an ended store takes long."""
 LOOPBACK = "127.0.0.1"
 GROUP = "rlinf-actors"
 
@@ -86,10 +86,10 @@ def _distributed() -> Any:
 
 
 def backends(plugin: str = "") -> list[str]:
-    """Return the back-ends of torch.distributed in this process, as named in the accelerator table; [] without torch.
+    """Return the names of torch.distributed's back-ends in this process, as in the accelerator table; [] without torch.
 
     Args:
-        plugin: module that registers a back-end; it need not be installed.
+        plugin: module that registers a back-end; it need not be installed. "" for none.
     """
     try:
         dist = _distributed()
@@ -115,16 +115,16 @@ def make(
     options: CollectiveGroupOptions | None = None,
     name: str = GROUP,
 ) -> Any:
-    """Make a process group of *size* members; blocks until the other members have done their part.
+    """Make a process group of *size* members. Blocks until all members have called `make`.
 
     Args:
-        backend: gloo, nccl or one that a vendor's package has registered.
+        backend: gloo, nccl or a back-end that a vendor's package has registered.
         store: a client of the group's store.
-        rank: of this process in the group.
+        rank: rank of this process in the group.
         size: number of members.
-        timeout_s: of the group's operations.
-        ip: this process's address, for gloo's sockets where GLOO_SOCKET_IFNAME names no interface.
-        options: of the CCL.
+        timeout_s: most seconds of each of the group's operations.
+        ip: this process's address, for gloo's sockets if GLOO_SOCKET_IFNAME names no interface.
+        options: options of the CCL.
         name: common to all members; prefix of each key in the store.
 
     Raises:
@@ -168,12 +168,12 @@ def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta, ip: str
 
 
 def group_options(backend: str, options: CollectiveGroupOptions, timeout: datetime.timedelta | None = None) -> Any:
-    """Return *options* as the options object of *backend*'s process group; None if it takes none.
+    """Return *options* as the options object of *backend*'s process group; None if the group takes none.
 
     Args:
         backend: name of the CCL in the accelerator table, whose row maps fields to options of the CCL.
         options: fields that the row does not name change nothing.
-        timeout: of the group's operations.
+        timeout: most time of each of the group's operations.
 
     Raises:
         ValueError: this version of the CCL, or of torch, does not have an option that is set.
@@ -217,7 +217,7 @@ class Wire:
     """A process group of two, in one direction: rank 0 sends uint8 tensors, rank 1 receives them.
 
     Args:
-        group: of a CCL.
+        group: process group of a CCL.
     """
 
     def __init__(self, group: Any) -> None:
@@ -289,14 +289,14 @@ def wire(
 def advertised_ip(
     same_node: bool, node_ip: str, devices: str | None, interfaces: Mapping[str, str], interface: str = ""
 ) -> str:
-    """Return the address on which a store listens, and which the other worker connects to.
+    """Return the address on which this worker's store listens, and to which the other worker connects.
 
     Args:
         same_node: True if both workers are on this node.
         node_ip: the node's address.
         devices: names of interfaces (RLINF_COMM_NET_DEVICES); the first one that has an address is used.
         interfaces: first address of each interface of this node, by name.
-        interface: name of the interface that holds *node_ip*, "" for none.
+        interface: name of the interface that has *node_ip*, "" for none.
     """
     if same_node:
         return LOOPBACK

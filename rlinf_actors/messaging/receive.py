@@ -1,6 +1,6 @@
-"""The two parts of a receive: its entry in the mailbox (PostedReceive), and the work of its caller (PendingReceive).
+"""A receive has two parts: its entry in the mailbox (PostedReceive), and the AsyncWork of its caller (PendingReceive).
 
-The entry refers to the work weakly, so that a work that the caller has dropped gets no message.
+The entry refers to the work weakly, so that a receive whose work the caller has dropped gets no message.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class PostedReceive:
         stream: "" for recv, else the stream of a broadcast tree.
 
     Attributes:
-        incarnation: id of the worker to receive from; "" until it is known.
+        incarnation: id of the worker to receive from; "" until the worker is found.
         closed: True once the receive has its message or error, or was withdrawn.
-        loading: the message, while its tensors are still on their way; else None.
+        loading: the message, while tensors that travel beside the message are still on their way; else None.
+        timer: the timer of Messenger.limit.
     """
 
     __slots__ = ("_entered", "_messenger", "_sender", "_work", "closed", "incarnation", "key", "loading", "timer")
@@ -56,27 +57,25 @@ class PostedReceive:
 
     @property
     def work(self) -> PendingReceive | None:
-        """The caller's work, None if the caller has dropped it."""
+        """The caller's work; None if the caller has dropped the work."""
         return self._work()
 
     @property
     def abandoned(self) -> bool:
-        """True if no caller can see its result any more."""
+        """True if the receive needs no message: it is closed, or its work is dropped or done."""
         work = self._work()
         return self.closed or work is None or work.done()
 
     def enter(self) -> None:
-        """Put the receive into the mailbox, behind the receives that wait already."""
+        """Look up the sender, then put the receive into the mailbox, behind the receives that wait already."""
         self.closed = False
         self._entered += 1
         self._messenger.directory.peer(self._sender, partial(self._found, self._entered))
 
     def leave(self) -> None:
-        """Remove the receive from the mailbox."""
         self._messenger.withdraw(self)
 
     def unread(self, message: ArrivedMessage) -> None:
-        """Return a message that no caller saw to the mailbox. Any thread; safe in finalizers."""
         self._messenger.unread(self.key, message)
 
     def _found(self, entered: int, peer: Peer | Exception) -> None:
@@ -85,17 +84,20 @@ class PostedReceive:
 
 
 class PendingReceive(AsyncWork[Any]):
-    """The work of a recv. The first thread that waits for the object unpickles it, once.
+    """The work of a recv. The first thread that waits for the object unpickles the object, once.
 
-    A cancelled wait takes no message. When the last waiter is cancelled, the receive leaves the mailbox, a message that
-    it got meanwhile returns to its place, and the work is not done; the receive enters the mailbox again when a caller
-    waits for it again. (A cancelled task keeps the work alive by its traceback.) A message that no waiter saw when the
-    work is dropped returns to its place too.
+    A cancelled wait takes no message. When the last waiter is cancelled, the receive is withdrawn from the mailbox, and
+    a message that the work got meanwhile returns to the mailbox. The work is then not done: when a caller waits for the
+    work again, the receive enters the mailbox again. (A cancelled task keeps the work alive by its traceback.) If the
+    work is dropped with a message that no waiter saw, the message returns to the mailbox too.
 
     Args:
         what: the operation, for errors.
-        posted: its entry in the mailbox.
+        posted: the mailbox entry of the receive.
         convert: makes the result from the received object.
+
+    Attributes:
+        asleep: True while the receive is withdrawn because its last waiter was cancelled.
     """
 
     waits_for_tensors = True
@@ -127,7 +129,6 @@ class PendingReceive(AsyncWork[Any]):
         return True
 
     def wait(self, timeout: float | None = None) -> Any:
-        """See AsyncWork."""
         self._add_waiter()
         cancelled = False
         try:
@@ -167,7 +168,7 @@ class PendingReceive(AsyncWork[Any]):
             self.posted.unread(message)
 
     def _fall_asleep(self) -> ArrivedMessage | None:
-        """Leave the mailbox; return a message that arrived meanwhile, else None. Call with `_guard` held."""
+        """Withdraw the receive; return a message that arrived meanwhile, else None. Call with `_guard` held."""
         with self._lock:
             message, self._message = self._message, None
             if self._finished and message is None:

@@ -1,7 +1,7 @@
 """The paths by which a buffer travels between two workers: a table that users can print and override. No I/O here.
 
 The first row of the table that fits decides. The sender's RLINF_ACTORS_PATHS can name another path for a kind of
-buffer. That path is used for every pair of workers between which it is possible.
+buffer, which is used for every pair of workers between which that path is possible.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table; None in a column matches True and False."""
+    """A row of the table; None in a column matches True and False."""
 
     kind: str
     path: str
@@ -55,7 +55,6 @@ class Row:
     shared: bool | None = None
 
     def fits(self, kind: str, pair: Pair) -> bool:
-        """True if the row is for a buffer of *kind* between *pair*."""
         return kind == self.kind and all(getattr(self, column) in (None, getattr(pair, column)) for column in COLUMNS)
 
 
@@ -78,7 +77,7 @@ def choose(kind: str, pair: Pair, overrides: Mapping[str, str]) -> str:
     Args:
         kind: SMALL (below 128 KiB, on the CPU), CPU or ACCELERATOR.
         pair: the sender and the receiver.
-        overrides: kind to path, as in Settings.paths.
+        overrides: path by kind, as in Settings.paths.
     """
     wanted = overrides.get(kind)
     if wanted is not None and _possible(wanted, pair):
@@ -92,8 +91,9 @@ def _possible(path: str, pair: Pair) -> bool:
 
 
 def lines(overrides: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Return the rows of the table as text: kind, columns, path, meaning. An override comes above the rows that it
-    replaces.
+    """Return the table as text: for each row the kind, the columns, the path and its meaning.
+
+    An override in *overrides* is a row above the rows that it replaces.
     """
     found: list[tuple[str, ...]] = []
     shown: set[str] = set()

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Reply = Callable[[bytes, frames.AnyFrame], None]
-"""Sends a frame on the link on which a message arrived."""
+"""Sends a frame on the link, named by its identity, on which a message arrived."""
 
 
 class IncomingTensors(Promise[None]):
@@ -48,7 +48,7 @@ class IncomingTensors(Promise[None]):
 
     Args:
         what: the tensors, for error texts.
-        transfer: the header that describes them.
+        transfer: the header that describes the tensors.
         parts: parts of the message.
         receiver: the TensorReceiver of this worker.
         release: called when this worker no longer uses the sender's memory; tells the sender.
@@ -94,8 +94,7 @@ class IncomingTensors(Promise[None]):
         self.reject(error)
 
     def tensors(self) -> list[Any]:
-        """Return the tensors in order of their numbers, ready for use on this thread's current streams. Not on the loop
-        thread.
+        """Return the tensors by number, ready for use on this thread's current streams. Not on the loop thread.
 
         Raises:
             PeerDiedError: the sender died before all tensors arrived.
@@ -233,9 +232,7 @@ class TensorReceiver:
         return incoming
 
     def lent_here(self, sender_id: int, number: int) -> Any:
-        """Return the LentTensors of message *number* that this worker sent to itself with its tensor sender
-        *sender_id*.
-        """
+        """Return the LentTensors of message *number* that this worker sent to itself by tensor sender *sender_id*."""
         return next(one for one in list(self._senders.values()) if one.id == sender_id).lent(number)
 
     # --- lanes ---

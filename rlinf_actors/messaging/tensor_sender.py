@@ -1,4 +1,4 @@
-"""TensorSender: sends to one worker messages whose accelerator tensors travel beside them.
+"""TensorSender: send to one worker messages whose accelerator tensors travel beside them.
 
 The first such message asks the receiver which transfers it supports (Ask, answered by Facts). Later messages wait
 behind it, in order. For each message the sender chooses a path for every tensor (`routes`), and posts the message to
@@ -45,9 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LentTensors:
-    """The tensors of one message whose memory the receiver uses, by number; None for a tensor that travels by another
-    path.
-    """
+    """The tensors of a message that the receiver uses in place, by number; None for a tensor on another path."""
 
     tensors: list[Any]
     detached: DetachedTensors
@@ -67,14 +65,13 @@ class _Plan:
 
 
 class LaneSend:
-    """A job of a lane: send the tensors of one message. All of them are on one device. See lanes.LaneJob."""
+    """A job of a lane (lanes.LaneJob): send the tensors of one message, which are all on one device."""
 
     def __init__(self, message: OutgoingMessage, tensors: Sequence[Any]) -> None:
         self._message = message
         self._tensors = tensors
 
     def run(self, wire: Wire) -> None:
-        """Send the tensors, and complete this part of the message."""
         device = self._tensors[0].device
         with own_stream(device):
             self._message.tensors.wait_ready(device)
@@ -86,7 +83,7 @@ class LaneSend:
 
 
 class TensorSender:
-    """Sends all messages to one worker, from the first message with tensors beside it on. Any thread may use it.
+    """Sends all messages to one worker, from the first message on that has tensors beside it. Any thread may use it.
 
     Args:
         endpoint: this worker as an end of transfers.
@@ -127,7 +124,7 @@ class TensorSender:
         return True
 
     def _ask(self) -> None:
-        """Send Ask with a memory probe. This may load torch and start CUDA: do not call it on the loop thread."""
+        """Send Ask with a memory probe. May load torch and start CUDA: do not call it on the loop thread."""
         try:
             devices = self._endpoint.devices.get()
             ask = frames.Ask(self.id)
@@ -144,7 +141,7 @@ class TensorSender:
             self._close_probe()
 
     def _ask_without_device(self, error: Exception) -> None:
-        """Ask without a device, since sends wait for the answer. A send that needs the device raises *error* again."""
+        """Send Ask without a memory probe, because making the probe raised *error*. Sends wait for the answer."""
         log.warning(
             "device memory cannot be shared with other workers, and is copied: %s: %s", type(error).__name__, error,
             exc_info=not isinstance(error, (CudaError, RuntimeError)),
@@ -171,7 +168,7 @@ class TensorSender:
         return len(self._lent)
 
     def post(self, message: OutgoingMessage) -> None:
-        """Send *message* after those posted before."""
+        """Send *message* after the messages posted before."""
         with self._lock:
             error = self._error
             idle = self._facts is not None and not self._waiting and not self._sending
@@ -206,7 +203,7 @@ class TensorSender:
             self._lanes.other_end_closed(frame.lane, frame.text)
 
     def _fail(self, error: Exception) -> None:
-        """Fail every message, now and later, and free what was lent: the receiver is gone. Any thread."""
+        """Fail every message, current and future, and free lent memory, because the receiver is gone. Any thread."""
         with self._lock:
             self._error = self._error or error
             lost, self._waiting = self._waiting, []
@@ -220,7 +217,7 @@ class TensorSender:
     # --- sending ---
 
     def _start(self) -> None:
-        """Send the waiting messages on a new thread (`_sending` is set); fail them if no thread can start."""
+        """Send the waiting messages on a new thread. Call with `_sending` set."""
         try:
             exhaustion.start(threading.Thread(target=self._send_waiting, name="rlinf-actors-tensors", daemon=True))
         except RuntimeError as error:
@@ -274,7 +271,7 @@ class TensorSender:
         message.transfer = transfer
 
     def _plan(self, detached: DetachedTensors, facts: frames.Facts) -> _Plan:
-        """Choose the path of each tensor, and prepare what its header needs."""
+        """Choose the path of each tensor, and prepare the fields of its header."""
         plan = _Plan()
         for tensor, requires_grad in zip(detached.tensors, detached.requires_grad, strict=True):
             path = self._path(tensor, facts, plan) if tensor.numel() else ""
@@ -299,7 +296,7 @@ class TensorSender:
         return plan
 
     def _path(self, tensor: Any, facts: frames.Facts, plan: _Plan) -> str:
-        """Return the path of one tensor. Lane and IPC carry tensors of the first one's device; others are staged."""
+        """Return the path of one tensor. A message uses IPC or a lane for tensors of one device; others are staged."""
         devices, backend = self._endpoint.devices.get(), self._backend(tensor)
         on_cpu = tensor.device.type == "cpu"
         same_node = facts.host == self._endpoint.host
@@ -325,10 +322,10 @@ class TensorSender:
         return "gloo" if tensor.device.type == "cpu" else self._endpoint.devices.get().ccl
 
     def _lane(self, tensor: Any, options: CollectiveGroupOptions, same_node: bool) -> OpenLane:
-        """Return the lane for tensors like this one; make it if there is none.
+        """Return the lane for tensors on the device of *tensor*; make it if there is none.
 
         Raises:
-            OSError: the address for its store is not this machine's.
+            OSError: the address for the lane's store is not an address of this machine.
             PeerDiedError: the receiver is gone.
         """
         backend = self._backend(tensor)

@@ -1,7 +1,7 @@
-"""What both ends of a tensor transfer share: detached tensors, their headers, and this worker as an end of transfers.
+"""The code that both ends of a tensor transfer use: detached tensors, their headers, and TransferEndpoint.
 
 A tensor that travels beside its message is detached from the object while that is pickled. It travels as bytes (uint8),
-so that every dtype can. The receiver views the bytes as the tensor again.
+since not every path supports every dtype. The receiver views the bytes as the tensor again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DetachedTensors:
     Attributes:
         tensors: the tensors, contiguous, in the order of their numbers.
         requires_grad: for each tensor, True if it requires gradients.
-        ready: for each device, an event that marks when the tensors on it may be read.
+        ready: for each device, an event after which the tensors on the device may be read.
     """
 
     def __init__(self, cpu: bool = False) -> None:
@@ -79,7 +79,6 @@ def tensor_bytes(tensor: Any) -> int:
 
 
 def header_of(tensor: Any, requires_grad: bool, path: str, handle: bytes = b"", offset: int = 0) -> frames.TensorHeader:
-    """Return the header of a tensor that travels by *path*."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     return frames.TensorHeader(dtype, list(tensor.shape), requires_grad, tensor.device.type, path, handle, offset)
 
@@ -124,14 +123,15 @@ class TransferEndpoint:
     """This worker as an end of tensor transfers.
 
     Attributes:
-        io: its I/O thread.
-        worker_id, name: its id and name.
-        host: its host key; equal for processes that can use each other's memory.
-        node_ip: its node's address.
-        devices: its accelerators.
-        overrides: kind of buffer to path; Settings.paths.
-        net_devices: names of network interfaces, from RLINF_COMM_NET_DEVICES or the gloo variable.
-        timeout_minutes: RLINF_TIMEOUT.
+        io: I/O thread of this worker.
+        worker_id: id of this worker.
+        name: name of this worker.
+        host: host key of this worker; equal for processes that can use each other's memory.
+        node_ip: address of this worker's node.
+        devices: accelerators of this worker.
+        overrides: path by kind of buffer; Settings.paths.
+        net_devices: names of network interfaces, from RLINF_COMM_NET_DEVICES or GLOO_SOCKET_IFNAME.
+        timeout_minutes: RLINF_TIMEOUT; None if not set.
         job: name that the job's members give their process groups; see security.job.job_name.
     """
 
@@ -153,7 +153,7 @@ class TransferEndpoint:
         return group_facts(backend).timeout_s
 
     def job_clock(self, backend: str) -> Callable[[Callable[[], None]], Callable[[], None]] | None:
-        """Return the clock for jobs of a lane (see Lane); None for gloo, which has time-outs of its own."""
+        """Return the `clock` of a Lane; None for gloo, which has time-outs of its own."""
         if backend == "gloo":
             return None
 
