@@ -1,8 +1,8 @@
 """ClusterConfig: the ``cluster:`` section of a configuration, checked and in one normal form.
 
-The driver reads it before it connects; the command line reads it for `rlinf-actors plan`. The structs below say which
-keys there are and what each holds; `rlinf_actors.conversion` reports what does not fit. Every fault is a ConfigError
-with its config path. Registered hardware types are not known here: callers pass the registry's table.
+The driver reads it before it connects, and the command line for `rlinf-actors plan`. The structs below define the keys
+and the types of their values; rlinf_actors.conversion reports values that do not fit. Every fault is a ConfigError with
+its config path. Callers pass the table of registered hardware types.
 """
 
 from __future__ import annotations
@@ -99,29 +99,20 @@ _PlacementForm: Any = Annotated[dict[Any, Any], _mapping(PLACEMENT_EXAMPLE)]
 
 @dataclass(frozen=True)
 class ComponentRule:
-    """One entry of ``component_placement``.
+    """One entry of ``component_placement``."""
 
-    Attributes:
-        components: the names that share the rule, as written before the colon.
-        node_groups: labels of the groups whose resources the ranks run through, in order.
-        placement: the placement string, not parsed yet.
-        path: config path of the entry.
-        maybe_sexagesimal: True if the placement came as a ready number of 60 or more, which may have been written
-            ``a:b`` without quotes.
-    """
-
-    components: tuple[str, ...]
-    node_groups: tuple[str, ...]
-    placement: str
-    path: str
-    maybe_sexagesimal: bool = False
+    components: tuple[str, ...]  # the names before the colon, which share the rule
+    node_groups: tuple[str, ...]  # labels of the groups whose resources the ranks run through, in order
+    placement: str  # not parsed yet
+    path: str  # config path of the entry
+    maybe_sexagesimal: bool = False  # True if the placement is a number from 60 up, perhaps written a:b without quotes
 
 
 def parse_component_placement(value: Any, path: str) -> tuple[ComponentRule, ...]:
     """Return the rules of a ``component_placement`` mapping, in its order.
 
     Raises:
-        ConfigError: *value* is no mapping, an entry has another form, an unknown key, or a component has two rules.
+        ConfigError: *value* is no mapping, an entry has another form or an unknown key, or a component has two rules.
     """
     entries: dict[Any, Any] = convert(value, _PlacementForm, path)
     rules = tuple(_parse_rule(key, spec, join(path, key)) for key, spec in entries.items())
@@ -153,10 +144,10 @@ def _parse_rule(key: Any, spec: Any, path: str) -> ComponentRule:
 
 
 def parse_labels(value: Any, path: str) -> tuple[str, ...]:
-    """Return the labels given as one label, ``"a,b"`` or a list.
+    """Return the labels that *value* has as one label, ``"a,b"`` or a list.
 
     Raises:
-        ConfigError: a label is not valid, or given twice.
+        ConfigError: a label is not valid or is given twice.
     """
     if isinstance(value, (list, tuple)):
         items = [(item, f"{path}[{index}]") for index, item in enumerate(value)]
@@ -176,21 +167,14 @@ def parse_labels(value: Any, path: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class HardwareSection:
-    """The hardware that a node group owns.
+    """The hardware that a node group owns."""
 
-    Attributes:
-        type: the registered type, e.g. ``Franka``.
-        configs: one entry a piece of hardware: instances of the type's dataclass, or plain mappings if no table of
-            types was given. Each has ``node_rank``.
-        node_ranks: the node of each entry.
-    """
-
-    type: str
-    configs: tuple[Any, ...] = ()
-    node_ranks: tuple[int, ...] = ()
+    type: str  # the registered type, e.g. Franka
+    configs: tuple[Any, ...] = ()  # an entry per piece: the type's dataclass, or mappings if no types were passed
+    node_ranks: tuple[int, ...] = ()  # the node of each entry
 
     def for_node(self, node_rank: int) -> list[Any]:
-        """Return the entries for one node, in order."""
+        """Return the entries of `configs` for one node, in order."""
         return [config for config, rank in zip(self.configs, self.node_ranks, strict=True) if rank == node_rank]
 
 
@@ -264,7 +248,7 @@ class NodeGroupConfig:
         label: unique name of the group.
         node_ranks: cluster ranks of its nodes, ascending.
         env_configs: interpreters and variables for nodes of the group; a node is in at most one of them.
-        hardware: the non-accelerator type that the group owns, if any.
+        hardware: the hardware, other than accelerators, that the group owns.
         ignore_hardware: True if its nodes count as CPU-only.
     """
 
@@ -283,7 +267,7 @@ class NodeGroupConfig:
         hardware_types: Mapping[str, type] | None = None,
         path: str = "node_group",
     ) -> NodeGroupConfig:
-        """Check one group of a cluster of *num_nodes* nodes; see :meth:`ClusterConfig.from_any`.
+        """Return one checked group of a cluster of *num_nodes* nodes; see :meth:`ClusterConfig.from_any`.
 
         Raises:
             ConfigError: a key or value is wrong.
@@ -320,7 +304,7 @@ class ClusterConfig:
     Attributes:
         num_nodes: number of nodes in the cluster.
         component_placement: rules that place components; see ComponentPlacement.
-        node_groups: the groups, in the order given.
+        node_groups: the groups, in the order of the configuration.
     """
 
     num_nodes: int
@@ -335,13 +319,14 @@ class ClusterConfig:
         num_nodes: int | None = None,
         hardware_types: Mapping[str, type] | None = None,
     ) -> ClusterConfig:
-        """Check a configuration: the ``cluster:`` section itself, or a whole one that has it.
+        """Return the checked configuration of *source*: a ``cluster:`` section, or a whole configuration that has one.
 
         Args:
-            source: a mapping, an OmegaConf DictConfig or the path of a YAML file; a ClusterConfig is returned as it is.
-            num_nodes: stands in for a missing ``num_nodes`` key; must agree with one that is there.
-            hardware_types: registered hardware types, name to config dataclass. With it, every entry of
-                ``hardware.configs`` becomes an instance; without it they stay mappings, and types are not checked.
+            source: a mapping, an OmegaConf DictConfig or the path of a YAML file; a ClusterConfig is returned
+                unchanged.
+            num_nodes: number of nodes if the section has no ``num_nodes``; must agree with ``num_nodes`` if it has.
+            hardware_types: config dataclass of each registered hardware type. With it, every entry of
+                ``hardware.configs`` becomes an instance; without it, entries stay mappings and types are not checked.
 
         Raises:
             ConfigError: a key or value is wrong; ``path`` says which.
@@ -373,7 +358,7 @@ class ClusterConfig:
         return [group.label for group in self.node_groups if node_rank in group.node_ranks]
 
     def get_hardware_configs(self, node_rank: int) -> dict[str, list[Any]]:
-        """Return hardware type to the entries of ``hardware.configs`` for a node; a type without entries has []."""
+        """Return the entries of ``hardware.configs`` for a node, by hardware type; [] for a type without entries."""
         found: dict[str, list[Any]] = {}
         for group in self.node_groups:
             if group.hardware is not None and node_rank in group.node_ranks:
@@ -382,7 +367,7 @@ class ClusterConfig:
 
 
 def cluster_section(source: ConfigSource) -> Mapping[Any, Any]:
-    """Return the ``cluster:`` section of *source* as plain values. *source* is that section or a whole configuration.
+    """Return the ``cluster:`` section as plain values. *source* is that section or a whole configuration.
 
     In a whole OmegaConf configuration, only the interpolations of that section are resolved.
 

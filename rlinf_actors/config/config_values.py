@@ -1,9 +1,9 @@
 """Values that every part of the configuration uses: YAML, OmegaConf, ranks, labels, variables, and users' dataclasses.
 
-Fixed sections are structs, which `rlinf_actors.conversion` checks. This module has what a struct cannot say: forms that
-people write in several ways (node ranks, labels, ``env_vars``), numbers that YAML reads in base 60, and dataclasses of
-hardware types, whose fields are checked against their annotations. Every error is a ConfigError with its config path.
-Nothing a caller passes in is changed.
+rlinf_actors.conversion checks the fixed sections by structs. This module has what a struct cannot say: values with
+several forms (node ranks, labels, ``env_vars``), numbers that YAML reads in base 60, and dataclasses of hardware types,
+whose fields are checked against their annotations. Every error is a ConfigError with its config path. No function
+changes the objects that its caller passes in.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ from rlinf_actors.errors import ConfigError
 class SexagesimalInt(int):
     """A number that was written ``a:b`` without quotes, which YAML 1.1 reads in base 60.
 
-    It can be used as a number, since it may be meant so in some fields. Fields for ranks reject it.
-
-    Attributes:
-        written: the text in the file.
-        line: line in the file, from 1.
+    It can be used as a number, because some fields may mean one. Fields for ranks reject it. `written` is the text in
+    the file, and `line` its line number, from 1.
     """
 
     written: str
@@ -57,7 +54,7 @@ def load_yaml(source: str | os.PathLike[str]) -> Any:
     """Return the content of a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read or is not YAML; ``path`` is the file's.
+        ConfigError: the file cannot be read or is not YAML; ``path`` is the path of the file.
     """
     name = os.fspath(source)
     try:
@@ -72,7 +69,7 @@ def load_yaml(source: str | os.PathLike[str]) -> Any:
 
 
 def parse_yaml(source: str) -> Any:
-    """Return the content of YAML text. Numbers written ``a:b`` are SexagesimalInts.
+    """Return the content of YAML text. A number written ``a:b`` becomes a SexagesimalInt.
 
     Raises:
         ConfigError: the text is not YAML, or a mapping has a key twice.
@@ -116,10 +113,10 @@ def _yaml_loader() -> Any:
 
 
 def plain(value: Any, path: str) -> Any:
-    """Return *value* with OmegaConf containers, at any depth, as dicts and lists, interpolations resolved.
+    """Return *value* with OmegaConf containers, at any depth, as dicts and lists, with interpolations resolved.
 
     Raises:
-        ConfigError: an interpolation cannot be resolved or a mandatory value (``???``) is missing.
+        ConfigError: an interpolation cannot be resolved, or a mandatory value (``???``) is missing.
     """
     omegaconf = sys.modules.get("omegaconf")  # an object of OmegaConf's can only exist if it is loaded
     if omegaconf is not None and omegaconf.OmegaConf.is_config(value):
@@ -141,10 +138,10 @@ _RANK_FORMS = 'a rank (3), ranges ("0-7,12"), "all", or a list of ranks'
 
 
 def whole_number(value: Any, path: str, least: int = 0) -> int:
-    """Return *value* as an int of at least *least*. A string of digits is accepted: OmegaConf's ``oc.env`` yields such.
+    """Return *value* as an int. A string of digits is accepted, because OmegaConf's ``oc.env`` yields strings.
 
     Raises:
-        ConfigError: *value* is no whole number, is too small, or was written like ``1:0``.
+        ConfigError: *value* is no whole number, is below *least*, or was written like ``1:0``.
     """
     refuse_sexagesimal(value, path)
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
@@ -179,7 +176,7 @@ def parse_node_ranks(value: Any, num_nodes: int, path: str) -> tuple[int, ...]:
         path: config path of *value*.
 
     Raises:
-        ConfigError: *value* has another form, a rank repeats or is not below *num_nodes*.
+        ConfigError: *value* has another form, or a rank repeats or is not below *num_nodes*.
     """
     ranks = _ranks(value, num_nodes, path)
     if not ranks:
@@ -223,7 +220,6 @@ def _ranks(value: Any, num_nodes: int, path: str, in_list: bool = False) -> Sequ
 
 
 def is_all(value: Any) -> bool:
-    """True if *value* is the word ``all``."""
     return isinstance(value, str) and value.strip().lower() == "all"
 
 
@@ -265,14 +261,14 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
-    """Return ``cls(**values)``, the fields checked against their annotations.
+    """Return ``cls(**values)`` after checking the fields against their annotations.
 
     Only annotations made of plain types are checked: numbers, text, lists, mappings, enums, literals, dataclasses. The
     class checks the rest in its ``__post_init__``.
 
     Raises:
-        ConfigError: an unknown, missing or ill-typed field, or the class refuses the values with a
-            TypeError, ValueError or AssertionError.
+        ConfigError: a field is unknown, missing or of a wrong type, or the class refuses the values with a TypeError,
+            ValueError or AssertionError.
     """
     given = dict(values)
     if dataclasses.is_dataclass(cls):
@@ -298,10 +294,10 @@ def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
-    """Return *value* converted to the annotation *hint*, by conversion.convert, and by `build` for dataclasses in it.
+    """Return *value* converted to the annotation *hint*: dataclasses by `build`, all else by conversion.convert.
 
-    A string that spells a number is accepted as a number: OmegaConf's ``oc.env`` yields such strings. If *hint* is not
-    made of plain types, *value* is returned unchanged.
+    A string that spells a number is accepted as a number, because OmegaConf's ``oc.env`` yields strings. *value* is
+    returned unchanged if *hint* is not made of plain types.
     """
     if not _is_plain(hint) or _is_dataclass(type(value)):
         return value

@@ -1,6 +1,4 @@
-"""Tools for testing programs that use rlinf-actors: clusters on this machine, faults, a pytest plugin with leak
-checks.
-"""
+"""Tools for users' tests: clusters on this machine, faults, simulated arms, a pytest plugin with leak checks."""
 
 from typing import TYPE_CHECKING
 

@@ -36,7 +36,7 @@ from rlinf_actors.settings import FAULTS
 
 @dataclass(frozen=True)
 class Action:
-    """Effect of a fault; made by `drop`, `delay`, `duplicate`, `cut` and `refuse`."""
+    """The effect of a fault, made by `drop`, `delay`, `duplicate`, `cut` or `refuse`."""
 
     name: str
     seconds: float = 0.0
@@ -45,14 +45,18 @@ class Action:
 def drop() -> Action:
     """Return the action that loses the message.
 
-    No network does that on a living connection, so a caller that waits needs a timeout.
+    No network loses a message on a connection that stays open, so a caller that waits for the answer needs a timeout.
     """
     return Action("drop")
 
 
 def delay(seconds: float) -> Action:
-    """Return the action that delays a message by *seconds*, and later messages with it. At spawn points it delays the
-    process.
+    """Return the action that delays a message, and the later messages of the same connection with it.
+
+    At spawn points it delays the start of the process.
+
+    Args:
+        seconds: length of the delay.
     """
     return Action("delay", seconds)
 
@@ -63,50 +67,59 @@ def duplicate() -> Action:
 
 
 def cut(seconds: float = 0.0) -> Action:
-    """Return the action that loses all messages to and from a peer for *seconds*; 0 means until the rule ends."""
+    """Return the action that loses all messages to and from a peer.
+
+    Args:
+        seconds: time until messages pass again; 0 for as long as the fault is injected.
+    """
     return Action("cut", seconds)
 
 
 def refuse() -> Action:
-    """Return the action that refuses a request or a start at once. A connection is refused as by a closed port."""
+    """Return the action that refuses a request or the start of a process at once, or a connection, as a closed port
+    does.
+    """
     return Action("refuse")
 
 
 def fault(point: str, action: Action, where: str = "*", **more: Any) -> Fault:
-    """Return one fault, for `environment`.
+    """Return a fault, for `environment`.
 
     Args:
-        point: name of the fault point, e.g. "transport.send"; see POINTS.
-        action: its effect, e.g. ``delay(0.2)``.
-        where: pattern (as in fnmatch) of the names to which the fault applies.
-        more: chance, times, skip, seed, exists: see Fault.
+        point: name of the fault point, e.g. "transport.send"; see net.fault_injection.POINTS.
+        action: effect of the fault, e.g. ``delay(0.2)``.
+        where: fnmatch pattern of the endpoints, peers, kinds of messages or workers that the fault affects.
+        more: chance, times, skip, seed and exists of net.fault_injection.Fault.
 
     Raises:
-        ConfigError: there is no such point, or the action is not possible there.
+        ConfigError: there is no such point, or the point does not allow the action.
     """
     return check(Fault(point, action.name, action.seconds, where, **more))
 
 
 def environment(*faults: Fault) -> dict[str, str]:
-    """Return the environment variable, with its value, that injects *faults* into every process that is started
-    with it.
+    """Return the environment variable that injects *faults* into every process that inherits the variable.
+
+    Args:
+        faults: faults that `fault` has made.
     """
     return {FAULTS: msgspec.json.encode(faults).decode()}
 
 
 @contextlib.contextmanager
 def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*", **more: Any) -> Iterator[Rule]:
-    """Inject faults into this process until the block ends; delayed messages still arrive then.
+    """Inject a fault into this process until the ``with`` block ends. Messages that it has delayed still arrive later.
 
     Args:
         point, action, more: the same as in `fault`.
-        where: a pattern, or a function of the name that returns True if the fault applies; it runs on any thread.
+        where: a pattern as in `fault`, or a function of the name that returns True if the fault affects it. The
+            function runs on any thread.
 
     Yields:
-        The rule; its `hits` counts the faults injected.
+        The rule, which counts the affected messages and processes in `hits`.
 
     Raises:
-        ConfigError: there is no such point, or the action is not possible there.
+        ConfigError: there is no such point, or the point does not allow the action.
     """
     pattern, decide = (where, None) if isinstance(where, str) else ("*", where)
     rule = Rule(fault(point, action, pattern, **more), decide)
@@ -118,10 +131,7 @@ def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*",
 
 
 def templates(run_dir: str) -> list[int]:
-    """Return the process ids of a node's running templates.
-
-    They are read from the records that templates leave for a later agentd (agentd.templates.Record).
-    """
+    """Return the pids of a node's running templates, from the records that templates leave for a later agentd."""
     found = []
     for path in Path(run_dir, "t").glob("*.json"):
         try:
@@ -135,9 +145,7 @@ def templates(run_dir: str) -> list[int]:
 
 
 def keepers(run_dir: str) -> list[int]:
-    """Return the process ids of a node's running keepers, which have the node's keeper socket on their
-    command lines.
-    """
+    """Return the pids of a node's running keepers, which have the node's keeper socket on their command lines."""
     wanted, found = os.fsencode(f"{run_dir}/keeper"), []
     for pid in procfs.pids():
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""LeakCheck: the processes, threads, file descriptors, files and shared memory that a test left behind.
+"""LeakCheck: find processes, threads, file descriptors, files and shared memory that a test has left behind.
 
-A process belongs to the test if its environment has the test's value of TEST_MARK: every process that the test starts
-inherits that value, also through setsid and double forks. The check waits until processes and threads that are ending
-have ended, at most GRACE_S seconds in all.
+A process belongs to the test if its environment has the test's value of TEST_MARK. Every process that the test starts
+inherits that value, also through setsid and double forks. The check waits for processes and threads that are ending, at
+most GRACE_S seconds in all.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ SHM = "/dev/shm"
 _NOT_OURS = ("asyncio_", "pytest_timeout", "ThreadPoolExecutor")
 """Beginnings of the names of threads that belong to the event loop or to pytest."""
 _MAX_BASE = 24
-"""Longest temporary directory, in bytes: socket paths in the run directories below must stay short."""
+"""Longest temporary directory, in bytes, because the paths of sockets in run directories below it must be short."""
 
 _numbers = itertools.count(1)
 
 
 class LeakCheck:
-    """Check for leaks. Make an instance before the test makes its resources, and call `problems` after they are
-    closed.
-    """
+    """Checks for leaks. Make it before the test makes resources, and call `problems` after the test has closed them."""
 
     def __init__(self) -> None:
         self._mark = f"{os.getpid()}-{next(_numbers)}"
@@ -51,9 +49,7 @@ class LeakCheck:
         self._children = set(procfs.children(os.getpid()))
 
     def problems(self) -> list[str]:
-        """Return a sentence for each thing that remains. Kills processes, removes files, and restores the
-        environment.
-        """
+        """Kill and remove what the test has left, restore the environment, and return a sentence for each leak."""
         for name, value in self._environ.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -98,7 +94,7 @@ class LeakCheck:
 
 
 def processes(mark: str) -> list[int]:
-    """Return the ids of the living processes, without this one, whose environment has TEST_MARK=*mark*."""
+    """Return the pids of the living processes, except this one, whose environment has TEST_MARK=*mark*."""
     wanted = f"{TEST_MARK}={mark}".encode()
     me, found = os.getpid(), []
     for pid in procfs.pids():
@@ -131,10 +127,10 @@ def _shm() -> set[str]:
 
 
 def _used_by_others(name: str) -> bool:
-    """True if this shared memory belongs to another program or no longer exists.
+    """True if the shared memory *name* belongs to another program or no longer exists.
 
-    It belongs to another program if a process outside this process's subtree has it open or mapped. The mapping is
-    compared by inode, because sem_open renames the file after it has mapped it.
+    It belongs to another program if a process outside this process's subtree has it open or mapped. Mappings are
+    compared by inode, because sem_open maps a file before it renames it.
     """
     try:
         found = os.stat(f"{SHM}/{name}")

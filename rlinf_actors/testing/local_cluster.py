@@ -1,7 +1,7 @@
-"""LocalCluster: a head and several agents as real processes on this machine, with described hardware. For tests.
+"""LocalCluster: a head and several nodes as processes on this machine, with described hardware. For tests.
 
-Each node is an agentd that reads its hardware from a file instead of probing; `per_node` makes these descriptions.
-Blocking methods run on the caller's thread. With ``async_op=True`` they run on another thread.
+Each node is an agentd that reads its hardware from a file instead of probing; `per_node` makes the content of these
+files. Blocking methods run on the caller's thread, and with ``async_op=True`` on another thread.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ EXAMPLE = '{"accelerators": 8, "type": "NV_GPU", "model": "A800"}'
 
 
 def per_node(hardware: NodeHardware | Sequence[NodeHardware], num_nodes: int) -> list[dict[str, Any]]:
-    """Return, for each node by rank, the hardware description that its agentd reads.
+    """Return the hardware description for the agentd of each node, by rank.
 
     Args:
-        hardware: one description for all nodes, or a list with one for each.
+        hardware: one description for all nodes, or a list with one for each node.
         num_nodes: number of nodes.
 
     Raises:
@@ -134,7 +134,7 @@ _NOT_INHERITED = FOR_THE_UNIT_ALONE | {
     HEAD, HEAD_KEY, NODE_RANK, RUN_DIR, LOG_DIR, CONFIG_FILE, NAMESPACE, WORKER_MARK,
 }  # fmt: skip
 _MAX_BASE = 40
-"""Longest parent of run directories, in bytes: the path of a unix socket holds 107."""
+"""Longest parent of run directories, in bytes, since a unix socket's path has at most 107 bytes."""
 
 
 @dataclass
@@ -142,11 +142,11 @@ class LocalNode:
     """One node of a LocalCluster.
 
     Attributes:
-        rank: its rank in the cluster.
-        ip: its address: 127.0.0.1 for node 0, 127.0.0.2 for node 1, …
-        run_dir: its agentd's directory of sockets.
-        log_dir: directory of its workers' output, unless the driver sets another.
-        process: the process of its agentd.
+        rank: rank of the node in the cluster.
+        ip: address of the node: 127.0.0.1 for node 0, 127.0.0.2 for node 1, …
+        run_dir: directory of its agentd's sockets.
+        log_dir: directory for the output of its workers, unless the driver sets another.
+        process: process of its agentd.
     """
 
     rank: int
@@ -158,16 +158,16 @@ class LocalNode:
 
     @property
     def pid(self) -> int:
-        """Process id of its agentd."""
+        """Process id of the node's agentd."""
         return self.process.pid
 
     @property
     def alive(self) -> bool:
-        """True if its agentd runs."""
+        """True if the node's agentd is running."""
         return self.process.poll() is None
 
     def log(self) -> str:
-        """Return the log of its agentd. It is available after the end of the cluster too."""
+        """Return the log of the node's agentd, also after the end of the cluster."""
         if self._log is not None:
             return self._log
         try:
@@ -191,9 +191,9 @@ started: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
 class LocalCluster:
     """A cluster of *num_nodes* nodes on this machine, for tests.
 
-    Each node is an agentd, the first one with the head. They listen on loopback and unix sockets only, and have a key
-    directory of their own, so this user's other keys do not matter. Everything ends with ``stop``, with the ``with``
-    block, or with this process, however it ends. ``start`` blocks; ``async with`` does not.
+    Each node is an agentd, the first one with the head. The agentds listen only on loopback and unix sockets. They use
+    a key directory of their own, so the user's other keys do not matter. All processes end with ``stop``, with the
+    ``with`` block, or with this process, however it ends. ``start`` blocks; ``async with`` does not.
 
     Example::
 
@@ -203,19 +203,19 @@ class LocalCluster:
 
     Args:
         num_nodes: number of nodes.
-        hardware: the nodes' hardware: one description for all, or a list with one for each. Keys
-            (all optional): accelerators (a number), type (NV_GPU), model, memory_bytes, numa_nodes (a list with one
-            number for each accelerator), robots (a list of ``{"type": "Franka", ...}``), cpus, env, labels, interfaces.
-            None: no accelerators. Nothing is probed.
-        env: variables for the agents, and so for the workers on every node.
+        hardware: hardware of the nodes, which is not probed: one description for all nodes, or a list with one for
+            each. Keys (all optional): accelerators (a number), type (NV_GPU), model, memory_bytes, numa_nodes (a list
+            with one number for each accelerator), robots (a list of ``{"type": "Franka", ...}``), cpus, env, labels,
+            interfaces. None for no accelerators.
+        env: environment variables for the agentds, and so for the workers on every node.
         options: tables of agentd's configuration file, for all nodes: ``{"timers": {"lease_s": 2}}``.
         timeout: seconds that the start may take.
 
     Attributes:
-        nodes: the nodes by rank, from their start on.
-        head: the head's address.
-        keys: the cluster's key directory.
-        stopped: True after its end.
+        nodes: the nodes by rank; empty before the start.
+        head: address of the head, HOST:PORT.
+        keys: key directory of the cluster.
+        stopped: True after the end of the cluster.
 
     Raises:
         ConfigError: *hardware* or *options* is wrong.
@@ -256,11 +256,11 @@ class LocalCluster:
         """Start the nodes and wait until all are registered.
 
         Args:
-            async_op: True to return an AsyncWork at once instead of blocking. The other methods have the same argument.
+            async_op: True to return an AsyncWork at once instead of blocking, as in the other methods.
 
         Raises:
             ClusterTimeoutError: the start takes longer than *timeout* seconds.
-            RlinfActorsError: an agentd ended; the message has its log.
+            RlinfActorsError: an agentd has ended; the message has its log.
         """
         if self._started:
             raise RlinfActorsError("this LocalCluster was started already: make another one")
@@ -301,11 +301,11 @@ class LocalCluster:
         self.stopped = True
 
     def kill_node(self, rank: int, async_op: bool = False) -> Any:
-        """SIGKILL a node: its agentd, templates, workers and their children. Return when they have ended."""
+        """SIGKILL a node: its agentd, templates, workers and their children. Return when all have ended."""
         return _done(lambda: self._kill(self.nodes[rank]), f"the end of node {rank}", async_op)
 
     def kill_agent(self, rank: int, async_op: bool = False) -> Any:
-        """SIGKILL only the agentd of a node; on node 0 that includes the head. Return when the agentd has ended."""
+        """SIGKILL only the agentd of a node, which on node 0 has the head inside. Return when the agentd has ended."""
 
         def kill() -> None:
             self.nodes[rank].process.kill()
@@ -314,10 +314,10 @@ class LocalCluster:
         return _done(kill, f"the end of the agentd of node {rank}", async_op)
 
     def restart_agent(self, rank: int, timeout: float = 30.0, async_op: bool = False) -> Any:
-        """Restart the agentd of a node, which must have ended, at its old addresses. Return when it is registered.
+        """Restart the agentd of a node, after it has ended, at its old addresses. Return when the node is registered.
 
         Raises:
-            RlinfActorsError: the agentd still runs, or the new one ended before it was registered.
+            RlinfActorsError: the agentd still runs, or the new agentd ended before the node was registered.
             ClusterTimeoutError: the restart takes longer than *timeout* seconds.
         """
         node = self.nodes[rank]
@@ -332,10 +332,10 @@ class LocalCluster:
         return _done(restart, f"the new start of the agentd of node {rank}", async_op)
 
     def stop_node(self, rank: int, timeout: float = 10.0, async_op: bool = False) -> Any:
-        """End a node in good order (SIGTERM) and wait for the end.
+        """End a node in good order (SIGTERM) and wait until its agentd has ended.
 
         Raises:
-            subprocess.TimeoutExpired: the node has not ended after *timeout* seconds.
+            subprocess.TimeoutExpired: the agentd has not ended after *timeout* seconds.
         """
 
         def stop() -> None:
@@ -368,12 +368,16 @@ class LocalCluster:
     # --- what drivers need ---
 
     def cluster(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Cluster:
-        """Return a Cluster of this process on these nodes. Blocks. `stop` shuts it down.
+        """Return a Cluster of this process on these nodes. Blocks. `stop` shuts the Cluster down.
 
-        The arguments are those of Cluster. Without *num_nodes* and *cluster_cfg*, the Cluster has all nodes.
+        Args:
+            num_nodes: nodes to wait for; without *num_nodes* and *cluster_cfg*, all nodes.
+            cluster_cfg: the ``cluster:`` section; see Cluster.
+            arguments: further arguments of Cluster.
 
         Raises:
-            RlinfActorsError: the Cluster needs all nodes and the agentd of one has ended. Also the errors of Cluster.
+            RlinfActorsError: the Cluster needs all nodes, and the agentd of a node has ended. Also the errors of
+                Cluster.
         """
         from rlinf_actors.cluster.cluster import Cluster
 
@@ -382,8 +386,9 @@ class LocalCluster:
         return made
 
     def connect(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Connecting[Cluster]:
-        """Connect to these nodes from asyncio: ``async with local.connect() as cluster``. Arguments as
-        Cluster.connect's.
+        """Start a Cluster on these nodes from asyncio: ``async with local.connect() as cluster``.
+
+        Args and Raises are those of `cluster`.
         """
         from rlinf_actors.cluster.cluster import Cluster
 
@@ -407,14 +412,13 @@ class LocalCluster:
         return self.num_nodes
 
     def _kill(self, node: LocalNode) -> None:
-        """SIGKILL the remaining processes of a node."""
         kill_all([*([node.pid] if node.alive else []), *keepers(node.run_dir), *templates(node.run_dir)])
         node.process.wait()
 
     # --- starting ---
 
     def _add(self, rank: int) -> int:
-        """Start a node's first agentd, and return the read end of the pipe on which it reports its registration."""
+        """Start the agentd of a new node. Return the read end of the pipe on which it reports its registration."""
         run_dir = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=_base())  # agentd removes it if we are killed
         node = LocalNode(rank, f"127.0.{rank // 250}.{rank % 250 + 1}", run_dir, f"{run_dir}/logs")
         self.keys = self.keys or self._env.get(KEY_DIR, f"{run_dir}/keys")
@@ -423,7 +427,7 @@ class LocalCluster:
         return heard
 
     def _spawn(self, node: LocalNode) -> int:
-        """Start an agentd, and return the read end of the pipe on which it reports its registration."""
+        """Start the agentd of *node*. Return the read end of the pipe on which it reports its registration."""
         rank, run_dir = node.rank, node.run_dir
         role = ["--connect", self.head] if rank else ["--head", "--listen", self.head]
         hardware = f"{run_dir}/hardware.json"
@@ -455,7 +459,7 @@ def _base() -> str:
 
 
 def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> None:
-    """Wait until each agentd reports its registration, then close the pipes."""
+    """Wait until the agentd of each rank in *pipes* reports its registration on its pipe. Close the pipes."""
     missing = set(pipes)
     text = {rank: bytearray() for rank in pipes}
     with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:

@@ -4,15 +4,14 @@ pytest loads it in every run of an environment with rlinf-actors, so its import 
 
 Fixtures:
 
-* ``rlinf_cluster``: the embedded one-node Cluster, for plain tests and for ``async def`` tests alike.
+* ``rlinf_cluster``: a private cluster of one node, for plain and for ``async def`` tests.
 * ``rlinf_cluster_async``: the same, started without blocking the test's event loop (needs pytest-asyncio).
 * ``local_cluster``: ``local_cluster(num_nodes=3, hardware=...)`` starts a LocalCluster that ends with the test.
-* ``rlinf_leak_check``: used by the others; a test can use it alone. After the test there must be no process, thread,
-  file descriptor, file in a run directory or shared memory that was not there before.
+* ``rlinf_leak_check``: used by the others; a test can use it alone. It fails a test that leaves a process, thread, file
+descriptor, file in a run directory, or shared memory behind.
 
-The report of a failed test shows the ends of the logs of its LocalClusters.
-
-A cluster that many tests share (a fixture of module scope) is made with LocalCluster directly.
+The report of a failed test shows the ends of the logs of its LocalClusters. For a cluster that many tests share (a
+fixture of module scope), use LocalCluster directly.
 """
 
 from __future__ import annotations
@@ -33,12 +32,10 @@ except ImportError:
     pytest_asyncio = None  # type: ignore[assignment]
 
 LOG_LINES = 50
-"""Number of lines of each node's log in the report of a failed test."""
+"""Lines of each node's log in the report of a failed test."""
 
 runs: list[pytest.Config] = []
-"""Runs of pytest in progress in this process. During a run, lost errors do not change the exit code
-(`runtime.lost_errors`).
-"""
+"""Runs of pytest in this process. During a run, runtime.lost_errors does not change the exit code."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,7 +50,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, None]:
-    """Add the nodes' logs to the report of a failed test, because the files are removed with the cluster."""
+    """Add the nodes' logs to the report of a failed test, because the log files are removed with the cluster."""
     outcome = yield
     report = outcome.get_result()
     module = sys.modules.get("rlinf_actors.testing.local_cluster")
@@ -92,7 +89,7 @@ def rlinf_cluster(rlinf_leak_check: None) -> Iterator[Cluster]:
 
 @pytest.fixture
 def local_cluster(rlinf_leak_check: None) -> Iterator[Callable[..., LocalCluster]]:
-    """Provide a function that starts a LocalCluster (num_nodes is 3 by default), which ends with the test."""
+    """Provide a function that starts a LocalCluster (of 3 nodes by default), which ends with the test."""
     from rlinf_actors.testing.local_cluster import LocalCluster
 
     started: list[LocalCluster] = []
@@ -111,7 +108,7 @@ if pytest_asyncio is not None:
 
     @pytest_asyncio.fixture
     async def rlinf_cluster_async(rlinf_leak_check: None) -> AsyncIterator[Cluster]:
-        """A private cluster of one node, for ``async def`` tests; shut down after the test."""
+        """Provide a private cluster of one node to an ``async def`` test, and shut the cluster down after the test."""
         from rlinf_actors.cluster.cluster import Cluster
 
         async with Cluster.connect(num_nodes=1) as cluster:

@@ -1,11 +1,11 @@
 """A simulated robot arm: a process that records every command, and a client for workers.
 
-The protocol is lines of text over TCP. A client sends ``move X``, ``stop`` or ``hello NAME``; the arm sends
-``state POSITION MOVING`` to every client, 20 times a second by default. The record is a file of one
-JSON object a line: time (CLOCK_MONOTONIC, which all processes of a machine share), connection, command.
+The protocol is lines of text over TCP. A client sends ``move X``, ``stop`` or ``hello NAME``; the arm sends ``state
+POSITION MOVING`` to every client, 20 times a second by default. The record is a file with one JSON object per line:
+time (CLOCK_MONOTONIC, which all processes of a machine share), connection, command.
 
-Run one with ``python -m rlinf_actors.testing.simulated_arm --port 0 --record FILE``; its first line
-of output is the port. Several --record make several arms, each with a port and a line of its own.
+``python -m rlinf_actors.testing.simulated_arm --port 0 --record FILE`` runs one arm and prints its port. Each further
+--record makes another arm, whose port is printed on a line of its own.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Command:
 
 
 class SimulatedArm:
-    """One simulated arm. Use on the loop thread only.
+    """One simulated arm. Use it on the loop thread only.
 
     Args:
-        record: path of the file to which every command is appended, in whole lines.
-        rate_hz: number of states to send per second.
+        record: path of the file to which the arm appends every command.
+        rate_hz: states to send per second.
         watchdog_s: seconds without a command after which a moving arm stops; 0 for never.
     """
 
@@ -66,13 +66,13 @@ class SimulatedArm:
         self._tasks = Tasks()
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept clients until `close`. Return the TCP port."""
+        """Accept clients until `close` is called. Return the TCP port."""
         self._server = await asyncio.start_server(self._client, host, port, limit=_MAX_LINE)
         self._tasks.start(self._send_states(), "sending states")
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """End all connections, and wait for their end."""
+        """End all connections and wait for their end."""
         await self._tasks.close()
         self._server.close()
         for writer in self._writers:
@@ -133,7 +133,7 @@ class SimulatedArm:
 
 
 class SimulatedArmClient:
-    """A worker's connection to a simulated arm. Any thread. A command is one system call and takes no lock.
+    """A worker's connection to a simulated arm. Any thread. Sending a command is one system call and takes no lock.
 
     Args:
         address: ``HOST:PORT`` of the arm.
@@ -157,19 +157,20 @@ class SimulatedArmClient:
         self._send(f"move {position:.6f}")
 
     def stop(self) -> None:
-        """Stop the arm, and wait for the state that confirms it. Raises OSError if the connection is broken.
+        """Stop the arm, and wait for the state that confirms the stop. Raises OSError if the connection is broken.
 
-        The wait matters if the process ends next: when a process ends with unread data, the kernel drops what is
-        still in the socket's send buffer.
+        The wait matters if the process ends next: if a process ends with unread data, the kernel drops what is still in
+        the socket's send buffer.
         """
         self._send("stop")
         while self.state()[1]:
             pass
 
     def state(self) -> tuple[float, bool]:
-        """Wait for the arm's next state and return its position, and True if the arm moves.
+        """Wait for the arm's next state. Return its position, and True if the arm is moving.
 
-        Raises OSError if the arm closes the connection.
+        Raises:
+            OSError: the arm has closed the connection.
         """
         while b"\n" not in self._received:
             data = self._socket.recv(4096)
@@ -181,9 +182,7 @@ class SimulatedArmClient:
         return float(position), moving == "1"
 
     def fileno(self) -> int:
-        """Return the file descriptor of the connection, for code that writes commands itself (one line of text per
-        command).
-        """
+        """Return the file descriptor of the connection, for code that writes commands (lines of text) itself."""
         return self._socket.fileno()
 
     def close(self) -> None:
@@ -195,7 +194,7 @@ class SimulatedArmClient:
 
 
 def read_record(path: str | Path) -> list[Command]:
-    """Return the commands in the record at *path*, in the arm's order. An incomplete last line is ignored."""
+    """Return the commands in the record at *path*, in the order of the arm. An incomplete last line is ignored."""
     lines = Path(path).read_text().split("\n")[:-1]
     return [Command(one["at"], one["connection"], one["command"]) for one in map(json.loads, lines)]
 

@@ -1,4 +1,4 @@
-"""Hardware type of simulated arms. Importing this module makes ``SimulatedArm`` available to node groups."""
+"""The hardware type ``SimulatedArm``. Importing this module makes it available to node groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HW_TYPE = "SimulatedArm"
 @NodeHardwareConfig.register_hardware_config(HW_TYPE)
 @dataclass
 class SimulatedArmConfig(HardwareConfig):
-    """Configuration of one arm. ``address`` is its ``HOST:PORT`` as seen from its node."""
+    """Configuration of one arm. ``address`` is the ``HOST:PORT`` at which its node reaches the arm."""
 
     address: str
 
@@ -27,7 +27,7 @@ class SimulatedArmInfo(HardwareInfo):
 
     @property
     def identity(self) -> str:
-        """The arm's address, so that only one group may use the arm at a time."""
+        """The arm's address, so that only one group at a time may use the arm."""
         return self.address
 
 
@@ -39,6 +39,6 @@ class SimulatedArmHardware(Hardware):
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[SimulatedArmConfig] | None = None) -> HardwareResource | None:
-        """Return the configured arms of a node, None without any."""
+        """Return the configured arms of a node, None if it has none."""
         infos = [SimulatedArmInfo(cls.HW_TYPE, "simulated", arm.address) for arm in configs or ()]
         return HardwareResource(cls.HW_TYPE, infos) if infos else None
