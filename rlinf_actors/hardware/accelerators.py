@@ -26,7 +26,8 @@ _Found = TypeVar("_Found", bound=Find)
 
 
 class AcceleratorUtil:
-    """Facts about accelerator types. Every method is static; none loads a vendor's library or torch unless it says so.
+    """Facts about accelerator types. All methods are static. None loads a vendor's library or torch unless its text
+    says so.
 
     Each method takes an accelerator type as an AcceleratorType or as its name. An unknown type raises ConfigError.
     """
@@ -35,7 +36,7 @@ class AcceleratorUtil:
     def get_accelerator_type(environ: Mapping[str, str] | None = None) -> AcceleratorType:
         """Return the accelerator type of this process.
 
-        A worker's type comes from its placement. Outside a worker the type is a guess from the device files of this
+        In a worker, the type comes from the placement. In other processes, it is a guess from the device files of this
         machine; ``Cluster.get_node_info`` is exact.
 
         Args:
@@ -55,14 +56,19 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_visibility_variable(accelerator_type: AcceleratorType | str) -> str:
-        """Return the name of the environment variable that lists the visible devices; "" for NO_ACCEL."""
+        """Return the name of the environment variable that lists the visible devices of a type; "" for NO_ACCEL."""
         return facts_of(accelerator_type).visibility_variable
 
     @staticmethod
     def get_accelerator_env_var(
         accelerator_type: AcceleratorType | str, visible_accelerators: Sequence[str | int]
     ) -> dict[str, str]:
-        """Return the environment variables that limit a process to *visible_accelerators* (indices or UUIDs)."""
+        """Return the environment variable that limits a process to *visible_accelerators*, and its value.
+
+        Args:
+            accelerator_type: the type.
+            visible_accelerators: indices or UUIDs of the devices, in the order in which the process sees them.
+        """
         facts = facts_of(accelerator_type)
         if not facts.visibility_variable:
             return {}
@@ -72,7 +78,7 @@ class AcceleratorUtil:
     def get_visible_devices(
         accelerator_type: AcceleratorType | str, environ: Mapping[str, str] | None = None
     ) -> list[int | str] | None:
-        """Return the devices that the visibility variable of the type lists.
+        """Return the devices that the visibility variable of a type lists.
 
         Args:
             accelerator_type: the type.
@@ -92,29 +98,29 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_ccl_backend(accelerator_type: AcceleratorType | str) -> str:
-        """Return the name of the torch.distributed backend for the type: nccl, hccl, …; gloo for NO_ACCEL."""
+        """Return the name of torch.distributed's backend for a type, such as nccl or hccl; gloo for NO_ACCEL."""
         return facts_of(accelerator_type).ccl or "gloo"
 
     @staticmethod
     def get_ccl_socket_ifname_env_var(accelerator_type: AcceleratorType | str) -> str:
-        """Return the name of the variable that chooses the network interface of the type's collective library.
+        """Return the name of the variable that chooses the network interface of a type's collective library.
 
-        NO_ACCEL has the variable of gloo.
+        For NO_ACCEL, it is the variable of gloo.
         """
         return facts_of(accelerator_type).nic_variable or GLOO_NIC_VARIABLE
 
     @staticmethod
     def get_device_type(accelerator_type: AcceleratorType | str) -> str:
-        """Return the name that torch gives devices of the type: cuda, npu, …; cpu for NO_ACCEL."""
+        """Return torch's name for devices of a type, such as cuda or npu; cpu for NO_ACCEL."""
         return facts_of(accelerator_type).torch_device_type
 
     @staticmethod
     def get_torch_platform(accelerator_type: AcceleratorType | str) -> Any:
-        """Import torch and return its module for devices of the type, such as ``torch.cuda``.
+        """Import torch and return its module for devices of a type, such as ``torch.cuda``.
 
         Raises:
             ImportError: torch is not installed.
-            UsageError: this torch has no such module, and the vendor's plug-in (torch_npu, …) is not installed.
+            UsageError: this torch has no such module, and the vendor's plug-in (torch_npu, ...) is not installed.
         """
         return torch_platform(accelerator_type)
 
@@ -128,8 +134,8 @@ class AcceleratorUtil:
     ) -> Callable[[_Found], _Found]:
         """Return a decorator that registers an accelerator type, and the function that finds its accelerators.
 
-        The type is registered in this process only. So do this in a module that RLINF_EXT_MODULE or an entry point of
-        group ``rlinf_actors.accelerators`` names::
+        The type is registered in this process only. So register it in a module that RLINF_EXT_MODULE or an entry point
+        of group ``rlinf_actors.accelerators`` names::
 
             def register():
                 @AcceleratorUtil.register_accelerator(
@@ -141,16 +147,16 @@ class AcceleratorUtil:
                     return FoundAccelerators([AcceleratorInfo("MY_TPU", "Model 1", index=0)], faults=[])
 
         The probe calls the function in a child process, with a time limit, and only if one of *devices* or *libraries*
-        exists. The function gets the node's environment, and returns the accelerators that the visibility variable of
+        exists. The function gets the node's environment. It returns the accelerators that the visibility variable of
         the type does not hide; an exception becomes a fault of the node. To apply the visibility variable, call
         ``hardware.visibility.visible_devices``; to run tools with a time limit, use
         ``hardware.vendors.machine.Machine``.
 
         Args:
             name: name of the type, as in ``AcceleratorType(name)``, in placements and in ``AcceleratorInfo.type``.
-            facts: properties of the type, such as its visibility variable and its collective backend.
+            facts: facts about the type, such as its visibility variable and its collective backend.
             devices: glob patterns of the device files that the vendor's driver makes.
-            libraries: file names of the vendor's library, searched in LD_LIBRARY_PATH and the usual directories.
+            libraries: file names of the vendor's library. It is searched in LD_LIBRARY_PATH and the usual directories.
 
         Raises:
             ValueError: the name is not an identifier, is built in, or is registered by another function.
@@ -167,7 +173,7 @@ class AcceleratorUtil:
 class Accelerator(Hardware):
     """The accelerators of this machine, with the interface of a hardware type.
 
-    This class is not in the registry of hardware types: accelerators are detected and need no configuration.
+    This class is not a registered hardware type: accelerators are detected and need no configuration.
     """
 
     HW_TYPE: ClassVar[str] = ANY_ACCELERATOR
@@ -177,11 +183,11 @@ class Accelerator(Hardware):
         """Return the accelerators that the vendors' libraries report on this machine. Blocks, for about 8 s at most.
 
         Args:
-            node_rank: not used; the machine is always the one of this process.
+            node_rank: not used; the machine is always this one.
             configs: not used.
 
         Returns:
-            The accelerators of the first type found; None if there is no accelerator.
+            The accelerators of the first type found; None if there are none.
         """
         from rlinf_actors.hardware.probe import run_probe
 

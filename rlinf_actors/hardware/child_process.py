@@ -1,7 +1,7 @@
 """Run code that may hang, crash or print nonsense (a vendor's library, a user's hardware type) in a child process.
 
 The probe, agentd's hardware query and `hw scan` call `run_child` in their event loop. It waits until the child has
-ended, and does not block the loop. The child's function begins with `probe_child.contain` and ends with
+ended, without blocking the loop. The function that runs in the child begins with `probe_child.contain` and ends with
 `probe_child.finish`.
 """
 
@@ -23,7 +23,7 @@ from rlinf_actors import procfs
 log = logging.getLogger(__name__)
 
 _STACK_S = 0.5
-"""Seconds that a hung child gets to write its stack (faulthandler does it on SIGABRT)."""
+"""Seconds that a hung child gets to write its stack, which faulthandler does on SIGABRT."""
 _KILL_S = 0.5
 """Seconds after SIGKILL until a process counts as unkillable (in the uninterruptible sleep of a device driver)."""
 _MAX_OUTPUT = 1 << 20
@@ -44,13 +44,11 @@ _FRAME = re.compile(r'^\s*File ".*", line \d+ in (\w+)', re.MULTILINE)
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """How a child process ended, and what it wrote.
+    """How a child process ended, and what it wrote to standard output and standard error.
 
     Attributes:
         code: exit code, or minus the number of the signal. None if the child exceeded its time limit, could not be
             started or could not be killed.
-        output: bytes of its standard output.
-        errors: text of its standard error.
         note: why the child could not be started or killed, "" otherwise.
     """
 
@@ -75,13 +73,13 @@ async def run_child(
     root: str = _ROOT,
     given: bytes = b"",
 ) -> ChildEnd:
-    """Run a function in a child process, wait until it has ended, and kill what is left of its process group.
+    """Run a function in a child process, wait until the child has ended, and kill what is left of its process group.
 
     Call it from the main thread: the child ends when the thread that started it ends. Cancelling kills the child.
 
     Args:
         module: module with ``main(argv)``, or ``module:function`` for another function.
-        arguments: the rest of the child's ``argv``; its first element is the pid of this process.
+        arguments: the rest of the function's *argv*, whose first element is the pid of this process.
         env: the whole environment of the child.
         timeout_s: seconds until the child is killed; this function returns at most about a second later.
         python: the child's interpreter.
@@ -112,7 +110,7 @@ async def run_child(
 
 
 def fault_of(end: ChildEnd, whose: str, timeout_s: float) -> str:
-    """Return a sentence that says how the child failed, "" if it ended with exit code 0.
+    """Return a sentence that says how a child failed; "" if it ended with exit code 0.
 
     Args:
         end: how the child ended.
@@ -190,7 +188,7 @@ def _has_failed(pid: int) -> bool:
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and its process group. Call it before the child is reaped: later the group id may be reused."""
+    """Kill the child's process group. Call this before the child is reaped: later the id may be another's."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
@@ -209,7 +207,7 @@ def _kill_session(leader: int) -> None:
 
 
 def _log_unkillable(pid: int) -> None:
-    """Log a process that now runs as another user (sudo, setuid): only that user, or root, can kill it."""
+    """Log that a process runs as another user (sudo, setuid), so that only that user or root can kill it."""
     log.warning("process %d, which the hardware probe started, cannot be killed: it became another user's process", pid)
 
 

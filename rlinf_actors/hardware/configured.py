@@ -1,7 +1,8 @@
-"""Turn the entries for configured hardware (robots and other pieces that node groups own) into HardwareInfos.
+"""Make HardwareInfos of configured hardware (robots and other pieces that node groups own) from configuration entries.
 
-The ``enumerate`` of a hardware type is user code and examines the machine. So it runs on the node in a child process
-(`probe_child.enumerate_main`). Only `describe_hardware`, for a cluster that does not exist, runs it in this process.
+The ``enumerate`` of a hardware type is user code and examines the machine, so it runs on the node in a child process
+(`probe_child.enumerate_main`). In the driver it runs only for types that the script itself registers; in `rlinf-actors
+plan`, for described nodes.
 
 `piece_of` and `info_of` convert a HardwareInfo to a message and back. Dataclasses inside the info (mostly its config)
 travel with their class names and become instances of the same class. Numbers, text, lists and mappings travel
@@ -35,11 +36,11 @@ _ENTRY = re.compile(r"\bconfigs\[(\d+)\]")
 
 
 def values_of(section: HardwareSection, node_rank: int) -> list[dict[str, Any]] | None:
-    """Return the entries of *section* for a node, as mappings of plain values to send to the node.
+    """Return the entries of a hardware section for one node, as mappings of plain values to send to the node.
 
     Returns:
         None if the section has no entries for any node: then ``enumerate`` on the node decides alone. [] if only other
-        nodes have entries: then the node has no piece of this type, and the caller need not query it.
+        nodes have entries: then this node has no piece, and the caller need not query it.
     """
     if not section.configs:
         return None
@@ -69,13 +70,14 @@ def without_types(config: ClusterConfig) -> ClusterConfig:
 
 
 def describe_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """Return *nodes* with the hardware that their node groups own added. For nodes that are described, not real.
+    """Return described *nodes*, with the hardware that the node groups of *config* own added.
 
-    A type that a node lists already is not added to it. ``disable_validate`` is set where a type has that field, so
-    that ``enumerate`` does not examine this machine. Types that are not registered here are left out.
+    ``enumerate`` of the types runs in this process, with ``disable_validate`` set if the config class has that field,
+    so that it does not examine this machine. A type that a node lists already is not added to it. Types that this
+    process does not know are left out.
 
     Raises:
-        ConfigError: an entry is wrong, or a type's ``enumerate`` refuses it.
+        ConfigError: an entry is wrong, or ``enumerate`` refuses it.
     """
     load_types(group.hardware.type for group in config.node_groups if group.hardware is not None)
     found = {node.node_rank: list(node.hardware_resources) for node in nodes}
@@ -100,7 +102,7 @@ def describe_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[
 
 
 def merge(resources: list[HardwareResource], found: HardwareResource | None) -> None:
-    """Add *found* to the *resources* of a node, in place. A piece that is there already is not added again."""
+    """Add *found* to the *resources* of a node, in place. Pieces that are there already are not added again."""
     if found is None:
         return
     for index, resource in enumerate(resources):
@@ -114,12 +116,12 @@ def merge(resources: list[HardwareResource], found: HardwareResource | None) -> 
 def section_error(
     error: ConfigError, section: HardwareSection, node_rank: int, path: str, where: str = ""
 ) -> ConfigError:
-    """Return *error* with indices into the whole section instead of indices into the entries of one node.
+    """Return *error* with indices into the whole hardware section instead of indices into the entries of one node.
 
     Args:
         error: an error whose ``path`` and text have indices into the node's entries, such as ``configs[0].robot_ip``.
         section: the section with the entries of all nodes.
-        node_rank: rank of the node.
+        node_rank: cluster rank of the node.
         path: config path of the section.
         where: text to append to the message, such as the name of the node.
     """
@@ -139,13 +141,13 @@ def section_error(
 def enumerate_values(
     kind: str, node_rank: int, entries: Sequence[Mapping[str, Any]] | None, *, described: bool = False
 ) -> HardwareResource | None:
-    """Return the pieces of one type on a node, from plain entries of the configuration. Calls `enumerate_type`.
+    """Return the pieces of one hardware type on a node, from configuration entries as plain values. Runs user code.
 
     Args:
-        kind: the registered type.
+        kind: the hardware type.
         node_rank: cluster rank of the node.
-        entries: the entries for that node, None if the configuration has none at all.
-        described: True if the hardware of the node is described, not real: sets ``disable_validate`` if the config
+        entries: the entries for that node; None if the configuration has no entries for any node.
+        described: True if the node's hardware is described, not real: then ``disable_validate`` is set if the config
             class has that field.
 
     Raises:
@@ -161,17 +163,18 @@ def enumerate_values(
 
 
 def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any], path: str = "") -> HardwareResource | None:
-    """Return the pieces of one type on a node, None if there are none. Calls the ``enumerate`` of the type.
+    """Return the pieces of one hardware type on a node, None if there are none. Calls ``enumerate`` of the type's
+    class.
 
     Args:
-        kind: the registered type.
+        kind: the hardware type.
         node_rank: cluster rank of the node.
         configs: the entries for that node, as instances of the config class.
         path: config path of the hardware section, for messages.
 
     Raises:
-        ConfigError: the type has no Hardware class, or its ``enumerate`` raised or returned something else than a
-            HardwareResource of that type.
+        ConfigError: the type has no Hardware class, or its ``enumerate`` raised an error, or returned something else
+            than a HardwareResource of that type.
     """
     classes = hardware_classes(kind)
     for cls in classes:
@@ -206,11 +209,11 @@ def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any], path: str 
 
 
 _CLASS = "class of these fields"
-"""Key for the class name of a dataclass in its mapping. No field can have this name: it has spaces."""
+"""Key for the class name in the mapping that a dataclass becomes. Its spaces keep it apart from fields."""
 
 
 def piece_of(info: HardwareInfo) -> Piece:
-    """Return *info* as a value for messages; `info_of` is the inverse."""
+    """Return *info* as a value for messages, from which `info_of` makes it again."""
     if isinstance(info, ReportedInfo):
         detail: dict[str, Any] = _plain(info.detail)
     else:
@@ -226,7 +229,8 @@ def piece_of(info: HardwareInfo) -> Piece:
 
 
 def info_of(piece: Piece, path: str = "") -> HardwareInfo:
-    """Return the HardwareInfo in *piece*: an instance of its original class if this process has the class loaded.
+    """Return the HardwareInfo that *piece* was made of, as an instance of its class if this process has loaded the
+    class.
 
     Otherwise the result is a ReportedInfo with the same values. *path* is the config path for messages.
 
@@ -284,7 +288,7 @@ def _name(cls: type) -> str:
 
 
 def _known(name: str, base: type[Any]) -> type[Any] | None:
-    """Return the class called *name* among *base* and its subclasses, None if there is none.
+    """Return the class called *name* (``module:qualname``) among *base* and its subclasses; None if there is none.
 
     If a module was loaded twice, the result is the later of its two classes.
     """

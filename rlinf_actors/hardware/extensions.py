@@ -1,4 +1,4 @@
-"""Load extensions: code of other packages that registers hardware types.
+"""Load extensions: code of other packages that registers hardware types or accelerator types.
 
 The environment variable RLINF_EXT_MODULE or an entry point of group ``rlinf_actors.robots`` or
 ``rlinf_actors.accelerators`` names an extension. An entry point may name a module (imported, and its ``register()``
@@ -31,17 +31,18 @@ GROUPS = (ACCELERATORS, ROBOTS)
 """The groups of entry points that a package can use in its pyproject.toml."""
 
 _loaded: dict[Extension, str] = {}
-"""Extensions that this process has tried to load, each with its error message; "" if the extension was loaded."""
+"""The extensions that this process has tried to load, each with its error message; "" if it was loaded."""
 _scanned: set[str] = set()
-"""Groups whose installed entry points this process has searched for and loaded."""
+"""The groups whose installed entry points this process has loaded."""
 
 
 def load_module(name: str) -> None:
-    """Import module *name* and call its ``register()``. After a success, further calls with that name do nothing.
+    """Import module *name*, which RLINF_EXT_MODULE names, and call its ``register()``. Does nothing after a first
+    success.
 
     Raises:
-        ConfigError: the module is missing or cannot be imported, or its ``register`` is missing or raised;
-            ``path`` is ``RLINF_EXT_MODULE``.
+        ConfigError: the module cannot be imported, or its ``register`` is missing or raised; ``path`` is
+            ``RLINF_EXT_MODULE``.
     """
     extension = Extension(name, EXT_MODULE)
     if _loaded.get(extension) == "":
@@ -77,7 +78,7 @@ def installed(groups: Sequence[str] = GROUPS) -> list[Extension]:
 
 
 def load_installed(groups: Sequence[str] = GROUPS) -> list[str]:
-    """Load the entry points of *groups* in all installed packages, once per process and group.
+    """Load the entry points of *groups* in all installed packages, once in each process.
 
     Returns:
         A sentence for each extension of *groups* that could not be loaded, now or in an earlier call.
@@ -100,14 +101,15 @@ def load(extension: Extension) -> None:
 
 
 def load_for(kind: str, extensions: Iterable[Extension], module: str | None) -> list[str]:
-    """Load the extensions that may register hardware type *kind*.
+    """Load the extensions that may register hardware type *kind*. Called in the process that enumerates a node's
+    hardware.
 
     Installed packages are searched only if the type is still unknown after *module* and *extensions* are loaded.
 
     Args:
         kind: the hardware type.
         extensions: the extensions that the driver has loaded.
-        module: value of RLINF_EXT_MODULE in this process, None if it is not set.
+        module: value of RLINF_EXT_MODULE in this process; None if it is not set.
 
     Returns:
         [] if the type is known now; else a sentence for each extension that could not be loaded.
@@ -124,7 +126,7 @@ def load_for(kind: str, extensions: Iterable[Extension], module: str | None) -> 
 
 
 def load_types(kinds: Iterable[str]) -> list[str]:
-    """Load the entry points of installed packages if one of the hardware types *kinds* is not known.
+    """Load the entry points of installed packages, unless all hardware types *kinds* are known in this process.
 
     Returns:
         [] if all types are known now; else a sentence for each entry point that could not be loaded.
@@ -137,7 +139,7 @@ def load_types(kinds: Iterable[str]) -> list[str]:
 
 
 def load_accelerators(kinds: Iterable[str]) -> None:
-    """Load the entry points of installed packages if one of the accelerator types *kinds* is not known.
+    """Load the entry points of installed packages, unless all accelerator types *kinds* are known in this process.
 
     A type that stays unknown raises no error here. The launch that places a worker on such a device fails.
     """
@@ -147,7 +149,7 @@ def load_accelerators(kinds: Iterable[str]) -> None:
 
 
 def is_known(kind: str) -> bool:
-    """True if this process knows the config class of hardware type *kind*: built in or registered."""
+    """True if hardware type *kind* is built in, or has a config class that is registered in this process."""
     from rlinf_actors.hardware.registry import hardware_types  # not at the top: agentd's probe needs no types
 
     return kind in hardware_types()
@@ -180,10 +182,10 @@ def loaded() -> list[Extension]:
 
 
 def providers(modules: Iterable[str]) -> list[Extension]:
-    """Return the extensions that another process must load to have the types that *modules* define here.
+    """Return the extensions that another process must load to have the hardware types that *modules* define here.
 
-    For each module, the result has the loaded extensions of its top-level package; if there are none, the module
-    itself as an extension. Modules of rlinf_actors (except rlinf_actors.testing) and ``__main__`` need no extension.
+    For each module, these are the loaded extensions of its top-level package; if there are none, the module itself as
+    an extension. Modules of rlinf_actors (except rlinf_actors.testing) and ``__main__`` need no extension.
     """
     found: dict[Extension, None] = {}
     for module in modules:
@@ -198,7 +200,7 @@ def providers(modules: Iterable[str]) -> list[Extension]:
 
 
 def _try(extension: Extension) -> str:
-    """Load an extension if this process has not tried it yet. Return its error message, "" if it is loaded."""
+    """Load an extension, unless this process has tried before. Return its error message; "" if it is loaded."""
     if extension not in _loaded:
         try:
             _load(extension)
@@ -241,7 +243,7 @@ def title_of(extension: Extension) -> str:
 
 
 def _mentions(directory: str) -> bool:
-    """True if a package installed in *directory* has an entry point in a ``rlinf_actors.*`` group."""
+    """True if a package installed in *directory* has an entry point in a group ``rlinf_actors.*``."""
     files = [*glob.iglob(f"{glob.escape(directory)}/*-info/entry_points.txt")] if directory else []
     for file in files:
         with contextlib.suppress(OSError):  # it was uninstalled meanwhile

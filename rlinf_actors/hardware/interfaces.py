@@ -20,7 +20,7 @@ _IFCONF = struct.Struct("iP")
 
 
 def ipv4_interfaces() -> dict[str, str]:
-    """Return a mapping of interface name to its first IPv4 address, without interfaces that have no address."""
+    """Return the first IPv4 address of each network interface of this machine, by the interface's name."""
     found: dict[str, str] = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         for _, name in socket.if_nameindex():

@@ -2,9 +2,9 @@
 
 agentd runs the probe before it registers; `hw scan` and `doctor` run it too. The probe starts a child process for each
 vendor whose device files or library exist, and for each extension (RLINF_EXT_MODULE, entry points). The children run
-side by side. An extension may register further vendors; each of them gets a child after that. If a child hangs, crashes
-or prints nonsense, the report has a fault and lacks only the devices of that child. Without accelerators and extensions
-no process is started.
+side by side. An extension may register further vendors; each of these gets a child after that. If a child hangs,
+crashes or prints nonsense, the report has a fault and lacks only the devices of that child. Without accelerators and
+extensions no process is started.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHILD = "rlinf_actors.hardware.probe_child"
 
 
 class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one child process reports.
+    """What one child process of the probe reports.
 
     Attributes:
         infos: the accelerators found.
@@ -53,7 +53,7 @@ class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def run_probe(
     python: str | None = None, timeout_s: float = PROBE_TIMEOUT_S, env: Mapping[str, str] | None = None
 ) -> ProbeReport:
-    """Return the hardware of this node. Hardware that misbehaves raises nothing: see ``faults`` of the report.
+    """Return the hardware of this node. Hardware that misbehaves raises nothing: it becomes a fault in the report.
 
     Call it from the main thread: the children end when the thread that started them ends. Cancelling kills them.
 
@@ -99,30 +99,20 @@ async def run_probe(
 
 @dataclass(frozen=True)
 class _Answer:
-    """Report of one child, with the accelerator type (or "extension") and the module that registered the type."""
-
-    name: str
+    name: str  # an accelerator type, or EXTENSION
     report: ChildReport
-    module: str = ""
+    module: str = ""  # the module that registered the type, "" for a built-in type
 
 
 @dataclass(frozen=True)
 class _VendorQueries:
-    """Start the children of one probe and read their reports.
+    """Start the children of one probe and read their reports."""
 
-    Attributes:
-        python: interpreter of the children.
-        environ: environment of the children.
-        ends: deadline, in seconds of the event loop's clock.
-        timeout_s: seconds from the start of the probe to the deadline, for messages.
-        registered: accelerator types from extensions that have a child already.
-    """
-
-    python: str
-    environ: Mapping[str, str]
-    ends: float
-    timeout_s: float
-    registered: set[str] = field(default_factory=set)
+    python: str  # interpreter of the children
+    environ: Mapping[str, str]  # environment of the children
+    ends: float  # deadline, in seconds of the event loop's clock
+    timeout_s: float  # seconds from the start of the probe to the deadline, for messages
+    registered: set[str] = field(default_factory=set)  # types of extensions that have a child
 
     async def vendor(self, name: str, module: str = "", extension: Extension | None = None) -> list[_Answer]:
         return [_Answer(name, await self._ask(name, extension), module)]
@@ -166,8 +156,8 @@ def read_answer(end: ChildEnd, name: str, timeout_s: float, extension: str = "")
     Args:
         end: how the child ended, with its output.
         name: accelerator type that the child queried, or "extension".
-        timeout_s: time limit, for messages.
-        extension: title of the extension that the child loaded, "" without one.
+        timeout_s: time limit of the child, for messages.
+        extension: title of the extension that the child loaded, "" if it loaded none.
     """
     whose = extension if name == EXTENSION else "the vendor's library"
     fault = fault_of(end, whose, timeout_s)

@@ -1,10 +1,10 @@
 """Code of the child processes of the probe and of agentd's hardware query. These processes may hang or crash.
 
-`child_process.run_child` starts them. `main` queries one vendor or loads one extension; `enumerate_main` asks one
-hardware type for its pieces. Each function writes one JSON object to standard output and ends the process without
-clean-up, since clean-up could hang. Output of the vendor's library goes to standard error; the parent shows its last
-line if the child dies. The interpreter is the one of the node group and may lack msgspec. So this module imports only
-the standard library until it has checked that.
+`child_process.run_child` starts them. `main` queries one vendor or loads one extension; `enumerate_main` calls one
+hardware type. Each writes one JSON object to standard output and ends the process without clean-up, which could hang.
+Output of the vendor's library goes to standard error; the parent shows its last line if the child dies. The interpreter
+is the one of the node group and may lack msgspec, so this module imports only the standard library until it has checked
+that.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 EXTENSION = "extension"
 _MAX_OUTPUT_BYTES = 64 << 20
-"""Limit of a child's output: the parent's files for it are in memory, which an endless output would fill."""
+"""Limit of a child's output. The parent's files for it are in memory, which an endless output would fill."""
 
 
 def main(argv: list[str]) -> None:
-    """Query one vendor, or load one extension, and write the result.
+    """Query one vendor, or load one extension, and write the result: the fields of a probe.ChildReport.
 
     Args:
         argv: the parent's pid; an accelerator type, or "extension" to load one; an Extension as JSON: the one to load,
@@ -41,7 +41,8 @@ def main(argv: list[str]) -> None:
 
 
 def contain(parent: int) -> int:
-    """Set up this process as a child: it dies with its parent, writes no core file and has limited output.
+    """Prepare this process to run code that may misbehave: it dies with its parent, writes no core file, limits its
+    output.
 
     Args:
         parent: pid of the parent.
@@ -118,7 +119,7 @@ def _describe(error: Exception) -> str:
 
 
 def enumerate_main(argv: list[str]) -> None:
-    """Read a HardwareQuestion from standard input, ask the type for its pieces on this node, write a HardwareAnswer.
+    """Read a HardwareQuestion from standard input, find the pieces of its hardware type, and write a HardwareAnswer.
 
     Args:
         argv: the parent's pid; "described" if the hardware of this node is described, not real, else "real".
@@ -139,7 +140,7 @@ def enumerate_main(argv: list[str]) -> None:
 
 
 def ask_type(question: HardwareQuestion, described: bool) -> HardwareAnswer:
-    """Load the extensions that register the type of *question*, and return its pieces. Runs user code."""
+    """Load the extensions that register the hardware type of *question*, and return its pieces. Runs user code."""
     from rlinf_actors.errors import ConfigError
     from rlinf_actors.hardware.configured import enumerate_values, piece_of
     from rlinf_actors.hardware.extensions import is_known, load_for

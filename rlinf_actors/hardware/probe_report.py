@@ -1,4 +1,4 @@
-"""The result of a probe, and conversion of hardware resources to message values and back. Pure."""
+"""ProbeReport, the result of a probe, and the conversion of HardwareResources to message values and back. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ACCELERATOR_FIELDS = {spec.name: spec for spec in dataclasses.fields(Accelerato
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The hardware of a node. Its fields have the names that they have in the message NodeReport.
+    """The hardware of a node, as the probe found it. agentd copies it to the message NodeReport.
 
     Attributes:
         hostname: host name of the node, from the kernel.
@@ -31,7 +31,7 @@ class ProbeReport:
         interpreter: path of the interpreter that the probe used.
         resources: one entry for each accelerator type; its accelerators are in the order of their local ranks.
         interfaces: name of each network interface to its first IPv4 address.
-        faults: one sentence for each piece of hardware that could not be read; begins with the vendor.
+        faults: a sentence for each thing that could not be read; begins with the accelerator type, if it concerns one.
         extension_types: hardware types that extensions registered.
     """
 
@@ -48,12 +48,12 @@ class ProbeReport:
 
 @dataclass
 class ReportedInfo(HardwareInfo):
-    """A piece of hardware whose class this process does not know; another process knows the class.
+    """A piece of hardware that another process reported, whose class this process does not know.
 
     Attributes:
         detail: fields that the class adds to HardwareInfo, by name.
-        reported_identity: value of the instance's ``identity`` in the process that knows the class.
-        reported_keys: value of the instance's ``claim_keys`` there.
+        reported_identity: the piece's ``identity`` in the process that knows the class.
+        reported_keys: the piece's ``claim_keys`` in that process.
     """
 
     detail: Mapping[str, Any] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def resource_to_report(resource: HardwareResource) -> ResourceReport:
 
 
 def resource_from_report(report: ResourceReport) -> HardwareResource:
-    """Return the resource in *report*: AcceleratorInfo for accelerators, ReportedInfo for everything else."""
+    """Return the resource in *report*: AcceleratorInfos for accelerators, ReportedInfos for everything else."""
     known = holds_accelerators(report)
     return HardwareResource(
         report.type, [_info_from_report(info, known) for info in report.infos], report.registered_by

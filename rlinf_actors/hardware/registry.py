@@ -1,8 +1,7 @@
-"""The registry of hardware types: for each type, the class that finds its pieces and the class of its configuration.
+"""The registry of hardware types: the class that finds a type's pieces, and the class of its configuration.
 
-The built-in types are in hardware.robots. Importing the module of a user's type registers it. ``RLINF_EXT_MODULE``
-names a module whose ``register()`` runs in agentd's probe, in every worker, and in the driver before it reads the
-configuration.
+The built-in types are in hardware.robots and are imported when they are needed. A user's types register themselves when
+their module is imported, or by the ``register()`` of an extension (hardware.extensions).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _ConfigClass = TypeVar("_ConfigClass", bound="type[HardwareConfig]")
 
 
 class Hardware:
-    """Base of the classes of hardware types. The ``enumerate`` of a subclass finds the pieces of its type on a node.
+    """Base class of hardware types. ``enumerate`` of a subclass finds the pieces of its type on a node.
 
     Example::
 
@@ -41,9 +40,9 @@ class Hardware:
                 return HardwareResource(cls.HW_TYPE, infos) if infos else None
 
     Attributes:
-        HW_TYPE: name of the type, as in ``hardware: {type: ...}``; the class's own name by default.
-        EXCLUSIVE: True if only one group may use a piece at a time, as with a robot. Such a piece is leased: see
-            ``Worker.on_lease_lost``.
+        HW_TYPE: name of the type, as in ``hardware: {type: ...}``; by default the name of the class.
+        EXCLUSIVE: True if only one group at a time may use a piece, as with a robot. A worker then holds the piece by a
+            lease: see ``Worker.on_lease_lost``.
     """
 
     HW_TYPE: ClassVar[str] = ""
@@ -51,7 +50,7 @@ class Hardware:
 
     @classmethod
     def register(cls) -> Callable[[_HardwareClass], _HardwareClass]:
-        """Class decorator: register a subclass under its ``HW_TYPE``.
+        """Return a class decorator that registers a subclass under its ``HW_TYPE``.
 
         Raises:
             TypeError: the class is not a subclass of Hardware, or does not define ``enumerate``.
@@ -70,21 +69,26 @@ class Hardware:
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
-        """Return the pieces of this type on a node. Runs on the node, in a child process.
+        """Return the pieces of this type on a node. Runs on the node, in a child process that is killed after 10 s.
 
         Args:
             node_rank: cluster rank of the node.
-            configs: the configuration's entries for that node, None if there are none.
+            configs: the configuration's entries for that node, as instances of the config class; None if the
+                configuration has no entries for any node.
 
         Returns:
             The pieces, in the order of their local ranks; None if there are none.
+
+        Raises:
+            ConfigError: an entry does not fit the machine. ``path`` may name a field, such as ``configs[0].port``. Any
+                other exception becomes a ConfigError in the driver too.
         """
         raise NotImplementedError(f"{cls.__name__} has no enumerate(node_rank, configs)")
 
 
 @dataclass
 class NodeHardwareConfig:
-    """The ``hardware`` part of a node group.
+    """The ``hardware`` section of a node group.
 
     Attributes:
         type: the registered hardware type that the group owns.
@@ -95,7 +99,7 @@ class NodeHardwareConfig:
     configs: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Convert the mappings in ``configs`` to the config dataclass of the type. Raises ConfigError."""
+        """Convert mappings in ``configs`` to the config dataclass of the type. Raises ConfigError."""
         self.type = str(self.type)
         self.configs = [
             parse_config(self.type, entry, f"configs[{index}]") if isinstance(entry, Mapping) else entry
@@ -104,7 +108,8 @@ class NodeHardwareConfig:
 
     @classmethod
     def register_hardware_config(cls, type: str) -> Callable[[_ConfigClass], _ConfigClass]:
-        """Class decorator, above ``@dataclass``: register the class as the config dataclass of *type*.
+        """Return a class decorator, to put above ``@dataclass``, that registers the config dataclass of hardware type
+        *type*.
 
         Raises:
             TypeError: the class is not a dataclass that derives from HardwareConfig.
@@ -128,7 +133,7 @@ _configs: dict[str, type[HardwareConfig]] = {}
 _BUILT_IN: Mapping[str, str] = MappingProxyType(
     {"Franka": "franka", "DualFranka": "franka", "GimArm": "gim_arm", "DOSW1": "dosw1", "Turtle2": "turtle2"}
 )
-"""Each built-in type to its module in hardware.robots, with classes TYPE (a Hardware) and TYPEConfig."""
+"""Each built-in type to its module in hardware.robots, which has the classes TYPE (a Hardware) and TYPEConfig."""
 
 
 def _built_in(kind: str) -> ModuleType:
@@ -150,7 +155,7 @@ def _enter(table: dict[str, Any], kind: str, found: type, what: str) -> None:
 
 
 class _Types(Mapping[str, type[HardwareConfig]]):
-    """Mapping of type to config dataclass. The module of a built-in type is imported at its first look-up."""
+    """Each hardware type to its config dataclass. The module of a built-in type is imported at the first look-up."""
 
     def __getitem__(self, kind: str) -> type[HardwareConfig]:
         if kind in _configs:
@@ -166,10 +171,7 @@ class _Types(Mapping[str, type[HardwareConfig]]):
 
 
 def hardware_types() -> Mapping[str, type[HardwareConfig]]:
-    """Return a mapping of type to config dataclass, of all built-in and registered types.
-
-    It can be given to ClusterConfig.from_any as *hardware_types*.
-    """
+    """Return the config dataclass of each built-in and registered hardware type, for ClusterConfig.from_any."""
     return _Types()
 
 
@@ -179,12 +181,12 @@ def is_built_in(kind: str) -> bool:
 
 
 def registered_types() -> list[str]:
-    """Return the names of the types that were registered in this process; built-in types are not included."""
+    """Return the names of the hardware types that were registered in this process; built-in types are not included."""
     return sorted({*_configs, *_hardware})
 
 
 def lookup(kind: str) -> type[HardwareConfig]:
-    """Return the config dataclass of a type.
+    """Return the config dataclass of a hardware type.
 
     Raises:
         ConfigError: there is no such type; the message names the most similar one.
@@ -199,7 +201,7 @@ def lookup(kind: str) -> type[HardwareConfig]:
 
 
 def hardware_classes(kind: str) -> list[type[Hardware]]:
-    """Return the Hardware classes that may find pieces of a type: its own class, else all without a HW_TYPE."""
+    """Return the Hardware classes that may find pieces of a type: its own class, else all classes without a HW_TYPE."""
     if kind in _hardware:
         return [_hardware[kind]]
     if kind in _BUILT_IN and kind not in _configs:  # a config registered under this name has its own class
@@ -208,15 +210,15 @@ def hardware_classes(kind: str) -> list[type[Hardware]]:
 
 
 def is_exclusive(kind: str) -> bool:
-    """True if only one group may use a piece of the type at a time, or if the type has no class in this process."""
+    """True if only one group at a time may use a piece of the type, or if this process has no class of the type."""
     return all(found.EXCLUSIVE for found in hardware_classes(kind) if found.HW_TYPE)
 
 
 def parse_config(kind: str, values: Mapping[str, Any], path: str = "") -> HardwareConfig:
-    """Return an instance of the type's config dataclass.
+    """Return an instance of the config dataclass of a hardware type.
 
     Args:
-        kind: the registered type.
+        kind: the hardware type.
         values: the fields, as they are in the configuration.
         path: config path of *values*, for messages.
 

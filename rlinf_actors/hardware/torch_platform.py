@@ -11,7 +11,7 @@ from rlinf_actors.model.hardware import AcceleratorType
 
 
 def torch_platform(accelerator: AcceleratorType | str) -> Any:
-    """Return torch's module for devices of the type, such as ``torch.cuda``.
+    """Import torch and return its module for devices of an accelerator type, such as ``torch.cuda``.
 
     Raises:
         ConfigError: this process does not know the type.

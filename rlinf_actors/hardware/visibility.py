@@ -1,4 +1,7 @@
-"""Apply visibility variables, such as CUDA_VISIBLE_DEVICES, to the devices of a node. Pure."""
+"""Apply visibility variables, such as CUDA_VISIBLE_DEVICES, to the accelerators of a node. Pure.
+
+Vendors' modules and packages that add a vendor call this in the probe; placement.environment calls it in the driver.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,16 @@ _HIDE_THE_REST = ("-1", "NoDevFiles")
 def visible_devices(
     infos: Sequence[AcceleratorInfo], value: str | None, variable: str
 ) -> tuple[list[AcceleratorInfo], list[str]]:
-    """Return the devices that *value* lists, in its order, and a sentence for each entry that is wrong.
+    """Return the devices that a visibility variable shows, in the order of its list, and the faults of the list.
 
     Args:
         infos: all devices, each with the vendor's index and UUID.
-        value: value of the visibility variable: indices, UUIDs or the first characters of UUIDs, separated by commas. A
-            MIG slice can be named by UUID only. None if the variable is not set: then all devices are visible.
-        variable: name of the variable, for messages.
+        value: value of the variable: indices, UUIDs or the first characters of UUIDs, separated by commas. A MIG slice
+            can be named by UUID only. None if the variable is not set: then all devices are visible.
+        variable: name of the variable, for the faults.
+
+    Returns:
+        The visible devices, and a sentence for each entry that is wrong. A wrong entry shows no device.
     """
     if value is None:
         return list(infos), []
@@ -69,24 +75,27 @@ def _spell(infos: Sequence[AcceleratorInfo]) -> str:
 
 _BACKENDS = ("*", "level_zero", "opencl", "cuda", "hip", "native_cpu")
 _SEEN_BY = ("*", "level_zero")
-"""Backends of terms that concern torch: torch takes its xpu devices from Level Zero."""
+"""Backends of terms that concern torch, which takes its xpu devices from Level Zero."""
 _DEVICE = re.compile(r"\*|gpu|cpu|fpga|acc|[0-9]{1,4}")
 
 
 def selected_devices(
     infos: Sequence[AcceleratorInfo], value: str | None, variable: str
 ) -> tuple[list[AcceleratorInfo], list[str]]:
-    """Return the GPUs that a ONEAPI_DEVICE_SELECTOR selects, by index, and a sentence for each term that is wrong.
+    """Return the GPUs that a ONEAPI_DEVICE_SELECTOR shows, in the order of *infos*, and the faults of the selector.
 
     The selector has terms ``backend:devices``, separated by ``;``: ``level_zero:0,1``, ``level_zero:gpu``, ``*:gpu``,
-    ``*:*``. Terms that begin with ``!`` remove devices from the selected ones, or from all devices if every term begins
-    with ``!``. Case does not matter. A term that is not understood is ignored and becomes a fault; parts of a device
-    (``level_zero:0.1``) are not understood.
+    ``*:*``. A term that begins with ``!`` removes devices from the selected ones, or from all devices if every term
+    begins with ``!``. Case does not matter. A term that is not understood shows no device and becomes a fault; parts of
+    a device (``level_zero:0.1``) are not understood.
 
     Args:
         infos: all devices, each with its number in Level Zero as index.
-        value: value of the variable. None or empty: all devices are visible.
-        variable: name of the variable, for messages.
+        value: value of the variable. If it is None or empty, all devices are visible.
+        variable: name of the variable, for the faults.
+
+    Returns:
+        The visible devices, and a sentence for each term that is wrong.
     """
     if not (value or "").strip():
         return list(infos), []

@@ -1,9 +1,9 @@
-"""Facts about accelerator vendors, one row per type: visibility variable, collective library, network interface
+"""A table of facts about accelerators, one row for each type: visibility variable, collective library, network
 variable.
 
-The rows come from the vendors' documentation and from torch's back-ends (torch_npu, torch_musa, ...). Only this table
-and the vendor's probe module (hardware.vendors) contain a vendor's names: a new vendor is a row here, a row in
-hardware.vendors.catalog and a module beside it.
+The rows come from the vendors' documentation and from torch's back-ends (torch_npu, torch_musa, ...). Placement,
+workers and collective groups look vendors up here. A new vendor is a row here, a row in hardware.vendors.catalog and a
+module beside that.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from rlinf_actors.model.hardware import AcceleratorType, register_accelerator_ty
 
 GLOO_NIC_VARIABLE = "GLOO_SOCKET_IFNAME"
 ALWAYS_NIC_VARIABLES = (GLOO_NIC_VARIABLE, "NCCL_SOCKET_IFNAME")
-"""Variables that are set on every node: Gloo runs beside every CCL, and several CCLs read NCCL's variable too."""
+"""Set for the workers of every node: Gloo runs beside every CCL, and several CCLs read NCCL's variable too."""
 
 
 @dataclass(frozen=True)
 class ProcessGroupFacts:
-    """Facts with which torch.distributed makes a process group of a vendor's CCL.
+    """How torch.distributed makes a process group with a vendor's collective library (CCL).
 
     Attributes:
-        process_group: ``module:class`` of the group, whose ``Options`` takes the options below; "" if the vendor's
-            back-end takes none.
-        options: attribute of ``Options`` for each supported field of CollectiveGroupOptions; a dot leads into an
+        process_group: ``module:class`` of the process group; its ``Options`` takes the options below. "" if the backend
+            takes no options.
+        options: field of CollectiveGroupOptions to the attribute of ``Options`` that it sets; a dot leads into an
             attribute. Fields that are not listed have no effect.
         variables: environment variables that are set while a group is made.
         timeout_s: torch's own default timeout for operations of such a group, in seconds.
-        log_setting: VARIABLE=VALUE that makes the CCL write a log; "" for none.
+        log_setting: VARIABLE=VALUE that makes the CCL write a log; "" if there is none.
     """
 
     process_group: str = ""
@@ -43,22 +43,22 @@ class ProcessGroupFacts:
 
 @dataclass(frozen=True)
 class AcceleratorFacts:
-    """Facts about one vendor's accelerators.
+    """Facts about one type of accelerator.
 
     Attributes:
-        visibility_variable: variable that lists the devices a process may see; "" for NO_ACCEL.
-        ccl: torch.distributed's backend for this device, "" without one.
-        torch_device_type: the name in ``torch.device(name, index)`` and of torch's module.
-        nic_variable: the CCL's network interface variable, "" without one.
+        visibility_variable: environment variable that lists the devices a process may see; "" for NO_ACCEL.
+        ccl: name of torch.distributed's backend for the devices; "" if there is none.
+        torch_device_type: name of the devices in ``torch.device(name, index)``, and of torch's module for them.
+        nic_variable: environment variable that chooses the network interface of the CCL; "" if there is none.
         visibility_prefix: text before the list of devices in the visibility variable.
         hide_all: value of the visibility variable that shows no device.
         numbering: variable and value that make the vendor's runtime number devices as the probe does; two empty texts
-            if the runtime does so without a variable.
-        renumbering: variables that change the meaning of the numbers in the visibility variable.
-        torch_plugin: module that gives torch the device if torch lacks it, "" if none is needed.
-        ccl_plugin: module that gives torch.distributed the backend, if that is another module; else "".
-        group: facts for making a process group of the CCL.
-        cuda_ipc: True if processes can share device memory by the handles of CUDA's driver library.
+            if no variable is needed.
+        renumbering: variables that change the meaning of device numbers in the visibility variable.
+        torch_plugin: module that adds the device to torch; "" if torch has it.
+        ccl_plugin: module that adds the backend to torch.distributed, if torch_plugin does not; else "".
+        group: how a process group of the CCL is made.
+        cuda_ipc: True if processes can share device memory by handles of CUDA's driver library.
     """
 
     visibility_variable: str
@@ -79,7 +79,7 @@ class AcceleratorFacts:
         return self.visibility_prefix + ",".join(devices) if devices else self.hide_all
 
 
-_NCCL = ProcessGroupFacts(
+_NCCL = ProcessGroupFacts(  # RCCL too, which torch uses under the names of NCCL
     "torch.distributed:ProcessGroupNCCL",
     {
         "is_high_priority_stream": "is_high_priority_stream",
@@ -93,7 +93,6 @@ _NCCL = ProcessGroupFacts(
     timeout_s=600.0,  # torch.distributed's default_pg_nccl_timeout; the others have default_pg_timeout
     log_setting="NCCL_DEBUG=INFO",
 )
-"""Facts of NCCL, and of RCCL, which torch uses under NCCL's names."""
 
 _BUILT_IN: Mapping[AcceleratorType, AcceleratorFacts] = {
     AcceleratorType.NV_GPU: AcceleratorFacts(
@@ -162,20 +161,20 @@ _BUILT_IN: Mapping[AcceleratorType, AcceleratorFacts] = {
 
 _rows: dict[AcceleratorType, AcceleratorFacts] = dict(_BUILT_IN)
 _owners: dict[AcceleratorType, str] = {}
-"""Registering function of each row that is not built in."""
+"""The registering function of each row that is not built in."""
 
 ACCELERATOR_TABLE: Mapping[AcceleratorType, AcceleratorFacts] = MappingProxyType(_rows)
-"""The rows that this process knows: the built-in ones, and those that packages have registered."""
+"""The built-in rows, and those that packages have registered in this process."""
 
 
 def register(name: str, facts: AcceleratorFacts, owner: str) -> AcceleratorType:
-    """Add a row to the table; the public function is ``AcceleratorUtil.register_accelerator``.
+    """Add a row to ACCELERATOR_TABLE and return its type. Users call ``AcceleratorUtil.register_accelerator`` instead.
 
     Args:
         name: name of the type, such as ``MY_TPU``.
         facts: the row.
-        owner: name of the registering function, for messages. The same owner may register again, as a module that is
-            loaded twice does.
+        owner: name of the registering function, for messages. The same owner may register a type again, as a module
+            that is loaded twice does.
 
     Raises:
         ValueError: the name is not an identifier, is built in, or belongs to another owner.
@@ -192,7 +191,7 @@ def register(name: str, facts: AcceleratorFacts, owner: str) -> AcceleratorType:
 
 
 def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> AcceleratorFacts:
-    """Return the facts about a type of accelerator.
+    """Return the row of ACCELERATOR_TABLE for an accelerator type.
 
     Args:
         kind: the type or its name.
@@ -213,7 +212,7 @@ def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> Accelerato
 
 
 def device_variables() -> frozenset[str]:
-    """Return the variables of all vendors that determine which devices a process sees, and how the devices are
+    """Return the environment variables, of all vendors, that choose which devices a process sees or how they are
     numbered.
     """
     found = {""}
@@ -223,5 +222,5 @@ def device_variables() -> frozenset[str]:
 
 
 def group_facts(ccl: str) -> ProcessGroupFacts:
-    """Return the facts for process groups of the CCL called *ccl*; the defaults if no row has this CCL."""
+    """Return how process groups of the CCL called *ccl* are made; defaults if no row has this CCL."""
     return next((facts.group for facts in _rows.values() if facts.ccl and facts.ccl == ccl), ProcessGroupFacts())

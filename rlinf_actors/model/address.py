@@ -1,4 +1,4 @@
-"""WorkerAddress, the name of a worker or of its child, and WorkerInfo, the public properties of a worker."""
+"""WorkerAddress, the name of a worker or child member, and WorkerInfo, the public properties of a worker."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ def _name(group: str, path: tuple[int, ...]) -> str:
 @total_ordering
 @dataclass(frozen=True, slots=True, init=False)
 class WorkerAddress:
-    """A group's name and a path of ranks: ``trainer:3``, or ``trainer:3:0`` for child 0 of that worker.
+    """The name of a worker or child member: a group's name and a path of ranks.
 
-    A tuple or list of ranks and a single int give equal addresses. Hashable and ordered.
+    ``trainer:3`` is the worker with rank 3 of group trainer, ``trainer:3:0`` is child 0 of that worker. A tuple or list
+    of ranks and a single int give equal addresses. Hashable and ordered.
 
     Attributes:
-        root_group_name: name of the group at the root.
-        rank_path: the ranks from the root down; empty for the group itself.
+        root_group_name: name of the group.
+        rank_path: rank of the worker in the group, then ranks of children; empty for the group itself.
     """
 
     root_group_name: str
@@ -40,7 +41,7 @@ class WorkerAddress:
 
     @property
     def rank(self) -> int:
-        """The last rank of the path; -1 for the group itself."""
+        """Last rank of the path: the worker's, or the child's. -1 for a group."""
         return self.rank_path[-1] if self.rank_path else -1
 
     def get_name(self) -> str:
@@ -48,17 +49,17 @@ class WorkerAddress:
         return _name(self.root_group_name, self.rank_path)
 
     def get_parent_rank(self) -> int:
-        """Return the parent's rank, which is the last but one of the path.
+        """Return the rank of this child's parent, which is the last but one of the path.
 
         Raises:
-            ValueError: the address is not a child of a worker.
+            ValueError: the address is a worker or a group, not a child.
         """
         if len(self.rank_path) < 2:
             raise ValueError(f"worker address {self.get_name()!r} has no parent rank: it is not a child of a worker")
         return self.rank_path[-2]
 
     def get_parent_address(self) -> WorkerAddress:
-        """Return the address without its last rank.
+        """Return the address of the parent: of a child its worker, of a worker its group.
 
         Raises:
             ValueError: the address is a group.
@@ -68,15 +69,16 @@ class WorkerAddress:
         return WorkerAddress(self.root_group_name, self.rank_path[:-1])
 
     def get_child_address(self, rank: int) -> WorkerAddress:
-        """Return the address of child *rank* of this worker."""
+        """Return the address of child *rank* of this worker, or of worker *rank* of this group."""
         return WorkerAddress(self.root_group_name, (*self.rank_path, rank))
 
     @classmethod
     def from_name(cls, name: str) -> WorkerAddress:
-        """Return the address with the name ``group:0:1``. The group's name may contain colons before the ranks.
+        """Return the address that *name* spells, e.g. ``group:0:1``. The group's name may contain colons before the
+        ranks.
 
         Raises:
-            ValueError: *name* has an empty group.
+            ValueError: *name* has no group before the ranks.
         """
         parts = name.split(":")
         cut = len(parts)
@@ -103,20 +105,21 @@ class WorkerAddress:
 
 @dataclass
 class WorkerInfo:
-    """One worker, as other processes see it.
+    """Rank, node and hardware of one worker, for other workers and the driver.
 
     Attributes:
-        address: its name.
-        rank: its rank in the group.
-        group_world_size: number of ranks of its group.
-        cluster_node_rank: rank of its node in the cluster.
-        accelerator_type: type of its accelerators, NO_ACCEL without.
-        accelerator_model: e.g. "NVIDIA H100", "" without.
-        accelerator_rank: index of its first accelerator on the node, -1 without.
-        node_ip: address of its node.
-        node_port: TCP port of its socket, 0 if it listens on a unix socket only.
-        available_accelerators: its accelerators as the visibility variable lists them.
-        hardware_infos: the robots or other hardware of its placement, each the HardwareInfo that its type defines.
+        address: address of the worker.
+        rank: rank of the worker in its group.
+        group_world_size: number of workers of that group.
+        cluster_node_rank: rank of the worker's node in the cluster.
+        accelerator_type: type of the accelerators that the worker sees; NO_ACCEL if it sees none.
+        accelerator_model: model of the worker's accelerators, such as "NVIDIA H100"; "" if it sees none.
+        accelerator_rank: position on the node of the worker's first accelerator; -1 if it was not placed on
+            accelerators.
+        node_ip: IP address of the node.
+        node_port: TCP port of the worker's socket; 0 if the worker listens on a unix socket only.
+        available_accelerators: the accelerators that the worker sees, as the vendor's visibility variable lists them.
+        hardware_infos: the robots or other configured hardware of the worker, as HardwareInfos of their types.
     """
 
     address: WorkerAddress

@@ -1,4 +1,4 @@
-"""Buffer: bytes that are sent and received without interpretation."""
+"""Buffer, the type of bytes that are sent and received without interpretation, and two tests of received buffers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ Buffer = Union[bytes, bytearray, memoryview]
 
 
 def keepable(part: Buffer) -> Buffer:
-    """Return *part*, copied if necessary, so that its receiver may keep and change it.
+    """Return a received buffer, copied if necessary, so that its receiver may change it and keep it for long.
 
-    Bytes are copied because arrays over them would be read-only. A view of shared memory whose owner has little room
-    left (the view's exporter has a true ``crowded``) is copied so that the owner gets its memory back.
+    ``bytes`` are copied because arrays over them would be read-only. A view of the sender's shared memory is copied if
+    that memory is nearly full (the view's exporter has a true ``crowded``), so that the sender gets its memory back.
     """
     if type(part) is bytes or (type(part) is memoryview and getattr(part.obj, "crowded", False)):
         return bytearray(part)
@@ -19,5 +19,5 @@ def keepable(part: Buffer) -> Buffer:
 
 
 def lent(part: Buffer) -> bool:
-    """True if *part* is a view of memory that is shared with the process that sent it."""
+    """True if *part* is a view of memory that the sender shares with this process."""
     return type(part) is memoryview and hasattr(part.obj, "crowded")

@@ -1,4 +1,4 @@
-"""The hardware of a node as plain values: accelerators, robots, and the configuration entries that describe them."""
+"""The hardware of a node as plain values: accelerators, robots and their configuration entries."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 
 class AcceleratorType(str, enum.Enum):
-    """Types of accelerators, one per vendor. The value is the name on the wire and in output.
+    """The types of accelerators, one for each vendor. The value is the name in messages and output.
 
     ``AcceleratorType(name)`` also accepts the name of a type that a package has registered in this process
-    (``AcceleratorUtil.register_accelerator``), and returns the same object each time; iteration over the class does not
-    include such types. :meth:`named` also makes a type that only another machine knows. All types print, compare and
+    (``AcceleratorUtil.register_accelerator``) and returns the same object each time. Iteration over the class does not
+    include such types. :meth:`named` also makes types that only other machines know. All types print, compare and
     pickle alike.
     """
 
@@ -39,7 +39,7 @@ class AcceleratorType(str, enum.Enum):
 
     @classmethod
     def named(cls, name: str) -> AcceleratorType:
-        """Return the type called *name*, even if this process does not know it; for the reports of other machines."""
+        """Return the type called *name*, which may be a type that only another machine knows."""
         member = cls._value2member_map_.get(name) or _named.get(name)
         if member is None:
             member = str.__new__(cls, name)
@@ -50,43 +50,43 @@ class AcceleratorType(str, enum.Enum):
 
 
 _named: dict[str, AcceleratorType] = {}
-"""Types that are not members of the class, by name, so that each exists once."""
+"""The types that are not members of the class, by name, so that each exists once."""
 _registered: set[str] = set()
-"""Names that AcceleratorType(name) accepts in addition to its members."""
+"""The names that AcceleratorType(name) accepts in addition to the members of the class."""
 
 
 def register_accelerator_type(name: str) -> AcceleratorType:
-    """Make ``AcceleratorType(name)`` accept *name* and return the type. Called by accelerator_table.register."""
+    """Make ``AcceleratorType(name)`` accept *name*, and return that type. Called by accelerator_table.register."""
     _registered.add(name)
     return AcceleratorType.named(name)
 
 
 def is_accelerator_type(name: str) -> bool:
-    """True if *name* is a type of accelerator that this process knows. NO_ACCEL does not count."""
+    """True if *name* is an accelerator type, built in or registered in this process. NO_ACCEL is none."""
     return name != AcceleratorType.NO_ACCEL.value and (name in AcceleratorType.__members__ or name in _registered)
 
 
 @dataclass
 class HardwareConfig:
-    """One entry of ``hardware.configs`` in a node group. Hardware types add fields by subclassing.
+    """Configuration of one piece: an entry of ``hardware.configs``. Hardware types add fields by subclassing.
 
     Attributes:
-        node_rank: cluster rank of the node that the hardware is attached to.
+        node_rank: cluster rank of the node that the piece is attached to.
     """
 
     node_rank: int
 
     def as_values(self) -> dict[str, Any]:
-        """Return the fields as plain values, from which the node rebuilds this configuration."""
+        """Return the fields as plain values, from which the node makes the same configuration."""
         return dataclasses.asdict(self)
 
 
 @dataclass
 class HardwareInfo:
-    """One piece of hardware: its type and model. Robots add fields by subclassing.
+    """One piece of hardware: an accelerator, robot or other device. Hardware types add fields by subclassing.
 
     Attributes:
-        type: the registered type, e.g. ``NV_GPU`` or ``Franka``.
+        type: the registered hardware type, such as ``NV_GPU`` or ``Franka``.
         model: the vendor's name of the model.
     """
 
@@ -95,37 +95,37 @@ class HardwareInfo:
 
     @property
     def identity(self) -> str:
-        """Name that is unique among all pieces of this type in the cluster, such as a robot's address.
+        """Name of this piece that no other piece of its type in the cluster has, such as a robot's address.
 
-        "" if the piece has no such name; its node and its rank on that node then identify it. Types with an address
-        override this property.
+        "" if the piece has no such name; then its node and its rank on the node identify it. Types whose pieces have an
+        address override this property.
         """
         return ""
 
     @property
     def claim_keys(self) -> list[str]:
-        """Keys of the exclusive lease on this piece. Pieces with an equal key are the same hardware.
+        """Keys under which a group claims this piece. Pieces with an equal key count as the same hardware.
 
-        Empty if the piece has no identity; its node and its rank on that node then form the key.
+        Empty if the piece has no identity; then the key is made of its node and its rank on the node.
         """
         return [f"{self.type}:{self.identity}"] if self.identity else []
 
 
 @dataclass
 class AcceleratorInfo(HardwareInfo):
-    """One accelerator, as its vendor's library describes it.
+    """One accelerator, as the vendor's library or tool describes it.
 
     Attributes:
-        index: the vendor's index on the node, before any visibility variable is applied. AMD's is HIP's index, which
-            counts only the devices that ROCR_VISIBLE_DEVICES leaves.
-        uuid: the vendor's unique id, "" if it has none.
+        index: the vendor's index of the device on the node, counted before a visibility variable hides devices. AMD's
+            is HIP's index, which counts only the devices that ROCR_VISIBLE_DEVICES leaves.
+        uuid: the vendor's unique id, "" if there is none.
         pci_bus: PCI address such as ``0000:17:00.0``, "" if unknown.
         memory_bytes: total memory in bytes, 0 if unknown.
         numa_node: NUMA node, -1 if unknown.
-        utilization: percent busy, -1 if unknown.
+        utilization: percent of time that the device was busy, -1 if unknown.
         temperature: degrees Celsius, -1 if unknown.
         parent_uuid: for a slice of a device (MIG), the UUID of that device; "" for a whole device. A slice has the
-            index, bus and NUMA node of its device, and only its own UUID makes it visible.
+            index, PCI bus and NUMA node of its device; only the slice's own UUID makes the slice visible.
     """
 
     index: int = 0
@@ -140,12 +140,13 @@ class AcceleratorInfo(HardwareInfo):
 
 @dataclass
 class HardwareResource:
-    """All pieces of one type on a node, in the order of their local ranks.
+    """All pieces of one hardware type on a node, in the order of their local ranks.
 
     Attributes:
-        type: the registered type.
+        type: the registered hardware type.
         infos: the pieces.
-        registered_by: module that registered the type on that node, for accelerators of a registered type.
+        registered_by: module that registered the type on the node, if it is an accelerator type that is not built in;
+            else "".
     """
 
     type: str

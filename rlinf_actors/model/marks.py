@@ -1,4 +1,6 @@
-"""Decorators of worker methods that say how the methods may be called: `idempotent` and `concurrent`."""
+"""The decorators of worker methods `idempotent` and `concurrent`, exported as ``Worker.idempotent`` and
+``Worker.concurrent``, and the functions by which group.class_facts reads them.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ _CONCURRENT = "__rlinf_actors_concurrent__"
 
 
 def idempotent(method: F) -> F:
-    """Declare that a method may run more than once for one call, with the same outcome as if it ran once.
+    """Declare that a worker method may run more than once for one call, with the same outcome as if it ran once.
 
     ``group.with_retries(n)`` repeats calls of such methods after the death of a worker. Any other method runs at most
-    once per call. A method of a subclass that overrides an idempotent one needs the decorator again.
+    once per call. A subclass that overrides an idempotent method has to decorate its own method again.
 
     Raises:
         UsageError: the decorated object is not a method.
@@ -27,13 +29,13 @@ def idempotent(method: F) -> F:
 
 
 def concurrent(threads: int = 1) -> Callable[[F], F]:
-    """Declare that a plain method runs on threads of its own, beside the calls of the worker's other methods.
+    """Return a decorator: the method runs on threads of its own, beside calls of the worker's other methods.
 
-    Such a method answers while the main thread is busy. It shares the instance with the other methods: state that both
-    use needs a lock. A call waits if all of the method's threads are busy.
+    Such a method answers while the main thread is busy. It shares the worker's instance with the other methods, so
+    state that both use needs a lock. A call waits while all threads of the method are busy.
 
     Args:
-        threads: number of calls of this method that may run at a time in one worker.
+        threads: number of calls of this method that may run at a time in one worker, 1 or more.
 
     Raises:
         UsageError: *threads* is not a whole number of 1 or more, or the decorated object is not a method.
@@ -54,12 +56,12 @@ DECORATORS = (idempotent, concurrent)
 
 
 def is_idempotent(method: object) -> bool:
-    """True if `idempotent` decorates *method*, also together with decorators that use functools.wraps."""
+    """True if *method* is decorated with `idempotent`, also below decorators that use functools.wraps."""
     return bool(getattr(method, _IDEMPOTENT, False))
 
 
 def threads_of(method: object) -> int:
-    """Return the number of threads that `concurrent` gives *method*, 0 if it does not decorate the method."""
+    """Return the number of threads that `concurrent` gives *method*; 0 without that decorator."""
     return int(getattr(method, _CONCURRENT, 0))
 
 

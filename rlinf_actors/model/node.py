@@ -1,8 +1,9 @@
-"""Nodes and node groups, as plain values.
+"""NodeInfo and NodeGroupInfo: nodes and node groups as plain values.
 
-Both can be made by hand, so that a placement can be tried on a cluster that does not exist. A group numbers its
-resources; these numbers are the resource ranks in placements. A resource is a piece of the group's own hardware type if
-the group has one; otherwise an accelerator, if any node of the group has one; otherwise a node.
+The driver makes them from the nodes' reports; users make them by hand to try a placement without a cluster. A node
+group numbers its resources from 0: the resource ranks that placements use. A resource is a piece of the group's own
+hardware type if the configuration gives it one; otherwise an accelerator, if any node of the group has one; otherwise a
+node.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from rlinf_actors.model.hardware import (
 )
 
 CLUSTER_GROUP = "cluster"
-"""Built-in group of all nodes, which the short form of a placement uses."""
+"""Label of the built-in node group of all nodes, which a placement uses if it names no group."""
 NODE_GROUP = "node"
-"""Built-in group whose resources are the nodes, whatever hardware they have."""
+"""Label of the built-in node group of all nodes whose resources are the nodes, whatever hardware they have."""
 RESERVED_LABELS = (CLUSTER_GROUP, NODE_GROUP)
 
 ANY_ACCELERATOR = "Accelerator"
-"""Older type of a resource that contains accelerators. The type of each accelerator is then in the infos."""
+"""RLinf's type of a HardwareResource of accelerators. The type of each accelerator is then in its HardwareInfo."""
 
 
 @dataclass(frozen=True)
 class NodeEnvConfig:
-    """Interpreter and variables for some nodes of a group (an entry of ``env_configs``).
+    """Interpreter and environment variables for some nodes of a node group: an entry of ``env_configs``.
 
-    ``node_ranks`` may be given as an int or a sequence, ``env_vars`` as a mapping or as the
-    configuration's list of one-key mappings.
+    ``node_ranks`` may be given as an int or a sequence, ``env_vars`` as a mapping or as the configuration's list of
+    one-key mappings.
 
     Attributes:
-        node_ranks: cluster ranks of the nodes that the entry applies to.
-        python_interpreter_path: interpreter of workers there, None for the node's own.
-        env_vars: variables of workers there.
+        node_ranks: cluster ranks of the nodes that the entry is for.
+        python_interpreter_path: interpreter of the workers on these nodes; None for the node's own.
+        env_vars: environment variables of the workers on these nodes.
     """
 
     node_ranks: tuple[int, ...] = ()
@@ -60,21 +61,22 @@ class NodeEnvConfig:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One machine of the cluster.
+    """One node of the cluster.
 
     Attributes:
-        node_labels: labels of the node groups that it belongs to.
-        node_rank: its rank in the cluster.
-        ray_id: the node's id, under its older name (see :attr:`node_id`).
-        node_ip: address at which other nodes reach it.
-        num_cpus: logical CPUs.
-        python_interpreter_path: interpreter of its workers unless the configuration names another.
-        default_env_vars: environment that its workers start from.
-        env_vars: variables of its agentd, and of its configuration, that choose devices and interfaces.
-        hardware_resources: hardware found by the probe, one entry a type.
-        profiler_backends: profilers that can be used there.
-        interfaces: its network interfaces, each with its first IPv4 address.
-        interface: the interface of node_ip, "" if unknown.
+        node_labels: labels of the node groups that contain the node.
+        node_rank: rank of the node in the cluster.
+        ray_id: id of the node, under RLinf's name (see :attr:`node_id`).
+        node_ip: IP address at which other nodes reach the node.
+        num_cpus: number of logical CPUs.
+        python_interpreter_path: interpreter of the node's workers, unless the configuration names another.
+        default_env_vars: variables that count as set on the node when a worker's network variables are chosen. Empty on
+            a real cluster.
+        env_vars: variables of agentd's environment that choose devices and network interfaces.
+        hardware_resources: the accelerators, and the hardware that node groups own, one entry for each type.
+        profiler_backends: names of the profilers that agentd reports.
+        interfaces: name of each network interface to its first IPv4 address.
+        interface: name of the interface that has node_ip, "" if unknown.
     """
 
     node_labels: list[str] = field(default_factory=list)
@@ -92,24 +94,24 @@ class NodeInfo:
 
     @property
     def node_id(self) -> str:
-        """The node's id, which stays the same when its agent restarts."""
+        """Id of the node, which stays the same when agentd restarts."""
         return self.ray_id
 
     @cached_property
     def accelerators(self) -> tuple[HardwareInfo, ...]:
-        """Its accelerators, in the order of their local ranks."""
+        """The node's accelerators, in the order of their local ranks."""
         return tuple(
             info for resource in self.hardware_resources if _is_accelerator(resource) for info in resource.infos
         )
 
     @property
     def num_accelerators(self) -> int:
-        """Number of accelerators."""
+        """Number of the node's accelerators."""
         return len(self.accelerators)
 
     @cached_property
     def accelerator_type(self) -> AcceleratorType:
-        """Type of its accelerators, NO_ACCEL without any."""
+        """Type of the node's first accelerator; NO_ACCEL if the node has none."""
         found = self._accelerator_resource
         if found is None:
             return AcceleratorType.NO_ACCEL
@@ -118,7 +120,7 @@ class NodeInfo:
 
     @property
     def accelerator_registered_by(self) -> str:
-        """Module that registered the type of its accelerators; "" for a built-in type."""
+        """Module that registered the type of the node's first accelerator; "" if that type is built in."""
         return self._accelerator_resource.registered_by if self._accelerator_resource else ""
 
     @cached_property
@@ -127,23 +129,23 @@ class NodeInfo:
 
     @property
     def accelerator_model(self) -> str:
-        """Model of its first accelerator, "" without any."""
+        """Model of the node's first accelerator; "" if the node has none."""
         return self.accelerators[0].model if self.accelerators else ""
 
     @cached_property
     def accelerator_device_names(self) -> tuple[str, ...]:
-        """Name of each accelerator in its visibility variable, in the order of local ranks.
+        """Name of each accelerator for the visibility variable of its type, in the order of local ranks.
 
-        The vendor's index if the indices differ (an agent may see devices 4-7 only), else UUIDs, else the position
-        among those of its type. If one is a slice of a device, UUIDs: an index names the whole device, and slices share
-        it. Each type has a variable of its own, so accelerators of two types may have the same name.
+        For the accelerators of a type, the names are their indices if these differ (they need not start at 0), else
+        UUIDs, else positions among the accelerators of that type. If one of them is a slice of a device, the names are
+        UUIDs, because an index names the whole device. Accelerators of two types may have the same name.
         """
         names = {kind: iter(_device_names(self.accelerators_of_type(kind))) for kind in self.accelerator_types}
         return tuple(next(names[kind]) for kind in self.accelerator_kinds)
 
     @cached_property
     def accelerator_kinds(self) -> tuple[AcceleratorType, ...]:
-        """The type of each accelerator, in the order of their local ranks."""
+        """Type of each accelerator, in the order of local ranks."""
         return tuple(
             AcceleratorType.named(info.type if is_accelerator_type(info.type) else resource.type)
             for resource in self.hardware_resources
@@ -153,22 +155,22 @@ class NodeInfo:
 
     @property
     def accelerator_types(self) -> tuple[AcceleratorType, ...]:
-        """The types of its accelerators, in the order of their first ones."""
+        """The different types of the node's accelerators, in the order of local ranks."""
         return tuple(dict.fromkeys(self.accelerator_kinds))
 
     def accelerators_of_type(self, kind: AcceleratorType) -> list[HardwareInfo]:
-        """Return its accelerators of one type, in the order of their local ranks."""
+        """Return the node's accelerators of type *kind*, in the order of local ranks."""
         return [info for info, found in zip(self.accelerators, self.accelerator_kinds, strict=True) if found is kind]
 
     def get_hardware_infos(self, hw_type: str) -> list[Any]:
-        """Return its pieces of type *hw_type*, in the order of local ranks: the HardwareInfo that the type defines."""
+        """Return the node's HardwareInfos of type *hw_type*, in the order of local ranks."""
         if hw_type == ANY_ACCELERATOR:
             return list(self.accelerators)
         found = [info for resource in self.hardware_resources if resource.type == hw_type for info in resource.infos]
         return found or [info for info in self.accelerators if info.type == hw_type]
 
     def get_hw_resource_count(self, hw_type: str) -> int:
-        """Return the number of its pieces of type *hw_type*."""
+        """Return the number of the node's pieces of hardware type *hw_type*."""
         return len(self.get_hardware_infos(hw_type))
 
 
@@ -189,16 +191,16 @@ def _is_accelerator(resource: HardwareResource) -> bool:
 
 @dataclass(frozen=True)
 class NodeGroupInfo:
-    """The nodes of one group, and the ranks of their resources.
+    """The nodes of one node group, and the ranks of the group's resources.
 
     Attributes:
-        label: name of the group.
-        nodes: its nodes; resource ranks run through them in this order.
-        hardware_type: the group's own hardware type; None if its resources are accelerators or nodes.
-        ignore_hardware: True if nodes are the resources, whatever hardware they have.
-        env_configs: interpreters and variables of its nodes.
-        visible: for each node rank, the positions of the accelerators that a visibility variable in env_configs shows,
-            in the variable's order. On a node without an entry all accelerators are visible.
+        label: label of the group.
+        nodes: nodes of the group; resource ranks run through the nodes in this order.
+        hardware_type: the group's own hardware type; None if the resources are accelerators or nodes.
+        ignore_hardware: True if the resources are the nodes, whatever hardware they have.
+        env_configs: interpreters and environment variables of the group's workers.
+        visible: node rank to the positions of the accelerators that a visibility variable in env_configs shows there,
+            in the order of the variable. On a node without an entry, workers can use all accelerators.
     """
 
     label: str
@@ -210,19 +212,19 @@ class NodeGroupInfo:
 
     @property
     def node_ranks(self) -> list[int]:
-        """Cluster ranks of its nodes."""
+        """Cluster ranks of the group's nodes."""
         return [node.node_rank for node in self.nodes]
 
     @cached_property
     def counts_nodes(self) -> bool:
-        """True if a resource of this group is a node, not a piece of hardware."""
+        """True if the group's resources are nodes, not pieces of hardware."""
         if self.ignore_hardware or self.label == NODE_GROUP:
             return True
         return self.hardware_type is None and not any(self.accelerators_of(node) for node in self.nodes)
 
     @cached_property
     def holds_accelerators(self) -> bool:
-        """True if a resource of this group is an accelerator."""
+        """True if the group's resources are accelerators."""
         if self.counts_nodes:
             return False
         kind = self.hardware_type
@@ -234,7 +236,7 @@ class NodeGroupInfo:
 
     @cached_property
     def resources(self) -> list[tuple[NodeInfo, int]]:
-        """Node of each resource rank, and the resource's position on that node (0 if the resource is the node)."""
+        """Each resource, by resource rank: its node, and its position on that node (0 if the resource is the node)."""
         if self.counts_nodes:
             return [(node, 0) for node in self.nodes]
         if self.holds_accelerators:
@@ -242,7 +244,7 @@ class NodeGroupInfo:
         return [(node, local) for node in self.nodes for local in range(len(self._infos(node)))]
 
     def accelerators_of(self, node: NodeInfo) -> Sequence[int]:
-        """Return the positions on *node* of the accelerators that the group's workers can use, in rank order."""
+        """Return the positions on *node* of the accelerators that the group's workers can use, by resource rank."""
         return self.visible.get(node.node_rank, range(node.num_accelerators))
 
     def _infos(self, node: NodeInfo) -> list[HardwareInfo]:
@@ -254,16 +256,16 @@ class NodeGroupInfo:
 
     @property
     def hardware_resource_count(self) -> int:
-        """Number of resources. Valid resource ranks are 0 to this number minus 1."""
+        """Number of the group's resources. Resource ranks are 0 to this number minus 1."""
         return len(self.resources)
 
     @property
     def local_hardware_ranks(self) -> list[int]:
-        """Rank of each resource on its own node; -1 if the resource is the node."""
+        """Position of each resource on its node, by resource rank; -1 if the resources are nodes."""
         return [-1 if self.counts_nodes else local for _, local in self.resources]
 
     def get_hardware_infos(self, node_rank: int) -> list[HardwareInfo]:
-        """Return the group's hardware on a node; empty if a resource is the node.
+        """Return the group's pieces of hardware on a node; [] if the group's resources are nodes.
 
         Raises:
             PlacementError: the node is not in the group.
@@ -271,10 +273,13 @@ class NodeGroupInfo:
         return self._infos(self._node(node_rank))
 
     def group_ranks_to_global_ranks(self, ranks: Sequence[int]) -> list[int]:
-        """Return the cluster ranks of the nodes with these numbers in the group.
+        """Return the cluster ranks of some of the group's nodes.
+
+        Args:
+            ranks: indices into ``nodes``.
 
         Raises:
-            PlacementError: a rank is outside the group.
+            PlacementError: an index is not in the group.
         """
         for rank in ranks:
             if not 0 <= rank < len(self.nodes):
@@ -284,23 +289,23 @@ class NodeGroupInfo:
         return [self.nodes[rank].node_rank for rank in ranks]
 
     def get_node_by_hardware_rank(self, rank: int) -> NodeInfo:
-        """Return the node of resource *rank*.
+        """Return the node of the resource with rank *rank*.
 
         Raises:
-            PlacementError: the rank is outside the group.
+            PlacementError: the group has no such resource.
         """
         return self._resource(rank)[0]
 
     def get_local_hardware_rank(self, rank: int) -> int:
-        """Return the rank of resource *rank* on its own node; -1 if the resource is the node.
+        """Return the position on its node of the resource with rank *rank*; -1 if the group's resources are nodes.
 
         Raises:
-            PlacementError: the rank is outside the group.
+            PlacementError: the group has no such resource.
         """
         return -1 if self.counts_nodes else self._resource(rank)[1]
 
     def get_node_env_vars(self, node_rank: int) -> dict[str, str]:
-        """Return the variables that the group's configuration sets on a node.
+        """Return the environment variables that ``env_configs`` of this group sets on a node.
 
         Raises:
             PlacementError: the node is not in the group.
@@ -310,8 +315,7 @@ class NodeGroupInfo:
         return {key: value for env_vars in chosen for key, value in env_vars.items()}
 
     def get_node_python_interpreter_path(self, node_rank: int) -> str:
-        """Return the interpreter of this group's workers on a node: the configuration's if it names one, else the
-        node's own.
+        """Return the interpreter of this group's workers on a node: from ``env_configs``, else the node's own.
 
         Raises:
             PlacementError: the node is not in the group.
@@ -324,7 +328,7 @@ class NodeGroupInfo:
 
     @property
     def resource_name(self) -> str:
-        """Name of one resource of the group, in messages."""
+        """Name of one resource of the group, for messages: node, accelerator, or the group's hardware type."""
         if self.counts_nodes:
             return "node"
         return "accelerator" if self.holds_accelerators else str(self.hardware_type)

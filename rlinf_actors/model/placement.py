@@ -1,4 +1,4 @@
-"""Placement, the node and devices of one process of a group, and the merge of a worker's environment. Pure."""
+"""Placement (node and devices of one worker), and `merge_paths`, by which agentd makes a worker's environment. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from rlinf_actors.model.hardware import AcceleratorType
 
 @dataclass(frozen=True)
 class Placement:
-    """One process of a group.
+    """The node and the devices of one worker of a group.
 
     Attributes:
-        rank: rank in the group, 0..world_size-1.
-        cluster_node_rank: rank of its node in the cluster.
-        placement_node_rank: index of the node among the nodes of this placement, in the order in
-            which the processes' ranks reach them (rank 0 is always on 0).
-        local_accelerator_rank: position on its node of the process's first accelerator, -1 without.
-        accelerator_type: type of the accelerators that the process sees.
-        local_rank: the worker's LOCAL_RANK: 0 for a process isolated on accelerators, the accelerator's
-            position among the visible ones for a process that is not isolated, the rank among the group's
-            processes on the node for others.
-        local_world_size: 1 for a process isolated on accelerators, else the number of the group's processes on the
+        rank: rank of the worker in the group, 0 to world_size - 1.
+        cluster_node_rank: rank of the worker's node in the cluster.
+        placement_node_rank: index of that node among the nodes of the group, in the order in which the workers' ranks
+            reach them; rank 0 is always on node 0.
+        local_accelerator_rank: position on the node of the worker's first accelerator; -1 if the worker was not placed
+            on accelerators.
+        accelerator_type: type of the accelerators that the worker sees; NO_ACCEL if it sees none.
+        local_rank: the worker's LOCAL_RANK: 0 if the worker is isolated on accelerators; the position of its
+            accelerator among the visible ones if it has accelerators and is not isolated; else its rank among the
+            group's workers on the node.
+        local_world_size: 1 if the worker is isolated on accelerators, else the number of the group's workers on the
             node.
-        visible_accelerators: entries of the vendor's visibility variable: indices or UUIDs.
-        isolate_accelerator: True if the process sees only its own accelerators.
-        local_hardware_ranks: positions on the node of the process's resources (accelerators or robots);
-            empty if the resource is the node itself.
-        node_group_label: the group that the process's resources belong to.
-        node_id: the node's id ("" if unknown).
+        visible_accelerators: the accelerators that the worker sees, as the vendor's visibility variable lists them:
+            indices or UUIDs.
+        isolate_accelerator: True if the worker sees only its own accelerators.
+        local_hardware_ranks: positions on the node of the worker's resources (accelerators or robots); empty if the
+            worker was placed on a whole node.
+        node_group_label: label of the node group whose resources the worker has.
+        node_id: id of the node, "" if unknown.
     """
 
     rank: int
@@ -79,18 +81,18 @@ PATH_LIKE = frozenset(
 
 
 def merge_path(first: str, then: str) -> str:
-    """Return the directories of *first*, then those of *then*, as one list without duplicates or empty entries."""
+    """Return the entries of *first*, then those of *then*, joined by colons, without duplicates and empty entries."""
     return ":".join(dict.fromkeys(entry for entry in f"{first}:{then}".split(":") if entry))
 
 
 def merge_paths(node: Mapping[str, str], ours: Mapping[str, str], mode: str = "append") -> dict[str, str]:
-    """Return the node's environment, overridden by *ours*.
+    """Return the node's variables with those of *ours* on top: a worker's environment.
 
     Args:
-        node: variables of the node.
-        ours: variables of the configuration and the placement; they take precedence.
-        mode: "append": a variable in PATH_LIKE gets the entries of *ours* first, then the node's; "override": such a
-            variable is replaced like any other.
+        node: environment of the node, from agentd.
+        ours: variables of the configuration and the placement, which take precedence.
+        mode: how variables of PATH_LIKE that both have are merged: "append" puts the directories of *ours* before the
+            node's; "override" replaces the node's value.
 
     Raises:
         ValueError: *mode* is neither.

@@ -1,5 +1,6 @@
-"""RestartPolicy, the conditions under which a failed worker is restarted, and the worker ids of one rank's
-incarnations.
+"""RestartPolicy, which says when the head restarts a worker, and functions that split and make worker ids.
+
+A worker id is ``LAUNCH-RANK``, and ``LAUNCH-RANK.INCARNATION`` after a restart.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from rlinf_actors.errors import UsageError
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """The number and timing of restarts of a failed worker. A restart keeps the worker's node and rank.
+    """When a worker that has failed is restarted, and how often. A restart keeps the worker's node and rank.
 
-    A failure is an end that was not requested: an exit code other than 0, a signal, or lack of memory. Make a policy by
-    `on_failure` or `never`.
+    A failure is an end that was not requested: an exit code other than 0, a signal, or lack of memory. Make a policy
+    with `on_failure` or `never`.
 
     Attributes:
-        max_restarts: largest number of restarts of one rank within `within_s`. After one more failure the rank is not
+        max_restarts: number of restarts of one rank within `within_s`. After one more failure the rank is not
             restarted.
         within_s: length of that sliding window, in seconds.
-        backoff_s: seconds from a failure to the restart, doubled for every earlier restart in the window.
-        backoff_max_s: upper bound of the backoff, in seconds.
+        backoff_s: seconds from a failure to the restart; doubled for each earlier restart in the window.
+        backoff_max_s: upper bound of that time, in seconds.
     """
 
     max_restarts: int = 3
@@ -41,14 +42,14 @@ class RestartPolicy:
 
     @classmethod
     def never(cls) -> RestartPolicy:
-        """Return the policy that restarts no worker. It is the default of a launch."""
+        """Return the policy that restarts no worker, which is the default of a launch."""
         return cls(max_restarts=0)
 
     @classmethod
     def on_failure(
         cls, max_restarts: int = 3, within_s: float = 60.0, backoff_s: float = 0.5, backoff_max_s: float = 30.0
     ) -> RestartPolicy:
-        """Return a policy that restarts a worker after a failure. The arguments are the attributes of the class.
+        """Return a policy that restarts a worker after each failure. The arguments are the attributes of the class.
 
         Raises:
             UsageError: a number is not valid.
@@ -57,25 +58,25 @@ class RestartPolicy:
 
     @property
     def restarts(self) -> bool:
-        """True if the policy restarts workers at all."""
+        """True if the policy allows at least one restart."""
         return self.max_restarts > 0
 
 
 def next_id(worker_id: str, incarnation: int) -> str:
-    """Return the worker id of a rank's next incarnation. No other worker has this id.
+    """Return the worker id of a rank's next incarnation.
 
     Args:
-        worker_id: id of any incarnation of the rank.
+        worker_id: worker id of any incarnation of the rank.
         incarnation: number of the next incarnation.
     """
     return f"{rank_id(worker_id)}.{incarnation}"
 
 
 def rank_id(worker_id: str) -> str:
-    """Return the part that the worker ids of all incarnations of one rank of one launch share."""
+    """Return a worker id without its incarnation: the same text for all incarnations of one rank of one launch."""
     return worker_id.partition(".")[0]
 
 
 def launch_of(worker_id: str) -> str:
-    """Return the beginning that all worker ids of one launch share. Two groups with the same name differ in it."""
+    """Return the launch in a worker id: equal for all workers of one launch, different for two launches of one name."""
     return rank_id(worker_id).rpartition("-")[0]

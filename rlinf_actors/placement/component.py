@@ -1,4 +1,4 @@
-"""ComponentPlacement: the ``component_placement`` part of a configuration, applied to a cluster."""
+"""ComponentPlacement: the ``component_placement`` section of a configuration, applied to a cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlinf_actors.placement.strategies import FlexiblePlacementStrategy, NodePla
 
 
 class PlacementMode(str, enum.Enum):
-    """How much the resources of a configuration's components overlap."""
+    """How far the components of a configuration share resources."""
 
     COLLOCATED = "collocated"
     """All components share the same resources."""
@@ -35,8 +35,6 @@ class PlacementMode(str, enum.Enum):
 
 
 class _Resolved:
-    """A rule applied to a cluster, shared by all components of the rule."""
-
     def __init__(self, rule: ComponentRule, cluster: ClusterView) -> None:
         self.rule = rule
         try:
@@ -55,19 +53,20 @@ class _Resolved:
 
 
 class ComponentPlacement:
-    """The placement of each component of a configuration. Components that share a rule share its strategy."""
+    """The placement of each component of a configuration on a cluster."""
 
     def __init__(self, config: Any, cluster: ClusterView) -> None:
-        """Read the rules and check them against *cluster*.
+        """Read the rules of ``component_placement`` and check them against *cluster*.
 
         Args:
-            config: a whole configuration or its ``cluster:`` section: a mapping, an OmegaConf DictConfig, the
-                path of a YAML file, or a ClusterConfig. Only ``component_placement`` is read.
-            cluster: the cluster to place on, real or described.
+            config: a whole configuration or its ``cluster:`` section: a mapping, an OmegaConf DictConfig, the path of a
+                YAML file, or a ClusterConfig. Only ``component_placement`` is read.
+            cluster: the cluster to place on: a Cluster or a DescribedCluster.
 
         Raises:
-            ConfigError: there is no ``component_placement``, or an entry has another form.
-            PlacementError: a placement breaks a rule or does not fit; the message starts with its config path.
+            ConfigError: there is no ``component_placement``, or an entry is not valid.
+            PlacementError: a placement breaks a rule or does not fit the cluster; the message begins with its config
+                path.
         """
         self._cluster = cluster
         self._resolved: dict[str, _Resolved] = {}
@@ -83,9 +82,7 @@ class ComponentPlacement:
 
     @property
     def placement_mode(self) -> PlacementMode:
-        """Return COLLOCATED if all components share the same resources, DISAGGREGATED if no two share one, else
-        HYBRID.
-        """
+        """COLLOCATED if all components use the same resources, DISAGGREGATED if no two share one, else HYBRID."""
         sets = [resolved.identities for resolved in self._resolved.values()]
         if all(each == sets[0] for each in sets):
             return PlacementMode.COLLOCATED
@@ -94,7 +91,7 @@ class ComponentPlacement:
         return PlacementMode.HYBRID
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
-        """Return the placement strategy of a component.
+        """Return the placement strategy of a component. Components that share a rule share its strategy.
 
         Raises:
             PlacementError: there is no such component.
@@ -110,7 +107,8 @@ class ComponentPlacement:
         return len(self._get(component_name).assignment)
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """Return the resource ranks, within its node groups, that a component uses, in ascending order.
+        """Return the resource ranks that a component uses, in ascending order. They count within the component's node
+        groups.
 
         Raises:
             PlacementError: there is no such component.
@@ -118,7 +116,7 @@ class ComponentPlacement:
         return list(self._get(component_name).ranks)
 
     def get_rule(self, component_name: str) -> ComponentRule:
-        """Return the configuration's rule for a component.
+        """Return the rule of ``component_placement`` that places a component.
 
         Raises:
             PlacementError: there is no such component.

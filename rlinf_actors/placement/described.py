@@ -64,17 +64,18 @@ class _Description(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DescribedCluster:
-    """A ClusterView of nodes that exist only as a description."""
+    """A cluster of nodes that exist only as a description. It has the methods of ClusterView."""
 
     def __init__(self, nodes: Sequence[NodeInfo], config: ClusterConfig | None = None) -> None:
         """Make a cluster of described nodes.
 
         Args:
-            nodes: its nodes, with ranks 0 to N-1, each once.
-            config: its configuration: the node groups, and the robots of nodes that list none.
+            nodes: the nodes, with ranks 0 to N-1, each once.
+            config: its node groups become the groups of the cluster; a node that lists no robots of a configured type
+                gets the configured ones. None for the built-in groups only.
 
         Raises:
-            ConfigError: node ranks are not 0..N-1, or a node of the configuration is missing.
+            ConfigError: node ranks are not 0 to N-1, or *config* needs a node that is missing.
         """
         ranked = sorted(nodes, key=lambda node: node.node_rank)
         if [node.node_rank for node in ranked] != list(range(len(ranked))):
@@ -96,14 +97,17 @@ class DescribedCluster:
     def identical(
         cls, num_nodes: int, num_accelerators: int, kind: str = "NV_GPU", model: str = ""
     ) -> DescribedCluster:
-        """Return a cluster of *num_nodes* nodes with *num_accelerators* accelerators each."""
         return cls(
             [_node(rank, f"node-{rank}", 1, _accelerators(kind, model, num_accelerators)) for rank in range(num_nodes)]
         )
 
     @classmethod
     def from_any(cls, source: Any, config: ClusterConfig | None = None) -> DescribedCluster:
-        """Return the cluster that *source* describes: the path of a YAML file, or a mapping or list in the form above.
+        """Return the cluster that *source* describes.
+
+        Args:
+            source: the path of a YAML file, or a mapping or list of node entries, as in the header of this module.
+            config: see the constructor.
 
         Raises:
             ConfigError: a key or value is wrong; ``path`` names it.
@@ -120,7 +124,6 @@ class DescribedCluster:
 
     @property
     def node_groups(self) -> dict[str, NodeGroupInfo]:
-        """The node groups by label, the built-in ones last."""
         return dict(self._groups)
 
     def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
@@ -133,7 +136,7 @@ class DescribedCluster:
 
 
 def parse_description(source: Any) -> list[NodeInfo]:
-    """Return the nodes that *source* describes; see DescribedCluster.from_any.
+    """Return the nodes that *source* describes: the path of a YAML file, or a mapping or list of node entries.
 
     Raises:
         ConfigError: a key or value is wrong; ``path`` names it.

@@ -1,10 +1,10 @@
 """Environment variables that a worker gets from its placement: ranks, devices, network, its node group's variables.
 Pure.
 
-The driver calls `worker_environment` for each worker of a launch, after `check_launch`. MASTER_ADDR and MASTER_PORT are
-added when rank 0 runs; agentd merges in the node's own environment (model.placement.merge_paths).
+The driver calls `worker_environment` for each worker of a launch, after `check_launch`. The driver adds MASTER_ADDR and
+MASTER_PORT when rank 0 runs; agentd merges the result with the node's own environment (model.placement.merge_paths).
 
-Visibility variables set by users (CUDA_VISIBLE_DEVICES and the other vendors') are checked here against the nodes'
+Users may set the vendors' visibility variables, such as CUDA_VISIBLE_DEVICES; they are checked here against the nodes'
 devices. In ``env_configs`` such a variable restricts its node group to the devices that it lists; in ``env_vars`` of
 ``launch`` it must agree with the placement. If two values contradict each other, the error shows both.
 """
@@ -27,11 +27,11 @@ from rlinf_actors.settings import COMM_NET_DEVICES, NAMESPACE
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """Distribution of a group's processes over nodes; computed once per group.
+    """How a group's workers are distributed over nodes; computed once per group.
 
     Attributes:
-        node_local_ranks: for each rank, the number of lower ranks on its node.
-        on_node: number of the group's processes on each node, by cluster node rank.
+        node_local_ranks: for each worker, by rank, the number of workers with lower ranks on its node.
+        on_node: number of the group's workers on each node, by cluster node rank.
     """
 
     node_local_ranks: tuple[int, ...]
@@ -58,21 +58,22 @@ def worker_environment(
     comm_net_devices: str | None = None,
     launch_env: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return the variables of a worker's ``os.environ`` that its placement determines.
+    """Return the environment variables that a worker gets from its placement and its node group.
 
-    Computed variables override the configuration's: a process with the rank of another could not work.
+    Variables from the placement override those of the configuration: a worker could not work with the rank of another.
 
     Args:
-        group_name: name of the worker group.
+        group_name: name of the worker's group.
         placement: the worker's placement.
-        placements: the placements of the whole group in rank order, or their GroupLayout (to share between workers).
+        placements: the placements of the whole group in rank order, or their GroupLayout.
         node: the worker's node.
         node_group: the node group to which the worker's resources belong.
-        namespace: the job's namespace.
+        namespace: namespace of the job.
         comm_net_devices: the driver's RLINF_COMM_NET_DEVICES: network interfaces for collectives. The same variable of
-            the launch, of the configuration and of the node takes precedence, in that order. If none is set, the
-            interface of the node's address is used. Vendors' interface variables that are already set are not changed.
-        launch_env: the variables of this launch. They are not part of the result: the caller puts them on top of it.
+            the launch, the configuration or the node takes precedence, in that order. If none is set, the interface of
+            the node's address is used. Vendors' interface variables that are already set are not changed.
+        launch_env: variables of this launch. They decide what is left out, but are not part of the result: the caller
+            puts them on top of it.
 
     Raises:
         ConfigError: this process does not know the placement's type of accelerator; the message says what to load.
@@ -93,9 +94,7 @@ def worker_environment(
 
 
 def model_seen(placement: Placement, node: NodeInfo) -> str:
-    """Return the model of the worker's first own accelerator; without one, of the first visible accelerator;
-    else "".
-    """
+    """Return the model of the worker's first accelerator, its own or else a visible one; "" if the worker sees none."""
     if placement.accelerator_type is AcceleratorType.NO_ACCEL or not placement.visible_accelerators:
         return ""
     if placement.local_accelerator_rank >= 0:
@@ -166,22 +165,21 @@ def _network(node: NodeInfo, devices: str, present: Mapping[str, str]) -> dict[s
 
 
 class _Device(NamedTuple):
-    """An accelerator, with its position on the node."""
-
     position: int
     info: AcceleratorInfo
 
 
 def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[int, ...] | None:
-    """Return the accelerators of a node that a node group's variables show, as ordered positions on the node.
+    """Return the accelerators of a node that the variables of a node group show, as positions on the node in their
+    order.
 
     Args:
         env_vars: variables that ``env_configs`` sets on the node.
-        node: the node, with the accelerators that its own settings show.
-        path: config path of *env_vars*.
+        node: the node, with the accelerators that agentd's own environment shows.
+        path: config path of *env_vars*, for messages.
 
     Returns:
-        The positions, or None for all accelerators if *env_vars* has no visibility variable for one of them.
+        The positions; None if no visibility variable in *env_vars* concerns an accelerator of the node.
 
     Raises:
         ConfigError: a variable names a device that the node does not offer, names one twice, cannot be read, belongs to
@@ -204,9 +202,10 @@ def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[
 
 
 def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeInfo, group: NodeGroupInfo) -> None:
-    """Raise ConfigError unless the variables given to ``launch`` agree with a worker's placement.
+    """Raise ConfigError if the variables given to ``launch`` contradict a worker's placement.
 
-    The variables must show the devices of the placement in the same order and keep the meaning of device numbers.
+    Visibility variables must show the devices of the placement in the same order. Other variables must not change the
+    meaning of device numbers.
     """
     path = "launch(env_vars)"
     _check_numbering(env_vars, node, path)
@@ -270,7 +269,7 @@ def _named(value: str, variable: str, devices: Sequence[_Device], node: NodeInfo
 
 
 def _check_numbering(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> None:
-    """Raise ConfigError for variables that give device numbers another meaning in the worker than in the probe."""
+    """Raise ConfigError for variables by which the worker would number devices otherwise than the probe."""
     for kind in _by_type(node):
         facts = ACCELERATOR_TABLE.get(kind)
         if facts is None:

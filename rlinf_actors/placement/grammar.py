@@ -1,6 +1,7 @@
 """Placement strings: their grammar and rules, and the resource ranks of every process. Pure; no node is needed.
 
-string := part ("," part)*     part := resources [":" processes] resources := a | a-b | all     processes := a | a-b
+string := part ("," part)*              part := resources [":" processes]
+resources := a | a-b | all              processes := a | a-b
 
 ComponentPlacement calls `assign` for each rule. Every error offers the string that was probably meant; the process
 ranks of such a string are contiguous. Running time is linear in the processes and resources named.
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from rlinf_actors.errors import PlacementError
 
 MAX_PROCESSES = 1_000_000
-"""Limit far above any cluster, so that a typing error cannot exhaust the memory."""
+"""Far above any cluster, so that a typing error cannot exhaust the memory."""
 
 _SPAN = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
 _FORM = "write parts such as 0, 0-3, all, 0-3:0-7, with commas between them"
@@ -46,7 +47,7 @@ class Part:
 
     Attributes:
         resources: the resource ranks; None for ``all``.
-        processes: the process ranks; None if the part has no processes.
+        processes: the process ranks; None if the part names none.
     """
 
     resources: Span | None
@@ -118,26 +119,26 @@ Want = tuple[Span, int]
 
 
 def fits(resources: int, processes: int) -> bool:
-    """True if one of the two numbers is a multiple of the other."""
+    """True if one of the two numbers divides the other."""
     return resources % processes == 0 or processes % resources == 0
 
 
 def fewer(resources: int, processes: int) -> int:
-    """Return the largest number of processes below *processes* that fits *resources*, or 1."""
+    """Return the largest number of processes below *processes* that fits *resources* (see `fits`), or 1."""
     if processes > resources:
         return processes - processes % resources
     return max((count for count in range(1, processes) if resources % count == 0), default=1)
 
 
 def more(resources: int, processes: int) -> int:
-    """Return the smallest number of processes above *processes* that fits *resources*."""
+    """Return the smallest number of processes above *processes* that fits *resources* (see `fits`)."""
     if processes >= resources:
         return processes + resources - processes % resources
     return next(count for count in range(processes + 1, resources + 1) if resources % count == 0)
 
 
 def lay_out(wants: Sequence[Want], start: int = 0) -> str:
-    """Return the placement string of the given parts, with process ranks that count up from *start*."""
+    """Return a placement string with the given parts. The process ranks count up from *start*."""
     parts: list[Part] = []
     for resources, count in wants:
         parts.append(Part(resources, Span.of(start, count)))
@@ -146,9 +147,7 @@ def lay_out(wants: Sequence[Want], start: int = 0) -> str:
 
 
 def corrections(wants: Sequence[Want]) -> list[str]:
-    """Return up to two placement strings whose parts all fit: one with fewer processes in the wrong parts, one
-    with more.
-    """
+    """Return one or two placement strings whose parts all fit, with fewer or with more processes in the wrong parts."""
     found: dict[str, None] = {}
     for change in (fewer, more):
         found[lay_out([(r, n if fits(len(r), n) else change(len(r), n)) for r, n in wants])] = None
@@ -156,13 +155,14 @@ def corrections(wants: Sequence[Want]) -> list[str]:
 
 
 def spread(spans: Sequence[Span], processes: int, start: int) -> list[str]:
-    """Return placement strings that replace several ranges which the user meant as one part.
+    """Return the placement strings that a user may have meant who wrote several ranges as one part, such as
+    ``0-1,4-5:0-3``.
 
     There are two strings if the lengths do not divide, and none if a process would need resources of two ranges.
 
     Args:
         spans: the ranges of resource ranks.
-        processes: number of processes on all of them together.
+        processes: number of processes on all of the ranges together.
         start: rank of the first process.
     """
     total = sum(map(len, spans))
@@ -186,10 +186,10 @@ _LONGEST_LIST = 16
 
 @dataclass(frozen=True)
 class Target:
-    """The resources to which a placement string is applied.
+    """The resources that a placement string is applied to.
 
     Attributes:
-        group: the node group, or groups, as a person writes them.
+        group: label of the node group, or labels joined by commas.
         count: number of resources.
         noun: name of one resource: node, accelerator, Franka, resource.
     """
@@ -208,11 +208,11 @@ class Target:
 
 
 def assign(text: str, target: Target, maybe_sexagesimal: bool = False) -> list[list[int]]:
-    """Return, for each process by rank, the resource ranks that it holds or shares.
+    """Return, for each process by rank, the resource ranks that it holds or shares with other processes.
 
     Args:
         text: the placement string.
-        target: the resources to which the string is applied.
+        target: the resources that the string is applied to.
         maybe_sexagesimal: True if YAML read the string as a number. YAML reads ``a:b`` as a number in base 60.
 
     Raises:
@@ -292,7 +292,7 @@ def _processes(parts: Sequence[Part], spans: Sequence[Span]) -> list[Span]:
 
 
 def _check_union(parts: Sequence[Part], spans: Sequence[Span], processes: Sequence[Span], text: str) -> None:
-    """Raise PlacementError for ``0-1,4-5:0-3``: the comma separates parts, so these are not four resources for four
+    """Raise PlacementError for ``0-1,4-5:0-3``: a comma separates parts, so it is not four resources for four
     processes.
     """
     run = 0  # index of the first of the parts without processes that precede this one

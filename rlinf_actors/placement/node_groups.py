@@ -1,4 +1,4 @@
-"""Node groups of a cluster, made from its configuration and the nodes' reports, and ClusterView for the placements."""
+"""Make the node groups of a cluster from its configuration and its nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_actors.placement.environment import restricted
 
 
 def label_nodes(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """Return the nodes in rank order, each labelled with the configured groups that contain it."""
+    """Return *nodes* in rank order, with the labels of the configured node groups that contain them."""
     ordered = sorted(nodes, key=lambda node: node.node_rank)
     if config is None:
         return ordered
@@ -33,7 +33,7 @@ def build_node_groups(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -
 
     Raises:
         ConfigError: a configured group has a node that is not among *nodes*, or a visibility variable in its
-            env_configs does not fit the accelerators of such a node.
+            env_configs does not fit the accelerators of a node.
     """
     labelled = label_nodes(config, nodes)
     by_rank = {node.node_rank: node for node in labelled}
@@ -77,9 +77,8 @@ def _visible(group: NodeGroupConfig, index: int, nodes: Mapping[int, NodeInfo]) 
 
 
 def with_configured_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """Return *nodes*, each with the robots that the configuration gives it unless the node lists robots of that type.
-
-    For a described cluster only: on a real one the nodes report their robots.
+    """Return described *nodes*, each with the robots that *config* gives it unless the node lists robots of that
+    type.
     """
     found: list[NodeInfo] = []
     for node in nodes:
@@ -92,7 +91,7 @@ def with_configured_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -
 
 
 class ClusterView(Protocol):
-    """The part of a cluster, real or described, that placements use."""
+    """What placements need to know about a cluster. Cluster and DescribedCluster have these members."""
 
     @property
     def num_nodes(self) -> int:
@@ -103,17 +102,17 @@ class ClusterView(Protocol):
         """Number of accelerators of all nodes together."""
 
     def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
-        """Return the node group called *label*, None if there is none."""
+        """Return the node group called *label*; None if there is no such group."""
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
-        """Return the node with this rank."""
+        """Return the node with rank *node_rank*."""
 
 
 def find_group(cluster: ClusterView, label: str) -> NodeGroupInfo:
-    """Return the group called *label*. If the view lacks a built-in group, it is made from the nodes.
+    """Return the node group called *label*. A built-in group that *cluster* lacks is made from the nodes.
 
     Raises:
-        PlacementError: there is no such group; the message lists the groups of the nodes.
+        PlacementError: there is no such group; the message lists the groups.
     """
     group = cluster.get_node_group(label)
     if group is not None:

@@ -1,4 +1,7 @@
-"""Assignment of ranks to nodes. Pure. The head uses it when nodes register, `rlinf-actors plan` to predict ranks."""
+"""Assign ranks to nodes. Pure.
+
+The head calls `order_nodes` whenever a node registers; `rlinf-actors plan` calls it to predict ranks.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ class RegisteredNode:
     """The properties of a node that determine its rank.
 
     Attributes:
-        key: text that identifies the node; it appears in messages.
+        key: id of the node.
         explicit: the node's RLINF_NODE_RANK, None if it has none.
         is_head: True if the head runs on the node.
-        accelerator_type: type of its accelerators, ``NO_ACCEL`` without.
-        ip: its address.
+        accelerator_type: type of the node's accelerators; NO_ACCEL if it has none.
+        ip: IP address of the node.
     """
 
     key: str
@@ -37,20 +40,20 @@ def order_nodes(
 ) -> dict[str, int]:
     """Return the rank of every node, by key. The result does not depend on the order of *nodes*.
 
-    If every node has RLINF_NODE_RANK, those are the ranks. If no node has, the nodes are sorted: the head's node first,
-    then by accelerator type (built-in types, then registered types by name, then nodes without accelerators), then by
-    address as a number.
+    If every node has RLINF_NODE_RANK, those are the ranks. If no node has it, the nodes are sorted: the head's node
+    first, then by accelerator type (built-in types, then registered types by name, then nodes without accelerators),
+    then by IP address as a number.
 
     Args:
         nodes: the registered nodes.
-        fixed: ranks that were assigned earlier, by key. They do not change, even for nodes that are not in *nodes*; new
-            nodes get the lowest free ranks.
-        complete: True if all nodes have registered, so that explicit ranks must be 0..N-1. If False, nodes that
+        fixed: ranks that were assigned earlier, by key; they do not change. Some of these nodes may be missing in
+            *nodes*. Without RLINF_NODE_RANK, new nodes get the lowest free ranks.
+        complete: True if all nodes have registered, so that explicit ranks must be 0 to N-1. If False, nodes that
             register later may fill gaps.
 
     Raises:
-        ConfigError: only some nodes have RLINF_NODE_RANK, two have the same, it contradicts a fixed rank, or (with
-            *complete*) the ranks leave a gap. The message names the nodes.
+        ConfigError: only some nodes have RLINF_NODE_RANK, two nodes have the same, it contradicts a fixed rank, or
+            (with *complete*) the ranks have a gap. The message names the nodes.
     """
     taken = dict(fixed or {})
     stated = [node for node in nodes if node.explicit is not None]
@@ -65,7 +68,7 @@ def order_nodes(
 
 
 def missing_ranks(ranks: Mapping[str, int], num_nodes: int) -> list[int]:
-    """Return the ranks below *num_nodes* that no node has."""
+    """Return the ranks from 0 to *num_nodes* - 1 that are not among the values of *ranks*."""
     present = set(ranks.values())
     return [rank for rank in range(num_nodes) if rank not in present]
 
@@ -123,7 +126,7 @@ def _type_order(kind: str) -> tuple[int, str]:
 
 
 def _address(ip: str) -> tuple[int, int, str]:
-    """Return a sort key: addresses as numbers, version 4 before 6, names last."""
+    """Return a sort key for an IP address: version 4 before 6, addresses as numbers, host names last."""
     try:
         address = ipaddress.ip_address(ip)
     except ValueError:

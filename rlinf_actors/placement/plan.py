@@ -1,4 +1,4 @@
-"""The plan of a configuration: the placement of every process, before anything runs (`rlinf-actors plan conf.yaml`)."""
+"""Plan: where a configuration would run each worker, computed before anything runs (`rlinf-actors plan conf.yaml`)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _HEADINGS = ("NODE", "ADDRESS", "RANKS", "RESOURCES", "INTERPRETER")
 
 @dataclass(frozen=True)
 class PlannedComponent:
-    """One component of a plan.
+    """Where one component of a configuration would run.
 
     Attributes:
         name: name of the component.
         node_groups: labels of the node groups that its rule names.
-        placement: the placement string of its rule.
-        hardware_ranks: the resource ranks that it uses.
-        placements: the placements of its processes, by rank.
-        groups: those node groups, by label.
+        placement: placement string of its rule.
+        hardware_ranks: ranks of the resources that it uses.
+        placements: placements of its workers, by rank.
+        groups: the node groups of its rule, by label.
     """
 
     name: str
@@ -42,12 +42,12 @@ class PlannedComponent:
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration applied to a cluster.
+    """Where the components of a configuration would run on a cluster.
 
     Attributes:
-        nodes: the cluster's nodes, by rank.
+        nodes: nodes of the cluster, by rank.
         components: the components, in the order of the configuration.
-        placement_mode: overlap of the components' resources.
+        placement_mode: how far the components share resources.
     """
 
     nodes: list[NodeInfo]
@@ -71,7 +71,7 @@ class Plan:
         }
 
     def environment(self, component: str, rank: int, group_name: str | None = None) -> dict[str, str]:
-        """Return the environment that a worker of the plan would get, without MASTER_ADDR and MASTER_PORT.
+        """Return the environment variables that a worker of the plan would get, without MASTER_ADDR and MASTER_PORT.
 
         Args:
             component: name of the component.
@@ -95,11 +95,11 @@ class Plan:
 
 
 def plan(config: Any, cluster: ClusterView) -> Plan:
-    """Apply a configuration's ``component_placement`` to a cluster, without starting anything.
+    """Return where the components of a configuration would run on a cluster, without starting anything.
 
     Args:
         config: a configuration, in the forms that ComponentPlacement takes.
-        cluster: the cluster, real or described.
+        cluster: the cluster: a Cluster or a DescribedCluster.
 
     Raises:
         ConfigError: the configuration has a fault.

@@ -1,7 +1,7 @@
-"""Convert resource ranks to placements: the node of each process, and the devices that the process sees. Pure.
+"""Convert the resource ranks of workers to placements: the node of each worker, and the devices that it sees. Pure.
 
-The placement strategies call `place` and `place_on_nodes`. Running time is linear in processes and resources. For
-placement strings see grammar.
+The placement strategies call `place` and `place_on_nodes`. Time is linear in workers and resources. Placement strings
+are parsed in grammar.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlinf_actors.placement.node_groups import ClusterView, find_group
 
 @dataclass(frozen=True)
 class Resource:
-    """One resource: a node, or the piece of hardware at position *local* of its node."""
+    """One resource of a node group: a node, or the piece of hardware at position *local* of the node."""
 
     group: NodeGroupInfo
     node: NodeInfo
@@ -48,7 +48,7 @@ class ResourceTable:
 
     @classmethod
     def of(cls, cluster: ClusterView, labels: Sequence[str]) -> ResourceTable:
-        """Return the resources of the groups called *labels*.
+        """Return the resources of the node groups called *labels*.
 
         Raises:
             PlacementError: a group does not exist, or two groups contain the same resource.
@@ -87,16 +87,16 @@ class ResourceTable:
 def place(
     assignment: Sequence[Sequence[int]], table: ResourceTable, isolate_accelerator: bool = True
 ) -> list[Placement]:
-    """Return the placements of the processes of a group.
+    """Return the placements of a group's workers, by rank.
 
     Args:
-        assignment: for each process by rank, the resource ranks that it holds.
+        assignment: for each worker, by rank, the ranks of its resources.
         table: the resources.
-        isolate_accelerator: True if a process sees only its own accelerators.
+        isolate_accelerator: True if a worker sees only its own accelerators.
 
     Raises:
-        PlacementError: a resource does not exist or repeats in a process, or a process would span two nodes, two node
-            groups or two types of hardware.
+        PlacementError: a resource does not exist or repeats in a worker, or a worker would have resources of two nodes,
+            two node groups or two types of hardware.
     """
     node_index: dict[int, int] = {}
     found: list[Placement] = []
@@ -109,8 +109,9 @@ def place(
 
 
 def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Placement]:
-    """Return the placements of one process for each entry of *nodes*. A process sees all accelerators of *group* on
-    its node.
+    """Return the placements of a group with one worker for each entry of *nodes*.
+
+    A worker sees all accelerators of *group* on its node.
     """
     index: dict[int, int] = {}
     found = [
@@ -189,15 +190,12 @@ def _placement(rank: int, node_index: int, held: Sequence[Resource], isolate: bo
 
 
 def _seen_names(group: NodeGroupInfo, node: NodeInfo, kind: AcceleratorType) -> list[str]:
-    """Return the names of the accelerators of one type that a worker of *group* sees on *node*."""
     names = node.accelerator_device_names
     return [names[local] for local in group.accelerators_of(node) if node.accelerator_kinds[local] == kind]
 
 
 def _seen_type(group: NodeGroupInfo, node: NodeInfo) -> AcceleratorType:
-    """Return the type of accelerators that a worker without accelerators of its own sees: that of the group's first
-    one there.
-    """
+    """Return the type of accelerators that a worker without own accelerators sees on *node*: the group's first one."""
     seen = group.accelerators_of(node)
     return node.accelerator_kinds[seen[0]] if seen else AcceleratorType.NO_ACCEL
 

@@ -1,7 +1,7 @@
-"""The placement strategies, which choose the resources of each process of a group. Public API.
+"""The placement strategies, which choose node and devices of each worker of a group. Public API.
 
-Every ``get_placement`` takes a cluster (any object with ClusterView's four members) or, in the older call, the number
-of accelerators of each of its identical nodes. A strategy can be used for many groups, and never changes its arguments.
+Every ``get_placement`` takes a cluster (Cluster, DescribedCluster, or any object with the members of ClusterView) or,
+in the older call, the number of accelerators of each of its identical nodes. A strategy can be used for many groups.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlinf_actors.placement.resolver import ResourceTable, place, place_on_nodes
 
 
 class PlacementStrategy(ABC):
-    """Base of the placement strategies."""
+    """Base class of the placement strategies. A strategy does not change and can be used for many groups."""
 
     def get_placement(
         self,
@@ -29,16 +29,17 @@ class PlacementStrategy(ABC):
         num_gpus_per_node: int | None = None,
         isolate_gpu: bool | None = None,
     ) -> list[Placement]:
-        """Return the placement of every process, by rank.
+        """Return the placement of every worker of a group, by rank.
 
         Args:
-            cluster: the cluster, or (older call) the number of accelerators of each of its identical nodes.
-            isolate_accelerator: True if a process sees only its own accelerators.
+            cluster: the cluster to place on; in the older call, the number of accelerators of each of its identical
+                nodes.
+            isolate_accelerator: True if a worker sees only its own accelerators.
             num_gpus_per_node: older name of *cluster* as a number.
             isolate_gpu: older name of *isolate_accelerator*.
 
         Raises:
-            PlacementError: the cluster has too few resources, or a process would span two nodes.
+            PlacementError: the cluster has too few resources, or a worker would need resources of two nodes.
         """
         if cluster is None:
             cluster = num_gpus_per_node
@@ -53,18 +54,18 @@ class PlacementStrategy(ABC):
 
     @abstractmethod
     def _place(self, cluster: ClusterView, isolate: bool) -> list[Placement]:
-        """Return the placement of every process, by rank."""
+        pass
 
     @abstractmethod
     def _nodes_needed(self, per_node: int) -> int:
-        """Return the number of identical nodes, with *per_node* accelerators each, that the strategy needs."""
+        """Return the smallest number of nodes, with *per_node* accelerators each, that the strategy needs."""
 
 
 def group_labels(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return node group labels given as one label, ``"a,b"`` or a list. None means the group of all nodes.
+    """Return node group labels that are given as one label, ``"a,b"`` or a list. None means the group of all nodes.
 
     Raises:
-        PlacementError: a label is not valid, or given twice.
+        PlacementError: a label is not valid, or is given twice.
     """
     if value is None:
         return (CLUSTER_GROUP,)
@@ -78,7 +79,7 @@ def whole(value: object, name: str, least: int = 0) -> int:
     """Return *value* as an int of at least *least*. Integers of numpy are accepted, booleans are not.
 
     Raises:
-        PlacementError: *value* is not such an integer; the message calls it *name*.
+        PlacementError: *value* is no such integer; the message calls it *name*.
     """
     number = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else None
     if number is None or number < least:
@@ -87,10 +88,10 @@ def whole(value: object, name: str, least: int = 0) -> int:
 
 
 class PackedPlacementStrategy(PlacementStrategy):
-    """Place processes on consecutive resources. Each process gets consecutive (or strided) resources.
+    """Place workers on consecutive resources. Each worker gets the same number of consecutive (or strided) resources.
 
-    The older form, by keyword, starts at an accelerator of a node instead: ``PackedPlacementStrategy(master_node=0,
-    num_nodes=2)`` or ``(num_processes=4, num_gpus_per_process=2)``.
+    The older form, by keyword, begins at an accelerator of a node: ``PackedPlacementStrategy(master_node=0,
+    num_nodes=2)`` or ``PackedPlacementStrategy(num_processes=4, num_gpus_per_process=2)``.
     """
 
     def __init__(
@@ -111,18 +112,19 @@ class PackedPlacementStrategy(PlacementStrategy):
         """Choose the resources.
 
         Args:
-            start_hardware_rank: first resource of the group.
-            end_hardware_rank: last resource, included.
-            num_hardware_per_process: resources of each process.
-            stride: distance between the resources of one process: with 2 and two of them each, process 0
-                gets 0 and 2, process 1 gets 1 and 3.
+            start_hardware_rank: rank of the first resource.
+            end_hardware_rank: rank of the last resource, included.
+            num_hardware_per_process: number of resources of each worker.
+            stride: distance between the resources of one worker: with stride 2 and two resources each, worker 0 gets
+                resources 0 and 2, worker 1 gets 1 and 3.
             node_group: label, or labels, of the node group; all nodes by default.
-            master_node: (older form) node of the first process, 0 by default.
-            num_nodes: (older form) as many processes as fit on this many whole nodes; give this or *num_processes*.
-            num_processes: (older form) number of processes.
-            master_gpu: (older form) first accelerator on the master node, 0 by default.
-            num_gpus_per_process: (older form) accelerators of each process, 1 by default.
-            isolate_gpu: False lets processes see all accelerators, whatever get_placement is given.
+            master_node: (older form) rank of the first node, 0 by default.
+            num_nodes: (older form) number of whole nodes, which get as many workers as fit; give this or
+                *num_processes*.
+            num_processes: (older form) number of workers.
+            master_gpu: (older form) position of the first accelerator on the master node, 0 by default.
+            num_gpus_per_process: (older form) number of accelerators of each worker, 1 by default.
+            isolate_gpu: False lets workers see all accelerators of their node, whatever get_placement is given.
 
         Raises:
             PlacementError: a number is out of range, the lengths do not divide, or the forms are mixed.
@@ -185,7 +187,7 @@ class PackedPlacementStrategy(PlacementStrategy):
         return first, first + count - 1
 
     def _fitting(self, held: int, nodes: range) -> int:
-        """Return how many of *held* resources are used: those left over that are too few for a process stay free."""
+        """Return how many of *held* resources are used. A rest that is too small for another worker stays free."""
         unit = self._each * self._stride
         if held < unit:
             where = f"node {nodes[0]} has" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]} have"
@@ -215,9 +217,9 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 
 class StridedPlacementStrategy(PlacementStrategy):
-    """Place processes on whole nodes, each with accelerators at a distance of *stride*.
+    """Place workers on whole nodes, each with accelerators at a distance of *stride*.
 
-    The accelerators of a node are divided into blocks of ``stride * num_gpus_per_process``. Process g of a block gets
+    The accelerators of a node are divided into blocks of ``stride * num_gpus_per_process``. Worker g of a block gets
     accelerators g, g + stride, g + 2 * stride, ... of the block.
     """
 
@@ -227,11 +229,11 @@ class StridedPlacementStrategy(PlacementStrategy):
         """Choose the nodes and the pattern.
 
         Args:
-            master_node: first node.
+            master_node: rank of the first node.
             num_nodes: number of nodes.
-            stride: distance between the accelerators of a process.
-            num_gpus_per_process: accelerators of each process.
-            isolate_gpu: must be True, since LOCAL_RANK could not name such a process's accelerators otherwise.
+            stride: distance between the accelerators of a worker.
+            num_gpus_per_process: number of accelerators of each worker.
+            isolate_gpu: must be True: LOCAL_RANK could not name the accelerators of a worker that sees all of them.
 
         Raises:
             PlacementError: a number is out of range, or isolate_gpu is False.
@@ -271,7 +273,7 @@ class StridedPlacementStrategy(PlacementStrategy):
 
 
 class FlexiblePlacementStrategy(PlacementStrategy):
-    """Place each process on explicitly listed resources."""
+    """Place each worker on resources that are listed one by one."""
 
     def __init__(
         self,
@@ -281,12 +283,11 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         """List the resources.
 
         Args:
-            hardware_ranks_list: for each process, by rank, its resource ranks in the node group.
+            hardware_ranks_list: for each worker, by rank, the ranks of its resources in the node group.
             node_group_label: label, or labels, of the node group; all nodes by default.
 
         Raises:
-            PlacementError: the list is empty, or the entry of a process is empty, repeats a rank or is no list of
-                ranks.
+            PlacementError: the list is empty, or the entry of a worker is empty, repeats a rank or is no list of ranks.
         """
         if isinstance(hardware_ranks_list, (str, bytes)) or not hardware_ranks_list:
             raise PlacementError(
@@ -312,14 +313,14 @@ class FlexiblePlacementStrategy(PlacementStrategy):
 
 
 class NodePlacementStrategy(PlacementStrategy):
-    """Place processes on nodes, independent of their hardware. A process sees all accelerators of its node."""
+    """Place workers on nodes, whatever hardware the nodes have. A worker sees all accelerators of its node."""
 
     def __init__(self, node_ranks: Sequence[int], node_group_label: str | None = None) -> None:
         """List the nodes.
 
         Args:
-            node_ranks: for each process by rank, the node: its rank in the cluster, or its number in the node group if
-                *node_group_label* is given. A node may appear several times.
+            node_ranks: the node of each worker, by the worker's rank: a node's rank in the cluster, or its index in the
+                node group if *node_group_label* is given. A node may appear several times.
             node_group_label: label of a node group; None for the whole cluster.
 
         Raises:
@@ -353,8 +354,8 @@ class NodePlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(cluster: ClusterView) -> PlacementStrategy:
-    """Return the strategy for one process on each accelerator of the cluster; without accelerators, one process on node
-    0.
+    """Return the strategy for a launch without one: a worker on each accelerator; without accelerators one worker on
+    node 0.
 
     Raises:
         PlacementError: the nodes have accelerators of several types; the message lists them.
@@ -376,13 +377,13 @@ def default_strategy(cluster: ClusterView) -> PlacementStrategy:
 
 
 def strided(first: int, last: int, each: int, stride: int) -> list[list[int]]:
-    """Return the resource ranks of each process.
+    """Return the resource ranks of each worker, by the worker's rank.
 
     Args:
         first: first resource rank to use.
         last: last resource rank to use, included.
-        each: number of resources of a process.
-        stride: distance between the resources of a process.
+        each: number of resources of a worker.
+        stride: distance between the resources of a worker.
     """
     return [
         [start + offset + step * stride for step in range(each)]

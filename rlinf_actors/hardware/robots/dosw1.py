@@ -38,25 +38,25 @@ class DOSW1Config(RobotConfig):
         return [TcpPort(field, host, getattr(self, field), True) for field in ("left_arm_port", "right_arm_port")]
 
     def cameras(self) -> list[CameraSet]:
-        """Return the cameras of the robot that have to be connected."""
+        """Return the cameras that have to be connected."""
         return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
 
 
 @dataclass
 class DOSW1HWInfo(HardwareInfo):
-    """A DOSW1 that a worker holds; ``config`` has its addresses and cameras."""
+    """A DOSW1 that a worker has; ``config`` has its addresses and cameras."""
 
     config: DOSW1Config
 
     @property
     def identity(self) -> str:
-        """Host of the robot; "" for a loopback address, which means a different machine on each node."""
+        """Host of the robot; "" for a loopback address, which means a different robot on each node."""
         host = host_of(self.config.robot_url)
         return "" if host in ("localhost", "::1") or host.startswith("127.") else host
 
 
 class DOSW1(Robot):
-    """The hardware type DOSW1."""
+    """The hardware type DOSW1, whose ``enumerate`` finds the robots of a node."""
 
     HW_TYPE: ClassVar[str] = "DOSW1"
     CONFIG: ClassVar[type[RobotConfig]] = DOSW1Config

@@ -25,8 +25,8 @@ class FrankaConfig(RobotConfig):
         camera_type: realsense, zed or lumos.
         gripper_type: franka or robotiq.
         gripper_connection: connection of a Robotiq gripper: a serial device (``/dev/ttyUSB0``) or ``host[:port]``.
-        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. If
-            another node drives the arm, this node does not check arm and gripper.
+        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. If another node
+            drives the arm, the arm's own node does not check arm and gripper.
     """
 
     robot_ip: str = ""
@@ -39,25 +39,25 @@ class FrankaConfig(RobotConfig):
     REQUIRED: ClassVar[tuple[str, ...]] = ("robot_ip",)
 
     def missing(self) -> Mapping[str, str]:
-        """Return the field of a Robotiq gripper's connection with the reason, if it is not given."""
+        """Return the field for a Robotiq gripper's connection, with the reason why it is needed, if it is not given."""
         return _arm_missing(self, "")
 
     def links(self) -> list[TcpPort]:
-        """Return the port of the control box, and of a gripper on the network."""
+        """Return the ports that have to answer: the control box, and a gripper on the network."""
         return _arm_links(self, "")
 
     def cameras(self) -> list[CameraSet]:
-        """Return the cameras of the robot that have to be connected."""
+        """Return the cameras that have to be connected."""
         return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
 
     def devices(self) -> Mapping[str, str]:
-        """Return the gripper's serial device, by field."""
+        """Return the gripper's serial device, by field; {} if it has none."""
         return _arm_devices(self, "")
 
 
 @dataclass
 class FrankaHWInfo(HardwareInfo):
-    """A Franka arm that a worker holds; ``config`` has its address and cameras."""
+    """A Franka arm that a worker has; ``config`` has its address and cameras."""
 
     config: FrankaConfig
 
@@ -68,7 +68,7 @@ class FrankaHWInfo(HardwareInfo):
 
 
 class Franka(Robot):
-    """The hardware type Franka: one arm."""
+    """The hardware type Franka, whose ``enumerate`` finds the arms of a node."""
 
     HW_TYPE: ClassVar[str] = "Franka"
     CONFIG: ClassVar[type[RobotConfig]] = FrankaConfig
@@ -124,15 +124,15 @@ class DualFrankaConfig(RobotConfig):
                 seen[serial] = cameras.field
 
     def missing(self) -> Mapping[str, str]:
-        """Return the fields of Robotiq grippers' connections that are not given, with the reason."""
+        """Return the fields for Robotiq grippers' connections that are not given, with the reason for their need."""
         return {**_arm_missing(self, "left_"), **_arm_missing(self, "right_")}
 
     def links(self) -> list[TcpPort]:
-        """Return the ports of both control boxes, and of grippers on the network."""
+        """Return the ports that have to answer: both control boxes, and grippers on the network."""
         return _arm_links(self, "left_") + _arm_links(self, "right_")
 
     def cameras(self) -> list[CameraSet]:
-        """Return the cameras that the fields name. A camera without a name could belong to either arm or the base."""
+        """Return the cameras that the fields name. None is searched: it could belong to either arm or the base."""
         return [
             CameraSet(f"{side}camera_serials", getattr(self, f"{side}camera_type"), serials)
             for side in ("left_", "right_", "base_")
@@ -146,7 +146,7 @@ class DualFrankaConfig(RobotConfig):
 
 @dataclass
 class DualFrankaHWInfo(HardwareInfo):
-    """Two Franka arms that a worker holds; ``config`` has their addresses and cameras."""
+    """Two Franka arms that a worker has; ``config`` has their addresses and cameras."""
 
     config: DualFrankaConfig
 
@@ -157,12 +157,12 @@ class DualFrankaHWInfo(HardwareInfo):
 
     @property
     def claim_keys(self) -> list[str]:
-        """The keys that both arms would have as single Frankas, so that no group can get one of the arms."""
+        """The keys that both arms would have as single Frankas, so that no other group can claim one of the arms."""
         return [f"{Franka.HW_TYPE}:{self.config.left_robot_ip}", f"{Franka.HW_TYPE}:{self.config.right_robot_ip}"]
 
 
 class DualFranka(Robot):
-    """The hardware type DualFranka: two arms that work as one robot."""
+    """The hardware type DualFranka, whose ``enumerate`` finds the pairs of arms of a node."""
 
     HW_TYPE: ClassVar[str] = "DualFranka"
     CONFIG: ClassVar[type[RobotConfig]] = DualFrankaConfig

@@ -20,10 +20,10 @@ class GimArmConfig(RobotConfig):
         arm_variant: the maker's name of the variant, "" for the standard variant.
         camera_serials: serial numbers of the arm's cameras; None for all connected cameras of that type.
         camera_type: realsense, zed or lumos.
-        enable_gripper: True if the arm has a gripper and the worker shall use it.
+        enable_gripper: True if the arm has a gripper that the worker shall use.
         gripper_type: the maker's name of the gripper, None for the standard gripper.
-        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. If
-            another node drives the arm, this node does not check the bus.
+        controller_node_rank: cluster rank of the node that drives the arm; None for the arm's own node. If another node
+            drives the arm, the arm's own node does not check the bus.
     """
 
     can_interface: str = ""
@@ -38,24 +38,24 @@ class GimArmConfig(RobotConfig):
     FREE_TEXT: ClassVar[frozenset[str]] = frozenset({"gripper_type"})
 
     def cameras(self) -> list[CameraSet]:
-        """Return the cameras of the robot that have to be connected."""
+        """Return the cameras that have to be connected."""
         return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
 
     def can_interfaces(self) -> Mapping[str, str]:
-        """Return the CAN interface by field; {} if another node drives the arm."""
+        """Return the CAN interface that has to be up, by field; {} if another node drives the arm."""
         here = self.controller_node_rank in (None, self.node_rank)
         return {"can_interface": self.can_interface} if here else {}
 
 
 @dataclass
 class GimArmHWInfo(HardwareInfo):
-    """A GimArm that a worker holds. It has no identity: the name of a CAN interface is unique on its node only."""
+    """A GimArm that a worker has. It has no identity: the name of a CAN interface is unique on its node only."""
 
     config: GimArmConfig
 
 
 class GimArm(Robot):
-    """The hardware type GimArm."""
+    """The hardware type GimArm, whose ``enumerate`` finds the arms of a node."""
 
     HW_TYPE: ClassVar[str] = "GimArm"
     CONFIG: ClassVar[type[RobotConfig]] = GimArmConfig
@@ -63,5 +63,5 @@ class GimArm(Robot):
 
     @classmethod
     def model_of(cls, config: RobotConfig) -> str:
-        """Return the variant of the arm, ``GimArm`` if none is given."""
+        """Return the variant of the arm; ``GimArm`` if none is given."""
         return getattr(config, "arm_variant", "") or cls.HW_TYPE

@@ -1,4 +1,4 @@
-"""Robot finds the robots of a built-in type on a node. RobotAutoConfig reads robots from environment variables.
+"""Robot, the base of the built-in robot types, and RobotAutoConfig, which reads robots from environment variables.
 
 The variable of a field is the field's name in upper case: ``ROBOT_IP``, ``CAMERA_SERIALS``, ``CAN_INTERFACE``. A comma
 separates the values of different robots. In fields that hold lists, such as camera serials, a semicolon separates the
@@ -28,20 +28,15 @@ _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 @dataclass(frozen=True)
 class RobotAutoConfig:
-    """The field values for one type of robot that a node's environment variables give. Pure.
+    """The field values for one type of robot that a node's environment variables give. Pure."""
 
-    Attributes:
-        kind: the config class of the type.
-        values: each field to its values, one for each robot. A single value counts for all robots, except for fields
-            that differ between robots, such as addresses.
-    """
-
-    kind: type[RobotConfig]
-    values: Mapping[str, Sequence[Any]]
+    kind: type[RobotConfig]  # config class of the type
+    values: Mapping[str, Sequence[Any]]  # field to one value for each robot, or one value for all
 
     @classmethod
     def from_environ(cls, kind: type[RobotConfig], environ: Mapping[str, str]) -> RobotAutoConfig:
-        """Read the variables of the fields of *kind*. An empty variable counts as not set.
+        """Return the values that *environ* gives for the fields of config class *kind*. An empty variable counts as not
+        set.
 
         Raises:
             ConfigError: a value is not valid for its field; ``path`` is the name of the variable.
@@ -60,7 +55,7 @@ class RobotAutoConfig:
         return min(needed) if needed else 1
 
     def robots(self, node_rank: int) -> list[RobotConfig]:
-        """Return the robots that the environment variables alone describe; [] if a required field has no variable.
+        """Return the robots that the environment variables alone describe; [] if no required field has a variable.
 
         Raises:
             ConfigError: some required fields have a variable and others have none, or the values do not fit.
@@ -72,7 +67,7 @@ class RobotAutoConfig:
         return self.fill([self.kind(node_rank=node_rank) for _ in range(self.count())])
 
     def fill(self, given: Sequence[_Config]) -> list[_Config]:
-        """Return copies of *given* whose missing fields are filled from the environment variables.
+        """Return copies of *given*, with fields that are not given filled from the environment variables.
 
         Raises:
             ConfigError: a required field is missing in both, a variable has the wrong number of values, or a value is
@@ -97,9 +92,9 @@ class RobotAutoConfig:
         return [build(self.kind, values, f"configs[{index}]") for index, values in enumerate(filled)]
 
     def _share(self, name: str, lacking: Sequence[int], robots: int) -> Sequence[Any]:
-        """Return the value of field *name* for each robot in *lacking*, None if the environment has no value.
+        """Return the value of field *name* for each robot in *lacking*; None if the environment has no value.
 
-        *lacking* has the indices of the robots without the field; *robots* is the number of all robots.
+        *lacking* has the indices of the robots that are not given the field; *robots* is the number of all robots.
         """
         values = self.values.get(name, ())
         if not values or not lacking:
@@ -121,7 +116,6 @@ class RobotAutoConfig:
 
 
 def variable(field: str) -> str:
-    """Return the name of the environment variable for a field."""
     return field.upper()
 
 
@@ -152,11 +146,11 @@ MACHINE = CheckedMachine()
 
 
 class Robot(Hardware):
-    """Base of the built-in types of robots.
+    """Base class of the built-in robot types.
 
     Attributes:
-        CONFIG: the config class of the type.
-        INFO: the HardwareInfo class that a worker gets; its fields are type, model and config.
+        CONFIG: config class of the type.
+        INFO: HardwareInfo class of the type, with the fields type, model and config.
     """
 
     CONFIG: ClassVar[type[RobotConfig]]
@@ -164,9 +158,9 @@ class Robot(Hardware):
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
-        """Return the robots of this machine, after checks that each one is there as configured.
+        """Return the robots of this machine, after a check that each one is there as configured.
 
-        The robots are the ones in *configs*, with missing fields from environment variables. Blocks while addresses are
+        The robots are those in *configs*, with missing fields from environment variables. Blocks while addresses are
         tried (2 s at most) and while a camera maker's SDK searches for cameras.
 
         Args:
@@ -235,7 +229,7 @@ def _shared(configs: Sequence[RobotConfig]) -> list[str]:
 def _with_cameras(config: RobotConfig, machine: CheckedMachine) -> RobotConfig:
     """Return *config* with the connected cameras in its camera fields that are None.
 
-    With ``disable_validate`` these fields become [] and no camera is searched.
+    With ``disable_validate``, these fields become [] and no camera is searched.
     """
     open_sets: list[CameraSet] = [cameras for cameras in config.cameras() if cameras.serials is None]
     if not open_sets:

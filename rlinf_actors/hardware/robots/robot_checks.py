@@ -25,61 +25,38 @@ from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig, Tc
 
 @dataclass(frozen=True)
 class CameraKind:
-    """One kind of camera, and how to find cameras of that kind.
+    """One kind of camera, and how to find cameras of that kind."""
 
-    Attributes:
-        name: value of ``camera_type`` for this kind.
-        sdk: Python module of the maker's SDK, "" for cameras that need no SDK.
-        install: command or advice that installs the module.
-        vendors: USB vendor ids of the maker (usb.org), in hexadecimal; empty for all ids that no other kind has.
-        serials: function that returns the serial numbers of the connected cameras, given the SDK's module.
-        usb_differs: True if the serial number on USB differs from the one that the SDK reports.
-    """
-
-    name: str
-    sdk: str
-    install: str
-    vendors: tuple[str, ...]
-    serials: Callable[[Any], list[str]]
-    usb_differs: bool = False
+    name: str  # value of camera_type for this kind
+    sdk: str  # Python module of the maker's SDK, "" for cameras that need none
+    install: str  # command or advice that installs the module
+    vendors: tuple[str, ...]  # USB vendor ids of the maker (usb.org); empty for all ids that no other kind has
+    serials: Callable[[Any], list[str]]  # returns the serial numbers of the connected cameras, given the SDK's module
+    usb_differs: bool = False  # True if the serial number on USB is not the one that the SDK reports
 
 
 @dataclass(frozen=True)
 class UsbCamera:
-    """A camera as /sys shows it.
+    """A camera as /sys shows it."""
 
-    Attributes:
-        serial: serial number of the USB device, "" if the device has none.
-        name: product name that the device reports.
-        vendor: USB vendor id, in hexadecimal.
-        video: names of the camera's video devices, such as ``video0``.
-    """
-
-    serial: str
-    name: str
-    vendor: str
-    video: tuple[str, ...] = ()
+    serial: str  # "" if the USB device has none
+    name: str  # product name that the device reports
+    vendor: str  # USB vendor id, in hexadecimal
+    video: tuple[str, ...] = ()  # names of its video devices, such as video0
 
 
 @dataclass(frozen=True)
 class Cameras:
-    """The connected cameras of one kind.
-
-    Attributes:
-        kind: the kind of the cameras.
-        serials: serial numbers of the cameras.
-        from_sdk: True if the SDK reported the cameras, False if they were found as USB devices.
-        problem: why the SDK is missing or failed, "" if it answered or the kind has no SDK.
-    """
+    """The connected cameras of one kind."""
 
     kind: CameraKind
     serials: tuple[str, ...]
-    from_sdk: bool
-    problem: str = ""
+    from_sdk: bool  # False if they were found as USB devices
+    problem: str = ""  # why the SDK is missing or failed, "" if it answered or the kind has no SDK
 
 
 def connected(kind: str, sys_root: Path) -> Cameras:
-    """Return the connected cameras of one kind. Loads its SDK, which may take seconds or crash the process.
+    """Return the connected cameras of one kind. Loads the maker's SDK, which may take seconds or crash the process.
 
     Args:
         kind: name of the kind, one of robot_config.CAMERA_TYPES.
@@ -104,7 +81,7 @@ def connected(kind: str, sys_root: Path) -> Cameras:
 
 
 def usb_cameras(sys_root: Path) -> list[UsbCamera]:
-    """Return all USB devices with a video device (uvcvideo makes one for each of these cameras)."""
+    """Return all USB devices that have a video device; uvcvideo makes one for each of these cameras."""
     video: dict[Path, list[str]] = {}
     for entry in sorted((sys_root / "class/video4linux").glob("video*")):
         device = _usb_device(entry / "device")
@@ -117,7 +94,7 @@ def usb_cameras(sys_root: Path) -> list[UsbCamera]:
 
 
 def _usb_device(device: Path) -> Path | None:
-    """Return the sysfs directory of the USB device behind a video device's ``device`` link, None if it is not USB."""
+    """Return the sysfs directory of the USB device that a video device's ``device`` link leads to; None for no USB."""
     resolved = device.resolve()
     return next((path for path in (resolved, *resolved.parents) if (path / "idVendor").exists()), None)
 
@@ -155,7 +132,7 @@ CAMERAS: Mapping[str, CameraKind] = MappingProxyType(
         )
     }
 )
-"""Each kind of camera by its name. The names are robots.robot_config.CAMERA_TYPES."""
+"""Each kind of camera by its name. The names are robot_config.CAMERA_TYPES."""
 
 REACH_S = 2.0
 """Seconds that all addresses together may take to answer. A robot on the local network needs milliseconds."""
@@ -168,22 +145,18 @@ _IFF_UP = 0x1
 
 @dataclass(frozen=True)
 class CheckedMachine:
-    """Directories and time limit of the checks; tests use directories of their own.
+    """Directories and time limit of the checks; tests use directories of their own."""
 
-    Attributes:
-        sys: directory where sysfs is mounted.
-        dev: directory of device files.
-        reach_s: seconds that all addresses together may take to answer.
-    """
-
-    sys: Path = Path("/sys")
-    dev: Path = Path("/dev")
-    reach_s: float = REACH_S
+    sys: Path = Path("/sys")  # where sysfs is mounted
+    dev: Path = Path("/dev")  # directory of device files
+    reach_s: float = REACH_S  # seconds that all addresses together may take to answer
 
 
 @dataclass(frozen=True)
 class ConfigFault:
-    """A fault of one field of the configuration; ``text`` continues a sentence that begins with the field's name."""
+    """A fault of a field of a robot's configuration; ``text`` continues a sentence that begins with the field's
+    name.
+    """
 
     field: str
     text: str
@@ -212,7 +185,7 @@ def faults_of(config: RobotConfig, machine: CheckedMachine) -> list[ConfigFault]
 
 
 def link_faults(links: Sequence[TcpPort], within_s: float) -> list[ConfigFault]:
-    """Connect to all *links* at once; return a fault for each that does not answer within *within_s* seconds."""
+    """Connect to all ports at once; return a fault for each port that does not answer within *within_s* seconds."""
     answers: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
     for index, link in enumerate(links):
         # daemons: a name server that does not answer holds a thread longer than we wait
@@ -252,7 +225,7 @@ def _advice(link: TcpPort) -> str:
 
 
 def can_faults(interface: str, sys_root: Path) -> list[str]:
-    """Return a text for each reason why *interface* cannot be used as a CAN interface; [] if it is up."""
+    """Return a text for each reason why *interface* cannot be used as a CAN interface; [] if it can."""
     directory = sys_root / "class/net" / interface
     if not directory.exists():
         there = ", ".join(can_interfaces(sys_root)) or "none"
@@ -271,12 +244,11 @@ def can_interfaces(sys_root: Path) -> list[str]:
 
 
 def is_up(directory: Path) -> bool:
-    """True if the network interface with the sysfs directory *directory* is up."""
     return bool(int(_read(directory / "flags") or "0", 16) & _IFF_UP)
 
 
 def camera_faults(wanted: CameraSet, found: Cameras) -> list[ConfigFault]:
-    """Return a fault that lists the *wanted* cameras that are not in *found*; [] if all are there. Pure."""
+    """Return a fault that lists the *wanted* cameras that are not connected; [] if all are there. Pure."""
     missing = [serial for serial in wanted.serials or () if serial not in found.serials]
     if not missing:
         return []

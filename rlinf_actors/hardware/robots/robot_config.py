@@ -1,4 +1,4 @@
-"""RobotConfig, the base of all robots' config classes: checks the fields, and lists what a node has to check."""
+"""RobotConfig, the base of robots' config classes: checks the fields, and lists what the robot's node has to check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 CAMERA_TYPES = ("realsense", "zed", "lumos")
-"""Kinds of cameras that robots.robot_checks can find."""
+"""Kinds of cameras that robot_checks can find."""
 GRIPPER_TYPES = ("franka", "robotiq")
 
 _LABEL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}"
@@ -28,39 +28,26 @@ _MAX_INTERFACE_NAME = 15
 
 @dataclass(frozen=True)
 class TcpPort:
-    """A TCP port of a robot that has to answer.
+    """A TCP port of a robot that has to answer."""
 
-    Attributes:
-        field: the field of the configuration that gives the address.
-        host: IP address or host name.
-        port: number of the TCP port.
-        must_listen: True if a refused connection is a fault; False if it counts as an answer of the host.
-    """
-
-    field: str
-    host: str
+    field: str  # field of the configuration that gives the address
+    host: str  # IP address or host name
     port: int
-    must_listen: bool = False
+    must_listen: bool = False  # False if a refused connection counts as an answer of the host
 
 
 @dataclass(frozen=True)
 class CameraSet:
-    """Cameras of one kind that have to be connected.
+    """Cameras of one kind that have to be connected."""
 
-    Attributes:
-        field: the field of the configuration that lists the cameras.
-        kind: one of CAMERA_TYPES.
-        serials: serial numbers of the cameras; None for all connected cameras of the kind.
-    """
-
-    field: str
-    kind: str
-    serials: Sequence[str] | None
+    field: str  # field of the configuration that lists the cameras
+    kind: str  # one of CAMERA_TYPES
+    serials: Sequence[str] | None  # None for all connected cameras of the kind
 
 
 @dataclass
 class RobotConfig(HardwareConfig):
-    """Base of the config classes of robots.
+    """Base class of the configurations of robots.
 
     A field that is not given may come from the environment of the robot's node: see RobotAutoConfig. An instance
     remembers which fields were given, so that the environment does not replace a given value that equals the default.
@@ -103,11 +90,11 @@ class RobotConfig(HardwareConfig):
         return name not in self._given or getattr(self, name) in (None, "")
 
     def missing(self) -> Mapping[str, str]:
-        """Return each field that is missing although another field requires it, with the reason."""
+        """Return the fields that another field makes necessary but that are not given, each with the reason."""
         return {}
 
     def links(self) -> list[TcpPort]:
-        """Return the ports that have to answer."""
+        """Return the TCP ports that have to answer."""
         return []
 
     def cameras(self) -> list[CameraSet]:
@@ -136,25 +123,25 @@ def host_of(address: str) -> str:
 
 
 def port_of(address: str, default: int) -> int:
-    """Return the port in an address or URL, *default* if it has no port."""
+    """Return the port in an address or URL; *default* if it has none."""
     port = urlsplit(address if "://" in address else f"//{address}").port
     return default if port is None else port
 
 
 def is_device(connection: str | None) -> bool:
-    """True if a gripper's connection is a device file, not an address."""
+    """True if a gripper's connection is a device file, not a network address."""
     return bool(connection) and str(connection).startswith("/")
 
 
 def gripper_links(field: str, kind: str, connection: str | None) -> list[TcpPort]:
-    """Return the port of a Robotiq gripper on the network; [] for other grippers and connections."""
+    """Return the TCP port of a Robotiq gripper on the network; [] for other grippers and connections."""
     if kind != "robotiq" or not connection or is_device(connection):
         return []
     return [TcpPort(field, host_of(connection), port_of(connection, MODBUS_TCP_PORT))]
 
 
 MODBUS_TCP_PORT = 502
-"""Default TCP port of Modbus/TCP, the protocol of Robotiq grippers over Ethernet."""
+"""Default port of Modbus/TCP, the protocol of Robotiq grippers over Ethernet."""
 
 
 # --- checks of fields, by the field names without left_, right_ and base_ ---

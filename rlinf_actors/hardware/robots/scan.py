@@ -40,21 +40,13 @@ _NAMED: Mapping[str, type[RobotConfig]] = {
 
 @dataclass(frozen=True)
 class FoundCamera:
-    """A connected camera.
+    """A connected camera."""
 
-    Attributes:
-        serial: serial number, "" if the camera has none.
-        kind: its ``camera_type``, "" for an unknown maker.
-        name: product name on USB, "" if the SDK found the camera.
-        source: "sdk" or "usb".
-        video: names of its video devices, such as ``video0``.
-    """
-
-    serial: str
-    kind: str
-    name: str = ""
-    source: str = "usb"
-    video: list[str] = field(default_factory=list)
+    serial: str  # "" if the camera has none
+    kind: str  # its camera_type, "" for an unknown maker
+    name: str = ""  # product name on USB, "" if the SDK found the camera
+    source: str = "usb"  # "sdk" or "usb"
+    video: list[str] = field(default_factory=list)  # names of its video devices, such as video0
 
 
 @dataclass(frozen=True)
@@ -68,13 +60,13 @@ class FoundRobot:
 
 @dataclass(frozen=True)
 class RobotScan:
-    """The result of a scan.
+    """The result of a scan. `hw scan --robots` shows it.
 
     Attributes:
         cameras: the connected cameras.
         can: each CAN interface to its fault, "" if it has none.
-        serial: each stable name of a serial device (``/dev/serial/by-id``) to the device file.
-        robots: robots that environment variables describe, one for each type that the variables fit.
+        serial: each stable name of a serial device (in ``/dev/serial/by-id``) to the device file.
+        robots: the robots that environment variables describe.
         variables: the environment variables for robots that are set.
         faults: a sentence for each kind of camera or type of robot that could not be read.
     """
@@ -88,7 +80,7 @@ class RobotScan:
 
 
 def scan(environ: Mapping[str, str], machine: CheckedMachine) -> RobotScan:
-    """Scan this machine. Loads the installed camera SDKs; connects to the addresses in the environment variables."""
+    """Return what this machine has for robots. Loads camera SDKs; connects to addresses in environment variables."""
     found = RobotScan(variables=_variables(environ))
     _cameras(found, machine)
     for name in can_interfaces(machine.sys):
@@ -137,10 +129,6 @@ def _text(value: object) -> str:
 
 
 def main(argv: list[str]) -> None:
-    """Scan this machine, and write the result to standard output as JSON.
-
-    Args:
-        argv: the parent's pid.
-    """
+    """Scan this machine, and write the RobotScan to standard output as JSON. *argv* has the parent's pid."""
     answer = contain(int(argv[0]))
     finish(answer, msgspec.json.encode(scan(os.environ, CheckedMachine())))

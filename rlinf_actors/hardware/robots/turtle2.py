@@ -23,19 +23,19 @@ class Turtle2Config(RobotConfig):
     camera_type: str = "realsense"
 
     def cameras(self) -> list[CameraSet]:
-        """Return the cameras of the robot that have to be connected."""
+        """Return the cameras that have to be connected."""
         return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
 
 
 @dataclass
 class Turtle2HWInfo(HardwareInfo):
-    """A Turtle2 that a worker holds; ``config`` has its cameras."""
+    """A Turtle2 that a worker has; ``config`` has its cameras."""
 
     config: Turtle2Config
 
 
 class Turtle2(Robot):
-    """The hardware type Turtle2."""
+    """The hardware type Turtle2, whose ``enumerate`` finds the robot of a node."""
 
     HW_TYPE: ClassVar[str] = "Turtle2"
     CONFIG: ClassVar[type[RobotConfig]] = Turtle2Config

@@ -1,6 +1,5 @@
 """The built-in vendors of accelerators: one module each, with a function ``find(environ) -> FoundAccelerators``.
 
-``catalog`` recognises the vendors that are present, from files alone. ``machine`` gives the modules the files of the
-machine, and runs the vendors' tools with a time limit. The probe runs each vendor's module in a child process, since
-its library may hang or crash.
+The probe runs ``find`` in a child process, since a vendor's library may hang or crash. `catalog` recognizes from files
+which vendors are present. `machine` gives the modules access to files and to the vendors' tools.
 """

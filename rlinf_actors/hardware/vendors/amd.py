@@ -32,7 +32,7 @@ _BUS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 @dataclass(frozen=True)
 class Properties:
-    """Properties of one device, from one source. "", 0 or -1 means that the source does not have the value."""
+    """Properties of one GPU, from one source. "", 0 or -1 means that the source does not have the value."""
 
     model: str = ""
     uuid: str = ""
@@ -42,9 +42,9 @@ class Properties:
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the GPUs that ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES in *environ* do not hide.
+    """Return the GPUs of this machine that ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES in *environ* do not hide.
 
-    The index of a GPU is the one of HIP, which numbers the devices that ROCR_VISIBLE_DEVICES does not hide.
+    The index of a GPU is HIP's, which numbers the devices that ROCR_VISIBLE_DEVICES does not hide.
     """
     machine = Machine.of(environ)
     infos = from_topology(machine)
@@ -71,10 +71,11 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
 
 
 def left(infos: Sequence[AcceleratorInfo], environ: Mapping[str, str]) -> tuple[list[AcceleratorInfo], list[str]]:
-    """Return the devices of *infos* that ROCm's variables do not hide, with HIP's indices, and the faults. Pure.
+    """Return the devices that ROCm's visibility variables do not hide, with HIP's indices, and the faults of their
+    lists.
 
     ROCR_VISIBLE_DEVICES applies first; HIP numbers the remaining devices. Then HIP_VISIBLE_DEVICES applies, or
-    CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set or empty.
+    CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set or empty. Pure.
     """
     below, faults = visible_devices(infos, environ.get(_BELOW), _BELOW)
     counted = [replace(info, index=number) for number, info in enumerate(below)]
@@ -85,7 +86,7 @@ def left(infos: Sequence[AcceleratorInfo], environ: Mapping[str, str]) -> tuple[
 
 
 def merged(first: Properties, second: Properties) -> Properties:
-    """Return *first*, with values from *second* where *first* has none."""
+    """Return *first*, with the values of *second* that *first* lacks."""
     return Properties(
         first.model or second.model,
         first.uuid or second.uuid,
@@ -110,9 +111,9 @@ def _described(info: AcceleratorInfo, seen: Properties) -> AcceleratorInfo:
 
 
 def from_topology(machine: Machine) -> list[AcceleratorInfo]:
-    """Return the GPUs of the KFD topology, in ROCm's order.
+    """Return the GPUs that the kernel's KFD topology lists, in ROCm's order.
 
-    Unreadable entries are skipped: they belong to other containers.
+    Entries that cannot be read are skipped: they belong to other containers.
     """
     nodes = sorted(machine.glob(f"{_TOPOLOGY}/[0-9]*"), key=lambda path: int(path.rpartition("/")[2]))
     found = [parse_properties(machine.read(f"{path}/properties")) for path in nodes]
@@ -160,7 +161,7 @@ def _uuid(unique: int) -> str:
 
 
 def _from_amdsmi(faults: list[str]) -> dict[str, Properties]:
-    """Return the properties that amdsmi reports, by PCI address. {} if amdsmi is not installed or fails.
+    """Return the properties of GPUs that the package amdsmi reports, by PCI address; {} if it is missing or fails.
 
     A failure is appended to *faults*.
     """
@@ -200,14 +201,13 @@ def _by_amdsmi(smi: Any, handle: Any) -> Properties:
 
 
 def _optional(read: Callable[[], Any], unknown: Any) -> Any:
-    """Return the result of *read*; *unknown* if it raises, because this device or version lacks the value."""
+    """Return the result of *read*; *unknown* if it raises, because this device or version of amdsmi lacks the value."""
     with contextlib.suppress(Exception):
         return read()
     return unknown
 
 
 def _whole(value: Any, unknown: int) -> int:
-    """Return *value* as an int; *unknown* if it is not a number, such as "N/A"."""
     try:
         return int(float(value))
     except (TypeError, ValueError, OverflowError):
@@ -223,7 +223,7 @@ def _bus(text: str) -> str:
 
 
 def parse_rocm_smi(text: str) -> dict[str, Properties]:
-    """Return the properties in the output of ``rocm-smi --json``, by PCI address; {} for other text. Pure."""
+    """Return the properties of GPUs in the output of ``rocm-smi --json``, by PCI address; {} for other text. Pure."""
     start = text.find("{")  # warnings may precede it
     try:
         cards = json.loads(text[start:]) if start >= 0 else {}

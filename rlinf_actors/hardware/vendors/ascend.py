@@ -24,7 +24,7 @@ Chip = tuple[int, int]
 
 @dataclass(frozen=True)
 class Mapped:
-    """A chip in the output of ``npu-smi info -m``."""
+    """A chip in the output of ``npu-smi info -m``: its logic id, which is the NPU's index, and its name."""
 
     logic_id: int
     name: str
@@ -32,7 +32,7 @@ class Mapped:
 
 @dataclass(frozen=True)
 class ChipState:
-    """A chip in the output of ``npu-smi info``. "", 0 or -1 stands for an unknown value."""
+    """A chip in the output of ``npu-smi info``. "", 0 or -1 means that a value is unknown."""
 
     name: str = ""
     health: str = ""
@@ -43,7 +43,7 @@ class ChipState:
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the NPUs that ASCEND_RT_VISIBLE_DEVICES in *environ* does not hide."""
+    """Return the NPUs of this machine that ASCEND_RT_VISIBLE_DEVICES in *environ* does not hide."""
     machine = Machine.of(environ)
     mapping, table = machine.run_all([("npu-smi", "info", "-m"), ("npu-smi", "info")])
     found = described(mapping, table)
@@ -103,11 +103,11 @@ def parse_mapping(text: str) -> dict[Chip, Mapped]:
 
 
 def parse_table(text: str) -> dict[Chip, ChipState]:
-    """Return the chips in ``npu-smi info``. Pure.
+    """Return the chips in ``npu-smi info``, by NPU id and chip id. Pure.
 
     A chip has two lines of three cells. First line: NPU and name; health; power and temperature. Second line: chip;
-    bus; utilization and memory. The second line has ``used / total`` in MB, for memory and then for HBM if the chip has
-    any. The table of processes below has four cells a line, so it is not read.
+    bus; utilization and memory, with ``used / total`` in MB for memory and then for HBM if the chip has any. The table
+    of processes below has four cells a line, so it is not read.
     """
     found: dict[Chip, ChipState] = {}
     first: list[str] = []

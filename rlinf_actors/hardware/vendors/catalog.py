@@ -1,6 +1,7 @@
-"""The catalog of vendors: recognise each vendor's accelerators from files. Loads no library and starts no process.
+"""The catalog of vendors: tells from files which vendors' accelerators are present. It loads no library and starts no
+process.
 
-To add a vendor, add a row here, a row in model.accelerator_table, and a module in this package with one function,
+To add a vendor, add a row here, a row in model.accelerator_table, and a module in this package with a function
 ``find(environ) -> FoundAccelerators``, which the probe runs in a child process. Other packages add a vendor with
 ``AcceleratorUtil.register_accelerator``.
 """
@@ -29,16 +30,16 @@ _LIBRARY_DIRECTORIES = (
     "/usr/lib/wsl/lib",
     "/run/opengl-driver/lib",
 )
-"""Directories where drivers and container runtimes put libraries. ld.so's cache is not read: its format is binary."""
+"""Directories where drivers and container runtimes put libraries. Others in /etc/ld.so.conf are not searched."""
 
 
 @dataclass(frozen=True)
 class FoundAccelerators:
-    """The accelerators of one vendor on this machine.
+    """The accelerators of one vendor on this machine: the result of a vendor's ``find``.
 
     Attributes:
         infos: the visible accelerators, in the order of their local ranks.
-        faults: a sentence for each device or list of devices that could not be read.
+        faults: a sentence for each device, tool or visibility list that could not be read.
     """
 
     infos: list[AcceleratorInfo] = field(default_factory=list)
@@ -53,8 +54,7 @@ def only_visible(
 ) -> FoundAccelerators:
     """Return *found* without the accelerators that the visibility variable of type *kind* hides.
 
-    *read* interprets the variable: it takes the accelerators, the value and the name of the variable, and returns the
-    visible accelerators and the faults.
+    *read* interprets the variable; see `visible_devices`, which is the default.
     """
     variable = facts_of(kind).visibility_variable
     chosen, faults = read(found.infos, environ.get(variable), variable)
@@ -66,16 +66,16 @@ Find = Callable[[Mapping[str, str]], FoundAccelerators]
 
 @dataclass(frozen=True)
 class Vendor:
-    """How to recognise a vendor's accelerators, and the module that queries them.
+    """How to recognize a vendor's accelerators, and the module that finds them.
 
     Attributes:
         kind: the accelerator type.
         devices: glob patterns of the device files that the vendor's driver makes.
         libraries: file names of the vendor's library.
-        pci: pairs of PCI vendor id and beginning of the PCI class of the vendor's devices.
-        integrated: PCI addresses of devices that are part of the processor; these are not accelerators.
-        module: name of the module with ``find(environ)``.
-        hint: advice for the user if the query timed out.
+        module: name of the module with ``find(environ)``; for a type of another package, the module that registered it.
+        pci: pairs of PCI vendor id and beginning of the PCI class, of the vendor's devices.
+        integrated: PCI addresses of graphics that are part of the processor and are no accelerators.
+        hint: advice for the user if ``find`` exceeded its time limit.
     """
 
     kind: AcceleratorType
@@ -129,7 +129,7 @@ VENDORS: tuple[Vendor, ...] = (
     ),
     Vendor(AcceleratorType.KUNLUN_XPU, devices=("/dev/xpu[0-9]*", "/dev/xpuctrl"), module=f"{_PACKAGE}.kunlun"),
 )
-"""The built-in vendors. No two vendors share a device file, library or PCI id, so each is recognised alone."""
+"""The built-in vendors. No two share a device file, library or PCI id, so each is recognized alone."""
 
 
 @dataclass(frozen=True)
@@ -144,15 +144,15 @@ _registered: dict[str, RegisteredVendor] = {}
 
 
 def add(vendor: Vendor, find: Find) -> None:
-    """Register a vendor in this process. The public function for it is ``AcceleratorUtil.register_accelerator``."""
+    """Register a vendor in this process. Users call ``AcceleratorUtil.register_accelerator`` instead."""
     _registered[vendor.kind.value] = RegisteredVendor(vendor, find)
 
 
 def registered_vendors() -> dict[str, RegisteredVendor]:
-    """Return the vendors that other packages have registered in this process, by the name of their type."""
+    """Return the vendors that other packages have registered in this process, by the name of their accelerator type."""
     return dict(_registered)
 
 
 def vendor_of(kind: str) -> Vendor | None:
-    """Return the vendor of a built-in accelerator type, None for other types."""
+    """Return the built-in vendor of accelerator type *kind*; None for other types."""
     return next((vendor for vendor in VENDORS if vendor.kind.value == kind), None)

@@ -24,9 +24,9 @@ _MAX_DEVICES = 64
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the GPUs that ONEAPI_DEVICE_SELECTOR in *environ* selects.
+    """Return the GPUs of this machine that ONEAPI_DEVICE_SELECTOR in *environ* selects.
 
-    The index of a GPU is the one of Level Zero: from xpu-smi, else by the order of the PCI addresses.
+    The index of a GPU is the one of Level Zero: as xpu-smi prints it, else by the order of the PCI addresses.
     """
     machine = Machine.of(environ)
     infos, faults = from_sysfs(machine), []
@@ -72,7 +72,7 @@ def _measured(machine: Machine, infos: list[AcceleratorInfo], faults: list[str])
 
 
 def from_sysfs(machine: Machine) -> list[AcceleratorInfo]:
-    """Return the discrete GPUs on the PCI bus that have a driver of the display subsystem (i915, xe)."""
+    """Return the discrete GPUs that the kernel lists: those on the PCI bus with a display driver (i915, xe)."""
     infos: list[AcceleratorInfo] = []
     for device in machine.pci_devices:
         if device.vendor != "0x8086" or not device.kind.startswith("0x03") or device.bus in _ROW.integrated:
@@ -105,7 +105,7 @@ def _memory(machine: Machine, where: str) -> int:
 
 
 def parse_discovery(text: str) -> list[AcceleratorInfo] | None:
-    """Return the GPUs in ``xpu-smi discovery -j``; None for other text. Pure."""
+    """Return the GPUs in the output of ``xpu-smi discovery -j``; None for other text. Pure."""
     printed = _json(text)
     listed = printed.get("device_list")
     if not isinstance(listed, list):
@@ -129,7 +129,7 @@ def parse_discovery(text: str) -> list[AcceleratorInfo] | None:
 
 
 def parse_memory(text: str) -> int:
-    """Return the memory size in bytes from ``xpu-smi discovery -d N -j``, 0 if unknown. Pure."""
+    """Return the memory size in bytes from the output of ``xpu-smi discovery -d N -j``, 0 if unknown. Pure."""
     try:
         return max(0, int(_json(text).get("memory_physical_size_byte", 0)))
     except (TypeError, ValueError, OverflowError):

@@ -1,7 +1,7 @@
 """Find Kunlun's XPUs with Baidu's ``xpu_smi``, which newer drivers call ``xpu-smi``.
 
-Intel's tool is called ``xpu-smi`` too. This module runs only on a machine with Kunlun's device files; it prefers
-`xpu_smi`, and accepts output of `xpu-smi` only if it is Kunlun's.
+Intel's tool is called ``xpu-smi`` too. This module runs only on a machine with Kunlun's device files. It prefers
+`xpu_smi`, and accepts the output of `xpu-smi` only if that is Kunlun's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOTAL_MB = re.compile(r"\d{1,9}\s*(?:MiB|MB)?\s*/\s*(\d{1,9})\s*(?:MiB|MB)", re
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the XPUs that CUDA_VISIBLE_DEVICES in *environ* does not hide."""
+    """Return the XPUs of this machine that CUDA_VISIBLE_DEVICES in *environ* does not hide."""
     machine = Machine.of(environ)
     found = described(machine.run("xpu_smi" if machine.tool("xpu_smi") else "xpu-smi"))
     for info in found.infos:
@@ -27,7 +27,7 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
 
 
 def described(ran: Ran) -> FoundAccelerators:
-    """Return the XPUs in the tool's output. Pure."""
+    """Return the XPUs that the output of ``xpu_smi`` lists. Pure."""
     if "Intel" in ran.output:
         return FoundAccelerators(faults=[f"{ran.command} is Intel's tool here; put Kunlun's xpu_smi on PATH"])
     infos = parse_devices(ran.output) or parse_boxes(ran.output)
@@ -37,7 +37,7 @@ def described(ran: Ran) -> FoundAccelerators:
 
 
 def parse_devices(text: str) -> list[AcceleratorInfo]:
-    """Return the XPUs in the table DEVICES of ``xpu_smi``. Columns are found by their headings. Pure."""
+    """Return the XPUs in the table DEVICES that older versions of ``xpu_smi`` print. Pure."""
     columns: list[str] = []
     found: dict[int, AcceleratorInfo] = {}
     for line in text.splitlines():
@@ -63,7 +63,7 @@ def parse_devices(text: str) -> list[AcceleratorInfo]:
 
 
 def parse_boxes(text: str) -> list[AcceleratorInfo]:
-    """Return the XPUs in the output of newer versions of the tool: a box for each XPU, as nvidia-smi prints. Pure.
+    """Return the XPUs in the output of newer versions of ``xpu_smi``: a box for each XPU, as nvidia-smi prints. Pure.
 
     A box has two lines of three cells. The first line has index, model and bus; the second line has temperature, memory
     (after the L3 cache) and utilization.

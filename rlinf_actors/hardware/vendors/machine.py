@@ -1,7 +1,7 @@
-"""Machine: access of a vendor's module to files of this machine, and to command-line tools with limits.
+"""Machine: a vendor's access to files of this machine, and to command-line tools with limits.
 
-If a tool hangs, crashes or prints without end, `Machine.run` raises nothing: its result has a fault. Tools are run only
-in the probe's child processes, since `Machine.run` blocks.
+If a tool hangs, crashes or prints without end, `Machine.run` raises nothing: its result has a fault. `Machine.run`
+blocks, so it is called in the probe's child processes only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROBE_TIMEOUT_S = 8.0
 """Seconds that a vendor may take: a node has to register within 10 s after agentd has started."""
 LONGER = "Give it longer in agentd.toml, [hardware] probe_timeout_s"
 _SHARE = 0.75
-"""Part of the time limit that tools may use. The rest is for reporting the results of the other tools."""
+"""Part of the time limit that tools may use. The rest is left to report the results of the other tools."""
 MAX_OUTPUT_BYTES = 4 << 20
 """A tool that prints more bytes is killed. Eight devices take some tens of KiB."""
 _KILL_S = 0.5
@@ -37,43 +37,31 @@ _TOOL_DIRECTORIES = ("/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin
 
 
 PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4})?([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", re.IGNORECASE)
-"""A PCI address. Group 1 is the address as the kernel writes it; some tools pad the domain to eight digits."""
+"""A PCI address. Group 1 has the form that the kernel uses; some tools pad the domain to eight digits."""
 
 
 def leading_number(text: str) -> int:
-    """Return the number (of up to four digits) at the start of *text*, -1 if there is none."""
+    """Return the number (of up to four digits) at the start of *text*; -1 if there is none."""
     match = re.match(r"\d{1,4}", text)
     return int(match.group()) if match else -1
 
 
 @dataclass(frozen=True)
 class PciDevice:
-    """A device on the PCI bus.
+    """A device on the PCI bus, with its address, vendor id and class as the kernel spells them."""
 
-    Attributes:
-        bus: PCI address, such as ``0000:17:00.0``.
-        vendor: PCI vendor id, such as ``0x10de``.
-        kind: PCI class, such as ``0x030200``.
-    """
-
-    bus: str
-    vendor: str
-    kind: str
+    bus: str  # such as 0000:17:00.0
+    vendor: str  # such as 0x10de
+    kind: str  # such as 0x030200
 
 
 @dataclass(frozen=True)
 class Ran:
-    """Result of running a tool.
-
-    Attributes:
-        command: the command line, for messages.
-        output: standard output of the tool.
-        fault: a sentence that says what went wrong; "" if the tool ended with exit code 0.
-    """
+    """Result of running a tool: the command line, its standard output, and a fault."""
 
     command: str
     output: str = ""
-    fault: str = ""
+    fault: str = ""  # a sentence that says what went wrong; "" if the tool ended with exit code 0
 
 
 class Machine:
@@ -93,13 +81,13 @@ class Machine:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Machine:
-        """Return a Machine whose tools are stopped before the probe would kill this process."""
+        """Return a Machine with the time limit of this process, less the time that reporting the results takes."""
         return cls(environ, float(environ.get(PROBE_LIMIT) or PROBE_TIMEOUT_S) * _SHARE)
 
     # --- files ---
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the paths that match *pattern*, sorted; they do not contain the root of this Machine."""
+        """Return the paths that match *pattern*, sorted. Neither begins with the root of this Machine."""
         return sorted(path[len(self._root) :] for path in glob.glob(glob.escape(self._root) + pattern))
 
     def read(self, path: str) -> str:
@@ -125,11 +113,11 @@ class Machine:
         ]
 
     def numa_node(self, bus: str) -> int:
-        """Return the NUMA node of the device at a PCI address, -1 if unknown."""
+        """Return the NUMA node of the device at PCI address *bus*; -1 if unknown."""
         return self.number(f"/sys/bus/pci/devices/{bus}/numa_node", -1) if bus else -1
 
     def hwmon_celsius(self, bus: str) -> int:
-        """Return the first temperature that a PCI device's driver reports, in degrees Celsius; -1 if there is none."""
+        """Return the first temperature of the device at PCI address *bus*, in degrees Celsius; -1 if unknown."""
         for path in self.glob(f"/sys/bus/pci/devices/{bus}/hwmon/hwmon*/temp[0-9]_input"):
             measured = self.number(path, -1)
             if measured >= 0:
@@ -139,15 +127,16 @@ class Machine:
     # --- tools ---
 
     def tool(self, name: str) -> str | None:
-        """Return the path of a tool, None if it is not installed."""
+        """Return the path of a tool; None if it is not installed."""
         places = [self._environ.get("PATH", ""), *(self._root + directory for directory in _TOOL_DIRECTORIES)]
         return shutil.which(name, path=os.pathsep.join(filter(None, places)))
 
     def run(self, *command: str) -> Ran:
+        """Run one tool: its name and its arguments. Block until it has ended or was killed at the time limit."""
         return self.run_all([command])[0]
 
     def run_all(self, commands: Sequence[Sequence[str]]) -> list[Ran]:
-        """Run tools side by side. Block until all have ended or the time limit is over, then kill what is left of them.
+        """Run several tools at the same time. Block until all have ended or were killed at the time limit.
 
         Each command is the name of a tool and its arguments. The results have the order of *commands*.
         """
@@ -158,7 +147,7 @@ class Machine:
 
 
 class _Run:
-    """A running tool, or a tool that could not be started (then ``child`` is None and ``fault`` says why)."""
+    """A tool that runs, or could not be started (then ``child`` is None and ``fault`` says why)."""
 
     def __init__(self, command: str, fault: str = "") -> None:
         self.command = command
@@ -202,7 +191,7 @@ class _Run:
         return run
 
     def read(self, pipe: int) -> bool:
-        """Read what is in a pipe; return False if nothing more will come. Kills a tool that prints too much."""
+        """Read what is in a pipe. Return False if nothing more will come. Kill a tool that has printed too much."""
         while len(self.printed[pipe]) <= MAX_OUTPUT_BYTES:
             try:
                 part = os.read(pipe, 1 << 16)
@@ -216,7 +205,7 @@ class _Run:
         return False
 
     def kill(self) -> None:
-        """Kill the tool and its process group. Call before the tool is reaped: later the group id may be reused."""
+        """Kill the tool's process group. Call this before the tool is reaped: later the id may be another's."""
         assert self.child is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
@@ -249,7 +238,6 @@ def _fault(command: str, code: int, said: str) -> str:
 
 
 def _contain(parent: int) -> None:
-    """Set up the tool's process between fork and exec: its own process group, and it dies with this process."""
     os.setpgid(0, 0)
     procfs.die_with_parent(signal.SIGKILL, parent)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[1]  # our limit is for reports; a tool may write a long log file
@@ -257,7 +245,6 @@ def _contain(parent: int) -> None:
 
 
 def _attend(runs: Sequence[_Run], ends: float) -> None:
-    """Read the tools' output until all have ended, or until *ends* (time.monotonic)."""
     readers = {pipe: run for run in runs for pipe in run.printed}
     waiting = {run.pidfd for run in runs}
     while waiting and (ready := _ready([*waiting, *readers], ends - time.monotonic())):

@@ -18,7 +18,7 @@ _AMOUNT = re.compile(r"(\d{1,9})\s*(KiB|MiB|GiB|KB|MB|GB)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A device in the output of ``mthreads-gmi -q``. "", 0 or -1 stands for an unknown value."""
+    """A device in the output of ``mthreads-gmi -q``. "", 0 or -1 means that a value is unknown."""
 
     uuid: str = ""
     model: str = ""
@@ -29,7 +29,7 @@ class DeviceState:
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the GPUs that MUSA_VISIBLE_DEVICES in *environ* does not hide."""
+    """Return the GPUs of this machine that MUSA_VISIBLE_DEVICES in *environ* does not hide."""
     machine = Machine.of(environ)
     found = described(*machine.run_all([("mthreads-gmi", "-L"), ("mthreads-gmi", "-q")]))
     for info in found.infos:
@@ -77,7 +77,7 @@ def parse_list(text: str) -> dict[int, tuple[str, str]]:
 def parse_details(text: str) -> list[DeviceState]:
     """Return the GPUs in the output of ``mthreads-gmi -q``, in its order. Pure.
 
-    Each GPU has a line of its own, and below it ``name : value`` lines in indented sections.
+    Each GPU has a line of its own, and below it lines ``name : value`` in indented sections.
     """
     blocks: list[dict[str, str]] = []
     section = ""

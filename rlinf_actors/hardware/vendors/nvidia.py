@@ -13,15 +13,16 @@ from rlinf_actors.hardware.vendors.machine import Machine
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 _MAX_DEVICES = 256
-"""More devices than the kernel driver has minor numbers for. If NVML reports more, it is broken."""
+"""The kernel driver has minor numbers for fewer devices. If NVML reports more, it is broken."""
 _MAX_SLICES = 64
-"""Limit of MIG slices that are read for one GPU; today's GPUs have at most seven."""
+"""Largest number of MIG slices that are read from one GPU; today's GPUs have at most seven."""
 
 _Value = TypeVar("_Value")
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES in *environ* does not hide; for a GPU in MIG mode, its slices.
+    """Return the GPUs of this machine that CUDA_VISIBLE_DEVICES in *environ* does not hide; of a GPU in MIG mode, its
+    slices.
 
     A GPU that cannot be read is left out and becomes a fault. If NVML is missing, does not match the driver or does not
     start, the result is one fault.
@@ -47,7 +48,7 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
 
 
 def _devices(index: int, machine: Machine, faults: list[str]) -> list[AcceleratorInfo]:
-    """Return the GPU, or its slices if it is in MIG mode: such a GPU runs nothing outside its slices."""
+    """Return the GPU with index *index*, or its slices if it is in MIG mode: then nothing runs outside of slices."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     whole = _device(index, handle, machine)
     if not _optional(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0]), 0):
@@ -109,9 +110,9 @@ def _text(value: str | bytes) -> str:
 
 
 def _order_faults(infos: list[AcceleratorInfo], environ: Mapping[str, str]) -> list[str]:
-    """Return a fault if CUDA_VISIBLE_DEVICES has indices on a node with different models.
+    """Return a fault if CUDA_VISIBLE_DEVICES lists indices on a node with different models.
 
-    CUDA numbers the fastest device 0 by default, NVML numbers by PCI bus: the same index may mean different devices.
+    CUDA gives the fastest device index 0 by default, NVML goes by PCI bus: the same index may mean different devices.
     """
     variable = "CUDA_VISIBLE_DEVICES"
     listed = [entry.strip() for entry in environ.get(variable, "").split(",")]
