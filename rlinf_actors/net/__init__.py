@@ -1,1 +1,1 @@
-"""Sockets and loops: the only package that moves bytes between processes."""
+"""Sockets and event loops. No other package opens connections between processes."""

@@ -1,24 +1,20 @@
-"""Admission of connections and frames at a TCP listener. Pure.
+"""Limits on the connections of a TCP listener, and a check of each frame's sender. Pure: time is an argument.
 
-`ConnectionTable` limits the number of connections. libzmq accepts every connection, and gives each 5 s and the memory
-of a message before it has authenticated. In this table a connection is pending until its handshake is done, and
-established afterwards:
+libzmq accepts every connection and keeps it for 5 s without authentication. `ConnectionTable` limits that. A connection
+is pending until its handshake is done, and established afterwards:
 
-* The number of pending connections is limited. Beyond the limit, the oldest one of the address with the most pending
-  connections is closed, so a flooding address evicts only its own connections.
-* A pending connection cannot be evicted in its first FAIR_S seconds, nor while it waits for our part of the handshake:
-  a thousand members that reconnect at one moment would only come again. A peer cannot prolong our part.
-* If there are more pending connections than the backlog allows, the newest one of that address is closed at once. An
-  honest peer retries a second later.
-* A handshake takes a few hundred bytes. A pending connection that sends more is about to fill our memory and is closed.
-* Established connections are never closed to make room. If there are too many, in total or from one address, a new
-  connection is closed at once.
+* If there are too many pending connections, the table names one to close: the oldest one of the address with the most
+  pending connections. So a flooding address evicts only its own connections. Connections in their first FAIR_S seconds,
+  and those that wait for our part of the handshake, are spared, because a thousand members may reconnect at one moment.
+* Beyond the backlog the newest connection of that address is closed instead. An honest peer retries a second later.
+* A pending connection that sends more bytes than a handshake has is closed, because it would fill our memory.
+* Established connections are never closed to make room. New ones are closed at once instead.
 
 The number of bytes that we have sent shows when a handshake is done: READY, the server's last command, goes only to an
 admitted key, and everything before it has a fixed length.
 
-`Admission` checks frames. libzmq lets a new connection take over the routing id of an old one, whatever their keys, and
-cannot end the connection of one peer. So each frame is checked by the key that its connection proved.
+`Admission` checks frames by the key that their connection proved, because libzmq lets a new connection take over the
+routing id of an old one, whatever their keys, and cannot end the connection of one peer.
 """
 
 from __future__ import annotations
@@ -39,27 +35,23 @@ log = logging.getLogger(__name__)
 PENDING = 1024
 """Most pending connections of one listener. Each costs 14 KiB of memory and a descriptor."""
 BACKLOG = 2048
-"""Most pending connections of one listener, with those that cannot be evicted yet. The 1,152 workers of 18 nodes
-reconnect to a restarted head at one moment."""
+"""Most pending connections of one listener, including those that cannot be evicted yet. After a restart of the head,
+the 1,152 workers of 18 nodes reconnect at one moment."""
 FAIR_S = 1.0
-"""Seconds that a pending connection has for its part of the handshake before it can be evicted."""
+"""Seconds for which a new pending connection cannot be evicted, because it needs them for its part of the handshake."""
 PER_ADDRESS = 4096
 """Most established connections from one address. 18 nodes with 64 workers each make 1,151 connections to a worker."""
 _OWED = ((11, 10), (64, 64), (64 + 170, 64 + 202), (1 << 62, 64 + 202 + 250))
-"""Rows (sent, received) that tell whether a peer waits for our part of the handshake.
-
-The first row whose *sent* is above the bytes that we have sent applies: the peer has done its part once *received*
-bytes came from it. The rows stand for the greeting in two parts, HELLO and WELCOME, INITIATE (280 bytes and more) and
-READY."""
+"""One row (sent, received) for each step of a handshake. The first row whose *sent* is above the bytes that we have
+sent applies: the peer has done its part of that step, and waits for ours, once *received* bytes came from it. The
+steps: the greeting in two parts, HELLO and WELCOME, INITIATE (280 bytes and more) and READY."""
 HANDSHAKE_BYTES = 4096
 """Most bytes that a pending connection may send. A greeting is 64 bytes, HELLO 202, INITIATE at most 500."""
 PENDING_BYTES = 64 + 170 + 12
 """Most bytes that we send to a pending connection: a greeting, WELCOME, and ERROR if it is rejected. READY has 67."""
 IDENTITIES = 65536
-"""Number of identities whose keys are remembered, the most recent ones: 15 MiB at most.
-
-An identity has a secret part, so
-a peer cannot take over an identity that was forgotten."""
+"""Most identities whose keys an Admission remembers (15 MiB); it forgets the least recently used one first. A peer
+cannot take over a forgotten identity, because an identity has a secret part."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class Limits:
 
 
 class Handshake(enum.Enum):
-    """The progress of a connection's handshake. OURS: the peer waits for our part."""
+    """Progress of a pending connection's handshake. OURS: the peer has done its part and waits for ours."""
 
     PENDING = "pending"
     OURS = "it waits for our part"
@@ -123,11 +115,9 @@ class ConnectionTable:
         return len(self._pending) + len(self._established)
 
     def pending(self, fd: int) -> Connection | None:
-        """Return the pending connection with this descriptor, None if there is none."""
         return self._pending.get(fd)
 
     def all_pending(self) -> list[int]:
-        """Return the descriptors of all pending connections."""
         return list(self._pending)
 
     def accepted(self, fd: int, peer: tuple[str, int], now: float) -> str:
@@ -144,7 +134,7 @@ class ConnectionTable:
         return ""
 
     def closed(self, fd: int) -> None:
-        """Remove a connection that has ended. Unknown descriptors are ignored."""
+        """Remove a connection that has ended, pending or established. Unknown descriptors are ignored."""
         if self._pop_pending(fd) is None:
             connection = self._established.pop(fd, None)
             if connection is not None:

@@ -1,8 +1,8 @@
 """The ZAP handler (ZeroMQ RFC 27): answers libzmq's requests to admit or reject a connection to a CURVE server.
 
 pyzmq's own authenticators are not used: they admit NULL connections to every domain, keep one list of keys for all
-domains, and need a thread or zmq.asyncio's sockets. Without this handler no connection is admitted: sockets with
-ZAP_ENFORCE_DOMAIN then refuse every one. Loop thread only.
+domains, and need a thread or zmq.asyncio's sockets. Without this handler libzmq admits no connection, since listeners
+set ZAP_ENFORCE_DOMAIN. Loop thread only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 ENDPOINT = "inproc://zeromq.zap.01"
 VERSION = b"1.0"
 BATCH = 32
-"""Most requests that are answered before other callbacks of the loop run, because any peer can cause many of them."""
+"""Most requests that are answered in one turn of the loop. Any peer can cause many of them."""
 _FRAMES = 6  # of a request before its credentials: version, id, domain, address, routing id of the server, mechanism
 
 
@@ -47,7 +47,7 @@ class Verdict:
 
 
 def judge(request: Sequence[bytes], gates: Mapping[str, Gate]) -> Verdict:
-    """Decide by the gate of its domain whether a connection is admitted. Pure.
+    """Decide whether a connection is admitted, by the gate of the ZAP domain in its request. Pure.
 
     Args:
         request: the frames of the ZAP request.
@@ -95,11 +95,11 @@ class ZapHandler:
             raise
 
     def serve(self, domain: str, gate: Gate) -> None:
-        """Register *gate* for connections to *domain*. Call this before the first socket of the domain binds."""
+        """Let *gate* decide about connections to *domain*. Call this before the first socket of the domain binds."""
         self._gates[domain] = gate
 
     def close(self) -> None:
-        """Stop answering; libzmq then refuses new connections. Idempotent."""
+        """Stop answering. libzmq then refuses new connections. Idempotent."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.close()

@@ -1,13 +1,11 @@
 """Connections to several heads at once, without an event loop: for `rlinf-actors estop`.
 
-Theory of operation. asyncio and the transport take longer to import than an emergency stop takes. So this is a second,
-small client of the head beside `net.rpc`: it blocks, on one thread. It polls all sockets together, so a head that does
-not answer delays no other head. A head may be reachable by several routes (a unix socket, TCP). All routes are opened,
-and each request is sent once, on the first route whose handshake succeeds. So every route must lead to a process that
-may speak for that head. libzmq reconnects by itself after a connection is lost; `BlockingClient` reports the loss and
-its cause. Names are resolved, and key files of other users are read, on threads of their own, because a name service
-or file system that does not answer would delay all heads. These threads are daemon threads, so the process can exit
-without them. Heads are read in turn, one message each, so that no head delays another.
+asyncio takes longer to import than an emergency stop may take, so this is a second, small client of the head beside
+`net.rpc`. It blocks, on one thread, and polls all sockets together, so a head that does not answer delays no other. A
+head may have several routes (a unix socket, TCP). All of them are opened, and each request is sent once, on the first
+route whose handshake succeeds. So every route must lead to a process that may speak for that head. libzmq reconnects
+after a connection is lost; `BlockingClient` reports the loss. Names are resolved, and key files read, on daemon
+threads, because a name service or file system that does not answer would delay all heads and the end of the process.
 
 This module must never raise because of one head, since the other heads would then not be asked. It must never import
 asyncio, click or rich.
@@ -47,34 +45,31 @@ from rlinf_actors.wire import control_codec
 from rlinf_actors.wire.control_codec import Body, Failed, Notice, Reply, Request
 
 CONNECT_S = 2.0
-"""Seconds after which a machine that has not answered a connection attempt counts as silent.
-
-A lost SYN is repeated after
-1 s."""
+"""Seconds after which a machine that has not answered a connection attempt counts as silent. The kernel repeats a lost
+SYN after 1 s."""
 MAX_SOCKETS = 16384
 """Most ZeroMQ sockets of a client. Each route needs three; libzmq's default of 1,023 is too low for many heads."""
 MAX_ANSWER = 4 << 20
-"""Most bytes of a message, so that the head of another user cannot fill the memory. 10,000 robot workers take 1 MiB."""
+"""Most bytes of a message, so that another user's head cannot fill the memory. The answer for 10,000 workers has 1 MiB.
+"""
 READ_S = 0.02
-"""Seconds that one step reads messages before it returns to connections that have just been made."""
+"""Seconds for which one step reads messages before it returns to connections that have just been made."""
 HANDSHAKE_MS = 30_000
-"""Milliseconds that libzmq allows for a handshake.
-
-It is long because the caller decides how long to wait for a head."""
+"""Milliseconds that libzmq allows for a handshake: long, because the caller decides how long to wait for a head."""
 _RETRIED = int(zmq.EVENT_CONNECT_RETRIED)
 _EVENTS = FAILED | SUCCEEDED | DISCONNECTED | _RETRIED | CONNECTED
 
 
 @dataclass(frozen=True)
 class HeadUp:
-    """The head has accepted a connection of this process."""
+    """A connection to the head is established."""
 
     head: RemoteHead
 
 
 @dataclass(frozen=True)
 class HeadDown:
-    """No route to the head works now. `why` is the explanation for people."""
+    """No route to the head works now. `why` lists the reason for each route, for people."""
 
     head: RemoteHead
     why: str
@@ -82,7 +77,7 @@ class HeadDown:
 
 @dataclass(frozen=True)
 class HeadAnswered:
-    """The head answered a request: `body` is the answer, or a Failed if the head refused."""
+    """The head answered a request. `body` is the answer, or a Failed if the head refused."""
 
     head: RemoteHead
     body: Union[Body, Failed]
@@ -90,22 +85,22 @@ class HeadAnswered:
 
 Event = Union[HeadUp, HeadDown, HeadAnswered]
 Route = tuple[str, Union[Security, Callable[[], Security]]]
-"""An endpoint and the keys for it; or a function that loads the keys and is called on a thread of its own, because it
-may block."""
+"""An endpoint and the keys for it. A function in place of the keys loads them, and is called on a thread of its own,
+because it may block."""
 
 
 class RemoteHead:
     """One head that a BlockingClient connects to.
 
     Args:
-        ways: the routes to the head. Routes that are added later are used from the next `BlockingClient.add` on.
+        ways: the routes to the head. Routes that are appended later are used from the next `BlockingClient.add` on.
         fault: why some routes are missing, for people; "" if none are.
 
     Attributes:
         ways: as given.
         up: True while a connection to the head is established.
-        added: when it was added to the client, in seconds of CLOCK_MONOTONIC.
-        heard: when its last message arrived or its connection was established, in seconds of CLOCK_MONOTONIC.
+        added: when `BlockingClient.add` was last called for the head, in seconds of CLOCK_MONOTONIC.
+        heard: when the head's last message arrived or its connection was established, in seconds of CLOCK_MONOTONIC.
     """
 
     def __init__(self, ways: Sequence[Route], fault: str = "") -> None:
@@ -122,7 +117,7 @@ class RemoteHead:
 
 @dataclass
 class _Line:
-    """One route to a head: a DEALER and its monitor. `why` says why it does not work, "" if it may work."""
+    """One route to a head: a DEALER socket and its monitor. `why` is the reason for its failure, "" without one."""
 
     endpoint: str
     key: str
@@ -136,7 +131,7 @@ class _Line:
 
 @dataclass
 class _Name:
-    """A route whose host is being resolved or whose key file is being read. `why` is set if that failed."""
+    """A route whose host is being resolved or whose keys are being loaded. `why` is set if that failed."""
 
     head: RemoteHead
     endpoint: str
@@ -145,10 +140,7 @@ class _Name:
 
 
 class BlockingClient:
-    """Sends requests to several heads and collects their answers.
-
-    Use it on one thread only. `close` ends it at once and drops whatever is in progress.
-    """
+    """Sends requests to several heads and collects their answers. Not thread-safe."""
 
     def __init__(self) -> None:
         self._context = zmq.Context()
@@ -165,7 +157,7 @@ class BlockingClient:
     # --- heads ---
 
     def add(self, head: RemoteHead) -> None:
-        """Start connecting to a head by all its routes. Returns at once."""
+        """Start connecting to a head by all its routes. Does not wait for a connection."""
         self._heads.append(head)
         head.added = time.monotonic()
         head._faults = [head.fault] if head.fault else []
@@ -194,11 +186,10 @@ class BlockingClient:
         self._poller.register(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching the descriptor *fd*."""
         self._poller.unregister(fd)
 
     def close(self) -> None:
-        """Close all connections. Idempotent."""
+        """Close all connections at once and drop requests in progress. Idempotent."""
         for head in list(self._heads):
             self.drop(head)
         self._context.destroy(linger=0)
@@ -209,10 +200,7 @@ class BlockingClient:
     # --- asking ---
 
     def ask(self, head: RemoteHead, body: Body) -> None:
-        """Send a request, now or as soon as a connection to the head is established.
-
-        The answer is a HeadAnswered of `step`.
-        """
+        """Send a request, now or when a connection is established. `step` returns the answer as a HeadAnswered."""
         self._asked += 1
         self._send(head, control_codec.encode(Request(self._asked, body)))
 
@@ -259,7 +247,7 @@ class BlockingClient:
     # --- inside ---
 
     def _resolve(self, head: RemoteHead, endpoint: str, security: Security | Callable[[], Security]) -> None:
-        """Start a thread that resolves the host and loads the keys; it closes its end of a pipe when it is done.
+        """Start a thread that resolves the host and loads the keys; at its end it closes its end of a pipe.
 
         Raises:
             OSError: no pipe can be opened.
@@ -292,7 +280,7 @@ class BlockingClient:
         self._judge(head)
 
     def _open(self, head: RemoteHead, endpoint: str, security: Security) -> None:
-        """Connect in one way; what keeps this process from that is kept for `HeadDown`."""
+        """Connect by one route. A failure is recorded for `HeadDown`, not raised."""
         try:
             self._connect(head, endpoint, security)
         except (RlinfActorsError, OSError, ValueError, zmq.ZMQError) as error:
@@ -390,7 +378,6 @@ class BlockingClient:
             self._events.append(HeadDown(head, "; ".join([*ways, *head._faults]) or "nobody knows where it listens"))
 
     def _read(self, head: RemoteHead, line: _Line) -> None:
-        """Read one message of a head. The next call of `step` reads the next one."""
         try:
             first, *big = line.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
@@ -409,10 +396,7 @@ class BlockingClient:
 
 
 def _find_out(name: _Name, tell: int) -> None:
-    """Load the keys of a route and replace the name in its endpoint by an address. Then close the descriptor *tell*.
-
-    Runs on a thread of its own.
-    """
+    """Load the keys of a route and replace the host's name by an address; then close *tell*. Thread of its own."""
     try:
         if not isinstance(name.security, Security):
             name.security = name.security()
@@ -436,7 +420,6 @@ def _address_of(endpoint: str) -> str:
 
 
 def _has_name(endpoint: str) -> bool:
-    """True if the endpoint's host is a name that must be resolved."""
     if not is_tcp(endpoint):
         return False
     try:
@@ -447,7 +430,7 @@ def _has_name(endpoint: str) -> bool:
 
 
 def _why_not(line: _Line) -> str:
-    """Return why a connection attempt failed, which libzmq does not report. Makes a connection attempt of its own."""
+    """Return why a connection attempt failed. libzmq does not report that, so this makes an attempt of its own."""
     if time.monotonic() - line.began >= CONNECT_S:
         return f"its machine does not answer ({CONNECT_S:g} s)"
     tcp = is_tcp(line.endpoint)

@@ -1,9 +1,9 @@
 """Lends large message parts in shared memory instead of sending them, if both ends run on one machine as one user.
 
-After its Join the connecting end offers its arena. Each end reports whether it could open the arena of the other.
-Before that, or if it could not, every part is sent in the message. A lent part is replaced by a row in the header: the
-lease, the offset and the size. When the receiver's last view of a part is gone, it reports that with `Dropped`, and
-the owner frees the block.
+After its Join the connecting end offers its arena by a Memory frame, and the other end answers with its own. Each end
+reports whether it could open the arena of the other; before that, or if it could not, every part travels in the
+message. A lent part is replaced by a row in the header: lease, offset and size. When the receiver's last view of a part
+is gone, the receiver reports the lease by a Dropped frame, and the owner frees the block.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rlinf_actors.wire import frames
 log = logging.getLogger(__name__)
 
 MARK = b"\xc1"
-"""First byte of a header with lent parts. No MessagePack value begins with it."""
+"""First byte of a header with lent parts. No MessagePack value begins with this byte."""
 
 
 class _Leases(msgspec.Struct, frozen=True, array_like=True):
-    """A header with lent parts. Each of its rows is (index of the part, lease, offset, size in bytes)."""
+    """The header of a message with lent parts. Each row is (index of the part, lease, offset, size in bytes)."""
 
     alone: bool
     crowded: bool
@@ -45,7 +45,7 @@ class Lending:
     `pack` and `store` may be called on any thread, the other methods on the loop's thread only.
 
     Args:
-        arena: this process's shared memory, None to neither lend nor borrow.
+        arena: this process's shared memory; None to neither lend nor borrow.
         soon: runs a function on the loop; callable on any thread.
         send: sends a frame to the peer; loop thread.
         peer: name of the peer, for logs.
@@ -77,17 +77,14 @@ class Lending:
         return sum(memoryview(part).nbytes for part in list(self._lent.values()))
 
     def offer(self) -> bool:
-        """Offer this process's arena to a peer on the same machine. Return False if this process has none.
-
-        The peer answers with a Memory frame (`heard`).
-        """
+        """Offer this process's arena to the peer, which answers with a Memory frame. False if there is none."""
         if self._arena is None:
             return False
         self._answer(False)
         return True
 
     def heard(self, frame: frames.Memory) -> None:
-        """Handle a Memory frame: the peer's arena, and whether the peer has opened this process's arena."""
+        """Handle the peer's Memory frame: open the peer's arena; lend if the peer has opened this process's."""
         if self._arena is None:
             if frame.pid:
                 self._send(frames.Memory())
@@ -132,7 +129,7 @@ class Lending:
         return stored, True
 
     def pack(self, header: bytes, parts: Sequence[Buffer], *, alone: bool = True) -> tuple[bytes, Sequence[Buffer]]:
-        """Return the message to send. Large parts are lent if the peer can borrow and there is room.
+        """Return (header, parts) to send. Large parts are lent if the peer can borrow and there is room.
 
         Args:
             header, parts: the message.
@@ -164,7 +161,7 @@ class Lending:
         return MARK + _encode(_Leases(alone, arena.crowded, rows, header)), sent
 
     def unpack(self, header: bytes, parts: list[Buffer]) -> bytes:
-        """Put views of the lent parts into *parts*. Return the original header.
+        """Put views of the lent parts into *parts*. Return the header without the leases.
 
         Raises:
             RemoteWireError: the header names bytes that are not in the peer's arena.
@@ -188,7 +185,7 @@ class Lending:
         return leases.header
 
     def dropped(self, frame: frames.Dropped) -> None:
-        """Free the parts of which the peer reports that it has no view any more."""
+        """Free the parts that the peer has no view of any more."""
         for lease in frame.leases:
             self._lent.pop(lease, None)
 

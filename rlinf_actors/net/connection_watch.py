@@ -1,9 +1,8 @@
 """Watches the TCP connections of ZeroMQ sockets from outside libzmq: handshakes, limits and forced disconnects.
 
 libzmq reports events by a socket's monitor, and has no call that closes one connection. So connections are inspected
-and shut down below libzmq, through copies of its descriptors. libzmq identifies connections by descriptor number and
-closes them on a thread of its own, so a number may mean another connection by now. So every copy is checked: it must
-be a connection to one of our ports, and its peer's address must be the expected one.
+and shut down through copies of libzmq's descriptors. libzmq closes descriptors on a thread of its own, so a number may
+mean another connection by now: every copy is checked to be a connection to one of our ports, with the expected peer.
 
 Loop thread only. This module never reads or writes frames. It ends an established connection only if
 `Disconnector.soon` is called for that connection.
@@ -31,11 +30,11 @@ from rlinf_actors.security.members import Gate
 AT_SERVER = ACCEPTED | DISCONNECTED | FAILED_PROTOCOL
 """The monitor events that `ConnectionGuard.on_event` handles."""
 BATCH = 64
-"""Most events, or connections, that are handled before other callbacks of the loop run."""
+"""Most events, or connections, that are handled in one turn of the loop."""
 CANDIDATES = 8
 """Most pending connections that are inspected for eviction when a new connection arrives."""
 INSPECT_S = 0.25
-"""Seconds between two inspections of all pending connections: epoll does not report bytes that libzmq read before."""
+"""Seconds between two inspections of all pending connections. epoll alone would miss bytes that libzmq read first."""
 TOO_MANY = "too many connections have not proved themselves"
 SLACK_S = 1.0
 """Seconds by which libzmq's handshake timer may be late."""
@@ -49,7 +48,7 @@ _names = itertools.count(1)
 
 
 class SocketMonitor:
-    """Calls *on_event* with each monitored event of a ZeroMQ socket and the event's value."""
+    """Calls *on_event* with each monitored event of a ZeroMQ socket and the event's value. Loop thread."""
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class RejectionBatch:
 
 
 class BorrowedSocket:
-    """One descriptor into which connections are copied, one after the other. It works even if no descriptor is left.
+    """One descriptor into which connections are copied, one after the other. So a copy needs no free descriptor.
 
     Attributes:
         connection: the copy, valid inside a block of `on`.
@@ -130,7 +129,6 @@ class BorrowedSocket:
         self.connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
 
     def close(self) -> None:
-        """Close the descriptor. Idempotent."""
         if self._null >= 0:
             os.close(self._null)
             self._null = -1
@@ -138,7 +136,7 @@ class BorrowedSocket:
 
     @contextlib.contextmanager
     def on(self, fd: int, ports: Collection[int]) -> Iterator[tuple[str, int] | None]:
-        """Hold a copy of the descriptor *fd* in `connection`, which keeps that connection open until the end of the
+        """Copy the descriptor *fd* into `connection`. That keeps the connection open until the end of the ``with``
         block.
 
         Yields the peer's address and port, or None if *fd* is not (or no longer) a connection to one of *ports*.
@@ -156,11 +154,10 @@ class BorrowedSocket:
 
 
 def end_loop(fd: int) -> None:
-    """Shut down a connection that TCP has made of a socket with itself. Other connections are left alone.
+    """Shut down a TCP connection that a socket has made with itself. Other connections are left alone.
 
-    This happens if a client retries a port on which no process listens and which the kernel may give to outgoing
-    connections: the client at last gets that port as its own. It would then receive what it sends, and keep the port
-    from the listener that is still to start.
+    If a client retries a port of the ephemeral range on which no process listens, the kernel may give the client that
+    same port. The client would then receive what it sends, and keep the port from the listener that is still to start.
     """
     connection = _copy(fd)
     if connection is None:
@@ -285,7 +282,7 @@ class ConnectionGuard:
     def _inspect(self, connection: Connection, too_many: str = "") -> None:
         """Update the state of a pending connection.
 
-        *too_many* is a reason to close the connection unless it waits for our part of the handshake; "" for none.
+        If *too_many* is not "", close the connection for that reason unless it waits for our part of the handshake.
         """
         fd = connection.fd
         with self._borrowed.on(fd, self._ports) as peer:
@@ -315,7 +312,7 @@ class ConnectionGuard:
 
 
 def limits(handshake_s: float) -> Limits:
-    """Return the connection limits of a listener. A quarter of this process's descriptors stays free for other uses."""
+    """Return the connection limits of a listener: three quarters of the descriptors that this process may have."""
     total = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
     return Limits(total, min(PENDING, total // 4), min(BACKLOG, total // 2), settled_s=handshake_s + SLACK_S)
 

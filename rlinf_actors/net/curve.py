@@ -1,9 +1,8 @@
 """CURVE on ZeroMQ sockets: the options that protect them, and what their monitors report of handshakes.
 
-`net.socket_security` decides how a socket is protected.
-
-libzmq copies a socket's options when it binds or connects, so an option counts for the endpoints that follow. One
-listener can bind a unix socket first and TCP with CURVE afterwards, but not in the other order: a ZAP domain stays set.
+`net.socket_security` decides how a socket is protected. libzmq copies a socket's options when it binds or connects, so
+an option counts for the endpoints that follow. One listener can bind a unix socket first and TCP with CURVE afterwards,
+but not in the other order: a ZAP domain stays set.
 
 `rlinf-actors estop` imports this module: no asyncio, click, logging or rich here.
 """
@@ -25,10 +24,8 @@ if TYPE_CHECKING:
     from rlinf_actors.security.keypair import KeyPair
 
 HANDSHAKE_S = 5
-"""Seconds that libzmq gives a new connection to authenticate (its own default is 30).
-
-An unauthenticated peer occupies a
-descriptor and the memory of a message for that long."""
+"""Seconds that libzmq gives a new connection to authenticate (its own default is 30). For that long an unauthenticated
+peer occupies a descriptor and the memory of a message."""
 
 
 def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair | None, domain: str) -> None:
@@ -37,8 +34,8 @@ def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair |
     Args:
         socket: the listening socket.
         mechanism: how to protect the endpoint.
-        pair: the key pair of the listener; needed for CURVE.
-        domain: the ZAP domain; its gate decides which keys are admitted.
+        pair: the listener's key pair; needed for CURVE.
+        domain: the ZAP domain, whose gate decides which keys are admitted.
     """
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
     if mechanism is Mechanism.IPC:
@@ -56,7 +53,7 @@ def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair |
 
 
 def before_connect(socket: zmq.Socket[bytes], proof: Proof) -> None:
-    """Set the options by which the next connection of *socket* proves its own key and requires the server's key."""
+    """Set the options by which the next connection of *socket* proves its key pair and requires the server's key."""
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
     socket.setsockopt(zmq.CURVE_SERVERKEY, proof.server.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, proof.pair.public.encode())
@@ -75,7 +72,7 @@ ACCEPTED = int(zmq.EVENT_ACCEPTED)
 CONNECTED = int(zmq.EVENT_CONNECTED)
 DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 NO_ZEROMQ = "what listens there does not speak as a head does"
-"""The reason for a disconnection before any event of a handshake. libzmq does not reconnect after that."""
+"""The reason for a disconnection before any event of a handshake; libzmq does not reconnect after that."""
 _EVENT = struct.Struct("=Hi")  # of a monitor's first frame, in the machine's byte order: event and value
 _MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _REASONS = {
@@ -85,18 +82,18 @@ _REASONS = {
 
 
 def read_event(frames: Sequence[bytes]) -> tuple[int, int]:
-    """Return the event and its value from a message of a socket's monitor."""
+    """Return (event, value) from the frames of a message of a socket's monitor."""
     event, value = _EVENT.unpack(frames[0])
     return int(event), int(value)
 
 
 def why_rejected(value: int) -> str:
-    """Return why a CURVE server rejected a connection, from the value of its FAILED_PROTOCOL event."""
+    """Return why a CURVE server rejected a connection. *value* is that of the server's FAILED_PROTOCOL event."""
     return _REASONS.get(value, "its handshake was malformed")
 
 
 def unanswered(event: int, value: int) -> bool:
-    """Return True if a handshake failed only because the server did not answer in time. The server may stand still."""
+    """Return True if a handshake failed only because the server did not answer in time. It may be stopped or busy."""
     return event == int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) and value not in (errno.EPIPE, errno.ECONNRESET)
 
 

@@ -1,14 +1,11 @@
-"""What all daemons share: how they run, how they end on signals and internal errors, and the shell around a pure core.
+"""What agentd and the head share: how they run, how they end, and the shell around their pure cores.
 
-`run_daemon` runs agentd and the head on an event loop. `CoreShell` connects that loop to a pure core: it passes events
-in, carries out the commands, sets a timer for the core's next deadline, and reports the time that this process stood
-still. A template has no event loop and uses the error policy only. Everything here runs on the daemon's main thread,
-and never in a user's process.
+`run_daemon` runs a daemon on an event loop. `CoreShell` connects that loop to a pure core. Everything here runs on the
+daemon's main thread, and never in a user's process. A template has no event loop and uses the error policy only.
 
-Error policy. An unexpected exception of our own code is a bug, and leaves the daemon's state half changed: the daemon
-would look alive without working. So it ends at once with exit code `INTERNAL_ERROR`, as if by kill -9. A new daemon
-takes over what the old one had. Bad input from a peer is never such a bug: malformed bytes raise RemoteWireError, and
-the receiver drops them; a message that makes no sense is refused.
+Error policy: an unexpected exception of our own code is a bug and leaves the daemon's state half changed. So the daemon
+ends at once with exit code `INTERNAL_ERROR`, as if by kill -9, and a new daemon takes over. Bad input from a peer is
+never such a bug: malformed bytes raise RemoteWireError and are dropped; a message that makes no sense is refused.
 """
 
 from __future__ import annotations
@@ -37,9 +34,9 @@ INTERNAL_ERROR = 70
 
 
 def run_daemon(serve: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run the coroutine of a daemon on a new event loop, under the error policy. Return its exit code.
+    """Run the coroutine of a daemon on a new event loop, under the error policy. Return the exit code of the daemon.
 
-    An exception of *serve* itself is passed on; the caller reports it (an address that is in use, for example).
+    An exception of *serve* itself is raised again; the caller reports it (an address in use, for example).
     """
     faulthandler.enable(2)  # a crash in C code, and the watchdog's SIGABRT to a loop that stands still, leave a trace
     raise_file_limit()
@@ -90,13 +87,13 @@ def end_process() -> NoReturn:
 
 
 class CoreShell(Generic[EventT, CommandT]):
-    """Passes events to a pure core, carries out its commands, and ticks at its deadlines. Loop thread only.
+    """Passes events to a pure core, carries out the commands it returns, and ticks at its deadlines. Loop thread only.
 
     Args:
         loop: the daemon's event loop.
         name: name of the daemon, for the log.
         decide: the core: takes an event and the loop's time, returns commands.
-        next_deadline: returns the core's next deadline; infinity for none.
+        next_deadline: returns the time of the core's next deadline; infinity for none.
         carry_out: carries out one command.
         tick: the event to pass at a deadline.
         stalled: makes the event to pass when this process stood still, from the number of seconds. It is passed before

@@ -34,7 +34,7 @@ MAX_BYTES = 65536
 PRIVATE = "private"
 """As the head's address this asks for a private cluster, even if the client file names a head."""
 CLIENT_FILE = "rlinf-actors/client.toml"
-"""Path of a client file below /etc and below the user's configuration directory."""
+"""Path of a client file, relative to /etc and to the user's configuration directory."""
 
 
 class _ClientFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,10 +46,10 @@ class _ClientFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def client_settings() -> Settings:
-    """Return the settings of the environment, completed by the client files.
+    """Return the settings of the environment. The client files supply the values that no environment variable sets.
 
     /etc/rlinf-actors/client.toml is for all users of the machine. A value in ~/.config/rlinf-actors/client.toml
-    overrides it, and an environment variable overrides both.
+    overrides it.
 
     Raises:
         ConfigError: a variable or a client file is wrong; its `path` names the place.
@@ -58,7 +58,7 @@ def client_settings() -> Settings:
 
 
 def with_client_file(settings: Settings) -> Settings:
-    """Return *settings* with the values that are not set taken from the client files. Raises ConfigError."""
+    """Return *settings* with unset values taken from the client files. Raises ConfigError."""
     chosen = settings.client_config
     usual = (f"/etc/{CLIENT_FILE}", os.path.join(os.path.expanduser(settings.config_home), CLIENT_FILE))
     values: dict[str, tuple[str, str]] = {}
@@ -118,7 +118,7 @@ def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
         settings: the settings, completed by the client files (`client_settings`).
 
     Raises:
-        ConfigError: the address is malformed or its name cannot be resolved; or no head is named, and this user has on
+        ConfigError: the address is malformed or its name cannot be resolved; or no head is named, and this user runs on
             this machine neither exactly one standing head nor, without standing heads, exactly one private cluster.
     """
     text, source = named(given, settings)
@@ -140,7 +140,7 @@ def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
 
 
 def _hint(seen: MachineRecords) -> str:
-    """Return text for an error that found no head: the heads that nodes here have joined, and unreadable records."""
+    """Return text on where a head may be: heads that agentds here have joined, and unreadable records."""
     nodes = {record.address: record.pid for record in seen.records if record.kind == "node"}
     hints = [f"agentd (pid {pid}) of this machine has joined the head at {address}" for address, pid in nodes.items()]
     hints += [f"{path} cannot be read: {why}" for path, why in seen.unreadable]
@@ -154,7 +154,7 @@ def table(records: Sequence[HeadRecord]) -> str:
 
 
 def named(given: str | None, settings: Settings) -> tuple[str, str]:
-    """Return the head's address that the user named, and the option or setting that named it; ("", "") without one."""
+    """Return the head's address that the user named, and the option or setting that named it; ("", "") if none did."""
     if given:
         return given, "--head"
     if settings.head and settings.head != PRIVATE:
@@ -189,11 +189,7 @@ def endpoint_at(text: str, source: str, resolve: bool = True) -> str:
 
 
 def check_name(endpoint: str, source: str) -> None:
-    """Check that the endpoint's host name has an address. Blocks until the machine's resolver answers.
-
-    Raises:
-        ConfigError: the name cannot be resolved.
-    """
+    """Check that the endpoint's host name has an address. Blocks. Raises ConfigError."""
     if not is_tcp(endpoint):
         return
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -204,7 +200,6 @@ def check_name(endpoint: str, source: str) -> None:
 
 
 def unresolved(host: str, source: str, error: Exception) -> ConfigError:
-    """Return the error to raise if the head's host name cannot be resolved."""
     why = error.strerror if isinstance(error, OSError) else error
     return ConfigError(
         f"the head's name {host!r} cannot be resolved ({why}): is it spelt right? `getent hosts {host}` shows what "
@@ -216,8 +211,8 @@ def unresolved(host: str, source: str, error: Exception) -> ConfigError:
 def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
     """Return the keys with which this process connects to the head at *endpoint*.
 
-    That is this process's own key for one of *roles*. If the settings name no key and a standing head of this user
-    on this machine listens at *endpoint*, it is that head's own key.
+    They are this process's own key for one of *roles*. If the settings name no key and a standing head of this user on
+    this machine listens at *endpoint*, they are that head's own key.
 
     Raises:
         ConfigError: there is a key file that cannot be used.
@@ -230,10 +225,10 @@ def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
 
 
 def is_here(endpoint: str, listens: str) -> bool:
-    """Return True if a listener on the wildcard endpoint *listens* of this machine is reached at *endpoint*.
+    """Return True if *endpoint* leads to this machine's listener on the wildcard endpoint *listens*.
 
-    False if *listens* is not for every address (0.0.0.0 or ::), if the ports differ, or if the host is a name or not an
-    address of this machine.
+    False if *listens* is not for every address (0.0.0.0 or ::), if the ports differ, or if the endpoint's host is a
+    name or an address of another machine.
     """
     if not (is_tcp(endpoint) and is_tcp(listens)):
         return False

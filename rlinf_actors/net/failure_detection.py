@@ -1,10 +1,12 @@
-"""Failure detection: when to check a silent peer's machine, when to give the peer up, when to reconnect. Pure.
+"""Failure detection: when to check a silent peer's machine, when to give the peer up, when to reconnect.
+
+Pure: time is an argument.
 
 After three missed heartbeats the caller checks the machine of a silent head (`net.reachability`). If the machine
-answers, even with a refusal, the network works: the head is restarting, stands still, or our old connection is stuck.
+answers, even with a refusal, the network works: the head is restarting or stopped, or our old connection is stuck.
 Operations that wait for the head may then go on for a grace period. If the machine does not answer for a lease, the
 network is cut, and the head has given this process up as well. Drivers and workers check in the same way the nodes
-whose workers they wait for. No grace period applies to nodes, since the head reports every death. Time is an argument.
+whose workers they wait for, without a grace period, since the head reports every death.
 """
 
 from __future__ import annotations
@@ -13,35 +15,31 @@ import math
 from collections.abc import Callable
 
 REACHABILITY_TIMEOUT_S = 2.0
-"""Seconds after which a machine that has not answered a connection attempt counts as silent.
-
-A lost SYN is repeated after
-1 s."""
+"""Seconds after which a machine that has not answered a connection attempt counts as silent. The kernel repeats a lost
+SYN after 1 s."""
 STALL_S = 0.5
-"""Seconds. A timer that is later than this shows that the process stood still (SIGSTOP, a suspended machine)."""
+"""Seconds. A timer that fires later than this shows that the process stood still (SIGSTOP, a suspended machine)."""
 SUSPECT_BEATS = 3
 """Missed heartbeats after which the peer's machine is checked; the same number makes a node suspect at the head."""
 
 
 def stalled_s(due: float, now: float) -> float:
-    """Return for how many seconds this process stood still, if a timer that was due at *due* fires at *now*; 0 if it
-    did not.
-    """
+    """Return for how many seconds this process stood still, if a timer due at *due* fires at *now*; else 0."""
     return now - due if now - due > STALL_S else 0.0
 
 
 class FailureDetector:
-    """Decides whether a peer is lost, from its silence and from checks of its machine.
+    """Decides whether a peer is lost, from its silence and from checks of its machine. Times are in seconds.
 
     Args:
-        grace_s: seconds that the peer may be silent while its machine answers.
+        grace_s: how long the peer may be silent while its machine answers.
         checks: False to never check its machine, so that only *grace_s* counts.
         who: name of the peer for the text of `verdict`.
 
     Attributes:
         grace_s: as given.
-        beat_s: seconds between two heartbeats of the peer; the caller sets this.
-        lease_s: seconds that the peer's machine may be silent; the caller sets this.
+        beat_s: time between two heartbeats of the peer; the caller sets this.
+        lease_s: how long the peer's machine may be silent; the caller sets this.
         last: time of the peer's last message.
     """
 
@@ -72,10 +70,7 @@ class FailureDetector:
         self._check_at(now + self._suspect_s)
 
     def stalled(self, seconds: float, now: float) -> None:
-        """Record that this process stood still for so many seconds.
-
-        They do not count as silence of the peer or its machine.
-        """
+        """Record that this process stood still for *seconds*, which do not count as silence of the peer."""
         self.last = min(now, self.last + seconds)
         self._answered = min(now, max(self._answered + seconds, now - self._suspect_s))
         self._missed = False
@@ -104,7 +99,7 @@ class FailureDetector:
             self._check_at(now + self.beat_s)
 
     def check_failed(self, now: float) -> None:
-        """Record that a check could not be made. This does not count as silence, and the next check may begin."""
+        """Record that a check could not be made. It does not count as silence, and the next check may begin."""
         self._checking = False
         self._check_at(now + self.beat_s)
 
@@ -120,7 +115,7 @@ class FailureDetector:
         return None
 
     def next_deadline(self) -> float:
-        """Return the time at which `should_check` or `verdict` may have a new result, infinity for never."""
+        """Return the time at which `should_check` or `verdict` may have a new result."""
         times = [self.last + self.grace_s]
         if not self._checking:
             times.append(self._next_check)
@@ -142,9 +137,9 @@ HELLO_TIMEOUT_S = 5.0
 RETRY_MIN_S = 0.2
 RETRY_MAX_S = 3.0
 """RETRY_MIN_S and RETRY_MAX_S bound the pause between two attempts, in seconds. The pause doubles each time and is
-shortened by up to a half at random, so that processes that lost the head together do not all reconnect together."""
+shortened by up to a half at random, so that processes that lost the head together do not reconnect together."""
 REMIND_S = 60.0
-"""Seconds between two log lines about one outage."""
+"""Seconds between two log lines about one outage of the head."""
 
 
 class ReconnectBackoff:
@@ -157,10 +152,7 @@ class ReconnectBackoff:
         self._logged = 0.0
 
     def attempt_timeout(self, lease_s: float) -> float:
-        """Return the seconds that this attempt may take.
-
-        A lost attempt leaves time in the lease for another one; each further attempt may take longer, for a slow head.
-        """
+        """Return the seconds that this attempt may take: first a quarter of the lease, later more, for a slow head."""
         return min(HELLO_TIMEOUT_S, lease_s / 4 * self._pause / RETRY_MIN_S)
 
     def pause(self) -> float:
@@ -180,10 +172,7 @@ class ReconnectBackoff:
         return f"{text} (for {now - self._since:.0f} s now)"
 
     def recovered(self, now: float) -> float | None:
-        """Record that the head answers again.
-
-        Return the seconds since the first failure, None if there was no failure.
-        """
+        """Record that the head answers again. Return the seconds since the first failure, None without one."""
         since, self._since = self._since, None
         self._pause = RETRY_MIN_S
         return None if since is None else now - since

@@ -1,11 +1,8 @@
-"""Fault injection: named points at which a test or a drill makes this process fail. Rules, their checks, and the hooks.
+"""Fault injection: named points at which a test or a drill makes this process fail.
 
-House rules:
-* While no fault is active, which is the default, a hook costs one read of `active`, which is None.
-* Delayed messages keep their order: while a message between a socket and a peer is held, all later ones wait behind it.
-* Randomness comes only from the seed of each rule.
-
-Users call `rlinf_actors.testing.faults`. The variable RLINF_ACTORS_FAULTS carries rules to other processes.
+Users call `rlinf_actors.testing.faults`; the variable RLINF_ACTORS_FAULTS carries rules to other processes. While no
+fault is active, a hook costs one read of `active`, which is None. Messages between a socket and a peer keep their
+order: while one is held, all later ones wait behind it. Randomness comes only from the seed of each rule.
 """
 
 from __future__ import annotations
@@ -109,7 +106,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 class Rule:
-    """A fault with the state that decides which events it affects.
+    """A fault with the state that decides which events it affects. Not thread-safe; `Faults` has a lock.
 
     Args:
         fault: a fault that `check` has accepted.
@@ -132,7 +129,7 @@ class Rule:
         return not self._file or os.path.exists(self._file.replace("{pid}", str(os.getpid())))
 
     def strikes(self, point: str, subject: str) -> bool:
-        """Return True if the rule affects this event at *point*, and count the event. Not thread-safe."""
+        """Return True if the rule affects this event at *point*, and count the event."""
         fault = self.fault
         if fault.point != point or (fault.times and self.hits >= fault.times):
             return False
@@ -185,21 +182,16 @@ class Faults:
         self._lock = threading.RLock()  # a collected socket may call in from a finalizer
 
     def add(self, rule: Rule) -> None:
-        """Activate *rule*."""
         with self._lock:
             self._rules.append(rule)
 
     def remove(self, rule: Rule) -> None:
-        """Deactivate *rule*.
-
-        Connections that it cut work again; messages that it delayed still arrive at their times.
-        """
+        """Deactivate *rule*. Connections that it cut work again; messages that it delayed arrive at their times."""
         with self._lock:
             self._rules.remove(rule)
 
     @property
     def idle(self) -> bool:
-        """True if there is no rule and no held message, so that the hooks can be switched off."""
         with self._lock:
             return not self._rules and not self._held
 
@@ -340,8 +332,8 @@ class Faults:
 active: Faults | None = None
 """The active faults of this process, None while there are none.
 
-A hook must read this once into a variable, because another thread may set it to None. Only functions of this module
-set it."""
+A hook must read this once into a variable, because another thread may set it to None. Only functions of this module set
+it."""
 _setting = threading.Lock()
 
 
@@ -370,7 +362,8 @@ def settle() -> None:
 
 
 def load(plan: str | None) -> None:
-    """Replace the rules of this process by those of *plan* (RLINF_ACTORS_FAULTS). None or "" changes nothing.
+    """Replace the rules of this process by those of *plan* (the value of RLINF_ACTORS_FAULTS). None or "" changes
+    nothing.
 
     Raises:
         ConfigError: the plan is wrong.

@@ -1,7 +1,7 @@
 """Framing: several messages for one peer become one ZeroMQ message, a chunk. Pure.
 
-A chunk is [records, big frame, big frame, ...]; records is a MessagePack array with one [header, part, ...] for each
-message, a part being its bytes or the index of a big frame.
+A chunk is [records, big frame, big frame, ...]. *records* is a MessagePack array with one [header, part, ...] for each
+message. A part is its bytes, or the index of a big frame.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.model.buffers import Buffer
 
 BIG = 16 << 10
-"""Size in bytes from which a part travels as a frame of its own, without a copy (measured: pays from 16 KiB)."""
+"""Size in bytes from which a part travels as a frame of its own, without a copy (measured: faster from 16 KiB on)."""
 FULL = 1 << 20
-"""Bytes of records after which a chunk takes no further message, so that a long queue does not become a chunk that is
-longer than the peer's socket accepts."""
+"""Bytes of records after which a chunk takes no further message, so that no chunk is longer than the receiving socket
+accepts."""
 MESSAGES = 1 << 16
-"""Most messages in a chunk. An empty message takes a byte or three on the wire, and a hundred in memory."""
+"""Most messages in a chunk. An empty message takes 1 to 3 bytes on the wire, and a hundred in the receiver's memory."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Annotated[list[list[bytes | int]], msgspec.Meta(max_length=MESSAGES)]).decode
@@ -53,7 +53,7 @@ def pack(messages: Sequence[tuple[bytes, Sequence[Buffer]]], start: int = 0) -> 
 
 
 def unpack(records: bytes, big: Sequence[Buffer]) -> list[tuple[bytes, list[Buffer]]]:
-    """Return the messages of a chunk, in order. Raises RemoteWireError if any part of the chunk is malformed."""
+    """Return the messages (header and parts) of a chunk, in order. Raises RemoteWireError if the chunk is malformed."""
     try:
         rows = _decode(records)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -2,7 +2,7 @@
 
 Each head or agentd writes a record: a file of mode 0600 that its process keeps locked while it lives. The kernel drops
 the lock with the process, so a record without a lock belongs to a killed process; the next head of that user removes
-the file. Records are found whatever TMPDIR, XDG_RUNTIME_DIR and RLINF_ACTORS_RUN_DIR are in the searching shell.
+it. Records are found whatever TMPDIR, XDG_RUNTIME_DIR and RLINF_ACTORS_RUN_DIR are in the searching shell.
 
 `rlinf-actors estop` imports this module: no asyncio, click or rich here.
 """
@@ -28,20 +28,20 @@ from rlinf_actors.settings import Settings
 from rlinf_actors.wire.protocol import printable
 
 PLACES = ("/tmp", "/dev/shm")
-"""Directories for records, in the order in which they are tried, because a disk may be full. TMPDIR is not used: it
-differs between shells."""
+"""Directories for records. The first one that can be written is used. TMPDIR is none of them: it differs between
+shells."""
 UNIT_DIR = "/run/rlinf-"
 OF_UNITS = (f"{UNIT_DIR}*", f"{UNIT_DIR}*/*")
-"""Patterns of the RuntimeDirectory= of systemd units. Units keep their records there, because they may have a private
+"""Patterns of the RuntimeDirectory= of systemd units. A unit keeps its record there, because it may have a private
 /tmp."""
 PREFIX, SUFFIX = "rlinf-head-", ".json"
 MAX_BYTES = 65536
 MAX_OF_OTHERS = 64
 """Most records of one other user that root reads, so that a user with many files cannot delay root's emergency stop."""
 MAX_ENDPOINTS = 8
-"""Most endpoints of a record. Each costs a process that stops the head a few descriptors."""
+"""Most endpoints of a record. Each costs `rlinf-actors estop` a few descriptors."""
 SOCKET = "head"
-"""File name of the head's socket in the run directory of its agentd."""
+"""File name of the head's unix socket in the run directory of its agentd."""
 SCRIPT_CHARS = 80
 
 
@@ -111,7 +111,7 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def publish(record: HeadRecord, settings: Settings, unit_dir: str | None = None) -> Callable[[], None]:
-    """Write a record of this process and return a function that removes it. Call that function when the process ends.
+    """Write a record of this process. Return a function that removes it, to be called when the process ends.
 
     The record's lock ends with the process in any case. If no directory can be written, a warning is logged: the head
     then works, but can be found only by its address.
@@ -140,7 +140,7 @@ def publish(record: HeadRecord, settings: Settings, unit_dir: str | None = None)
 
 
 def _write(record: HeadRecord, place: str) -> tuple[str, int]:
-    """Write a record into the directory *place*; return its path and the descriptor that holds its lock.
+    """Write a record into the directory *place*. Return its path and the descriptor that holds its lock.
 
     The file is locked before it gets its name: a record without a lock would count as that of a killed process.
     """
@@ -164,7 +164,7 @@ def _remove(path: str, lock: int) -> None:
 
 
 def clear_stale(settings: Settings, more: Sequence[str] = ()) -> None:
-    """Remove the records of killed processes of this user, from the directories in *more* too."""
+    """Remove the records of killed processes of this user, from the usual directories and those in *more*."""
     for path in _names([*more, *places(settings)]):
         with contextlib.suppress(OSError):
             if not _is_ours(os.lstat(path)):
@@ -238,7 +238,7 @@ class MachineRecords:
     Attributes:
         records: those of this user, the oldest first; then, for root, those of other users, one of each user in turn,
             so that a user with many records delays no other.
-        unreadable: path of each record that cannot be read, and the reason. The head behind it may run unseen.
+        unreadable: path of each record that cannot be read, and the reason. A head that wrote such a record may run.
         others: uids of other users who run heads whose records this user may not read.
     """
 
@@ -319,9 +319,9 @@ def _read(path: str, owner: int) -> HeadRecord | None:
 
 
 def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
-    """Return the users with a living process among *others* (device and inode of a file, to its owner).
+    """Return the owners in *others* (device and inode of a record, to its owner) of which a process lives.
 
-    The files cannot be opened by this user, so the kernel's list of locks is searched.
+    This user cannot open those files, so the kernel's list of locks is searched.
     """
     if not others:
         return set()
@@ -357,7 +357,7 @@ def _answers(path: str) -> bool:
 
 
 def _reachable(endpoint: str) -> str:
-    """Return the endpoint to connect to: if the head listens on every address, the one on loopback."""
+    """Return the endpoint to connect to: loopback if the head listens on every address."""
     return endpoint.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
 
 

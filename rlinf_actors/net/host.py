@@ -1,4 +1,4 @@
-"""Identity and network of this host: the host key, pids, addresses, and ports that are reserved for later."""
+"""Identity and addresses of this host, and TCP ports that are reserved for later listeners."""
 
 from __future__ import annotations
 
@@ -23,10 +23,7 @@ def host_key() -> str:
 
 
 def pid_start(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot, 0 if it has ended.
-
-    With the pid it identifies a process.
-    """
+    """Return a process's start in clock ticks since boot, 0 if it has ended. pid and start identify a process."""
     found = procfs.stat(pid)
     return 0 if found is None or found.state == "Z" else found.started
 
@@ -45,7 +42,8 @@ def route_ip(host: str) -> str:
 
 
 def free_port(below: int | None = None) -> int:
-    """Return a TCP port that is free now; with *below*, the highest one below that number. The port is not reserved.
+    """Return a TCP port that is free now; with *below*, the highest free one below that number. The port is not
+    reserved.
 
     Raises:
         OSError: no port is free.
@@ -64,9 +62,8 @@ class HeldPorts:
     """Ports that are bound on every address of the machine, but not listened on, until `release` or `close`.
 
     The kernel gives a bound port neither to a socket that asks for any port nor to an outgoing connection. A listener
-    that asks for this port gets it if it sets SO_REUSEADDR or SO_REUSEPORT, since the socket here sets both: asyncio,
-    http.server, ZeroMQ, TCPStore and gRPC do. So this prevents accidents; it does not stop a program that asks for
-    this port. A listener that sets neither option needs `release` first.
+    that asks for this port gets it if it sets SO_REUSEADDR or SO_REUSEPORT, since the socket here sets both. asyncio,
+    http.server, ZeroMQ, TCPStore and gRPC do. Other listeners need `release` first.
     """
 
     def __init__(self) -> None:
@@ -87,14 +84,12 @@ class HeldPorts:
         return port
 
     def release(self, port: int) -> None:
-        """Stop holding *port*. Raises UsageError if it is not held."""
         held = self._held.pop(port, None)
         if held is None:
             raise UsageError(f"port {port} is not held here; held: {', '.join(map(str, self._held)) or 'none'}")
         held.close()
 
     def close(self) -> None:
-        """Release all ports."""
         for port in list(self._held):
             self.release(port)
 
@@ -140,7 +135,7 @@ def split_address(address: str, path: str) -> tuple[str, int]:
 
 
 def endpoint_of(address: str, path: str) -> str:
-    """Return the ZeroMQ endpoint for ``HOST:PORT`` or for an endpoint. Raises ConfigError as `split_address`."""
+    """Return the ZeroMQ endpoint for ``HOST:PORT``, and an endpoint as it is. Raises ConfigError."""
     if address.startswith("ipc://"):
         return address
     host, port = split_address(address, path)

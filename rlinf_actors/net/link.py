@@ -1,8 +1,8 @@
-"""The interface between the transports (ZeroMQ, memory) and everything above them.
+"""The interface between the transports (`net.zmq_network`, and in tests a twin without sockets) and everything above.
 
-A message is a header (bytes that the layer above encodes) and parts (buffers that no transport looks into). Messages
-to one peer that are sent in one turn of the loop travel as one chunk. Order is kept for each pair of sender and
-receiver. A transport never reports that a peer is dead: the head does.
+A message is a header (bytes that the layer above encodes) and parts (buffers that no transport looks into). Messages to
+one peer that are sent in one turn of the loop travel as one chunk. Order is kept for each pair of sender and receiver.
+A transport never reports that a peer is dead: the head does.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ if TYPE_CHECKING:
     from rlinf_actors.net.shared_memory import Arena
 
 OnRejected = Callable[[str, bool], None]
-"""Called with (why, for good) on the network's loop when a handshake over TCP failed.
-
-If "for good" is True, the link does
-not try again."""
+"""Called with (why, for good) on the network's loop when a handshake over TCP failed. If "for good" is True, the link
+does not try again."""
 OnReset = Callable[[], None]
 """Called on the network's loop when a lost TCP connection was made again. Messages in flight may be lost."""
 OnMessage = Callable[[bytes, bytes, "list[Buffer]"], None]
 """Called with (peer, header, parts) of each message, on the network's loop. *peer* is b"" on a Link."""
 OnFailed = Callable[[bytes, InternalError], object]
-"""Called with (peer, error) on the network's loop after OnMessage raised, if this process goes on. It must fail the
+"""Called with (peer, error) on the network's loop after OnMessage raised, if this process continues. It must fail the
 operation that the peer's last message belonged to."""
 
 
@@ -48,9 +46,7 @@ def peer_name(identity: bytes) -> str:
 
 
 class Reachability(enum.Enum):
-    """The result of a reachability check: a process listens, the machine refused the connection, or nothing
-    answered.
-    """
+    """Result of a reachability check: a process listens, the machine refused the connection, or nothing answered."""
 
     LISTENS = "listens"
     REFUSED = "refused"
@@ -85,7 +81,7 @@ class Listener(Protocol):
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         """Send a message to a connected peer; drop it if the peer is not connected. Any thread.
 
-        With *now*, the calling thread hands the message to the socket if nothing is queued before it. That saves a
+        With *now*, the calling thread hands the message to the socket if no message is queued before it. That saves a
         wake-up of the loop's thread, but the message is not batched with others.
         """
 
@@ -96,20 +92,17 @@ class Listener(Protocol):
         """
 
     def close(self, linger_ms: int = 0) -> None:
-        """Stop listening.
-
-        Messages not sent within *linger_ms* milliseconds are dropped. Loop thread only. Idempotent.
-        """
+        """Stop listening. Messages not sent within *linger_ms* milliseconds are dropped. Loop thread. Idempotent."""
 
 
 class Link(Protocol):
     """A connection to one listener. It reconnects by itself."""
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        """Send a message as `Listener.send` does. If the listener is not there yet, the message waits."""
+        """Send a message as `Listener.send` does. While the listener is not there, messages wait."""
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close. Messages not sent within *linger_ms* milliseconds are dropped. Loop thread only. Idempotent."""
+        """Close. Messages not sent within *linger_ms* milliseconds are dropped. Loop thread. Idempotent."""
 
 
 class Network(Protocol):
@@ -164,13 +157,12 @@ class Network(Protocol):
         """
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
-        """Check whether a process listens at *endpoint*; see net.reachability. Loop thread."""
+        """Check whether a process listens at *endpoint* (`net.reachability.check`). Loop thread."""
 
     async def diagnose(self, endpoint: str) -> Diagnosis:
-        """Find out which kind of program listens at *endpoint*; see net.reachability. Loop thread."""
+        """Find out which kind of program listens at *endpoint* (`net.reachability.diagnose`). Loop thread."""
 
     def soon(self, function: Callable[[], object]) -> None:
         """Run *function* on the loop soon. Any thread, also from finalizers. Does nothing after the loop was closed."""
 
-    def close(self) -> None:
-        """Close all sockets of this network. Loop thread only."""
+    def close(self) -> None: ...

@@ -37,16 +37,16 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 BUG = "bug"
-"""Key in a loop's exception context that marks the exception as a bug of rlinf-actors; asyncio logs it."""
+"""Key in a loop's exception context that marks the exception as a bug of rlinf-actors. asyncio logs the key."""
 
 
 def handling_failed(
     loop: asyncio.AbstractEventLoop, what: str, error: Exception, fail: Callable[[InternalError], object] | None
 ) -> None:
-    """Apply the process's policy to an exception that escaped the handler of a message. Every transport calls this.
+    """Apply the process's policy to an exception that escaped the handler of a message or a task.
 
     The policy is the loop's exception handler, which also gets the exceptions of timers and descriptors. In a daemon it
-    ends the process (`net.daemon`). In a driver or worker it logs; then *fail* is called and the process goes on.
+    ends the process (`net.daemon`). In a driver or worker it logs; then *fail* is called and the process continues.
 
     Args:
         loop: the transport's loop.
@@ -78,9 +78,7 @@ def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., obj
 
 
 class Tasks:
-    """Owns the tasks of one object: reports unexpected failures, and cancels running tasks when it is closed.
-
-    Loop thread.
+    """Owns the tasks of one object: reports their unexpected failures, and cancels them when it is closed. Loop thread.
 
     Args:
         loop: runs the tasks; None for the running loop.
@@ -98,14 +96,13 @@ class Tasks:
         expected: type[Exception] | tuple[type[Exception], ...] = (),
         failed: Callable[[InternalError], object] | None = None,
     ) -> asyncio.Task[T]:
-        """Run a coroutine as a task.
-
-        Apply the process's policy (`handling_failed`) to an exception that is not expected.
+        """Run a coroutine as a task. An exception that is not *expected* goes to the process's policy
+        (`handling_failed`).
 
         Args:
             work: the coroutine.
             name: the task's activity, for people.
-            expected: exceptions that are handled by the code that awaits the task.
+            expected: exceptions that the code that awaits the task handles.
             failed: called after an unexpected exception, to fail the operations that depend on the task.
         """
         task = (self._loop or asyncio.get_running_loop()).create_task(work, name=name)
@@ -114,7 +111,6 @@ class Tasks:
         return task
 
     def cancel(self) -> None:
-        """Cancel all running tasks. Idempotent."""
         for task in list(self._running):
             task.cancel()
 
@@ -137,7 +133,7 @@ class Tasks:
 
 
 class IoThread:
-    """A thread that runs one event loop for the runtime's own I/O, apart from the user's code."""
+    """A thread with one event loop for the runtime's own I/O, so that the user's code cannot delay it."""
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
@@ -156,8 +152,8 @@ class IoThread:
         """Run a coroutine on the loop and return its future. Any thread.
 
         Raises:
-            UsageError: the thread was stopped by the Cluster's shutdown, or this process is a fork, where the thread
-                does not exist.
+            UsageError: the Cluster's shutdown has stopped the thread, or this process is a fork, where the thread does
+                not exist.
         """
         try:
             self.check_usable()
@@ -178,10 +174,7 @@ class IoThread:
         return list(self._under_way)
 
     def start(self, work: Coroutine[Any, Any, object], name: str) -> None:
-        """Run a coroutine that nothing awaits; apply the process's policy if it fails.
-
-        Any thread. Raises as `submit`.
-        """
+        """Run a coroutine that no code awaits, under the process's error policy. Any thread. Raises as `submit`."""
 
         async def owned() -> None:
             try:
@@ -200,11 +193,9 @@ class IoThread:
         self.call(self.loop.call_later, seconds, function)
 
     def check_usable(self) -> None:
-        """Raise UsageError in a forked child, where this thread does not exist."""
         forks.check(self._made_in)
 
     def inside(self) -> bool:
-        """Return True if the caller runs on this thread."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:

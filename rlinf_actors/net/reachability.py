@@ -1,6 +1,4 @@
-"""Reachability checks: finds out whether a process listens at an endpoint, and whether it is the head.
-
-Loop thread only.
+"""Reachability checks: find out whether a process listens at an endpoint, and whether it is the head. Loop thread only.
 
 `check` distinguishes a process that has ended from a network that is cut: agentds, drivers and workers call it when the
 head, or a worker's node, is silent. `diagnose` and `HeadVerifier` find out why a connection to the head fails.
@@ -27,16 +25,14 @@ log = logging.getLogger(__name__)
 CONNECT_S = 0.5
 """Seconds that `diagnose` waits for a connection."""
 GREETING_S = 0.5
-"""Seconds that a server may take to begin its greeting, and again to finish it."""
+"""Seconds that a server may take to begin its ZeroMQ greeting, and again to finish it."""
 STAYS_S = 0.2
-"""Seconds after the greeting in which a server that has too many connections closes a new one."""
+"""Seconds for which `diagnose` waits after the greeting: a head with too many connections closes a new one by then."""
 _LOCAL_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 """Errors of a connection attempt that come from limits of this machine, and so say nothing about the network."""
 _MARK = b"\xff" + bytes(8) + b"\x7f"
-"""The first 10 bytes of a ZeroMQ greeting (ZMTP 3.1, RFC 37).
-
-The version (2 bytes), the mechanism's name (20) and 32 more
-bytes follow."""
+"""The first 10 bytes of a ZeroMQ greeting (ZMTP 3.1, RFC 37). The version (2 bytes), the mechanism's name (20) and 32
+more bytes follow."""
 _GREETING = _MARK + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 
 
@@ -104,23 +100,24 @@ async def diagnose(endpoint: str) -> Diagnosis:
 
 
 SURE_S = 1.0
-"""Seconds between a failed handshake and the diagnosis of the listener, because a head that is just starting or ending
-looks like a wrong one."""
+"""Seconds between a failed handshake and the diagnosis of the listener. A head that is just starting or ending looks
+like another program for a moment."""
 HANDSHAKES = 3
-"""Number of failed handshakes after which a server with keys counts as the wrong one. A server that is no ZeroMQ server
-counts as wrong after the first."""
+"""Number of failed handshakes after which a ZeroMQ server with keys counts as another server than the head. A program
+that is no ZeroMQ server counts as another one after the first."""
 
 
 class HeadVerifier:
-    """Verifies that the process listening at the head's address is our head, while nothing was heard from it.
+    """Verifies that the process listening at the head's address is our head, while no message came from it.
 
     Args:
         network: diagnoses the endpoint.
         endpoint: the head's endpoint.
-        on_wrong: called with an error when it is certain that another process listens there. libzmq alone would retry
+        on_wrong: called with an error when it is certain that another program listens there; libzmq alone would retry
             for ever.
-        explains: True if `why` may diagnose the endpoint although no handshake has failed. False for processes of which
-            many would do so at one moment: their connections would fill the queue of a head that stands still.
+        explains: True if `why` may diagnose the endpoint although no handshake has failed. False for workers, many of
+            which
+            would do so at one moment: their connections would fill the queue of a stopped head.
     """
 
     def __init__(
@@ -154,7 +151,7 @@ class HeadVerifier:
             self._verifying = None
 
     async def why(self) -> str:
-        """Return, for an error message, why nothing was heard from the head and what the user can do."""
+        """Return, for an error message, why no message came from the head and what the user can do."""
         if not self._why and self._explains:
             return (await self._network.diagnose(self._endpoint)).value
         return self._diagnosis or self._why or "is it running, and is the address right?"

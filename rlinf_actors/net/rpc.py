@@ -43,9 +43,9 @@ from rlinf_actors.wire.protocol import MAX_ASKED_BYTES, MAX_CONTROL_BYTES
 log = logging.getLogger(__name__)
 
 MAX_FRAME = MAX_CONTROL_BYTES + FULL
-"""Most bytes of a frame. The last message of a full chunk may be as long as a message can be."""
+"""Most bytes of a frame. The last message of a full chunk may have the greatest length."""
 FAILED_CHARS = 1 << 16
-"""Most characters in the text of a refusal. It quotes the request, which may be nearly as long as a message can be."""
+"""Most characters in the text of a refusal. The text quotes the request, which may be long."""
 
 _REFUSALS: dict[str, type[RlinfActorsError]] = {
     "name_in_use": NameInUseError,
@@ -69,7 +69,6 @@ class KeyRefusedError(AuthenticationError):
 
 
 def refusal(failed: Failed) -> RlinfActorsError:
-    """Return the exception to raise for a Failed answer."""
     if failed.kind in ("timeout", "unreachable"):
         return ClusterTimeoutError(failed.text, missing_ranks=failed.missing_ranks)
     if failed.kind == "config":
@@ -104,7 +103,6 @@ class ControlServer:
         self.member_of = self._listener.member_of
 
     def bind(self, endpoint: str) -> str:
-        """Listen on *endpoint*. Return the endpoint with the actual port."""
         return self._listener.bind(endpoint)
 
     def notify(self, peer: bytes, body: Body) -> None:
@@ -136,7 +134,6 @@ class ControlServer:
         self._send("rpc.reply", peer, failed, failed)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Stop listening. Messages not sent within *linger_ms* milliseconds are dropped."""
         self._listener.close(linger_ms)
 
     def _send(self, point: str, peer: bytes, body: object, envelope: Envelope) -> None:
@@ -293,7 +290,8 @@ class ControlClient:
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
     def reopen(self) -> None:
-        """Drop unsent messages and make a new connection. A connection to a machine that vanished may hang for long.
+        """Drop unsent messages and make a new connection, because a connection to a machine that vanished may hang for
+        long.
 
         Raises:
             OSError: no socket can be opened; messages are lost until another `reopen` succeeds.

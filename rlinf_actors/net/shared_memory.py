@@ -28,17 +28,14 @@ from typing import Any
 from rlinf_actors.model.buffers import Buffer
 
 PAGE = 4096
-"""Extents begin and end at pages of this many bytes, so that one can be given back to the kernel without its
-neighbours."""
+"""Extents begin and end at multiples of this many bytes, so that each can be returned to the kernel on its own."""
 
 
 class Extents:
-    """Divides ``0 ..
+    """Divides a range of *size* bytes (a multiple of PAGE) into used and free extents. `used` counts the used bytes.
 
-    size`` (a multiple of PAGE) into used and free extents; `used` counts the used bytes. Not thread-safe.
-
-    The free extent with the lowest address is used first: its pages were probably touched before, and a touched page
-    costs a tenth of a new one.
+    Not thread-safe. The free extent with the lowest address is used first: its pages were probably touched before, and
+    a touched page costs a tenth of a new one.
     """
 
     def __init__(self, size: int) -> None:
@@ -49,7 +46,7 @@ class Extents:
         self._taken: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
-        """Mark *size* free bytes (1 or more) as used and return their offset, None if no free extent is long enough."""
+        """Mark *size* free bytes (1 or more) as used. Return their offset, None if no free extent is long enough."""
         need = -(-size // PAGE) * PAGE
         for n, length in enumerate(self._lengths):
             if length >= need:
@@ -86,14 +83,12 @@ class Extents:
 SHARED_FROM = 128 << 10
 """Size in bytes from which a part is lent. Smaller parts are cheaper to send (measured)."""
 WARM = 64 << 20
-"""Bytes of free memory that an idle arena keeps: a new page costs ten times as much as a used one."""
+"""Bytes of free memory that `Arena.trim` keeps: a new page costs ten times as much as a used one."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Where other processes of this user open an arena: ``/proc/pid/fd/fd``, and the device, inode and size to
-    expect there.
-    """
+    """Where to open a process's arena (``/proc/pid/fd/fd``), and the device, inode and size to expect there."""
 
     pid: int
     fd: int
@@ -103,10 +98,7 @@ class Offer:
 
 
 class _Bytes(ctypes.Array):  # type: ignore[type-arg]
-    """Memory of an arena as a Python object.
-
-    Only views keep it alive, so `ended` is called after the last view is gone.
-    """
+    """Memory of an arena. Only views keep this object alive, so `ended` is called after the last view is gone."""
 
     _type_ = ctypes.c_ubyte
     _length_ = 0

@@ -5,8 +5,8 @@
 | ipc | its directory (0700), and the kernel's word that the peer is this user (`Mechanism.IPC`) |
 | TCP, this process has a key | CURVE, and a gate for each key (`Mechanism.CURVE`) |
 | TCP of a worker | CURVE, with the pair that its job's token gives |
-| TCP on loopback, no keys of a head on this machine | the same, with this user's own (`security.keyfile`) |
-| other TCP, no key | refused; in a closed test network nothing may protect TCP (`Mechanism.PLAIN`) |
+| TCP on loopback, no keys of a head on this machine | CURVE, with this user's "local" key (`security.keyfile`) |
+| other TCP, no key | refused; in a closed test network nothing protects TCP (`Mechanism.PLAIN`) |
 
 `rlinf-actors estop` and every user's Worker import this module: no asyncio, click, logging, rich or zmq here.
 """
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 class Mechanism(enum.Enum):
-    """How a socket is protected."""
-
     IPC = "ipc"
     CURVE = "curve"
     PLAIN = "plain"
@@ -36,7 +34,7 @@ class Mechanism(enum.Enum):
 
 @dataclass(frozen=True)
 class Proof:
-    """The key pair of a link, and the public key (*server*) that the link requires of its listener."""
+    """The key pair with which a link authenticates, and the public key that its listener must have (*server*)."""
 
     pair: KeyPair
     server: str
@@ -148,7 +146,7 @@ def key_at(
     Args:
         endpoint: the head's endpoint.
         settings: the settings from environment variables and configuration files.
-        roles, given, head: see security.keyfile.find.
+        roles, given, head: see `security.keyfile.find`.
         insecure: True if TCP needs no key.
 
     Raises:
@@ -164,7 +162,6 @@ def key_at(
 
 
 def is_tcp(endpoint: str) -> bool:
-    """Return True if *endpoint* is a TCP endpoint, so that other users or machines may reach it."""
     return endpoint.startswith("tcp://")
 
 

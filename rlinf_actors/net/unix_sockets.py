@@ -1,9 +1,4 @@
-"""Unix SOCK_SEQPACKET sockets between processes of one machine: the peer's credentials, and a queue of outgoing
-packets.
-
-Used by agentd, templates, workers and their children. `agentd.keeper` imports the standard library only and has its
-own copy of `peer_of`.
-"""
+"""Unix SOCK_SEQPACKET sockets of agentd, templates and workers: the peer's credentials and a queue of packets."""
 
 from __future__ import annotations
 
@@ -34,14 +29,14 @@ class PacketQueue:
         return len(self._packets)
 
     def send(self, packet: bytes) -> bool:
-        """Send a packet after those that are queued. Return True if the queue is empty afterwards."""
+        """Queue a packet, and send it if no other is queued. Return True if the queue is empty afterwards."""
         self._packets.append(packet)
         return len(self._packets) == 1 and self.flush()
 
     def flush(self) -> bool:
         """Send queued packets until the peer has no more room. Return True if the queue is empty afterwards.
 
-        Packets for a peer that has ended are dropped: the code that reads the socket notices the end.
+        If the peer has closed its end, the packets are dropped. The code that reads the socket notices that end.
         """
         try:
             while self._packets:

@@ -1,7 +1,4 @@
-"""ZeroMQ as the network of a process: one context with its listeners and links.
-
-`net.zmq_socket` explains the sockets.
-"""
+"""ZeroMQ as the network of a process: one context with its listeners and links. `net.zmq_socket` has the sockets."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ _domains = itertools.count(1)
 
 
 def start_shared_thread() -> None:
-    """Start the thread with which pyzmq frees large buffers after sending. It then runs for the life of the process.
+    """Start the thread with which pyzmq frees large buffers after sending. It runs until the process ends.
 
     It would start by itself with the first such buffer. A check that compares the threads of a process calls this
     first.
@@ -60,7 +57,7 @@ def start_shared_thread() -> None:
 
 
 class ZmqNetwork:
-    """ZeroMQ sockets on one event loop, whose thread receives. Implements net.link.Network."""
+    """ZeroMQ sockets on one event loop, whose thread receives. Implements `net.link.Network`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, security: Security | None = None) -> None:
         self._loop = loop
@@ -115,7 +112,7 @@ class ZmqNetwork:
             call_threadsafe(self._loop, function)
 
     def note_fork(self) -> None:
-        """Stop using the sockets in a forked child, because the sockets and their threads belong to the parent."""
+        """Stop using the sockets in a forked child: they and their threads belong to the parent. `forks` calls this."""
         self.forked = True
 
     def close(self) -> None:
@@ -135,7 +132,7 @@ def _open(make: Callable[[], T]) -> T:
 
 
 class ZmqListener(Socket):
-    """A ROUTER socket. Implements net.link.Listener."""
+    """A ROUTER socket. Implements `net.link.Listener`."""
 
     def __init__(
         self,
@@ -213,7 +210,7 @@ class ZmqListener(Socket):
 
 
 class ZmqLink(Socket):
-    """A DEALER socket that is connected to one ROUTER. Implements net.link.Link."""
+    """A DEALER socket that is connected to one ROUTER. Implements `net.link.Link`."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 DRAIN = 256
-"""Most chunks that are received before other callbacks of the loop run."""
+"""Most chunks that are received in one turn of the loop."""
 MEMORY = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 """Most bytes of a frame: the memory of this machine. A tensor is one frame, so the limit cannot be lower."""
 
@@ -139,10 +139,7 @@ class Socket:
                 self._wake(self._flush)
 
     def _readable(self) -> bool:
-        """Return True if there is something to receive; if not, the FD reports the next arrival.
-
-        The caller holds the lock.
-        """
+        """Return True if a message can be received; else libzmq's descriptor reports the next one. Needs the lock."""
         return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
 
     def _wake(self, callback: Callable[[], None]) -> None:
@@ -160,7 +157,7 @@ class Socket:
         self._drain()
 
     def _write_queued(self) -> None:
-        """Send the queued messages, one chunk per peer. The caller holds the lock."""
+        """Send the queued messages, one chunk per peer. Needs the lock."""
         out = self._out
         if self._closed or not out:
             return
@@ -174,10 +171,7 @@ class Socket:
             self._write(peer, messages)
 
     def _write(self, peer: bytes, messages: list[tuple[bytes, Sequence[Buffer]]]) -> None:
-        """Send messages to a peer in one chunk, or in several if they are too large for one.
-
-        The caller holds the lock.
-        """
+        """Send messages to a peer in one chunk, or in several if they are too large for one. Needs the lock."""
         socket = self._socket
         sent = 0
         try:
@@ -307,7 +301,6 @@ class Socket:
             faults.carry("transport.send", self, peer, self._name(peer), send, self._loop)
 
     def _name(self, peer: bytes) -> str:
-        """Return the name of the other end, for rules of fault injection."""
         return peer.decode(errors="replace")
 
     def close(self, linger_ms: int = 0) -> None:
