@@ -2,9 +2,7 @@
 
 The ``cluster:`` section, agentd.toml, the client file and the environment variables are converted here, by
 msgspec.convert. The error names the place of the fault, the value given, the form expected, and for an unknown key the
-nearest known one. The expected form is the description of the field's `msgspec.Meta`, else a phrase for its type.
-
-Pure; any thread.
+nearest known one. The expected form is the description of the field's `msgspec.Meta`, else a phrase for its type. Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ def convert(value: Any, kind: type[T], path: str, *, strict: bool = True) -> T:
 
 
 def join(path: str, key: object) -> str:
-    """Return the path of *key* inside *path*."""
+    """Return the path of *key* in the section at *path*, for errors."""
     return f"{path}.{key}" if path and not path.endswith(": ") else f"{path}{key}"
 
 
@@ -118,7 +116,7 @@ def _choose(info: inspect.Type, value: Any) -> inspect.Type:
 
 
 def _expected(info: inspect.Type) -> str:
-    """Return a phrase for the values of this type, to follow "it must be" in a message."""
+    """Return a phrase for the values of a type, to follow "it must be" in a message."""
     from msgspec import inspect
 
     phrases: dict[type, str] = {

@@ -17,15 +17,15 @@ from collections.abc import Iterable, Iterator, Mapping
 _SIZE = 256
 """Bytes of the entry of a slot, with name and final NUL."""
 _OFF = b"_"
-"""First byte of the entry of an unused slot."""
+"""First byte of the environment entry of an unused slot."""
 
 _slots: list[_EnvironSlot] = []
-"""Slots in the environment of this process. Memory that was given to putenv() must live for ever."""
+"""Slots in the environment of this process, which never frees them: memory given to putenv() must stay."""
 _lock = threading.Lock()
 
 
 class _EnvironSlot:
-    """An entry whose text this process owns. By putenv() a change of the text changes the environment (POSIX)."""
+    """An entry whose text this process owns. After putenv() a change of the text changes the environment (POSIX)."""
 
     def __init__(self) -> None:
         self._text = ctypes.create_string_buffer(b"_RLINF_ACTORS_SLOT_%d=" % len(_slots), _SIZE)
@@ -48,7 +48,7 @@ class _EnvironSlot:
 
 
 def reserve(names: Iterable[str], slots: int = 0) -> None:
-    """Reserve room in the environment for later variables. Call only while the process has one thread.
+    """Reserve room in the environment for later variables. Call this only while the process has one thread.
 
     Args:
         names: variables for `replace`; an unset one is set to "".

@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 
 AGAIN_S = 0.5
-"""Seconds to the next try after a lack of file descriptors, since no event reports a free descriptor."""
+"""Seconds after which callers that lacked file descriptors try again, since no event reports a free descriptor."""
 _POLL_S = 0.0001
-"""Seconds between two checks if the kernel has freed a thread, since no event reports that."""
+"""Seconds between two checks of whether the kernel has freed a thread, since no event reports that."""
 _FREED_S = 5.0
 """Seconds that the kernel may take to free a thread: microseconds as a rule, more under a debugger."""
 NO_THREAD = "can't start new thread"
 """Python's text for a failed pthread_create."""
 WORKERS = "rlinf-actors"
-"""Name of the directory that holds workers' cgroups; as `cgroups.roots.PARENT`."""
+"""Name of the directory that holds workers' cgroups, as `cgroups.roots.PARENT`."""
 _PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
@@ -50,9 +50,9 @@ def explain(error: OSError) -> str:
 
 
 def cause(error: BaseException) -> str:
-    """Return which limit on processes and threads caused *error* and how to raise it; "" for any other cause.
+    """Return which limit on processes and threads caused *error* and how to raise that limit; "" for any other cause.
 
-    Python's own texts, "can't start new thread" and "Resource temporarily unavailable", do not say that.
+    *error* may be Python's RuntimeError "can't start new thread" or an OSError with EAGAIN.
     """
     if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
         return no_process()
@@ -74,7 +74,7 @@ def start(thread: threading.Thread) -> None:
 
 
 def check_threads(count: int) -> None:
-    """Check that *count* threads can be started, before a library starts that many and aborts the process if it cannot.
+    """Check that *count* threads can be started, before a library starts them and aborts the process if it cannot.
 
     The check starts *count* threads and waits until the kernel has freed them.
 
@@ -111,7 +111,7 @@ def _explained(error: RuntimeError) -> RuntimeError:
 
 
 def no_process(proc: Path = Path("/proc")) -> str:
-    """Return why no process or thread can be started, and what to do. Name all limits if none is known to be met."""
+    """Return why no process or thread can be started, and what to do: all limits if none is known to be met."""
     return _met(proc) or (
         "a limit of processes and threads is met: pids.max of a cgroup (TasksMax= of a systemd unit), ulimit -u, "
         "kernel.threads-max, or memory for their stacks; raise it, or start fewer"
@@ -188,7 +188,7 @@ def _threads_of(proc: Path, uid: int) -> int:
 
 
 def raise_file_limit() -> None:
-    """Raise this process's soft limit on file descriptors to the hard limit. The usual 1024 is for users of select().
+    """Raise this process's soft limit on file descriptors to the hard limit.
 
     A process needs two descriptors for each worker that it talks to, and one for each unauthenticated connection.
     """

@@ -1,11 +1,9 @@
 """Forks: child processes that user code makes by os.fork, and the check that stops them from using connections.
 
 A child has a copy of the memory and only the thread that forked. The I/O thread, and so every connection, stays in the
-parent: a request of the child would never be answered. So every method that talks or waits calls `check` with the
-generation in which its object was made.
-
-Executors compare generations when user code returns to them, and end a child by `end_child`: a second copy of an
-executor would wait for calls that never come.
+parent: a request of the child would never be answered. So every method that sends or waits calls `check` with the
+generation in which its object was made. Executors compare generations when user code returns to them, and end a child
+by `end_child`: a second copy of an executor would wait for calls that never come.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ def generation() -> int:
 
 
 def begin() -> None:
-    """Reset the count of forks to 0. Call when a process forked by the template becomes a worker."""
+    """Reset the count of forks to 0. A process that the template forked calls this when it becomes a worker."""
     global _generation
     _generation = 0
 
@@ -63,13 +61,10 @@ def free_in_children(lock: threading.Lock) -> threading.Lock:
 
 
 def check(made_in: int) -> None:
-    """Raise if an object was made before a fork, and this process is the child.
+    """Raise UsageError if an object was made before a fork, and this process is the child.
 
     Args:
         made_in: the generation in which the object was made.
-
-    Raises:
-        UsageError: the object belongs to the parent; the text says what to do instead.
     """
     if made_in != _generation:
         raise UsageError(
@@ -81,7 +76,7 @@ def check(made_in: int) -> None:
 
 
 def guarded(what: str, function: Callable[[], T]) -> T:
-    """Call *function*, which is user code. End a forked child that returns from it; *what* is as for `end_child`."""
+    """Call *function*, the user code named *what*. End a forked child of this process that returns from it."""
     here = _generation
     try:
         value = function()

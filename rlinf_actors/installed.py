@@ -1,4 +1,4 @@
-"""Compute a fingerprint of the packages that an interpreter would import now, from stat calls. May run on any thread.
+"""Compute a fingerprint of the packages that an interpreter would import now, from stat calls. Any thread.
 
 A template forks workers from modules that it imported long ago. It remembers the fingerprint of its start; agentd
 compares that with the current fingerprint before each launch, and replaces an outdated template.
@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 PACKAGE = "rlinf_actors"
 _SITE = ("site-packages", "dist-packages")
 _RECORDS = (".dist-info", ".egg-info", ".egg", ".egg-link", ".pth")
-"""Entries that pip and setuptools replace with each installation."""
+"""Endings of entries in site-packages that pip and setuptools replace with each installation."""
 _MAX_FILES = 2000
-"""Files of one package outside of site-packages that the fingerprint covers."""
+"""Most files of one package outside of site-packages that the fingerprint covers."""
 
 
 def fingerprint(paths: Sequence[str], modules: Iterable[str] = ()) -> str:
-    """Return a hash of what an interpreter would import.
+    """Return a hash of the packages that an interpreter would import.
 
     It changes when pip installs, upgrades or removes a distribution in one of *paths*, and when a source file of this
     package or of *modules* changes that lies outside of site-packages (editable installations, PYTHONPATH).

@@ -15,7 +15,7 @@ from pathlib import Path
 KEPT_RUNS = 20
 """Number of private clusters whose logs are kept; the oldest are removed."""
 KEPT_BYTES = 512 << 20
-"""Limit of all kept logs together, in bytes. The newest logs are never removed; `log_max_mb` limits their files."""
+"""Limit of all kept logs together, in bytes. The newest run's logs are always kept; `log_max_mb` limits their files."""
 _RUN = re.compile(r"rlinf-actors-\d{8}-\d{6}-")
 """Beginning of the name of a kept run's directory. Other directories in the same place are not removed."""
 _LOGS = ("logs", "agentd.log")
@@ -23,8 +23,8 @@ _LOGS = ("logs", "agentd.log")
 
 
 def keep(run_dir: str, parent: str) -> str:
-    """Move the logs in *run_dir* to a new directory in *parent*, and remove the oldest kept logs there beyond the
-    bounds.
+    """Move the logs in *run_dir* to a new directory in *parent*. Remove the oldest kept runs in *parent* beyond the
+    limits.
 
     Returns:
         The new directory, "" if there were no logs.

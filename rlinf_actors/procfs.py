@@ -18,7 +18,8 @@ from pathlib import Path
 
 # no import of a package: interpreters without msgspec run this too
 WORKER_MARK = "RLINF_ACTORS_WORKER"
-"""The worker mark: environment variable set to the worker's id, so that /proc shows which processes it started."""
+"""The worker mark: an environment variable set to the worker's id, so that /proc shows which processes a worker
+started."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -47,7 +48,7 @@ def _prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
 def open_standard_descriptors() -> None:
     """Open /dev/null in place of each closed descriptor among 0, 1 and 2 (``script >&-``).
 
-    If a socket has such a number, libuv aborts, and printed text goes into the socket.
+    If a socket got such a number, libuv would abort, and printed text would go into the socket.
     """
     for fd in (0, 1, 2):
         try:
@@ -85,7 +86,7 @@ def set_name(name: str) -> None:
 
 
 def mark_slot() -> int:
-    """Return the memory address of the worker mark's value in this process's initial environment, 0 if there is none.
+    """Return the memory address of the worker mark's value in this process's initial environment, 0 without a mark.
 
     The address is valid until the variable is changed.
     """
@@ -96,7 +97,7 @@ def mark_slot() -> int:
 def write_mark(slot: int, size: int, mark: str) -> None:
     """Write the worker mark into the environment that /proc/PID/environ shows for this process and its children.
 
-    This is needed after a fork, since /proc shows the parent's initial environment, whatever os.environ says.
+    A forked worker needs this, since /proc shows its parent's initial environment, whatever os.environ says.
 
     Args:
         slot: address from `mark_slot`; 0 to do nothing.
@@ -123,7 +124,7 @@ def mark_of(pid: int) -> str | None:
 def brand(worker: str) -> bool:
     """Brand this process and its later children: set a resource limit that encodes the worker's id.
 
-    This is the hard limit RLIMIT_LOCKS, which the kernel does not enforce any more. A limit is inherited over fork,
+    The limit is the hard RLIMIT_LOCKS, which the kernel does not enforce any more. A limit is inherited over fork,
     exec, setsid and an empty environment, every user can read it (/proc/PID/limits), and without CAP_SYS_RESOURCE a
     process can only lower it. A worker that another worker started gets a lower number than its ancestor.
 
@@ -143,7 +144,7 @@ def brand(worker: str) -> bool:
 
 
 def branded(pid: int, workers: Iterable[str]) -> str | None:
-    """Return the id among *workers* that the brand of process *pid* encodes (see `brand`); None if there is none.
+    """Return the id among *workers* that the brand of process *pid* encodes (see `brand`); None if it encodes none.
 
     A process of another user is ignored unless this user is root: that user may have set such a limit on purpose.
     """
@@ -230,7 +231,8 @@ def pidfd_of(pid: int) -> int:
 
 
 def open_pidfd(pid: int, started: int) -> int:
-    """Open a pidfd of the process with this pid and start (clock ticks since boot); return -1 if it has ended.
+    """Open a pidfd of the process with this pid and start (clock ticks since boot). Return -1 if that process has
+    ended.
 
     Raises:
         OSError: this process has no free file descriptor.
@@ -256,7 +258,7 @@ def open_pidfd(pid: int, started: int) -> int:
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Wait until a process ends; return False if it still runs after *timeout_s*.
+    """Wait until a process ends. Return False if it still runs after *timeout_s*.
 
     Args:
         pidfd: of the process.
@@ -268,10 +270,11 @@ def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
 
 
 def is_below(pid: int, ancestor: int) -> bool:
-    """True if *pid* certainly descends from the living process *ancestor*, by its parents or by its session.
+    """True if process *pid* certainly descends from the living process *ancestor*, by its parents or by its session.
 
     Only a fork makes a process a member of another process's session, so the session tells even if parents have ended.
-    Hold a pidfd of *pid* meanwhile. The ancestors are read twice, since a pid among them may be reused in between.
+    The caller must hold a pidfd of *pid*. The ancestors are read twice, since a pid among them may be reused in
+    between.
     """
     found = stat(pid)
     if found is None or pid == ancestor:
@@ -301,7 +304,7 @@ def exit_of(pidfd: int, pid: int, started: int) -> tuple[int | None, int | None]
 
     Args:
         pidfd: of the process, which has ended.
-        pid, started: of the process; see Stat.
+        pid, started: pid and start of the process (see Stat).
     """
     status = _status_of_zombie(pid, started)
     if status is None:
@@ -327,7 +330,7 @@ def _status_of_zombie(pid: int, started: int) -> int | None:
 
 
 def in_exec(pid: int) -> bool:
-    """True if *pid* is in the middle of execve(), so that its new environment cannot be read yet."""
+    """True if process *pid* is in the middle of execve(), so that its new environment cannot be read yet."""
     try:
         between = not Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -358,7 +361,7 @@ def children(pid: int) -> list[int]:
 
 
 def subtree(pid: int) -> list[int]:
-    """Return *pid* and all its descendants, parents first."""
+    """Return *pid* and the pids of all its descendants, parents first."""
     found = [pid]
     for parent in found:
         found += [child for child in children(parent) if child not in found]
@@ -374,7 +377,7 @@ def is_in_our_pid_namespace(pid: int) -> bool:
 
 
 def marked(ids: Iterable[str]) -> list[int]:
-    """Return the pids of the processes that the workers *ids* started: by their mark (WORKER_MARK) or their `brand`."""
+    """Return the pids of the processes that the workers with these ids started: by WORKER_MARK or by their `brand`."""
     wanted = set(ids)
     return [pid for pid in pids() if mark_of(pid) in wanted or branded(pid, wanted) is not None]
 
@@ -443,7 +446,7 @@ def _first_count(files: list[Path], name: bytes) -> int | None:
 
 
 def flocks() -> dict[tuple[int, int], int]:
-    """Return, for each file locked by flock(2) as (device, inode), the pid of the process that locked it."""
+    """Return, for each file locked by flock(2) as (device, inode), the pid of the process that locked the file."""
     found = {}
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()

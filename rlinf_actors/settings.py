@@ -82,7 +82,7 @@ def _bytes(least: int) -> Any:
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 PATH_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": ("lane",), "accelerator": ("lane", "staged")})
-"""Valid values of RLINF_ACTORS_PATHS: kind of buffer to paths; see messaging.routes."""
+"""Valid values of RLINF_ACTORS_PATHS: the paths that each kind of buffer can take (see messaging.routes)."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,10 @@ class Unit:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, pid: int | None = None) -> Unit:
-        """Read the environment (``os.environ`` by default) of the process *pid* (this one by default).
+        """Read the environment (``os.environ`` by default). WATCHDOG_USEC counts only if WATCHDOG_PID is *pid* or
+        unset.
+
+        *pid* None stands for this process.
 
         Raises:
             ConfigError: WATCHDOG_USEC is no number above 0.

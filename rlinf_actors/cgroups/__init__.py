@@ -1,1 +1,1 @@
-"""The kernel's limits on a worker and on all processes that it starts."""
+"""Limits of the kernel for a worker and all processes that the worker starts."""

@@ -1,6 +1,6 @@
 """Find the directories in which this process may make cgroups for workers, and which limits hold there. Read only.
 
-cgroup v2 is enough for everything. Of v1 only the memory and pids controllers are used, for workers with such limits.
+cgroup v2 is enough for everything. Of v1 only the memory and pids controllers are used, where v2 lacks them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 PARENT = "rlinf-actors"
 """Name of the directory below a root (see Roots) that holds only workers' cgroups."""
 LEAF = "keeper"
-"""Name of the keeper's cgroup in rlinf-workers@.service: the unit's own cgroup must have no processes."""
+"""Name of the keeper's cgroup in rlinf-workers@.service, since the unit's own cgroup must have no processes."""
 CONTROLLERS = ("memory", "pids")
 _OTHER_WAYS = (
     "start rlinf-workers@USER.service, set cgroup in [workers] to a directory that is delegated to this user, or start "
@@ -75,11 +75,11 @@ def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None =
     """Find where cgroups for workers can be made, and which limits hold there.
 
     Args:
-        wanted: "auto" to use the process's own cgroup if the process may make cgroups in it; "off" for no cgroups; or
-            a directory of cgroup v2.
+        wanted: "auto" to use the process's own cgroup if the process may make cgroups in it; "off" for no cgroups; or a
+            directory of cgroup v2.
         proc: path of /proc.
         under_systemd: True if systemd manages this machine's cgroups; None to find out.
-        pid: of the process that will make the cgroups, None for this process.
+        pid: the process that will make the cgroups, None for this process.
 
     Raises:
         ValueError: *wanted* is a directory that cannot be used; the text says why.
@@ -117,7 +117,7 @@ def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None =
 
 
 def own_directory() -> str:
-    """Return the directory of this process's own cgroup in cgroup v2, "" if no mount shows it."""
+    """Return the directory of this process's own cgroup in cgroup v2, "" if no mount shows that cgroup."""
     mounts, own = _mounts(Path("/proc/self/mountinfo").read_text()), _own(Path("/proc/self/cgroup").read_text())
     two = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
     return two.directory(own[""]) if two is not None and "" in own else ""

@@ -57,7 +57,7 @@ def prepare(roots: Roots) -> Roots:
 
 
 def enter_leaf() -> str:
-    """Move this process into a child of its own cgroup, which can then enable controllers for workers' cgroups.
+    """Move this process into a child of its own cgroup, so that the cgroup can enable controllers for workers' cgroups.
 
     Returns:
         "" on success, otherwise why it failed.
@@ -95,7 +95,7 @@ class Cgroup:
         return [*([self.unified] if self.unified else []), *self.v1.values()]
 
     def make(self, limits: Mapping[str, int]) -> None:
-        """Make the cgroup with these limits, see `Roots.limits`.
+        """Make the cgroup with these limits (from `Roots.limits`).
 
         Raises:
             OSError: the cgroup cannot be made; directories made so far are removed.
@@ -116,17 +116,13 @@ class Cgroup:
             raise
 
     def enter(self) -> None:
-        """Move the calling process, and so its later children, into the cgroup.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
+        """Move the calling process, and so its later children, into the cgroup. Raises OSError."""
         for directory in self.directories:
             if os.path.isdir(directory):
                 _write(f"{directory}/cgroup.procs", "0")
 
     def kill(self) -> None:
-        """Kill all processes in the cgroup; with cgroup v1, children that are forked meanwhile escape."""
+        """Kill all processes in the cgroup. With cgroup v1, children that are forked meanwhile escape."""
         if self.unified:
             with contextlib.suppress(OSError):  # already removed, or a kernel before 5.14
                 _write(f"{self.unified}/cgroup.kill", "1")
@@ -144,7 +140,7 @@ class Cgroup:
         return list(found)
 
     def oom_kills(self) -> int | None:
-        """Return how many processes here the kernel killed for lack of memory; None without a memory controller."""
+        """Return how many processes the kernel killed here for lack of memory; None without a memory controller."""
         files = [f"{self.v1['memory']}/memory.oom_control"] if "memory" in self.v1 else []
         for path in [*files, f"{self.unified}/memory.events"]:
             for line in _lines(path):
@@ -154,7 +150,7 @@ class Cgroup:
         return None
 
     def remove(self) -> bool:
-        """Remove the cgroup's directories that hold no process; return True if none is left."""
+        """Remove the cgroup's directories that hold no process. Return True if none is left."""
         for directory in self.directories:
             for inner, _, _ in os.walk(directory, topdown=False):  # a cluster in a worker has cgroups below
                 with contextlib.suppress(OSError):  # populated: removed later

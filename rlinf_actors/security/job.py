@@ -1,7 +1,7 @@
 """The key pair that all members of a job share, the gate of a worker's listening socket, and join tokens.
 
-A join token is one line of text that an administrator copies to a new machine. With it that machine lists its own new
-key at the head, once.
+A join token is one line of text that an administrator copies to a new machine. With the token that machine lists a new
+key of its own at the head, once.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NAME = b"rlinf-actors job name\0"
 def job_pair(token: str) -> KeyPair:
     """Return the key pair of the job with this token.
 
-    The pair is derived from the token, so nothing has to store or send it: every process that has the token can compute
-    the pair. A token has at least 128 random bits, so a plain hash is enough.
+    The pair is derived from the token, so every process that has the token can compute the pair. A token has at least
+    128 random bits, so a plain hash is enough.
 
     Raises:
         ValueError: *token* is empty.
@@ -70,7 +70,7 @@ class JobGate:
 
 PREFIX = "rlinf-join-"
 PATH = "TOKEN"
-"""Stands for the place of a join token in errors, where a file's path would stand."""
+"""Stands in errors where a file's path would: a join token comes from no file."""
 ROLES = ("agent", "driver")
 
 
@@ -111,7 +111,7 @@ def parse(text: str) -> JoinToken:
     """Return the join token that a user pasted as *text*.
 
     Raises:
-        ConfigError: *text* is no join token or is incomplete. The message does not quote it, because it is a secret.
+        ConfigError: *text* is no join token or is incomplete. The error does not quote the text, which is a secret.
     """
     text = text.strip()
     if not text.startswith(PREFIX):

@@ -1,4 +1,4 @@
-"""Key files: one text file per identity, which is all that a machine needs to join. Their format, place and protection.
+"""Key files: their format, place and protection. A machine needs one such text file per identity to join a cluster.
 
     # rlinf-actors: key of agent 'gpu-1'. Whoever reads this file is that agent.
     role agent
@@ -9,9 +9,9 @@
 
 `head` is the head's public key; the head's own file has none. `find` chooses the file of this process.
 
-Any user of a machine can connect to a loopback port, and bind a free one before another user's head does. So where no
-keys were made, both ends on loopback prove that they belong to one user, by a key file that is made when it is first
-needed (`key`). Only that user can read it, and its holder is `members.LOCAL`.
+Any user of a machine can connect to a loopback port, or bind a free one before another user's head does. So in a
+cluster without keys, both ends on loopback prove that they belong to one user, by a "local" key file that only that
+user can read. `key` makes the file. Its holder is `members.LOCAL`.
 """
 
 from __future__ import annotations
@@ -54,19 +54,17 @@ class KeyFile:
 
     @property
     def server(self) -> str:
-        """Return the head's public key. In the head's own file that is the file's own public key."""
+        """The head's public key; in the head's own file, the public key of the file."""
         return self.head or self.pair.public
 
 
 def directory(settings: Settings) -> Path:
-    """Return the directory of this user's key files."""
     if settings.key_dir:
         return Path(settings.key_dir)
     return Path(settings.config_home).expanduser() / "rlinf-actors" / "keys"
 
 
 def path_of(folder: Path, role: str) -> Path:
-    """Return the path of the key file for *role* in *folder*."""
     return folder / f"{role}.key"
 
 
@@ -98,8 +96,8 @@ def load(path: str | Path, user: int | None = None) -> KeyFile:
 
     Args:
         path: the file.
-        user: the uid that must own the file, None for this process's user. Root passes the uid of another user to read
-            the key of that user's head.
+        user: the uid that must own the file, None for this process's user. Root passes another user's uid to read the
+            key of that user's head.
 
     Raises:
         ConfigError: the file is missing, others can read it, or it is no key file; the message says what to do.
@@ -130,10 +128,9 @@ def load(path: str | Path, user: int | None = None) -> KeyFile:
 
 
 def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
-    """Write a key file with mode 0600 atomically, replacing an existing one. Make its directory with mode 0700.
+    """Write a key file with mode 0600, replacing an existing one atomically. Make its directory with mode 0700.
 
-    The file is synced to disk before this returns, because the head may be about to list a key that exists nowhere
-    else.
+    The file is synced to disk before this returns, because the head may list the key next.
 
     Args:
         path: the file.
@@ -163,7 +160,7 @@ def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
 
 
 def save_new(path: Path, key: KeyFile) -> None:
-    """Save a key file at a path where none exists. Raises FileExistsError if another process created the file first."""
+    """Save a key file. Raises FileExistsError if *path* exists, also if another process makes it meanwhile."""
     beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     save(beside, key)
     try:
@@ -271,8 +268,8 @@ def find(
 def is_for_elsewhere(path: Path, settings: Settings) -> bool:
     """Return True if the key file at *path* belongs to a cluster whose head is on another machine.
 
-    That is a file in the user's default key directory without a head.key beside it. A file in RLINF_ACTORS_KEYS or in a
-    credential is never ignored, because the user chose it.
+    That is a file in the user's default key directory without a head.key beside it. The user chose a file in
+    RLINF_ACTORS_KEYS or in a credential, so such a file is never ignored.
     """
     usual = settings.key_dir is None and path.parent == directory(settings)
     return usual and not path_of(path.parent, "head").exists()
@@ -282,10 +279,7 @@ ROLE = "local"
 
 
 def who() -> str:
-    """Return ``USER@HOST`` of this process for messages.
-
-    A user without a name, as in some containers, is given by uid.
-    """
+    """Return ``USER@HOST`` of this process for messages. A user without a name (containers) is given by uid."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # the latter since Python 3.13
@@ -294,7 +288,7 @@ def who() -> str:
 
 
 def key(settings: Settings) -> KeyFile:
-    """Return this user's own "local" key file; make it if it is missing.
+    """Return this user's own "local" key file; make the file if it is missing.
 
     Several processes may call this at once: all get the same key.
 

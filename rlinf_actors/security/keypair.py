@@ -16,7 +16,7 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class KeyPair:
-    """The key pair of one identity. Every process that knows `secret` has that identity; `repr` never shows the secret.
+    """The key pair of one identity. A process that knows `secret` has that identity; `repr` never shows the secret.
 
     Attributes:
         public: 40 characters of Z85.
@@ -36,7 +36,7 @@ class KeyPair:
 
     @classmethod
     def of_secret(cls, secret: bytes) -> KeyPair:
-        """Return the pair whose secret key is *secret*, which must have 32 bytes."""
+        """Return the pair of a secret key of 32 bytes."""
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a secret key has {SECRET_BYTES} bytes, not {len(secret)}")
         import zmq

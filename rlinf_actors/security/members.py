@@ -1,8 +1,7 @@
-"""Members of a cluster: their names, public keys and roles, and the table of which role may send which message. Pure.
+"""Members of a cluster: names, public keys, roles, and the table of which role may send which control message. Pure.
 
-House rules: every control message has an entry in the table. The head checks what a message claims about its sender
-(a node, a namespace, a group), because only the head knows that (head.authority). The verb of a control message is its
-tag.
+Every control message has an entry in the table, under its tag. The head checks in addition what a message claims about
+its sender (a node, a namespace, a group): `head.authority`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from rlinf_actors.errors import ConfigError
 Role = Literal["local", "head", "agent", "driver", "worker", "enroll"]
 """The role of a member, from its key.
 
-`local` has no key: its socket can be reached only by this user on this machine (ipc in a directory of mode 0700, or
-loopback of a cluster without keys). `head` is the administrator, who holds the head's own key pair. `enroll` is a join
-token that was not used yet."""
+`local` has no key: only this user can reach its socket (ipc in a directory of mode 0700, or loopback of a cluster
+without keys). `head` is the administrator, who holds the head's own key pair. `enroll` is a join token that was not
+used yet."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,10 @@ class Member:
     """The authenticated identity of a peer.
 
     Attributes:
-        role: decides which messages it may send.
+        role: decides which messages the member may send.
         name: the name under which a node or driver was enrolled; the namespace of a worker.
         job: the namespace of a worker, "" for the other roles.
-        key: its public key, "" for `local`.
+        key: the member's public key, "" for `local`.
     """
 
     role: Role
@@ -128,11 +127,11 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "Keys": _HEAD,
     }
 )
-"""The roles that may send each control message, by verb. `local` may send every one of them."""
+"""The roles that may send each control message, by the message's tag. `local` may send every message."""
 
 
 def may(member: Member, verb: str) -> bool:
-    """Return True if the role of *member* may send a message with this verb. An unknown verb is never allowed."""
+    """Return True if *member* may send the control message with tag *verb*. An unknown tag is never allowed."""
     roles = VERBS.get(verb)
     return roles is not None and (member.role == "local" or member.role in roles)
 
@@ -168,10 +167,7 @@ NAME_RULE = "a name has 1 to 100 letters, digits, '.', '_', '@' and '-', the fir
 
 
 def is_key(text: str) -> bool:
-    """Return True if *text* is a well-formed public or secret key.
-
-    The characters alone do not decide that: some groups of five Z85 characters stand for no four bytes.
-    """
+    """Return True if *text* is a well-formed public or secret key: eight Z85 groups of four bytes each."""
     if _Z85.fullmatch(text) is None:
         return False
     groups = (text[at : at + 5] for at in range(0, KEY_CHARS, 5))
@@ -179,22 +175,21 @@ def is_key(text: str) -> bool:
 
 
 def is_name(text: str) -> bool:
-    """Return True if *name* is allowed as a member's name (NAME_RULE)."""
     return _NAME.fullmatch(text) is not None
 
 
 def check_public(public: str, path: str) -> None:
-    """Raise ConfigError if *public* is no public key; *path* names its place in the error."""
+    """Raise ConfigError if *public* is no public key. *path* is the place in a file or option that has it."""
     if not is_key(public):
         raise ConfigError(f"is {public[:60]!r}; a public key has {KEY_CHARS} characters of Z85", path=path)
 
 
 def check_name(name: str, path: str) -> None:
-    """Raise ConfigError if *name* is not allowed as a member's name; *path* names its place in the error."""
+    """Raise ConfigError if *name* is not allowed as a member's name. *path* is the place that has it."""
     if not is_name(name):
         raise ConfigError(f"is {name[:100]!r}; {NAME_RULE}", path=path)
 
 
 def fingerprint(public: str) -> str:
-    """Return the first characters of a public key, which people use to tell keys apart."""
+    """Return the first characters of a public key, by which people tell keys apart."""
     return public[:8]

@@ -1,7 +1,7 @@
 """A daemon's relations to systemd: its state as datagrams to $NOTIFY_SOCKET (sd_notify(3)), and its log lines.
 
-House rule: READY is sent once the service can be used, STOPPING once it will end. A state out of order (a reload before
-READY, a READY after STOPPING) is sent as a status text only. Log lines carry priorities if the journal reads them.
+READY is sent once the service can be used, STOPPING once it will end. A state out of order (a reload before READY, a
+READY after STOPPING) is sent as a status text only. Log lines carry priorities if the journal reads them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TextIO
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0
-"""Seconds for which a change of state waits if the manager's queue is full; the loop stands still meanwhile."""
+"""Seconds for which a change of state waits if the manager's queue is full. The loop stands still meanwhile."""
 
 STARTING, READY, RELOADING, STOPPING = "starting", "ready", "reloading", "stopping"
 
@@ -32,11 +32,11 @@ that was called off."""
 
 
 class Manager:
-    """The service manager; silent if there is none. Any thread, one at a time.
+    """Reports this service's state to the service manager (systemd); does nothing without one. Not thread-safe.
 
     Args:
-        address: of its socket: a path, ``@name`` for an abstract one, "" for none.
-        watchdog_s: silence that it takes for a hang, None for no watchdog.
+        address: of the manager's socket: a path, ``@name`` for an abstract one, "" without a manager.
+        watchdog_s: seconds without a report after which the manager kills the service, None for no watchdog.
     """
 
     def __init__(self, address: str = "", watchdog_s: float | None = None) -> None:
@@ -56,15 +56,15 @@ class Manager:
         self._step("reloaded", READY="1", STATUS=status)
 
     def stopping(self, status: str) -> None:
-        """Report that the service will end. Twice is fine."""
+        """Report that the service will end. Idempotent."""
         self._step("stop", STOPPING="1", STATUS=status)
 
     def status(self, text: str) -> None:
-        """Send a line for people, at any time."""
+        """Send a line for people, in any state."""
         self._send(STATUS=text)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> Watchdog | None:
-        """Return a watchdog for *loop*, which reports at half the interval; None if the unit asks for none."""
+        """Return a watchdog that reports from *loop* at half the manager's interval; None if the unit asks for none."""
         if not self._address or self._watchdog_s is None:
             return None
         return Watchdog(loop, self._watchdog_s / 2, lambda: self._send(WATCHDOG="1"))
@@ -78,7 +78,7 @@ class Manager:
         self._send(**fields)
 
     def _send(self, **fields: str) -> None:
-        """Send a datagram; log it if the manager has ended or stands still, since the service can do without."""
+        """Send a datagram. A failure is logged only, since the service can work without the manager."""
         if not self._address:
             return
         lines = [f"{name}={' '.join(value.split())}" for name, value in fields.items()]
@@ -92,7 +92,8 @@ class Manager:
 
 
 class Watchdog:
-    """Calls *beat* on the loop, at once and then every *interval_s* seconds. A loop that stands still does not.
+    """Calls *beat* on the loop, at once and then every *interval_s* seconds; so a loop that stands still does not call
+    it.
 
     Close it before the loop.
     """
@@ -108,7 +109,7 @@ class Watchdog:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
 
     def close(self) -> None:
-        """Stop calling *beat*. May be called twice."""
+        """Stop calling *beat*. Idempotent."""
         self._timer.cancel()
 
 
@@ -117,7 +118,7 @@ ERROR, WARNING, INFO, DEBUG = 3, 4, 6, 7
 
 
 def reads(fd: int, stream: str) -> bool:
-    """True if *fd* is the journal's socket.
+    """True if the descriptor *fd* is the journal's socket.
 
     Args:
         fd: a descriptor, open or closed.
@@ -131,7 +132,6 @@ def reads(fd: int, stream: str) -> bool:
 
 
 def priority(level: int) -> int:
-    """Return the priority of a level of logging."""
     if level >= logging.ERROR:
         return ERROR
     if level >= logging.WARNING:
@@ -140,20 +140,20 @@ def priority(level: int) -> int:
 
 
 def marked(text: str, level: int) -> str:
-    """Return *text* with a priority mark at the beginning of each line, which is an entry of its own in the journal."""
+    """Return *text* with a priority mark before each line, since each line is an entry of its own in the journal."""
     mark = f"<{priority(level)}>"
     return "\n".join(mark + line for line in text.splitlines() or [""])
 
 
 class JournalFormatter(logging.Formatter):
-    """Adds marks and no times: the journal has its own."""
+    """Adds priority marks and no times: the journal has its own."""
 
     def format(self, record: logging.LogRecord) -> str:
         return marked(super().format(record), record.levelno)
 
 
 class DaemonStderr:
-    """A daemon's stderr: log records and last messages, with marks if the journal reads it.
+    """A daemon's stderr: log records and last messages, with priority marks if the journal reads them.
 
     Args:
         program: its name, the first word of each line outside the journal.
@@ -167,7 +167,6 @@ class DaemonStderr:
         self._journal = bool(journal_stream) and reads(stream.fileno(), journal_stream)
 
     def set_up_logging(self, level: int = logging.INFO) -> None:
-        """Send all log records of this process to stderr."""
         if self._journal:
             formatter: logging.Formatter = JournalFormatter("%(levelname)s: %(message)s")
         else:
@@ -177,6 +176,6 @@ class DaemonStderr:
         logging.basicConfig(level=level, handlers=[handler])
 
     def say(self, text: str, level: int = logging.ERROR) -> None:
-        """Print one message that is no log record: why the process ends."""
+        """Print a message that is no log record: why the process ends."""
         line = marked(text, level) if self._journal else f"{self._program}: {text}"
         print(line, file=self._stream, flush=True)

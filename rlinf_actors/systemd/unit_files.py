@@ -1,7 +1,7 @@
 """The unit files of this package: filled in for this installation, and installed into a directory.
 
 An installed file begins with a stamp, the hash of its body. So a file of an earlier version is replaced, and a file
-that a person has changed is not.
+that a person has changed is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEAD, AGENTD, WORKERS = "rlinf-head.service", "rlinf-agentd@.service", "rlinf-wo
 UNITS = (HEAD, AGENTD, WORKERS)
 HARDENED, HARDENED_WORKERS = f"{AGENTD}.d/hardened.conf", f"{WORKERS}.d/hardened.conf"
 DROP_INS = (HARDENED, HARDENED_WORKERS)
-"""What is installed without being asked for by name."""
+"""The drop-in files, which `rlinf-actors units install` writes only with --hardened."""
 DIRECTORY = "/etc/systemd/system"
 
 _SOURCES = {**{name: name for name in UNITS}, **dict.fromkeys(DROP_INS, "hardened.conf")}
@@ -45,11 +45,7 @@ def _command(script: str, module: str) -> str:
 
 
 def escaped(word: str) -> str:
-    """Escape one word of a command line for a unit file.
-
-    Raises:
-        ConfigError: a unit file cannot contain it.
-    """
+    """Escape one word of a command line for a unit file. Raises ConfigError if a unit file cannot contain the word."""
     if any(ord(char) < 32 for char in word):
         raise ConfigError(f"is {word!r}: a path with control characters cannot be in a unit file", path="installation")
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
@@ -61,7 +57,7 @@ def text(name: str, programs: Mapping[str, str] | None = None) -> str:
 
     Args:
         name: one of UNITS or DROP_INS.
-        programs: as `commands`, which is the default.
+        programs: commands by placeholder, None for `commands()`.
     """
     body = resources.files("rlinf_actors.systemd").joinpath("files", _SOURCES[name]).read_text(encoding="utf-8")
     for mark, command in (commands() if programs is None else programs).items():
@@ -74,7 +70,7 @@ def _hash(body: str) -> str:
 
 
 def is_ours(found: str) -> bool:
-    """True if a file is as some version of this package wrote it."""
+    """True if some version of this package wrote a file with this text, and no person has changed the file."""
     first, _, body = found.partition("\n")
     words = first.split()
     return first.startswith(_STAMP) and words[-1] == _hash(body)
@@ -115,7 +111,7 @@ def plan(directory: Path, names: Sequence[str], force: bool) -> list[Step]:
 
 
 def carry_out(steps: Sequence[Step]) -> None:
-    """Carry out a plan; each file is written whole or not at all.
+    """Carry out a plan. Each file is written whole or not at all.
 
     Raises:
         OSError: a file cannot be written; those before it are.
