@@ -1,7 +1,7 @@
-"""Access control: checks that a member may send a message, before any other part of the head reads it. Pure.
+"""Access control: checks that a member may send a message, before another part of the head reads the message. Pure.
 
-There are two checks. A member of this role must be allowed to send messages of this kind (security.members). And the
-node, role, job and session that the message names must be those of the member. `LOCAL` members, which have no key, may
+There are two checks. The role of the member must be allowed to send messages of this class (security.members). And the
+node, role, job and session that the message names must be the member's own. `LOCAL` members, which have no key, may
 send everything; but after a hello as a worker of a job, a local connection has only the rights of that worker.
 """
 
@@ -29,17 +29,15 @@ _HOW = {
     "agent": "an agent, of its own node: `rlinf-actors keys enroll NODE` on the head's machine",
     "worker": "a worker, within its job",
 }
-"""Role -> text for an error message: which processes have the role, and how to get it."""
+"""Role -> text for an error message that says which processes have the role, and how to get it."""
 
 
 class Authority:
-    """Checks messages against the present state of the head."""
-
     def __init__(self, head: Coordinator) -> None:
         self._head = head
 
     def check(self, event: Message) -> None:
-        """Raise Refused if the sender may not send this message."""
+        """Raise Refused if the sender of the message may not send it."""
         head, member, body, speaker = self._head, event.member, event.body, self.speaker(event)
         verb = type(body).__name__
         if not may(speaker, verb):
@@ -71,8 +69,8 @@ class Authority:
     def speaker(self, event: Message) -> Member:
         """Return the member whose rights apply to a message.
 
-        A worker without a key has the rights of a worker of its job, also if it runs as the head's own user, so that
-        its mistakes stay within the job. This protects against mistakes only: a hostile local process can open another
+        A worker without a key has only the rights of a worker of its job, although it runs as the head's own user: its
+        mistakes then stay within the job. This is no protection from a hostile local process, which can open another
         connection.
         """
         session = self._head.clients.of_peer(event.peer) if event.member.role == "local" else None
@@ -81,7 +79,7 @@ class Authority:
         return event.member
 
     def sees(self, event: Message) -> Callable[[str], bool]:
-        """Return a function that returns True for each namespace that the sender may see."""
+        """Return a predicate: True for a namespace whose groups, clients and events the sender may see."""
         member = self.speaker(event)
         if member.role in ("local", "head"):
             return lambda namespace: True
@@ -130,7 +128,7 @@ class Authority:
 
 
 def who_may(verb: str) -> str:
-    """Return text for a refusal: which roles may send this message class, and how to get them; "" if none may."""
+    """Return which roles may send messages of the class named *verb*, and how to get these roles; "" if no role may."""
     roles = VERBS.get(verb, frozenset()) - {"enroll"}
     hows = [_HOW[role] for role in _HOW if role in roles]
     return f"that is for {', or for '.join(hows)}" if hows else ""

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 SETTLE_S = 0.5
-"""Margin over ROBOT_END_S, in seconds, after which a worker that a new agent does not report counts as ended."""
+"""Seconds after ROBOT_END_S at which a robot worker that a new agentd does not report counts as ended."""
 IN_USE = "hardware_in_use"
-"""Error kind of a launch that is refused because another group holds its hardware."""
+"""Error kind of a launch that is refused because another group holds its robots."""
 ADVICE = ". Shut that group down, use another one of this type, or wait: launch(..., wait_for_hardware=SECONDS)"
 
 
@@ -50,7 +50,6 @@ class HardwareClaim:
 
     @property
     def worker_name(self) -> str:
-        """The worker's group and rank as "GROUP:RANK", for people."""
         return f"{self.group.name}:{self.worker.spec.rank}"
 
 
@@ -58,8 +57,8 @@ class ClaimTable:
     """All claims on robots.
 
     Attributes:
-        settled: the time from which robots may be given to new workers. By then each node has reported its robot
-            workers to this head, or their leases have ended.
+        settled: the time from which new workers may get robots, in monotonic seconds. By then each node has reported
+            its robot workers to this head, or the leases of those workers have ended.
     """
 
     def __init__(self, head: Coordinator) -> None:
@@ -70,11 +69,12 @@ class ClaimTable:
         self._lost: dict[tuple[str, str], HardwareClaim] = {}
 
     def check(self, claims: Iterable[Claim], group: Group | None = None) -> None:
-        """Raise Refused if another group holds one of these robots, or if the head has just started (`settled`).
+        """Raise Refused if another group holds one of these robots, or if `settled` has not come yet.
 
         Args:
             claims: the claims of the workers to launch.
-            group: the workers' group if some of them run already; robots that this group holds are not refused.
+            group: the workers' group if some of its workers run already; None for a new group. Robots that this group
+                holds are not refused.
         """
         now = self._head.now
         claims = list({claim.key: claim for claim in claims}.values())
@@ -94,10 +94,11 @@ class ClaimTable:
         return [self._state(list(claims.values()), now) for _, claims in sorted(self._claims.items())]
 
     def take(self, group: Group, worker: WorkerRecord, node: Node) -> HardwareClaim | None:
-        """Record that this worker holds all robots that it claims; it runs or is about to start on *node*.
+        """Record that *worker*, which runs or is about to start on *node*, holds all robots that it claims.
 
         Returns:
-            The claim of another group that already holds one of these robots, which is a conflict; None without one.
+            The claim of another group that already holds one of these robots, which is a conflict; None without a
+            conflict.
         """
         other = None
         for claim in worker.spec.claims:
@@ -121,13 +122,13 @@ class ClaimTable:
                 self._head.launches.retry_waiting()
 
     def ended(self, worker_id: str, node_id: str) -> None:
-        """Free the robots of a worker that was lost with its node, now that the node's agent reports its end."""
+        """Free the robots of a worker that was lost with this node: the node's agent now reports the worker's end."""
         worker = self._workers.get(worker_id)
         if worker is not None and worker.node_id == node_id:
             self.free(worker)
 
     def lose(self, worker: WorkerRecord, certain: bool) -> None:
-        """Free the robots of a worker that was declared lost: at once if its end is *certain*, else after rank_hold_s.
+        """Free the robots of a lost worker: at once if its end is *certain*, else after `Timing.rank_hold_s`.
 
         Until then the worker may still be running where no agent reports it.
         """
@@ -141,10 +142,10 @@ class ClaimTable:
                 self._free_at(held, self._head.now + self._head.timing.rank_hold_s)
 
     def node_is_back(self, node_id: str, running: Collection[str], known: bool) -> None:
-        """Free the robots of this node's lost workers that a node which has come back does not report as *running*.
+        """Free the robots that lost workers of this node hold, now that its agent has said which workers are *running*.
 
-        If the agent is *known*, that is the same one as before the loss, the robots are free at once. A new agent does
-        not know the workers that the earlier agent's templates still have. Those workers are making their robots safe
+        If this incarnation of the agent has registered before (*known*), the robots are free at once. A new agent does
+        not know the workers that templates of the earlier agent still have. Those workers are making their robots safe
         and are then killed, so their robots become free after ROBOT_END_S and SETTLE_S at the latest.
         """
         for held in list(self._lost.values()):
@@ -195,7 +196,7 @@ class ClaimTable:
 
 
 def contradiction(held: HardwareClaim, group: Group) -> str:
-    """Return the log text for a robot that *group* uses while another group holds it."""
+    """Return the log text for a robot that *group* uses although another group holds it."""
     return f"{held.claim.title} is held by two groups, {held.group.key} and {group.key}: the second is stopped"
 
 
@@ -209,7 +210,7 @@ class _LostWorker:
 
 
 class NameReservations:
-    """Reserves the group names of workers that were lost with their node and may still be running."""
+    """Reserves the names of groups of which a worker was lost with its node and may still be running."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
@@ -217,7 +218,7 @@ class NameReservations:
         self._keys: dict[str, tuple[str, str]] = {}
 
     def lost(self, group: Group, worker: WorkerRecord, node: Node) -> None:
-        """Reserve the group's name for rank_hold_s: this lost worker may still be running on *node*."""
+        """Reserve the name of *group* for `Timing.rank_hold_s`: *worker*, lost with *node*, may still be running."""
         until = self._head.now + self._head.timing.rank_hold_s
         timer = self._head.timers.at(until, lambda: self._free(worker.id))
         one = _LostWorker(f"{group.name}:{worker.spec.rank}", node.id, node.name, until, timer)
@@ -225,13 +226,13 @@ class NameReservations:
         self._keys[worker.id] = group.key
 
     def ended(self, worker_id: str, node_id: str) -> None:
-        """End the reservation for a lost worker whose end the agent of its node reports."""
+        """End the reservation for a lost worker of this node, because the node's agent reports the worker's end."""
         key = self._keys.get(worker_id)
         if key is not None and self._lost[key][worker_id].node_id == node_id:
             self._free(worker_id)
 
     def node_is_back(self, node_id: str, running: Container[str]) -> None:
-        """End the reservations for this node's lost workers that the returned node does not report as *running*."""
+        """End the reservations for lost workers of a returned node, except those that its agent lists in *running*."""
         for lost in list(self._lost.values()):
             for id in [id for id, one in lost.items() if one.node_id == node_id and id not in running]:
                 self._free(id)

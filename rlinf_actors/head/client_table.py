@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 ROLES = ("driver", "worker")
 SOON_S = 4.0
-"""Seconds within which a living client reconnects to a restarted head; it tries at least every 3 s."""
+"""Seconds within which a living client reconnects to a restarted head; a client tries at least every 3 s."""
 PING = ""
-"""The `incarnation` of a Beat that needs no reaction. The head sends it to learn if the peer is connected."""
+"""The `incarnation` of a Beat that the receiver ignores. The head sends it to learn whether the peer is connected."""
 FIRST_TRY_S = 0.05
-"""Seconds between the first and the second check of a suspected client's connection; doubles with each check.
+"""Seconds between the first two checks of the connection of a client that an agent reported dead; doubles each time.
 
 The first check may come before the socket reports the end of the connection.
 """
@@ -78,7 +78,7 @@ class ExpectedClients:
         return not self._named_by.is_full(str(member))
 
     def add(self, incarnation: str, by: Member) -> None:
-        """Expect this client, named by the member *by*, for `Timing.patience_s`; ignored if it is expected already."""
+        """Expect this client, named by the member *by*, for `Timing.patience_s`; a second call has no effect."""
         if incarnation not in self._expected:
             expected = ExpectedClient(incarnation, by, self._head.now + self._head.timing.patience_s)
             self._expected[incarnation] = expected
@@ -91,11 +91,10 @@ class ExpectedClients:
         self._watched.pop(incarnation, None)
 
     def watched_on(self, node_id: str, incarnation: str) -> None:
-        """Record that the agent of this node watches the client's process, as an earlier head asked it to."""
         self._watched.setdefault(incarnation, set()).add(node_id)
 
     def reported_dead(self, node_id: str, incarnation: str) -> None:
-        """Record that the agent of this node reports the end of an expected client's process.
+        """Handle the report of this node's agent that the process of an expected client has ended.
 
         The client counts as ended if it sends no hello within SOON_S and no other agent watches its process.
         """
@@ -108,9 +107,9 @@ class ExpectedClients:
             self._arm(expected)
 
     def node_gone(self, node_id: str, heard: float) -> None:
-        """Record that the agent of this node, last heard at *heard*, watches no process any more.
+        """Stop counting this node's agent, which was last heard at *heard*, as a watcher of expected clients.
 
-        Its expected clients that no other agent watches get one lease, counted from *heard*.
+        A client without another watcher counts as ended one lease after *heard*, or at its `until` if that is later.
         """
         for incarnation in [i for i, nodes in self._watched.items() if node_id in nodes]:
             expected = self._expected.get(incarnation)
@@ -160,7 +159,7 @@ class SuspectedDeath:
 
 
 class ProcessWatches:
-    """Asks agents to watch the processes of clients, and verifies the deaths that they report."""
+    """Asks agents to watch the processes of clients, and verifies the deaths that agents report."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
@@ -168,30 +167,30 @@ class ProcessWatches:
         self._on_node: Index[Client] = Index()
 
     def ask(self, client: Client, node: Node) -> None:
-        """Ask a node's agent to watch a client's process, if both are on one host and the agent was not asked yet."""
+        """Ask the agent of *node* to watch the client's process if both are on one host, unless it was asked before."""
         if client.pid_start and node.report.host == client.host and node.id not in client.watchers:
             client.watchers[node.id] = node.peer
             self._on_node.add(node.id, client.incarnation, client)
             self._head.emit(Notify(node.peer, Watch(client.incarnation, client.pid, client.pid_start)))
 
     def end(self, client: Client) -> None:
-        """Stop all watches of a client that has ended."""
+        """Ask all watching agents to stop watching a client that has ended."""
         self.trust(client)
         for node_id, peer in client.watchers.items():
             self._on_node.discard(node_id, client.incarnation)
             self._head.emit(Notify(peer, Unwatch(client.incarnation)))
 
     def trust(self, client: Client) -> None:
-        """Stop suspecting this client, for example because it has sent a hello over a new connection."""
+        """Stop checking the connection of a client that was reported dead: it has said hello again, or has ended."""
         suspected = self._suspected.pop(client.peer, None)
         if suspected is not None:
             self._head.timers.cancel(suspected.timer)
 
     def reported_dead(self, node: Node, client: Client) -> bool:
-        """Begin to verify the death of a client that the agent of *node* reports.
+        """Begin to check the connection of a client whose death the agent of *node* reports.
 
         Returns:
-            False, and nothing begins, if that agent was not asked to watch this client.
+            False, and no check begins, if that agent was not asked to watch this client.
         """
         if client.watchers.pop(node.id, None) is None:
             return False
@@ -202,7 +201,7 @@ class ProcessWatches:
         return True
 
     def unreachable(self, peer: bytes) -> Client | None:
-        """Return the suspected client of a peer that is not connected, which proves its death; None without one."""
+        """Return the client behind a closed connection if an agent has reported its death, else None."""
         suspected = self._suspected.get(peer)
         if suspected is None:
             return None
@@ -210,7 +209,7 @@ class ProcessWatches:
         return suspected.client
 
     def drop_node(self, node_id: str) -> list[Client]:
-        """Remove an agent that is gone from the watchers of all clients; return the clients that it watched."""
+        """Remove the agent of this node from the watchers of all clients; return the clients that the agent watched."""
         clients = self._on_node.of(node_id)
         for client in clients:
             self._on_node.discard(node_id, client.incarnation)
@@ -227,8 +226,6 @@ class ProcessWatches:
 
 
 class ClientTable:
-    """All clients."""
-
     def __init__(self, head: Coordinator, before: Snapshot) -> None:
         self._head = head
         self._clients: dict[str, Client] = {}
@@ -255,26 +252,25 @@ class ClientTable:
         return self._clients.get(incarnation)
 
     def of_worker(self, worker_id: str) -> Client | None:
-        """Return the client session of this worker, None without one."""
         return self._by_worker.get(worker_id)
 
     def of_job(self, namespace: str) -> list[Client]:
         return self._of_job.of(namespace)
 
     def below(self, worker_id: str) -> list[Client]:
-        """Return the clients that are children of this worker."""
+        """Return the clients that are child processes of this worker."""
         return self._below.of(worker_id)
 
     def alive(self) -> Iterable[Client]:
-        """Return all clients, the oldest first."""
+        """Return all clients with a session, the oldest first."""
         return self._clients.values()
 
     def ended(self, incarnation: str) -> str | None:
-        """Return why this client has ended; None if it has not, or so long ago that the reason was dropped."""
+        """Return why this client has ended; None if it has not ended, or if the head has dropped its tombstone."""
         return self._ended.get(incarnation)
 
     def expected(self, incarnation: str) -> bool:
-        """True if a member has named this client and the client has sent no hello yet."""
+        """True if a member has named this client and the client has sent no hello to this head yet."""
         return incarnation in self._expected
 
     def driver_of(self, namespace: str) -> Client | None:
@@ -288,7 +284,7 @@ class ClientTable:
         self._drivers.check(label(member), str(member))
 
     def hello(self, peer: bytes, hello: ClientHello, worker_namespace: str | None, member: Member) -> Client:
-        """Begin the session of a driver or worker, or move its session to the connection that it has now.
+        """Begin the session of a driver or worker, or move its session to the new connection *peer*.
 
         Args:
             peer: the routing id of the client's connection.
@@ -374,9 +370,10 @@ class ClientTable:
         return ""
 
     def gone(self, client: Client, reason: str, certain: bool = True) -> None:
-        """Remove a client that has ended, and end the groups that it owns.
+        """End the session of a client, stop the groups that the client owns, and notify the subscribers.
 
-        *certain* is False if the client was only silent: it may still run, and is then refused when it comes back.
+        *certain* is False if the client was only silent: its process may still run, and is then refused when it
+        returns.
         """
         del self._clients[client.incarnation]
         self._by_peer.pop(client.peer, None)
@@ -395,10 +392,9 @@ class ClientTable:
         self._head.client_gone(client.incarnation, client)
 
     def expect(self, incarnation: str, by: Member) -> None:
-        """Expect a hello of the client that the member *by* names.
+        """Wait for a hello of a client that the member *by* names; end its groups at once if it has ended already.
 
-        The client has `Timing.patience_s` for its hello, and longer while an agent watches its process. If the client
-        has already ended, its groups are ended at once.
+        The wait takes `Timing.patience_s`, or longer while an agent watches the client's process.
         """
         if incarnation in self._clients:
             return
@@ -408,7 +404,7 @@ class ClientTable:
         self._expected.add(incarnation, by)
 
     def never_came(self, expected: ExpectedClient) -> None:
-        """Declare an expected client ended because it has sent no hello in time."""
+        """End an expected client that has sent no hello in time, and the groups that it owns."""
         dead = expected.reported_dead
         reason = "its process ended" if dead else "it did not return after the head was restarted"
         self._ended.add(expected.incarnation, reason, dead, expected.named_by)
@@ -428,19 +424,16 @@ class ClientTable:
             self._watches.ask(client, node)
 
     def watched_on(self, node_id: str, incarnations: Iterable[str]) -> None:
-        """Record that the agent of this node already watches these clients, as an earlier head asked it to."""
+        """Record which clients the agent of this node watches already, because an earlier head asked for it."""
         for incarnation in incarnations:
             if incarnation not in self._clients and self._ended.get(incarnation) is None:
                 self._expected.watched_on(node_id, incarnation)
 
     def unwatch(self, node_id: str, heard: float) -> None:
-        """Drop the watches of an agent that is gone or has reconnected.
+        """Forget what the agent of this node watches: the agent is gone, or says in its next hello what it watches.
 
-        Clients that no other agent watches live by their heartbeats from now on.
-
-        Args:
-            node_id: id of the agent's node.
-            heard: when the node was last heard. Its watched clients count as heard then, because they may be silent.
+        A client that no other agent watches lives by its heartbeats from now on. Its lease runs from *heard*, the time
+        when the node was last heard, if that is later than the client's own last message.
         """
         for client in self._watches.drop_node(node_id):
             if not client.watchers:
@@ -452,8 +445,8 @@ class ClientTable:
     def process_ended(self, node: Node, incarnation: str) -> None:
         """Handle the report of *node*'s agent that a client's process has ended.
 
-        A known client is checked on its own connection. A client that has sent no hello to this head yet may still send
-        one within SOON_S, and stays expected while another agent watches its process.
+        The head checks the connection of a client that has a session. A client without a session may still send a hello
+        within SOON_S, or longer while another agent watches its process.
         """
         client = self._clients.get(incarnation)
         if client is not None:
@@ -467,7 +460,7 @@ class ClientTable:
         self._expected.reported_dead(node.id, incarnation)
 
     def unreachable(self, peer: bytes) -> None:
-        """End the client behind a peer that is not connected, if an agent has reported its death."""
+        """End the client of a connection that is closed, if an agent has reported the client's death."""
         client = self._watches.unreachable(peer)
         if client is not None:
             self.gone(client, "its process ended")
@@ -475,10 +468,10 @@ class ClientTable:
     # --- subscriptions to ends ---
 
     def subscribe(self, client: Client, incarnations: Sequence[str]) -> None:
-        """Send *client* a ClientGone for each of these clients of its namespace when it ends.
+        """Send *client* a ClientGone for each of these clients of its namespace as soon as that client has ended.
 
-        Unknown incarnations beyond the member's quota are reported as ended at once, because nothing else would end
-        the wait of *client*.
+        An unknown client counts as ended at once if the quota of *client*'s member is used up, and else if it does not
+        say hello in time: otherwise *client* might wait for ever.
         """
         for incarnation in incarnations:
             watched = self._clients.get(incarnation)

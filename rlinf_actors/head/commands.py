@@ -20,7 +20,7 @@ from rlinf_actors.wire.values import EventKind, ExitReport, NodeReport
 NODE, REPLACED, CLIENT, WORKER = "node", "replaced", "client", "worker"
 """Kinds of tombstones. The ids are incarnations of lost agents, of replaced agents and of clients, and worker ids."""
 KEPT = 4096
-"""Largest number of tombstones of each kind; the oldest are dropped."""
+"""Largest number of tombstones of each kind, and of ended keys; the head drops the oldest."""
 
 # --- persistent state ---
 
@@ -28,8 +28,8 @@ KEPT = 4096
 class KnownNode(msgspec.Struct, frozen=True):
     """Add or replace the record of a registered node.
 
-    `rank` is None until it is frozen. A restarted head does not wait for a `lost` node. `member` is the name of the
-    agent's key, "" without one.
+    `rank` is None until the node's rank is frozen. A restarted head does not wait for a `lost` node. `member` is the
+    name of the agent's key, "" without a key.
     """
 
     report: NodeReport
@@ -41,19 +41,19 @@ class KnownNode(msgspec.Struct, frozen=True):
 
 
 class ForgetNode(msgspec.Struct, frozen=True):
-    """Drop the record of a node, whose rank becomes free."""
+    """Drop the record of a node. Its rank becomes free."""
 
     id: str
 
 
 class ForgetKey(msgspec.Struct, frozen=True):
-    """Drop a key that ended long ago from the list. An unlisted key is refused too."""
+    """Drop an ended key from the list of keys. The head refuses an unlisted key too."""
 
     public: str
 
 
 class KnownJob(msgspec.Struct, frozen=True):
-    """Add or replace the record of a job. `proof` is a hash of its token, `owner` the name of its driver's key.
+    """Add or replace the record of a job: a hash (`proof`) of its token, and the name of its driver's key (`owner`).
 
     Only heads with keys write these records.
     """
@@ -70,7 +70,7 @@ class ForgetJob(msgspec.Struct, frozen=True):
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """Add a tombstone: the head declared this process dead without proof, and refuses it if it returns."""
+    """Add a tombstone: the head declared this process ended without proof, and refuses it if it returns."""
 
     kind: str
     id: str
@@ -78,27 +78,27 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class ForgetTombstone(msgspec.Struct, frozen=True):
-    """Drop a tombstone, to make room for newer ones."""
+    """Drop a tombstone, to make room for newer tombstones."""
 
     kind: str
     id: str
 
 
 class StopPressed(msgspec.Struct, frozen=True):
-    """Put an emergency stop in force. `key` is a namespace or robots.ALL, `text` a line for people."""
+    """Put an emergency stop in force. `key` is a namespace or `robots.ALL`; `text` describes the stop for people."""
 
     key: str
     text: str
 
 
 class StopReleased(msgspec.Struct, frozen=True):
-    """Release an emergency stop. `key` is a namespace or robots.ALL."""
+    """Release an emergency stop. `key` is a namespace or `robots.ALL`."""
 
     key: str
 
 
 class NodeDrained(msgspec.Struct, frozen=True):
-    """Drain a node: it takes no new workers until a NodeUndrained. `why` is the reason, for people."""
+    """Drain a node: the head places no new workers on it until a NodeUndrained. `why` is for people."""
 
     id: str
     why: str
@@ -121,7 +121,7 @@ class Snapshot:
     """The persistent state that the earlier head left.
 
     Attributes:
-        epoch: how many heads have started in this directory, this one included.
+        epoch: how many heads have started in this directory, this head included.
         nodes: the nodes that had registered.
         given_up: the tombstones: (kind, id) -> reason, the oldest first.
         stops: the emergency stops in force: namespace or robots.ALL -> text.
@@ -143,7 +143,7 @@ class Snapshot:
 
 
 class RequestReceived(msgspec.Struct, frozen=True):
-    """A peer, authenticated as `member`, sent a request."""
+    """The coordinator's event for a request of a peer, which was authenticated as `member`."""
 
     peer: bytes
     id: int
@@ -152,7 +152,7 @@ class RequestReceived(msgspec.Struct, frozen=True):
 
 
 class NoticeReceived(msgspec.Struct, frozen=True):
-    """A peer, authenticated as `member`, sent a notice."""
+    """The coordinator's event for a notice of a peer, which was authenticated as `member`."""
 
     peer: bytes
     body: Body
@@ -160,7 +160,7 @@ class NoticeReceived(msgspec.Struct, frozen=True):
 
 
 class ConnectionRejected(msgspec.Struct, frozen=True):
-    """A socket rejected `times` connections; fields as the arguments of security.members.Gate.refused."""
+    """A socket rejected `times` connections. The fields are the arguments of security.members.Gate.refused."""
 
     public: str
     address: str
@@ -173,19 +173,19 @@ class TimerDue(msgspec.Struct, frozen=True):
 
 
 class HeadStalled(msgspec.Struct, frozen=True):
-    """The head itself did not run for `seconds`, so the silence of its peers in that time does not count."""
+    """The head itself did not run for `seconds`, so the head does not count the silence of its peers in that time."""
 
     seconds: float
 
 
 class PeerUnreachable(msgspec.Struct, frozen=True):
-    """A message was sent to a peer that is not connected."""
+    """The socket could not send a message, because `peer` is not connected."""
 
     peer: bytes
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
-    """The store reports why it cannot write; `trouble` is "" if it can."""
+    """The store reports why it cannot write; `trouble` is "" if it can write."""
 
     trouble: str
 
@@ -194,22 +194,18 @@ class StoreStatus(msgspec.Struct, frozen=True):
 
 
 class Notify(msgspec.Struct, frozen=True):
-    """Send a notice."""
-
     peer: bytes
     body: Body
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """Answer a request."""
-
     peer: bytes
     id: int
     body: Body
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Answer a request with an error; fields as in wire.control_codec.Failed."""
+    """Answer a request with an error. `kind` and the fields after it are those of wire.control_codec.Failed."""
 
     peer: bytes
     id: int
@@ -220,13 +216,13 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class EndCluster(msgspec.Struct, frozen=True):
-    """End the head and its agent, because a cluster that was asked to end has no worker left."""
+    """End the head and its agent: every group of a cluster that was asked to end has ended."""
 
     reason: str
 
 
 class LogEvent(msgspec.Struct, frozen=True):
-    """Add an entry to the event log and a line to the head's own log; fields as in wire.values.ClusterEvent."""
+    """Add an entry to the event log and a line to the head's own log file. Fields as in wire.values.ClusterEvent."""
 
     kind: EventKind
     text: str
@@ -241,7 +237,7 @@ class LogEvent(msgspec.Struct, frozen=True):
 
 
 class Persist(msgspec.Struct, frozen=True):
-    """Write a change to disk, then send `then`, or `instead` if it cannot be written now."""
+    """Write a change to disk, then send `then`; if the change cannot be written now, send `instead`."""
 
     change: Change
     then: Union[Answer, None] = None
@@ -255,9 +251,9 @@ Emit = Callable[[Command], None]
 
 
 class Refused(Exception):
-    """Raised inside the coordinator to refuse the request at hand; fields as in wire.control_codec.Failed.
+    """Raised inside the coordinator to refuse the present request. `kind`, `text`, `path`: see control_codec.Failed.
 
-    `advice` goes to the sender of the request, after the text, and not into the log.
+    `advice` is sent after the text, but is not logged.
     """
 
     def __init__(self, kind: str, text: str, path: str = "", advice: str = "") -> None:
@@ -269,7 +265,7 @@ class Refused(Exception):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The identity of a head. `epoch` differs at each start of a head. An `embedded` head belongs to one driver."""
+    """The identity of a head: `epoch` differs at each start of a head; an `embedded` head belongs to one driver."""
 
     epoch: str
     version: str
@@ -281,16 +277,16 @@ class Timing(msgspec.Struct, frozen=True):
 
     Attributes:
         beat_s: interval of the heartbeats of agents and clients.
-        suspect_beats: beats missed before a node is shown as suspect.
-        lease_s: silence after which a node is lost and an unwatched client has ended.
+        suspect_beats: number of missed beats after which a node is shown as suspect.
+        lease_s: silence after which a node is lost, and a client that no agent watches has ended.
         robot_lease_s: how long a robot worker goes on without a message from the head, or from its owner.
-        robot_settle_s: how long after its start a head starts no robot worker. A worker that the head does not know
-            yet may use the robot until its agent has reported it or its lease has ended.
-        head_grace_s: how long clients wait for a head that is down while its machine answers; as agentd's.
-        return_s: how long a restarted head waits for its nodes, and for the owners that they name; the lease if that
-            is longer. They try to reconnect every 3 s, on a machine that may be busy with its own restart.
-        rank_hold_s: how long the rank of a lost node is not given to another node: the longer of the lease and the
-            time for which cut-off workers may live while a head restarts (`head_grace_s` of agentd).
+        robot_settle_s: how long after its start a head starts no robot worker. A worker that the head does not know yet
+            may use the robot until its agent has reported it or its lease has ended.
+        head_grace_s: how long agents and clients wait for a head that is down while its machine answers.
+        return_s: how long a restarted head waits for its nodes, and for the owners that they name, if that is longer
+            than the lease. They try to reconnect every 3 s, on a machine that may be busy with its own restart.
+        rank_hold_s: how long the rank of a lost node is not given to another node: the longer of the lease and the time
+            for which cut-off workers may live while a head restarts (`head_grace_s` of agentd).
         orphan_grace_s: time between SIGTERM and SIGKILL for workers whose owner is gone. It is short because their
             robots must be free within 0.5 s.
         stop_grace_s: time between SIGTERM and SIGKILL when the whole cluster is stopped.
@@ -318,8 +314,8 @@ class Timing(msgspec.Struct, frozen=True):
         return self.beat_s * self.suspect_beats
 
     def after_stall(self, last_seen: float, seconds: float, now: float) -> float:
-        """Return a peer's new *last_seen* time, corrected for the *seconds* until *now* in which the head did not run.
+        """Return the corrected *last_seen* time of a peer after the head did not run for the *seconds* until *now*.
 
-        The corrected time makes the peer at most suspect, because messages that it sent meanwhile are still unread.
+        With the corrected time the peer is suspect at most, because messages that it sent meanwhile are still unread.
         """
         return min(now, max(last_seen + seconds, now - self.suspect_s))

@@ -82,12 +82,12 @@ class Coordinator:
 
     Args:
         identity: the identity of this head.
-        timing: the head's time limits.
+        timing: the head's timers.
         new_token: returns a new secret; the only source of randomness.
         now: when the head started, in monotonic seconds.
-        before: the persistent state that an earlier head left, None without one.
+        before: the persistent state that an earlier head left, None without an earlier head.
         own: the head's own keys.
-        job_key: returns the public key of a job for its token; only called if connections need keys.
+        job_key: returns the public key of a job for the job's token; only called if connections need keys.
 
     Attributes:
         now: time of the present event, in monotonic seconds.
@@ -144,7 +144,10 @@ class Coordinator:
     # --- events ---
 
     def started(self, endpoints: Sequence[str], wall: float) -> list[Command]:
-        """Begin, now that the head listens at *endpoints*; called once, before `handle`. *wall* is as in `handle`."""
+        """Log the start, and add the machine's own driver key. Called once, when the head listens at *endpoints*.
+
+        *wall* is the present time in seconds since the epoch.
+        """
         self._begin(self.now, wall)
         # added directly, not by `emit`: the head's own log file has another line about the start
         self.log.add(LogEvent("head_started", f"the head has started: rlinf-actors {self.identity.version}"))
@@ -207,18 +210,18 @@ class Coordinator:
         return self.out
 
     def next_deadline(self) -> float:
-        """Return when the next TimerDue event is due, infinity for never.
+        """Return when the next TimerDue event is due, in monotonic seconds; infinity for never.
 
-        The time may be too early, because leases are renewed meanwhile; the event then does nothing.
+        The time may be too early, because leases are renewed meanwhile; the event then changes nothing.
         """
         return min(self.timers.next_deadline(), self.now + self.keys.next_expiry() - self.wall)
 
     def farewell(self, reason: str) -> list[Command]:
-        """Return the messages that tell all clients that the head, and the cluster with it, ends for this reason."""
+        """Return the messages that tell all clients that the head and the cluster end for this reason."""
         return [Notify(client.peer, Goodbye(reason)) for client in self.clients.alive()]
 
     def restarting(self, reason: str) -> list[Command]:
-        """Return the messages that tell agents and clients that the head restarts and that nothing of theirs ends."""
+        """Return the messages that tell agents and clients that the head restarts and that workers and groups go on."""
         sessions: list[Node | Client] = [*self.nodes.alive(), *self.clients.alive()]
         goodbye = Goodbye(reason, restarting=True)
         return [Notify(session.peer, goodbye) for session in sessions]
@@ -245,7 +248,6 @@ class Coordinator:
         return True
 
     def _has_room(self, event: Message) -> bool:
-        """Return True if the member may have one more open request; else refuse the request and log the refusal."""
         try:
             if isinstance(event, RequestReceived):
                 self.requests.begin(event.peer, event.id, event.member)
@@ -293,13 +295,13 @@ class Coordinator:
             self.requests.done(event.peer, event.id)
 
     def node_lost(self, node: Node, reason: str, certain: bool, successor: AgentHello | None) -> None:
-        """Update all tables after a node's agent is gone, and its workers with it.
+        """Update all tables after the agent of *node* is gone, and the node's workers with it.
 
         Args:
-            node: the node.
+            node: the node, which is lost already in the node table.
             reason: why, for people.
             certain: True if the agent said goodbye, so its workers have ended.
-            successor: the hello of the new agentd that replaces the agent on this node, None without one.
+            successor: the hello of the new agentd that replaces the agent on this node, None without a new agentd.
         """
         self.queries.node_lost(node, reason)
         if successor is None:
@@ -310,7 +312,7 @@ class Coordinator:
         self.clients.unwatch(node.id, node.last_seen)
 
     def client_gone(self, incarnation: str, client: Client | None) -> None:
-        """Update all tables after a client has ended; *client* is None if it has sent no hello to this head."""
+        """Update all tables after a client has ended; *client* is None if the client has sent no hello to this head."""
         self.groups.client_gone(incarnation, client)
         if client is None:
             return
@@ -332,7 +334,8 @@ class Coordinator:
     def keys_ended(self, ended: Sequence[KeyState], why: str) -> None:
         """End all sessions with these keys, which are no longer valid; *why* is for people.
 
-        If a member has no valid key left, its jobs end too, because it knows their tokens and could still use them.
+        If a member has no valid key left, its jobs end too, because the member knows their tokens and could still use
+        them.
         """
         keys = {key.public for key in ended}
         reason = f"its key is not valid any more: {why}"

@@ -55,7 +55,7 @@ class _Reader:
 
 @dataclass
 class _Share:
-    """The entries in the log that one member or job caused, or all refusals.
+    """The log entries that count together for the limits: those of one member or job, or all refusals.
 
     `seqs` are the numbers of the entries, the oldest first; `chars` is the length of their texts.
     """
@@ -106,7 +106,7 @@ class EventLog:
             self._make_room()
 
     def ask(self, peer: bytes, id: int, asked: GetEvents, sees: Sees, key: str = "") -> Events | None:
-        """Return the events that a reader asks for; None if there is none yet and the answer is sent later.
+        """Return the events that a reader asks for; None if there is no such event yet and the answer is sent later.
 
         Args:
             peer: the reader's connection.
@@ -191,13 +191,12 @@ class EventLog:
 
 
 def _chars(event: ClusterEvent) -> int:
-    """Return the approximate length of an entry's text in characters."""
     exit = event.exit
     return len(event.text) + (0 if exit is None else len(exit.reason) + sum(map(len, exit.stderr_tail)))
 
 
 ERRORS = frozenset({"robot_conflict"})
-"""Kinds of events that need a person."""
+"""Kinds of events that a person must react to."""
 WARNINGS = frozenset({"node_lost", "worker_died", "lease_lost", "estop", "estop_released", "refused", "events_missing"})
 """Kinds of events that do not occur in a run without faults."""
 
@@ -243,7 +242,10 @@ def of_worker(kind: EventKind, worker: WorkerRecord, node: str, text: str) -> Lo
 
 
 def of_life(worker: WorkerRecord, before: WorkerLife, node: str) -> LogEvent | None:
-    """Return the log entry for a worker's change from state *before* to its present state; None if it has no entry."""
+    """Return the log entry for a worker whose state was *before* and is `worker.life` now; None for no entry.
+
+    *node* is the host name of the worker's node.
+    """
     if worker.life is WorkerLife.RUNNING and before is WorkerLife.STARTING:
         if worker.spec.incarnation:
             return of_worker("worker_restarted", worker, node, f"is up again, restart {worker.spec.incarnation}")
@@ -270,7 +272,7 @@ NAME_CHARS = 200
 
 
 def shown(record: LogEvent) -> LogEvent:
-    """Return a copy of *record* with printable text, and with names cut to NAME_CHARS."""
+    """Return a copy of *record* with printable text, and with names cut to NAME_CHARS characters."""
     fields = ("node", "node_id", "namespace", "group", "worker_id")
     names = {name: printable(getattr(record, name), NAME_CHARS) for name in fields}
     return replace(record, text=printable(record.text), **names)
@@ -289,11 +291,10 @@ class RefusalLog:
 
     @property
     def count(self) -> int:
-        """The number of refusals since the head started."""
         return self._tally.count
 
     def note(self, who: str, kind: str, text: str, times: int = 1) -> None:
-        """Count a refusal, and log it if it is not a repetition.
+        """Count *times* refusals, and log them unless they repeat a refusal of the last minute.
 
         Args:
             who: the member or address that was refused. Refusals with equal *who* and *kind* are repetitions.

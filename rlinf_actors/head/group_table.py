@@ -71,7 +71,7 @@ class GroupTable:
         return None if group is None or group.workers[worker_id].gone else group.namespace
 
     def states(self, sees: Callable[[str], bool]) -> list[GroupState]:
-        """Return the groups of the namespaces for which *sees* returns True, sorted, without the jobs' tokens."""
+        """Return the groups of the namespaces for which *sees* returns True, sorted by name, without job tokens."""
         chosen = [group for group in self._groups.values() if sees(group.namespace)]
         return [group.state("") for group in sorted(chosen, key=lambda group: group.key)]
 
@@ -110,7 +110,6 @@ class GroupTable:
         return list(found.values())
 
     def is_used(self, node_id: str) -> bool:
-        """True if there are living workers on this node."""
         return node_id in self._on_node
 
     def with_robots(self) -> list[Group]:
@@ -118,14 +117,14 @@ class GroupTable:
         return list(self._with_robots.values())
 
     def ended(self, namespace: str, name: str, token: str = "") -> GroupState | None:
-        """Return the final state of the last ended group of this name; None if there was none or it was dropped.
+        """Return the final state, with *token*, of the last ended group of this name.
 
-        *token* is put into the returned state.
+        None if no group of this name has ended, or if its state was dropped.
         """
         return self._ended.get((namespace, name), token)
 
     def owner_clause(self, group: Group) -> str:
-        """Return a clause for people that says who owns a group, for example "owned by driver, process 7 ..."."""
+        """Return a clause for people that says which process owns a group, such as "owned by driver, process 7 ..."."""
         client = self._head.clients.get(group.owner)
         if client is None:
             why = self._head.clients.ended(group.owner)
@@ -148,9 +147,9 @@ class GroupTable:
         self._put(group)
 
     def adopt(self, group: Group, worker: WorkerRecord) -> None:
-        """Add a worker to *group*, and the group to the table if it is not there yet, and notify its clients.
+        """Add a worker outside a launch, with its *group* if that is new, and notify the group's clients.
 
-        For workers outside a normal launch: reported after a restart of the head, or successors of failed workers.
+        Such a worker was reported after a restart of the head, or replaces a failed worker.
         """
         node = self._head.nodes.get(worker.node_id)
         if node is not None:
@@ -194,7 +193,7 @@ class GroupTable:
             self.start(node_id, group, specs)
 
     def start(self, node_id: str, group: Group, specs: list[WorkerSpec]) -> None:
-        """Send a node the order to start these workers of a group. An agent ignores workers that it has already."""
+        """Order a node to start these workers of a group. An agent ignores workers that it has already."""
         node = self._head.nodes.get(node_id)
         if specs and node is not None:
             node.jobs.add(group.namespace)
@@ -281,8 +280,8 @@ class GroupTable:
     def node_lost(self, node: Node, reason: str, certain: bool) -> None:
         """Declare the workers of a node that is gone lost.
 
-        *certain* is True if its agent said goodbye: then the workers have ended. Else they may still be running, so
-        their robots and group names stay held for a while, and the workers are refused when they return.
+        If *certain* is True, its agent said goodbye and the workers have ended. Otherwise they may still be running:
+        the head reserves their robots and group names for a while, and refuses the workers when they return.
         """
         why = f"node {node.name}: {reason}"
         for group, workers in self.on_node(node.id):
@@ -302,12 +301,12 @@ class GroupTable:
         self.claims.lose(worker, False)
 
     def lost(self, worker: WorkerRecord, reason: str, exit: ExitReport | None = None) -> None:
-        """Record that a worker was lost. *exit* is its exit report if an earlier head sent one to a client."""
+        """Record that a worker was lost. *exit* is its exit report if an earlier head sent a client that report."""
         worker.exit = exit or ExitReport("node_lost", reason=reason)
         self._step(worker, "node_lost")
 
     def abandon(self, worker_id: str, reason: str, by: Member) -> None:
-        """Refuse this worker from now on: a client, whose member is *by*, was told that the worker has ended."""
+        """Refuse this worker from now on: the head has told a client, whose member is *by*, that the worker ended."""
         self._unseen.add(worker_id, reason, by=by)
 
     # --- owners end ---
@@ -323,7 +322,7 @@ class GroupTable:
             self._touched[group.key] = group
 
     def _orphan(self, group: Group, client: Client | None) -> None:
-        """Set the group's `orphaned` text, which says whose end ends the group.
+        """Set the group's `orphaned` text, which says which owner's end ends the group.
 
         If the owner is a worker, the report on how it ended may come later; `_owner_ended` then completes the text.
         """
@@ -355,24 +354,15 @@ class GroupTable:
         self.stop(group, self._head.timing.orphan_grace_s, reason)
 
     def stop(self, group: Group, grace_s: float, reason: str = "") -> None:
-        """Stop all workers of a group.
+        """Stop all workers of a group, with *grace_s* seconds between SIGTERM and SIGKILL.
 
-        Args:
-            group: the group.
-            grace_s: seconds between SIGTERM and SIGKILL.
-            reason: why, if the owner did not ask for it; else "".
+        *reason* says why for people; "" if the group's owner asked for it.
         """
         group.stopping = True
         self.stop_workers([worker for worker in group.workers.values() if not worker.gone], grace_s, reason)
 
     def stop_workers(self, workers: Sequence[WorkerRecord], grace_s: float, reason: str = "") -> None:
-        """Stop workers.
-
-        Args:
-            workers: the workers, on any nodes.
-            grace_s: seconds between SIGTERM and SIGKILL.
-            reason: why, if their owner did not ask for it; else "".
-        """
+        """Stop workers, which may be on any nodes. For *grace_s* and *reason* see `stop`."""
         for worker in workers:
             if self._withdraw_restart(worker):
                 worker.exit = ExitReport("stopped", reason=reason)
@@ -452,7 +442,6 @@ class GroupTable:
         self.forget_job(group.namespace)
 
     def forget_job(self, namespace: str) -> None:
-        """Drop a job and its token if it has neither groups nor clients any more."""
         if not self.of_job(namespace) and not self._head.clients.of_job(namespace):
             self._head.jobs.forget(namespace)
             self._ended.forget_job(namespace)

@@ -77,12 +77,12 @@ NOT_KEPT = (
     "say why"
 )
 MAX_NODES = 100_000
-"""Largest `num_nodes` of a GetNodes. The limit bounds the list of missing nodes in the error after a timeout."""
+"""Largest `num_nodes` of a GetNodes. It bounds the list of missing ranks in the error after a timeout."""
 Signed = TypeVar("Signed", DrainNode, EndGroup, EStop, StopCluster)
 
 
 class Handlers:
-    """Dispatches messages by their class."""
+    """Dispatches messages by their class. The coordinator calls it for each message that may be sent."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
@@ -225,7 +225,7 @@ class Handlers:
         """Return the protocol version that the head and the peer share.
 
         Raises:
-            Refused: there is none; the text names *who* as the peer.
+            Refused: they share none; the text names the peer as *who*.
         """
         protocol = agreed(hello.protocol, hello.newest)
         if not protocol:
@@ -306,9 +306,10 @@ class Handlers:
                 self._head.emit(Notify(node.peer, credit))
 
     def _flush_logs(self, client: Client, event: RequestReceived, body: FlushLogs) -> Flushing:
-        """Ask all nodes of the client's job to send their pending output lines; return how many nodes will answer.
+        """Ask the nodes that have, or had, workers of the client's job for the rest of their output.
 
-        No node is asked unless the client is the job's first driver, which alone receives the lines.
+        Returns the number of nodes that were asked. It is 0 if the client is not the job's first driver, which alone
+        receives output.
         """
         nodes = [node for node in self._head.nodes.alive() if client.namespace in node.jobs]
         if self._head.clients.driver_of(client.namespace) is not client:
@@ -380,7 +381,7 @@ def _unexpected(sender: Node | Client, body: Body) -> None:
 
 
 def signature(member: Member, said: str) -> str:
-    """Return the sender of a request for people: the name that it gives itself, and the member of its key."""
+    """Return the sender of a request for people: the name in the request, and the member of the sender's key if any."""
     said = printable(said)
     return said if member.role == "local" else f"{said} ({member})"
 

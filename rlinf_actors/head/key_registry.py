@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 TOKEN_S = 900.0
-"""Seconds for which a join token is valid: 15 minutes."""
+"""Longest time in seconds for which a join token is valid."""
 SET_BACK_S = 60.0
 """Seconds by which the clock may be set back without ending join tokens; larger than the steps of a running NTP."""
 RETIRING_S = 86400.0
@@ -57,9 +57,9 @@ class OwnKeys:
 
     Attributes:
         public: the head's own public key, "" for a head without keys.
-        driver: public key of the driver on the head's machine, "" without one.
+        driver: public key of the driver on the head's machine, "" without a driver's key.
         driver_name: name of that driver.
-        local: on a head without keys, the public key of the user that runs it, else ""; see security.thisuser.
+        local: on a head without keys, the public key of the user that runs the head, else ""; see security.thisuser.
     """
 
     public: str = ""
@@ -128,7 +128,7 @@ class KeyRegistry:
         return f"{what} is valid"
 
     def all(self) -> list[KeyState]:
-        """Return every key, the valid ones first."""
+        """Return every key and join token, the valid ones first."""
         return sorted(self._keys.values(), key=lambda key: (key.ended_at is not None, key.role, key.name, key.added_at))
 
     # --- coming ---
@@ -142,7 +142,7 @@ class KeyRegistry:
             self._emit(LogEvent("key_added", f"the key of this machine's driver {own.driver_name!r} is listed"))
 
     def add(self, asked: AddKey, who: str, wall: float) -> KeyState:
-        """Add a key or a join token at the request of *who*, and return it."""
+        """Add a key or a join token at the request of *who* (text for people), and return it."""
         if not self.own.public:
             raise Refused("usage", NO_KEYS)
         if not is_name(asked.name):
@@ -164,7 +164,7 @@ class KeyRegistry:
         return key
 
     def enroll(self, member: Member, asked: Enroll, wall: float) -> KeyState:
-        """Add the key of a member that has connected with a join token, which ends; return the new key."""
+        """Add the key of a member that has connected with a join token; return the new key. The token ends."""
         token = self._keys.get(member.key)
         if token is None or not token.token or self.admit(member.key, wall) is None:
             raise Refused("authentication", "a key is listed by a join token alone: `rlinf-actors keys enroll NODE`")
@@ -199,10 +199,10 @@ class KeyRegistry:
     # --- ending ---
 
     def revoke(self, asked: RevokeKey, who: str, wall: float) -> list[KeyState]:
-        """End all keys and join tokens of a name, and return them.
+        """End all keys and join tokens of the requested name, and return them.
 
         Raises:
-            Refused: there is none of that name.
+            Refused: no valid key or join token has that name.
         """
         good = [key for key in self._keys.values() if key.ended_at is None]
         hit = [key for key in good if key.name == asked.name and asked.role in (None, key.role)]
@@ -213,13 +213,12 @@ class KeyRegistry:
         return self._end(hit, f"{who} revoked it", wall)
 
     def tick(self, wall: float) -> None:
-        """End the keys and join tokens whose time is over."""
+        """End the keys and join tokens that have expired."""
         if wall >= self._next:
             due = [k for k in self._keys.values() if k.ended_at is None and (k.expires_at or math.inf) <= wall]
             self._end(due, "its time was over", wall)
 
     def next_expiry(self) -> float:
-        """Return when the next key or token expires, in seconds since the epoch; infinity for never."""
         return self._next
 
     def flush(self, then: Answer | None = None, instead: Answer | None = None) -> None:
@@ -273,7 +272,10 @@ class KeyRegistry:
         return ended
 
     def _trim(self) -> None:
-        """Drop ended keys beyond KEPT: the oldest of the member with the most, so that it pushes out only its own."""
+        """Drop ended keys beyond KEPT: always the oldest of the member that has most of them.
+
+        So no member can push out the ended keys of another member.
+        """
         gone = sorted((k for k in self._keys.values() if k.ended_at is not None), key=lambda k: k.ended_at or 0.0)
         counts = Counter((key.role, key.name) for key in gone)
         for _ in range(len(gone) - KEPT):
@@ -285,7 +287,7 @@ class KeyRegistry:
             self._changes.append(ForgetKey(key.public))
 
     def _index(self) -> None:
-        """Rebuild the dict that `admit` reads. It is replaced, not changed, because other threads read it."""
+        """Rebuild the dict that `admit` reads. The dict is replaced, not changed, because other threads read it."""
         good = [key for key in self._keys.values() if key.ended_at is None]
         members = {k.public: Member("enroll" if k.token else k.role, k.name, "", k.public) for k in good}
         members.update({public: Member("worker", job, job, public) for job, public in self._jobs.items()})
@@ -300,8 +302,8 @@ class KeyRegistry:
 def _is_over(key: KeyState, wall: float) -> bool:
     """True if a key or join token has expired.
 
-    A join token with much more time left than TOKEN_S has expired too, because the clock was set back.
-    A replaced key stays valid in that case, because workers run with it.
+    A join token with much more time left than TOKEN_S has expired too, because the clock was set back. A replaced key
+    stays valid in that case, because workers run with it.
     """
     if key.expires_at is None:
         return False
@@ -314,15 +316,15 @@ def _called(key: KeyState) -> str:
 
 
 KEPT_OWNERS = 4096
-"""Largest number of job owners that are remembered, ended jobs included, so that a driver may still read their events.
+"""Largest number of jobs, ended ones included, whose driver the head remembers so that it may read their events.
 
-Beyond it, the oldest ended job of the driver with the most ended jobs is dropped.
+Beyond this number the head forgets an ended job: the oldest of the driver that has the most ended jobs.
 """
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job. `token` proves membership; `owner` is the name of the driver's key that opened the job, "" without one."""
+    """A job. `token` proves membership; `owner` is the name of the driver key that opened the job, "" without keys."""
 
     namespace: str
     token: str
@@ -335,7 +337,7 @@ class Jobs:
     Args:
         head: the coordinator.
         new_token: returns a secret for a new job.
-        job_key: returns the public key of a job for its token.
+        job_key: returns the public key of a job for the job's token.
         before: the persistent state that the earlier head left.
 
     Attributes:
@@ -368,7 +370,7 @@ class Jobs:
         Args:
             namespace: the job's namespace.
             token: the token that the member reports.
-            in_use: True if living workers run with it. A token of ended workers does not replace a known token.
+            in_use: True if living workers run with the token. A token of ended workers does not replace a known token.
             believed: True if the member is trusted to report the token of a job of which this head has no record.
         """
         if not token or not self.vouches(namespace, token, believed):
@@ -380,7 +382,7 @@ class Jobs:
             self._put(namespace, token, known.owner if known is not None else "")
 
     def vouches(self, namespace: str, token: str, believed: bool) -> bool:
-        """Return True if this may be the token of that job. Without keys every token may. Arguments as for `adopt`."""
+        """True if this may be the token of that job. Without keys every token may. Arguments as for `adopt`."""
         job, known = self._jobs.get(namespace), self._before.get(namespace)
         if not self._keyed:
             return True
@@ -422,7 +424,7 @@ class Jobs:
         return f"it is the job of driver {owner!r}" if owner else "it is another's job"
 
     def opened(self, namespace: str, driver: str) -> None:
-        """Record that a driver has joined a job. The first driver with a key becomes its owner."""
+        """Record that a driver has joined a job. The first driver with a key becomes the job's owner."""
         job = self._jobs.get(namespace)
         if job is None or not job.owner:
             self._put(namespace, job.token if job is not None else self._new_token(), driver)

@@ -172,7 +172,7 @@ class Launches:
         """Return the state of a group, and subscribe the client to its changes.
 
         Returns:
-            The group; None if there is none yet and the request waits for its launch.
+            The group; None if the group does not exist yet and the request waits for its launch.
         """
         own_namespace(client, asked.namespace)
         try:
@@ -223,7 +223,7 @@ class Launches:
         self._head.groups.stop(group, asked.grace_s)
 
     def end(self, event: RequestReceived, asked: EndGroup) -> None:
-        """Stop a group at the request of a person or tool; answered when its last worker is gone."""
+        """Stop a group at the request of a person or tool; answered when the group's last worker is gone."""
         group = self._head.groups.get(asked.namespace, asked.group)
         if group is None:
             raise Refused("not_found", f"there is no group {asked.group!r} in namespace {asked.namespace!r}")
@@ -249,7 +249,6 @@ class Launches:
         self._retry = True
 
     def flush(self) -> None:
-        """Try the waiting launches again if `retry_waiting` was called."""
         if self._retry and self._head.now >= self._head.groups.claims.settled:
             self._retry = False
             for waiting in list(self._waiting):

@@ -47,7 +47,7 @@ NAMED = 20
 
 @dataclass(eq=False)
 class _NodeRequest:
-    """A GetNodes request that waits for nodes until its timer fires."""
+    """A GetNodes request that waits for nodes until its timer fires. `since` is when it came, in monotonic seconds."""
 
     peer: bytes
     id: int
@@ -61,7 +61,7 @@ class NodeTable:
 
     Attributes:
         drained: node id -> why the node takes no new workers. Nodes that are away are included.
-        missing: ids of the nodes that were registered with the earlier head and have not registered with this one.
+        missing: ids of the nodes that were registered with the earlier head and have not registered with this head.
     """
 
     def __init__(self, head: Coordinator, before: Snapshot) -> None:
@@ -93,7 +93,7 @@ class NodeTable:
     # --- queries ---
 
     def of_peer(self, peer: bytes) -> Node | None:
-        """Return the living node whose agent has this connection, None without one."""
+        """Return the living node whose agent has this connection, None without such a node."""
         return self._by_peer.get(peer)
 
     def get(self, node_id: str) -> Node | None:
@@ -117,7 +117,7 @@ class NodeTable:
         return [node for node in self._on_host.of(host) if node.alive]
 
     def of_rank(self, rank: int) -> Node | None:
-        """Return the living node with this frozen rank, None without one."""
+        """Return the living node with this frozen rank, None without such a node."""
         return self.get(self._ranked.get(rank, ""))
 
     def rank(self, node: Node) -> int:
@@ -125,7 +125,7 @@ class NodeTable:
         return self._ranks.get(node.id, -1)
 
     def states(self, now: float) -> list[NodeState]:
-        """Return the states of all nodes, lost ones included: first by rank, then the nodes without a rank by id."""
+        """Return the states of all nodes, lost nodes included: first by rank, then the nodes without a rank by id."""
         found = [node.state(self.rank(node), now) for node in self._nodes.values()]
         return sorted(found, key=lambda state: (state.rank < 0, state.rank, state.report.node_id))
 
@@ -208,7 +208,6 @@ class NodeTable:
             node.step("drain", self._head.now)
 
     def undrain(self, node_id: str) -> None:
-        """Allow new workers on a drained node again."""
         del self.drained[node_id]
         node = self._nodes.get(node_id)
         if node is not None:

@@ -45,7 +45,7 @@ class DrainTable:
         """Drain a node, replace the reason of its drain, or undo the drain. Answers when the change is on disk.
 
         Raises:
-            Refused: the node is unknown, or it is not drained and the request undoes a drain.
+            Refused: the node is unknown, or the request undoes a drain and the node is not drained.
         """
         nodes, id = self._head.nodes, asked.node_id
         self.changed()
@@ -102,7 +102,7 @@ class DrainTable:
         self._changed = True
 
     def flush(self) -> None:
-        """Log each draining node that has no worker left, once."""
+        """Log, once, each drained node that has no worker left."""
         changed, self._changed = self._changed, False
         for id in self._head.nodes.drained if changed else ():
             node = self._head.nodes.get(id)
@@ -112,7 +112,7 @@ class DrainTable:
 
 
 SPARE_S = 5.0
-"""Seconds added to the time limit of a hardware query, for the two messages and for ending a process that hangs."""
+"""Seconds added to the time limit of a hardware query: for its two messages, and to end a process that hangs."""
 MAX_LIMIT_S = 600.0
 """Longest time limit of a hardware query, in seconds, whatever its sender asks for."""
 
@@ -199,7 +199,7 @@ class HardwareQueries:
 
 
 class WorkerHealthLog:
-    """Records which workers do not answer or are in one call for long. Such a worker is never killed for that."""
+    """Records which workers do not answer or are in one call for long. The head never kills a worker for that."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head

@@ -18,7 +18,7 @@ from rlinf_actors.security.members import LOCAL, Member
 class Limit(NamedTuple):
     """One `holder` may have at most `most` things of the kind `what`.
 
-    `what` and `holder` are words for the error text. `advice` is added to that text.
+    `what`, `holder` and `advice` are parts of the error text.
     """
 
     most: int
@@ -57,9 +57,9 @@ ID_CHARS = 256
 
 
 def check(limit: str, holder: str, count: int, kind: str = "usage") -> None:
-    """Raise Refused with this error *kind* if *count*, which *holder* has already, has reached the limit *limit*.
+    """Raise Refused with this error *kind* if *count* has reached the limit LIMITS[*limit*].
 
-    *limit* is a key of LIMITS; *holder* is a name for people.
+    *count* is the number of things that *holder* (a name for people) has already.
     """
     most, what, whose, advice = LIMITS[limit]
     if count >= most:
@@ -114,7 +114,7 @@ class RequestQuota:
     def begin(self, peer: bytes, id: int, member: Member) -> None:
         """Accept a request, or raise Refused if its connection or key has too many open requests.
 
-        A request with the number *id* of an open request is a repetition of it, and is counted too.
+        A request with the number *id* of an open request is a repetition, and is counted too.
         """
         if member.key:
             of_key = self._jobs if member.role == "worker" else self._keys
@@ -158,10 +158,10 @@ class RequestQuota:
 
 
 class Tombstones:
-    """The ids of processes of one kind that were declared ended, with the reasons; a returning process is refused.
+    """The ids of processes of one kind that were declared ended, with the reasons. The head refuses such a process.
 
     Args:
-        kind: one of NODE, REPLACED, CLIENT and WORKER of head.commands.
+        kind: NODE, REPLACED, CLIENT or WORKER of head.commands.
         emit: called with Persist commands, because a restarted head must also refuse processes that may still run.
         before: the persistent state that the earlier head left.
     """
@@ -179,8 +179,8 @@ class Tombstones:
 
         Args:
             id: the id of the ended process.
-            reason: why it ended, for people.
-            certain: True if its end was seen, so that the tombstone need not survive a restart of the head.
+            reason: why the process ended, for people.
+            certain: True if the end was seen, so that the tombstone need not survive a restart of the head.
             by: the member that reported the end, or to which the process belongs.
         """
         if len(id) > ID_CHARS or self._reasons.get(id) == reason:
@@ -200,7 +200,7 @@ class Tombstones:
             self._forget(next(iter(self._reasons)))
 
     def get(self, id: str) -> str | None:
-        """Return why *id* has ended; None if it has no tombstone, or if that was dropped."""
+        """Return why the process *id* has ended; None if it has no tombstone, or if the tombstone was dropped."""
         return self._reasons.get(id)
 
     def _forget(self, id: str) -> None:

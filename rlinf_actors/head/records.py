@@ -30,7 +30,7 @@ from rlinf_actors.wire.values import (
 
 
 class NodeLife(str, enum.Enum):
-    """State of a node. Status output shows the value."""
+    """State of a node. `rlinf-actors status` shows the value."""
 
     REGISTERING = "registering"
     READY = "ready"
@@ -176,7 +176,6 @@ class Node:
 
     @property
     def id(self) -> str:
-        """The node's id, the same for all its incarnations."""
         return self.report.node_id
 
     @property
@@ -266,7 +265,6 @@ class WorkerRecord:
 
     @property
     def id(self) -> str:
-        """The worker's id, unique in the cluster."""
         return self.spec.id
 
     @property
@@ -278,7 +276,6 @@ class WorkerRecord:
         self.life = step(WORKER, self.life, event)
 
     def state(self) -> WorkerState:
-        """Return the worker's state as clients receive it."""
         return WorkerState(
             self.id, self.spec.rank, self.spec.node_rank, self.node_ip, self.life.value, self.pid, self.endpoint,
             self.port, self.master_port, self.exit, self.spec.incarnation, None if self.gone else self.pulse,
@@ -297,7 +294,7 @@ class Group:
         changed: the workers whose state must be sent to the owner and the subscribers, by id.
         detached: True if the group outlives the client that launched it.
         unclaimed: True if a restarted head knows the owner only from agents, and the owner has not confirmed it.
-        orphaned: text that says whose end ended the group; "" while its owner lives.
+        orphaned: text that says which owner's end ended the group; "" while the owner lives.
     """
 
     namespace: str
@@ -317,12 +314,10 @@ class Group:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The group's key in tables: (namespace, name)."""
         return self.namespace, self.name
 
     @property
     def gone(self) -> bool:
-        """True if no living worker is left."""
         return not self.living
 
     @property
@@ -337,12 +332,12 @@ class Group:
 
     @property
     def ranks(self) -> set[int]:
-        """The ranks whose workers the head knows."""
+        """The ranks for which the head knows a worker."""
         return {worker.spec.rank for worker in self.workers.values()}
 
     @property
     def world_size(self) -> int:
-        """The number of ranks in the group, whether the head knows their workers or not."""
+        """The number of ranks in the group, also of ranks for which the head knows no worker."""
         return max((worker.spec.world_size for worker in self.workers.values()), default=0)
 
     @property

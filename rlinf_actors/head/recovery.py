@@ -80,7 +80,7 @@ class Reconciler:
     # --- agents ---
 
     def reconcile(self, node: Node, reported: Sequence[RunningWorker], known: bool) -> None:
-        """Update the head's record of a node's workers from the *reported* ones.
+        """Update the head's record of a node's workers from the *reported* workers.
 
         Reported workers that the head does not know belong to groups from before this head started: the head adopts
         them. If the agent does not report a worker that the head knows, a starting worker is ordered again (the agent
@@ -232,7 +232,7 @@ class Reconciler:
     def handles(self, client: Client, message: Handles) -> None:
         """Answer a reconnected client's handles with the present state of the workers in its groups.
 
-        Stops a group of this owner that the owner's handles no longer name: the owner has shut it down.
+        Stop a group of this owner that the owner's handles no longer name: the owner has shut it down.
         """
         own = {handle.name: handle for handle in message.groups if handle.namespace == client.namespace}
         for handle in own.values():
@@ -301,7 +301,7 @@ class Reconciler:
 
 
 def _detached_meanwhile(group: Group, running: RunningWorker) -> bool:
-    """True if *running* has another owner than *group* only because one node missed the order that detached it."""
+    """True if the owners of *running* and *group* differ only because one node missed the order to detach the group."""
     same_launch = launch_of(running.spec.id) in map(launch_of, group.workers)
     return same_launch and group.detached != running.detached and (group.detached or group.unclaimed)
 
@@ -318,12 +318,12 @@ class _KnownRanks:
         self._launches.add(launch_of(spec.id))
 
     def lack(self, spec: WorkerSpec) -> bool:
-        """True if the worker's rank is not known yet and its launch is: it completes the same launch."""
+        """True if the worker belongs to a known launch and its rank is unknown, so that it completes the launch."""
         return spec.rank not in self._ranks and launch_of(spec.id) in self._launches
 
 
 _NO_NEWS = (Beat, LogLines, LogCredit, FlushLogs, WorkerReady, WorkersHealth, GetStatus, GetEvents, GetNodes)
-"""Messages that cannot make a held message ready, so that `EarlyMessages.take` need not look after them."""
+"""Messages that cannot make a held message ready. After these, `EarlyMessages.take` does not examine held messages."""
 
 
 class EarlyMessages:

@@ -74,8 +74,7 @@ def _is_failure(exit: ExitReport, incarnation: int) -> bool:
 
 
 TOGETHER_S = 30.0
-"""Seconds within which failures in one group may have one cause: in a collective all ranks fail soon after the first.
-"""
+"""Seconds within which failures in one group may have one cause: in a collective all ranks fail after the first."""
 
 
 class FirstFailures:
@@ -85,7 +84,7 @@ class FirstFailures:
         self._first: dict[tuple[str, str], tuple[float, int, str]] = {}
 
     def annotate(self, group: Group, worker: WorkerRecord, node: str, exit: ExitReport, now: float) -> ExitReport:
-        """Return *exit* with a mention of the group's first failure, if that may be the cause of this one.
+        """Return *exit* with a mention of the group's first failure, if that may be the cause of this failure.
 
         Args:
             group: the worker's group.
@@ -105,7 +104,6 @@ class FirstFailures:
         return _with_reason(exit, f"the first of its group to end, {now - at:.1f} s before, was {first}")
 
     def forget(self, group: Group) -> None:
-        """Drop the first failure of a group that has ended."""
         self._first.pop(group.key, None)
 
 

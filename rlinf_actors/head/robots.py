@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 OWNER_PART = 0.8
-"""Fraction of the robot lease after which a silent owner loses its robots: 1.6 s of a lease of 2 s.
+"""Fraction of the robot lease for which an owner keeps its robots after the last message that it confirmed.
 
-A worker whose lease is not renewed acts at the same fraction. The owner sends eight heartbeats in one lease; each
-heartbeat tells the head which of the head's earlier messages has arrived.
+Like the workers' own guard, which acts at the same fraction, this ends 0.4 s before a lease of 2 s. An owner of robots
+sends eight heartbeats in one lease (runtime.head_session.OWNER_BEATS), and each confirms the head's last message.
 """
 ALL = "*"
 """Key of the emergency stop of every namespace; no namespace has that name."""
@@ -57,7 +57,7 @@ class _OwnerWatch:
     """The watch on the owner of a group with robots. All times are monotonic seconds.
 
     Attributes:
-        owner_missing_since: when the head first noticed that the owner has no session; None while it has one.
+        owner_missing_since: when the head first noticed that the owner has no session; None while it has a session.
         began: when the head first saw this group while its owner had a session; None before.
     """
 
@@ -117,7 +117,7 @@ class RobotTable:
         watch.timer = self._head.timers.at(min(times), lambda: self._time_passed(watch)) if times else None
 
     def _time_passed(self, watch: _OwnerWatch) -> None:
-        """Stop the group if its owner is silent; declare its workers lost whose agents are silent."""
+        """Stop the group if its owner is silent; declare its workers lost if their agents are silent."""
         group, now = watch.group, self._head.now
         if not group.stopping and now >= self._owned_until(watch):
             why = self._silence(watch)
@@ -257,5 +257,4 @@ class RobotTable:
 
 
 def titles(worker: WorkerRecord) -> str:
-    """Return the names of a worker's robots as one text for people."""
     return ", ".join(claim.title for claim in worker.spec.claims)

@@ -1,7 +1,8 @@
-"""The head as others reach it: sockets, timer and store around the coordinator.
+"""The head as other processes reach it: sockets, timer and store around the coordinator.
 
 agentd and `rlinf-actors head` create a `HeadServer` in their event loop; all of it runs on that thread. It decides
-nothing: each message, timer or failed send becomes an event, and each command is carried out in order.
+nothing: each message, timer or failed send becomes an event for the coordinator, and each command that the coordinator
+returns is carried out in order.
 """
 
 from __future__ import annotations
@@ -76,12 +77,15 @@ class HeadServer:
     """A head that listens. Loop thread only.
 
     Args:
-        network: where to listen.
+        network: the sockets of this process.
         timing: the head's timers.
-        embedded: a driver owns it, and may end it.
-        store: its persistent state, None for a head that ends with its driver; closed with the head.
-        own: the head's own keys, None without.
-        on_end: called once when a driver has ended the cluster.
+        embedded: True if the head belongs to one driver, which may end it.
+        store: the persistent state, None for a head that ends with its driver; closed with the head.
+        own: the head's own keys, None without keys.
+        on_end: called once, with the reason, when a driver or the administrator has ended the cluster.
+
+    Attributes:
+        endpoints: the endpoints that the head listens on; empty before `start`.
     """
 
     def __init__(
@@ -142,15 +146,15 @@ class HeadServer:
         return self.endpoints
 
     def status(self) -> Status:
-        """Return the state of the cluster."""
         return self._coordinator.status(self._loop.time())
 
     def close(self, reason: str = "", restarting: bool = False) -> None:
-        """Stop listening. Twice is fine.
+        """Stop listening. Twice is harmless.
 
         Args:
-            reason: that clients are told; "" sends nothing, as a crash does.
-            restarting: a head is expected back at this address, so that nothing ends; else the cluster ends.
+            reason: sent to clients and, for a restart, to agents; "" sends nothing, as in a crash.
+            restarting: True if another head will soon listen at this address, so that nothing ends; False if the
+                cluster ends.
         """
         if reason:
             self._shell.carry_out((self._coordinator.restarting if restarting else self._coordinator.farewell)(reason))

@@ -49,10 +49,10 @@ Row = TypeVar("Row")
 
 FILE = "head.sqlite3"
 ROOM = 256 << 10
-"""Bytes; a file system with less is taken for full."""
+"""Free bytes below which a file system counts as full."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 FORMAT = 1
-"""Of the tables below; a file of another one is refused."""
+"""Version of the tables below. The head refuses a file that has another version."""
 
 _TABLES = """
     CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
@@ -89,19 +89,23 @@ _STATEMENTS: dict[type[Change], tuple[str, ...]] = {
     KnownJob: ("INSERT OR REPLACE INTO jobs VALUES (:namespace, :proof, :owner)",),
     ForgetJob: ("DELETE FROM jobs WHERE namespace = :namespace",),
 }
-"""Tombstones are in table given_up: its name is part of the file format."""
+"""The SQL for each change. Tombstones are in table given_up, whose name is part of the file format."""
 
 
 class HeadStore:
     """The file of one head. Opening it begins a new epoch. Loop thread only.
 
     Args:
-        directory: made (mode 0700) if it does not exist; the file in it is head.sqlite3.
+        directory: directory of the file head.sqlite3; created with mode 0700 if it does not exist.
+
+    Attributes:
+        remembered: the state that the earlier head left.
+        trouble: why the file could not be written at the last attempt, "" if it was written.
 
     Raises:
-        ConfigError: the file cannot be read or written, is damaged, or belongs to a head that runs, or others can write
-            to its directory; the message says what to do.
-        OSError: its file system, or a quota, is full: another try may find room.
+        ConfigError: the file cannot be read or written, is damaged, or belongs to a head that runs, or other users can
+            write to its directory; the message says what to do.
+        OSError: the file system, or a quota, is full: another attempt may find room.
     """
 
     def __init__(self, directory: str) -> None:
@@ -135,13 +139,16 @@ class HeadStore:
         self._writer = ThreadPoolExecutor(1, "head-store")
 
     def write(self, changes: Sequence[Change], done: Callable[[bool], None]) -> None:
-        """Make *changes* durable, then call *done* on the loop, with False if they could not be written now."""
+        """Make *changes* durable, then call *done* on the loop: with True, or with False if the write failed.
+
+        Changes that could not be written are kept, and written with the next call.
+        """
         self._asked.extend(changes)
         writing = asyncio.get_running_loop().run_in_executor(self._writer, self._write)
         writing.add_done_callback(lambda writing: None if writing.cancelled() else done(writing.result()))
 
     def close(self) -> None:
-        """Write pending changes, and close. Twice is fine."""
+        """Write pending changes, and close the file. Twice is harmless."""
         self._writer.shutdown(wait=True)
         self._database.close()
 
@@ -183,7 +190,7 @@ class HeadStore:
         )
 
     def _rows(self, what: str, row: type[Row]) -> list[Row]:
-        """Return the selected rows; sqlite keeps any type in any column.
+        """Return the selected rows as tuples of type *row*; sqlite keeps any type in any column.
 
         Raises:
             msgspec.ValidationError: a value is of another type.
@@ -231,7 +238,7 @@ class HeadStore:
 
 
 def _check_owner(path: str, found: os.stat_result) -> None:
-    """Refuse a file or directory that others can write: they could choose which keys are valid."""
+    """Raise ConfigError if other users can write to a file or directory: they could choose which keys are valid."""
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}), and the head "
@@ -241,7 +248,7 @@ def _check_owner(path: str, found: os.stat_result) -> None:
 
 
 def _check_link(directory: str) -> None:
-    """Refuse a link of another user: it may lead to another directory of ours, with the keys of another head."""
+    """Raise ConfigError for another user's link: it may lead to the directory of another head of ours."""
     owner = os.lstat(directory).st_uid
     if owner not in (os.geteuid(), 0):
         raise ConfigError(
@@ -251,7 +258,7 @@ def _check_link(directory: str) -> None:
 
 
 def _says_full(error: sqlite3.Error, directory: str) -> bool:
-    """True if sqlite failed for want of room. Some of its calls say only that writing, or making a file, failed."""
+    """True if sqlite failed because the disk is full. For some calls sqlite says only that writing failed."""
     text = str(error)
     if "full" in text:
         return True
@@ -262,9 +269,9 @@ def _says_full(error: sqlite3.Error, directory: str) -> bool:
 
 
 def _no_room(path: str, said: str) -> OSError:
-    """Return the error for a head that cannot begin for want of room, which may pass: it is no ConfigError.
+    """Return the error for a head that cannot start because the disk is full. This may pass: it is no ConfigError.
 
-    A supervisor starts a head that exits with 69 again, and leaves one that exits with 78 down.
+    A supervisor starts a head that exits with 69 again, and leaves a head that exits with 78 down.
     """
     mount = os.path.realpath(os.path.dirname(path))
     while not os.path.ismount(mount):
@@ -295,7 +302,7 @@ def own_keys(head: KeyFile | None, settings: Settings) -> OwnKeys:
     """Return the head's own keys: its pair's, and that of the driver on its machine, which `keys init` makes beside it.
 
     Args:
-        head: its own key file, or its user's; None for a head without keys.
+        head: the head's key file, or the key file of the user that runs it; None for a head without keys.
         settings: the environment's.
 
     Raises:

@@ -1,7 +1,7 @@
 """The timers of the head: one heap for all tables. Pure: the time is an argument.
 
 A table schedules a method of its own with `TimerHeap.at` and cancels what it no longer needs. Deadlines that often move
-to later, as a lease does with each heartbeat, stay where they are on the heap: when such a timer fires too early its
+to later, as a lease does with each heartbeat, stay where they are on the heap: when such a timer fires too early, its
 action schedules the next one. So an event costs a handful of heap operations, however many nodes, clients and groups
 the cluster has.
 """
@@ -17,7 +17,7 @@ Action = Callable[[], None]
 
 
 class HeapTimer:
-    """One scheduled action; `at` is when it is due."""
+    """One scheduled action, due at `at`. `action` is None once the timer has fired or was cancelled."""
 
     __slots__ = ("action", "at")
 
@@ -27,7 +27,7 @@ class HeapTimer:
 
 
 class TimerHeap:
-    """All timers, the next one first; of two with one deadline the one that was scheduled first."""
+    """All timers, the next one first; timers with the same deadline fire in the order of their scheduling."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, HeapTimer]] = []
@@ -38,7 +38,7 @@ class TimerHeap:
         return len(self._heap) - self._cancelled
 
     def at(self, deadline: float, action: Action) -> HeapTimer:
-        """Run *action* at *deadline*, never if that is infinity."""
+        """Run *action* at *deadline*; never if *deadline* is infinity."""
         timer = HeapTimer(deadline, action)
         if deadline < math.inf:
             heapq.heappush(self._heap, (deadline, next(self._sequence), timer))
@@ -47,7 +47,7 @@ class TimerHeap:
         return timer
 
     def cancel(self, timer: HeapTimer | None) -> None:
-        """Drop a timer. One that has fired, or None, is fine."""
+        """Drop a timer. A timer that has fired, or None, is ignored."""
         if timer is None or timer.action is None:
             return
         timer.action = None
@@ -59,14 +59,14 @@ class TimerHeap:
             self._cancelled = 0
 
     def next_deadline(self) -> float:
-        """Return when `run_due` has something to do, infinity for never."""
+        """Return when the next timer is due, infinity for never."""
         while self._heap and self._heap[0][2].action is None:
             heapq.heappop(self._heap)
             self._cancelled -= 1
         return self._heap[0][0] if self._heap else math.inf
 
     def run_due(self, now: float) -> None:
-        """Run what is due at *now*. What these actions schedule runs at the next call at the earliest."""
+        """Run the actions that are due at *now*. Timers that these actions schedule fire in the next call or later."""
         due = []
         while self.next_deadline() <= now:
             due.append(heapq.heappop(self._heap)[2])

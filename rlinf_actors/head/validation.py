@@ -79,7 +79,7 @@ def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterabl
 
     Args:
         asked: the launch.
-        client: its sender.
+        client: the client that sent the launch.
         embedded: True if the head belongs to one driver and ends with it.
         nodes: the nodes of the workers.
     """

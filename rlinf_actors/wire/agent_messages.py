@@ -24,7 +24,6 @@ from rlinf_actors.wire.values import (
 )
 
 MAX_REFUSALS = 256
-"""Largest number of entries in one RefusalReport."""
 
 LINE_COST = 32
 """Credit that a line of output takes in addition to its characters, so that empty lines are not free."""
@@ -33,12 +32,15 @@ LINE_COST = 32
 class StartWorkers(ControlMessage, frozen=True):
     """Notice to an agent: start these workers. The agent sends a WorkerReady or WorkerExited for each of them.
 
-    `owner` is the incarnation of the client that owns the group. `cls` and `detail` are those of the group's Launch.
-    `detached`: True if a client other than the owner launched the group; the owner may then have no handle of it. A
-    detached group without an owner ends only by a request that names it.
-
     The agent ignores workers whose id it already has. Exception (since protocol 7): if `detached` is True, it takes
     over `owner` and `detached` for such workers.
+
+    Attributes:
+        owner: incarnation of the client with whose end the group ends; "" for a detached group that only a request
+            ends.
+        cls: `cls` of the group's Launch.
+        detail: `detail` of the group's Launch.
+        detached: True if the group outlives the client that launched it.
     """
 
     workers: list[WorkerSpec]
@@ -68,16 +70,14 @@ class LookForHardware(ControlMessage, frozen=True):
 
 
 class HardwareFound(ControlMessage, frozen=True):
-    """Notice of an agent: the answer to the LookForHardware of this id. The head ignores an id that it does not wait
-    for.
-    """
+    """Notice of an agent: the answer to the LookForHardware with this id. The head ignores an unknown id."""
 
     id: str
     answer: HardwareAnswer
 
 
 class StopLooking(ControlMessage, frozen=True):
-    """Notice to an agent: cancel the LookForHardware of this id. The agent ignores an unknown id."""
+    """Notice to an agent: cancel the LookForHardware with this id. The agent ignores an unknown id."""
 
     id: str
 
@@ -94,8 +94,9 @@ class Watch(ControlMessage, frozen=True):
 
 
 class Unwatch(ControlMessage, frozen=True):
-    """Notice to an agent: stop watching the process of this client, whose session has ended. Unknown clients are
-    ignored.
+    """Notice to an agent: stop watching the process of this client, whose session has ended.
+
+    The agent ignores an unknown client.
     """
 
     incarnation: str
@@ -138,10 +139,9 @@ class WorkersHealth(ControlMessage, frozen=True):
 
 
 class Refusal(Value, frozen=True):
-    """Connections that a socket rejected: `times` of the same kind since the last report.
+    """Connections that a socket rejected, as entries of a RefusalReport: `times` of the same kind.
 
-    `text` names the peer and the reason; it follows the word "refused" in a log line. `worker` is the id of the worker
-    whose socket it was, "" for a template's socket.
+    `text` names the peer and the reason. `worker` is the id of the worker whose socket it was, "" for a template's.
     """
 
     text: str
@@ -165,15 +165,15 @@ MAX_PATH = 4096
 
 
 class LogLines(ControlMessage, frozen=True):
-    """Output lines of workers, sent by their agent to the head and by the head to the owner of the workers.
+    """Output lines of workers, sent by agentd to the head and by the head to the first driver of the workers' job.
 
     Attributes:
-        owner: incarnation of the client that owns the workers.
-        node: id of the workers' node.
-        entries: the lines, each as (group:rank, stream, text).
+        owner: the namespace of the job.
+        node: the host name of the workers' node, for people; the driver's LogCredit repeats it.
+        entries: the lines, each as (group:rank, "out" or "err", text).
         skipped: number of lines left out here; the log files have them.
         final: True if this is the answer to FlushLogs.
-        left: number of further lines that will not be shown, because their workers, this agent or the owner ended.
+        left: number of further lines that will not be shown, because their workers, this agentd or the driver ended.
         where: file or directory on the node that has those lines.
     """
 
@@ -187,20 +187,21 @@ class LogLines(ControlMessage, frozen=True):
 
     @property
     def cost(self) -> int:
-        """Credit that the lines take from the owner's window; see line_cost."""
+        """Credit that the lines take from the job's window; see line_cost."""
         return sum(line_cost(text) for _, _, text in self.entries)
 
 
 def line_cost(text: str) -> int:
-    """Return the credit that a line takes from its owner's window: its characters and LINE_COST."""
+    """Return the credit that a line takes from its job's window: its characters and LINE_COST."""
     return len(text) + LINE_COST
 
 
 class FlushLogs(ControlMessage, frozen=True):
-    """Send the remaining output of the workers of an owner that is about to end, for at most `wait_s` seconds.
+    """Send the remaining output of a job's workers within `wait_s` seconds; the driver is about to end.
 
-    Request of the driver to the head, answered by Flushing. The head then sends it as a notice to the agents of the
-    job's nodes, and each of them answers with a LogLines whose `final` is True.
+    A driver sends it to the head as a request, which the head answers by Flushing. The head passes it as a notice to
+    the nodes that have, or had, workers of the job, and each of their agentds sends a LogLines whose `final` is True.
+    `owner` is the job's namespace.
     """
 
     owner: str
@@ -208,13 +209,16 @@ class FlushLogs(ControlMessage, frozen=True):
 
 
 class Flushing(ControlMessage, frozen=True):
-    """Reply to FlushLogs. `agents` is the number of agents that will send a final LogLines."""
+    """Reply to FlushLogs. `agents` is the number of nodes that will send a final LogLines."""
 
     agents: int
 
 
 class LogCredit(ControlMessage, frozen=True):
-    """Answer of the owner to LogLines: lines of `chars` cost were shown, and the agent may send as much again."""
+    """Answer to LogLines: lines of `chars` cost were printed or dropped, so agentd may send as much again.
+
+    The driver sends it to the head, and the head to agentd. `owner` and `node` are those of the LogLines.
+    """
 
     owner: str
     node: str
@@ -226,6 +230,7 @@ class AgentHello(ControlMessage, frozen=True):
 
     Attributes:
         protocol: the oldest protocol that the agent speaks.
+        version: its version of rlinf-actors, for people.
         incarnation: id of this run of agentd.
         node: report of the node.
         is_head: True if the head runs in this agentd.
@@ -251,15 +256,16 @@ class AgentHello(ControlMessage, frozen=True):
 
 
 class ClientHello(ControlMessage, frozen=True):
-    """First message of a driver, a worker or a child of a worker.
+    """First message of a driver, a worker or a child of a worker, answered by Welcome or Failed.
 
     Attributes:
         protocol: the oldest protocol that the client speaks.
+        version: its version of rlinf-actors, for people.
         incarnation: id of this run of the client.
         role: "driver" or "worker". A child of a worker (since protocol 7) has the role "worker".
         namespace: name of the job.
         host: host key of the client's machine.
-        pid: the client's process. The agent on the same host watches it.
+        pid: the client's process. The agents on the same host watch it.
         pid_start: start time of that process in clock ticks since boot (field 22 of /proc/PID/stat).
         worker_id: id of the worker or child, "" for a driver.
         token: the job's membership token. A worker has it from its start, a returning driver from its first Welcome.
@@ -286,12 +292,14 @@ class Welcome(ControlMessage, frozen=True):
 
     Attributes:
         epoch: id of this run of the head.
-        beat_s: seconds between two beats of the peer.
-        lease_s: seconds of silence after which the head gives a peer up.
-        token: the job's membership token (clients only).
-        robot_lease_s: length of a robot worker's lease. Agents with robot workers beat four times in it, owners of such
-            workers eight times.
-        head_grace_s: seconds that the head may be silent while its machine answers.
+        version: the head's version of rlinf-actors, for people.
+        beat_s: seconds between two beats of the receiver.
+        lease_s: seconds of silence after which the head gives the receiver up. The receiver gives the head up when the
+            head's machine has not answered for the same time.
+        token: the job's membership token, "" for an agent.
+        robot_lease_s: length of a robot worker's lease. Agents with robot workers beat four times in it, owners of
+            robot workers eight times.
+        head_grace_s: seconds for which the head may be silent while its machine answers.
         protocol: the protocol of this session.
     """
 
@@ -308,8 +316,12 @@ class Welcome(ControlMessage, frozen=True):
 class Goodbye(ControlMessage, frozen=True):
     """Last message of a session that the sender ends on purpose.
 
-    `lost`: the head has declared the receiver dead. `restarting`: the head was stopped and will return, so that workers
-    and groups continue.
+    An agent or client says that it ends. From the head, without a flag, it says to clients that the cluster ends.
+
+    Attributes:
+        reason: why, for people.
+        lost: True if the head has declared the receiving client dead, and refuses it from now on.
+        restarting: True if the head was stopped and will return, so that workers and groups continue.
     """
 
     reason: str = ""
@@ -326,8 +338,8 @@ class Beat(ControlMessage, frozen=True):
 
     Attributes:
         incarnation: the sender's incarnation; the head's epoch in its answers.
-        at: time at which the peer sent its beat, in seconds of its monotonic clock; the answer repeats the number. A
-            robot lease is counted from that time, because the head was surely alive after it.
+        at: time at which an agent sent its beat, in seconds of its monotonic clock; the head's answer repeats the
+            number. A robot lease is counted from that time, because the head was surely alive after it.
         word: the head's clock in its answers to clients. A client repeats the number in its next beat (0 before the
             first answer), so that the head knows that its messages reach the client.
     """

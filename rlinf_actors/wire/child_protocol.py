@@ -23,8 +23,8 @@ MAX_PACKET = 1 << 16
 class Enter(ControlMessage, frozen=True):
     """Request of a child to become a member.
 
-    `parent` is the worker's address ("group:rank"), `path` the ranks below it that lead to the child, `siblings` the
-    number of children among which the child has its rank.
+    `parent` is the worker's address ("group:rank"), `path` the ranks below the worker that lead to the child,
+    `siblings` the number of children among which the child has its rank.
     """
 
     parent: Annotated[str, msgspec.Meta(max_length=1000)]
@@ -35,12 +35,12 @@ class Enter(ControlMessage, frozen=True):
 class Granted(ControlMessage, frozen=True):
     """Admission of a child. A file descriptor is passed along with the packet.
 
+    The file holds a list: the parts of the user's data that the group's owner sent along with the class.
+
     Attributes:
         parent: the worker's id.
         spec: the worker's spec with the job's token, changed to the child's id and to `siblings` as world size.
         place: the worker's place.
-
-    The file holds a list: the parts of the user's data that the group's owner sent along with the class.
     """
 
     parent: WorkerId
@@ -94,7 +94,7 @@ def decode(data: bytes, kind: type[M]) -> M:
 
 
 def decode_answer(data: bytes) -> Answer:
-    """Return the packet of a worker. Raises RemoteWireError if *data* is not one."""
+    """Return the packet of a worker. Raises RemoteWireError if *data* is not such a packet."""
     try:
         return _answer.decode(data)
     except MALFORMED as error:

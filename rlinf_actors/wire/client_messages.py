@@ -41,8 +41,8 @@ class Nodes(ControlMessage, frozen=True):
 class EnumerateHardware(ControlMessage, frozen=True):
     """Ask the head to have a node enumerate the hardware of a node group.
 
-    Answered by Enumerated, or by Failed: kind node_lost if the node is lost, kind timeout if it does not answer in
-    time.
+    Answered by Enumerated, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer
+    in time.
     """
 
     node_id: str
@@ -50,26 +50,24 @@ class EnumerateHardware(ControlMessage, frozen=True):
 
 
 class Enumerated(ControlMessage, frozen=True):
-    """Reply to EnumerateHardware."""
-
     answer: HardwareAnswer
 
 
 class Launch(ControlMessage, frozen=True):
     """Reserve the group's name and start its workers. The sender is subscribed to the group.
 
-    Answered at once by Launched; WorkerChanged then reports the state of each worker.
+    Answered by Launched: at once, or when the robots are free. WorkerChanged then reports the state of each worker.
 
     Attributes:
-        cls: "module:qualname" of the worker class, for people.
+        cls: "module:qualname" of the worker class.
         detail: JSON of the sender for clients that attach later.
-        detached: True if the job's first driver, if the job has one, owns the group instead of the sender.
+        detached: True if the job's first driver, if the job has a driver, owns the group instead of the sender.
         wait_s: seconds that the launch may wait for robots that other groups hold. A StopGroup of the name withdraws a
             waiting launch.
         outlives: (since protocol 7) True if the sender will send Detach once the group is constructed. The head refuses
             the launch if the group could not be detached.
-        get_if_exists: (since protocol 7) True to attach to a running group of this name and class instead, if there is
-            one.
+        get_if_exists: (since protocol 7) True to return a running group of this name instead, and to subscribe the
+            sender to it. Failed(kind=name_in_use) if that group's class has another qualname.
 
     A head of an older protocol ignores the last two, so clients do not send them to it.
     """
@@ -111,10 +109,10 @@ class FindGroup(ControlMessage, frozen=True):
 
 
 class Detach(ControlMessage, frozen=True):
-    """Give up the ownership of a constructed group. The sender stays subscribed. Since protocol 7.
+    """Let a constructed group outlive the sender, which owns it and stays subscribed. Since protocol 7.
 
     If the sender is a worker and its job has a driver, the job's first driver becomes the owner. Otherwise no client
-    owns the group any longer, and it ends only by a request that names it. `workers` are the ids of the group's
+    owns the group any longer, and the group ends only by a request that names it. `workers` are the ids of the group's
     workers. Answered by Done, also when sent twice.
     """
 
@@ -126,14 +124,12 @@ class Detach(ControlMessage, frozen=True):
 class Handles(ControlMessage, frozen=True):
     """Notice of a client to a head that has restored the client's session: the groups of which the client has handles.
 
-    The head renews the client's subscriptions, and reports every worker that has ended since.
+    The head renews the client's subscriptions, and reports every worker that has ended since. If agents report a group
+    of this client that is in neither list, the client shut it down or detached it while no head ran: the head stops it.
 
     Attributes:
         groups: the groups with all their workers, as far as the client knows them.
         launching: ids of the workers of launches whose reply the client waits for.
-
-    If agents report a group of this client that is in neither list, the client shut it down or detached it while no
-    head ran: the head stops it.
     """
 
     groups: list[GroupHandle]
@@ -141,8 +137,7 @@ class Handles(ControlMessage, frozen=True):
 
 
 class StopGroup(ControlMessage, frozen=True):
-    """End the workers of a group by SIGTERM, and by SIGKILL after `grace_s` seconds. Answered by Done when all have
-    ended.
+    """End the workers of a group: SIGTERM, and SIGKILL after `grace_s` seconds. Answered by Done when all have ended.
 
     `workers` are ids of the group's workers; another group of the same name, which has none of them, is not stopped.
     With an empty list any group of the name is stopped.
@@ -155,7 +150,7 @@ class StopGroup(ControlMessage, frozen=True):
 
 
 class WorkerChanged(ControlMessage, frozen=True):
-    """Notice to every client that is subscribed to a group: the new states of some of its workers."""
+    """Notice to the owner of a group and every subscribed client: the new states of some of its workers."""
 
     namespace: str
     group: str
@@ -165,8 +160,8 @@ class WorkerChanged(ControlMessage, frozen=True):
 class WatchClients(ControlMessage, frozen=True):
     """Notice of a client to the head: send ClientGone when one of these clients of the sender's namespace ends.
 
-    A client that the head does not know counts as ended if it sends no hello within one lease. The list is always
-    complete; it is sent again to a restarted head.
+    The head adds these clients to those of earlier notices. A client that the head does not know counts as ended if it
+    sends no hello in time (head.commands.Timing.patience_s). The sender repeats the whole list to a restarted head.
     """
 
     incarnations: list[str]
@@ -179,7 +174,7 @@ class ClientGone(ControlMessage, frozen=True):
 
 
 class Warn(ControlMessage, frozen=True):
-    """Notice to a client: a warning that the client shows to its user once."""
+    """Notice to a client: a warning that the client logs once."""
 
     text: str
 
@@ -206,18 +201,23 @@ class Done(ControlMessage, frozen=True):
 
 
 class GetStatus(ControlMessage, frozen=True):
-    """Return what the head knows. Answered by Status. `namespace`: the job to report, None for all jobs."""
+    """Return the state of the cluster. Answered by Status. `namespace`: the job to report, None for all jobs."""
 
     namespace: Union[str, None] = None
 
 
 class Status(ControlMessage, frozen=True):
-    """Reply to GetStatus.
+    """Reply to GetStatus: the state of the cluster, as far as the sender of GetStatus may see it.
 
     Attributes:
         epoch: id of this run of the head.
-        clients: incarnations of the connected clients.
-        leases: exclusive hardware that groups hold.
+        version: the head's version of rlinf-actors.
+        uptime_s: seconds since the head's start.
+        nodes: all nodes, lost ones included.
+        groups: the groups, without their jobs' tokens.
+        clients: the connected drivers and workers, one line of text for people each: role, incarnation, process,
+            namespace.
+        leases: robots that groups hold.
         stopped: emergency stops in force, one line each.
         trouble: problems of the head that need a person, one line each.
         at: the head's clock, in seconds since the epoch.
@@ -266,7 +266,7 @@ class Events(ControlMessage, frozen=True):
         log: id of this head's event log.
         at: the head's clock, in seconds since the epoch.
         next: `since` for the next GetEvents.
-        missing: number of entries before `next` that the head no longer keeps.
+        missing: number of entries between `since` and `next` that the head no longer keeps.
         more: True if further entries are ready.
     """
 
@@ -281,8 +281,14 @@ class Events(ControlMessage, frozen=True):
 class EStop(ControlMessage, frozen=True):
     """Stop all robots at once, or those of one namespace; with `release`, lift that stop. Answered by EStopped.
 
-    Any peer that the head's sockets admit may send it. While a stop is in force, the head refuses to launch groups that
-    use robots in that namespace. `by` is the sender's name, for people. `namespace` None means the whole cluster.
+    Every peer may stop robots; only a driver, the head's own key or a local process may lift a stop. While a stop is in
+    force, the head refuses to launch groups that use robots in that namespace.
+
+    Attributes:
+        by: the sender's name, for people.
+        reason: the sender's reason, for people.
+        namespace: the job whose robots stop, None for the whole cluster.
+        release: True to lift the stop of that job or of the whole cluster.
     """
 
     by: str
@@ -297,8 +303,8 @@ class EStopped(ControlMessage, frozen=True):
     Attributes:
         hits: the workers that were told to make their robots safe.
         stopped: the stops that are now in force, one line each.
-        warning: set if the stop is in force but could not be saved: a restarted head would not know it.
-        lifted: the stop that `release` lifted, "" if none was in force. None from a head before protocol 6.
+        warning: text if the change is in effect but could not be saved, so that a restarted head would not know it.
+        lifted: the text of the stop that `release` lifted, "" if none was in force. None from a head before protocol 6.
     """
 
     hits: list[RobotStop] = []
@@ -324,7 +330,8 @@ class EndGroup(ControlMessage, frozen=True):
 class DrainNode(ControlMessage, frozen=True):
     """Start no new workers on a node; running workers continue until their owners end them. Answered by Drained.
 
-    Any peer that the head's sockets admit may send it. `undo` lifts the drain. `by` is the sender's name, for people.
+    A local process and the head's own key may drain every node, an agent's key its own node. `undo` lifts the drain.
+    `by` is the sender's name, for people.
     """
 
     node_id: str
@@ -334,8 +341,9 @@ class DrainNode(ControlMessage, frozen=True):
 
 
 class Drained(ControlMessage, frozen=True):
-    """Reply to DrainNode. `node` is the node's new state, None if the drain of a lost node was lifted. `warning` is a
-    problem that did not prevent the drain.
+    """Reply to DrainNode. `node` is the node's new state, None if the drain of an unknown node was lifted.
+
+    `warning` is text if the change is in effect but could not be saved, so that a restarted head would not know it.
     """
 
     node: Union[NodeState, None] = None
@@ -392,8 +400,9 @@ class RotateKey(ControlMessage, frozen=True):
 
 
 class Enrolled(ControlMessage, frozen=True):
-    """Reply to Enroll and RotateKey: the key is listed. `warning` is set if the list could not be saved: a restarted
-    head would not know the key.
+    """Reply to Enroll and RotateKey: the key is listed under this role and name.
+
+    `warning` is text if the list could not be saved, so that a restarted head would not know the key.
     """
 
     role: KeyRole
@@ -402,11 +411,17 @@ class Enrolled(ControlMessage, frozen=True):
 
 
 class AddKey(ControlMessage, frozen=True):
-    """List the key `public`. Answered by Keys with that key.
+    """List a key, or the key of a join token. Answered by Keys with that key. `rlinf-actors keys enroll` sends it.
 
-    A name has one key: an earlier join token of the name becomes invalid. `by` is the sender's name, for people. If
-    `token_s` is not None, `public` is a join token's key that is valid for that number of seconds; its holder lists the
-    final key by Enroll.
+    Refused if the name has a valid key; a valid join token of the name ends.
+
+    Attributes:
+        public: the public key, 40 characters of Z85.
+        role: role of the key's holder.
+        name: name of that node or driver.
+        by: the sender's name, for people.
+        token_s: seconds for which a join token is valid, at most 900; its holder lists the final key by Enroll. None to
+            list the final key itself.
     """
 
     public: str
@@ -428,7 +443,7 @@ class RevokeKey(ControlMessage, frozen=True):
 
 
 class GetKeys(ControlMessage, frozen=True):
-    """Return the listed keys. Answered by Keys."""
+    """Return all keys and join tokens, ended ones included. Answered by Keys."""
 
 
 class Keys(ControlMessage, frozen=True):
@@ -439,7 +454,7 @@ class Keys(ControlMessage, frozen=True):
         head: the head's public key, "" for a head without keys.
         listens: TCP endpoints on which the head listens.
         at: the head's clock, in seconds since the epoch.
-        warning: set if the change was made but could not be saved: a restarted head would not know it.
+        warning: text if the change is in effect but could not be saved, so that a restarted head would not know it.
     """
 
     keys: list[KeyState]

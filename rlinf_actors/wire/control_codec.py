@@ -98,10 +98,14 @@ class Reply(ControlMessage, frozen=True, tag="rep"):
 
 
 class Failed(ControlMessage, frozen=True, tag="err"):
-    """Reply to a request that was refused or failed. `kind` names the error class at the client (net.rpc.refusal).
+    """Reply to a request that was refused or failed. `kind` decides the error class at the client (net.rpc.refusal).
 
-    Kinds: hello (send the hello first, then repeat the request), config, placement, timeout, name_in_use,
-    hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost, emergency_stop.
+    Attributes:
+        kind: hello (send the hello first, then repeat the request), config, placement, timeout, name_in_use,
+            hardware_in_use, not_found, unreachable, authentication, protocol, usage, node_lost or emergency_stop.
+        text: what happened and what to do, for people.
+        missing_ranks: for timeout, the ranks that no node has.
+        path: for config, the place of the fault, such as the name of a variable.
     """
 
     id: int

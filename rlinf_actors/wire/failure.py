@@ -63,7 +63,7 @@ def encode_exception(error: BaseException) -> list[Buffer]:
 
 
 class _Rebuilt:
-    """Object whose pickle, when loaded, calls `_rebuild` and so becomes the exception."""
+    """Pickles as a call of `_rebuild`, so that unpickling returns the exception."""
 
     def __init__(self, cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> None:
         self._parts = (cls, args, state)
@@ -96,7 +96,15 @@ def _travels(value: Any) -> bool:
 
 
 def decode(raised: Raised, parts: AuthenticatedParts, *, worker: str, rank: int, node: str) -> Exception:
-    """Return the exception for the caller: a WorkerError, or another class for some kinds of *raised*."""
+    """Return the exception for the caller: a WorkerError, or another class for some kinds of *raised*.
+
+    Args:
+        raised: the header of the failure.
+        parts: the parts behind the header, which `encode_exception` made.
+        worker: "group:rank" of the worker that sent it.
+        rank: the worker's rank.
+        node: the name of the worker's node.
+    """
     if raised.kind == "start":
         return WorkerStartError(f"{worker} on {node} could not be started: {raised.text}", worker=worker, node=node)
     if raised.kind == "expired":
@@ -122,9 +130,7 @@ def decode(raised: Raised, parts: AuthenticatedParts, *, worker: str, rank: int,
 
 
 def unreadable(what: str, method: str, worker: str, node: str, error: Exception) -> SerializationError:
-    """Return the error for a value from a worker that cannot be unpickled here. *what* names the value, e.g. "the
-    result".
-    """
+    """Return the error for *what* ("the result") of *method* when it cannot be unpickled in this process."""
     return SerializationError(
         f"{what} of {method}() from {worker} on {node} cannot be read here: {type(error).__name__}: {error}"
     )

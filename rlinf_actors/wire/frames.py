@@ -23,15 +23,16 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Join(Frame, frozen=True, tag=0):
-    """First message of every link.
+    """First message of every link, from the process that connects.
 
     Attributes:
         protocol: the oldest protocol that the sender speaks.
+        version: the sender's version of rlinf-actors, for people.
         python: the sender's Python version, such as "3.11".
         name: name of the sender, such as "trainer:0".
         token: membership token of the job.
         worker_id: id of the worker that the sender means to reach. Another worker at a reused address rejects the Join.
-        succeeds: link identities of the same process whose connections were lost.
+        succeeds: identities of the sender's earlier links to this worker whose connections were lost.
         worker: the sender's own worker id, "" for a driver.
         newest: the newest protocol that the sender speaks; 0 if it is `protocol`.
         byte_order: byte order of the sender's machine, "little" or "big".
@@ -60,11 +61,12 @@ class Create(Frame, frozen=True, tag=2):
     """Construct the worker's class. Payload: class or None, args, kwargs, extras. Answered by Ok or Raised.
 
     Attributes:
-        cls: "module:qualname" if the worker imports the class, "" if the payload has it by value.
+        cls: "module:qualname" if the worker imports the class, "" if the payload has the class by value.
         env: environment variables to set first.
-        max_concurrency: number of calls that may run at a time; 0 for the default.
-        extensions: code that registers the types of the worker's hardware. The worker loads it before it decodes the
-            payload.
+        max_concurrency: number of threads for calls of a class without ``async def`` methods (0 or 1: the main thread),
+            largest number of running coroutines of a class with ``async def`` methods (0: no limit).
+        extensions: code that registers the types of the worker's hardware. The worker loads the code before it decodes
+            the payload.
     """
 
     id: int
@@ -75,9 +77,9 @@ class Create(Frame, frozen=True, tag=2):
 
 
 class Call(Frame, frozen=True, tag=3):
-    """Run a method. Answered by Ok or Raised. `deadline_s` is the caller's remaining time in seconds, 0 for no limit.
+    """Run a method; the payload is the arguments. Answered by Ok or Raised.
 
-    The payload is the arguments.
+    `deadline_s` is the caller's remaining time in seconds, 0 for no limit.
     """
 
     id: int
@@ -86,8 +88,9 @@ class Call(Frame, frozen=True, tag=3):
 
 
 class Stream(Frame, frozen=True, tag=4):
-    """Run an async generator method. Answered by Items, then by Ok or Raised. `window` items may be unconsumed at a
-    time.
+    """Run an async generator method; the payload is the arguments. Answered by Items, then by Ok or Raised.
+
+    At most `window` items may be unconsumed at a time; Credit permits more.
     """
 
     id: int
@@ -103,8 +106,9 @@ class Credit(Frame, frozen=True, tag=5):
 
 
 class Cancel(Frame, frozen=True, tag=6):
-    """Cancel call `id`. A queued call is dropped, an async method is cancelled, a method that blocks a thread runs to
-    its end.
+    """Cancel call `id`.
+
+    A queued call is dropped, an async method is cancelled, a method that blocks a thread runs to its end.
     """
 
     id: int
@@ -118,7 +122,7 @@ class Ok(Frame, frozen=True, tag=7):
 
 
 class Item(Frame, frozen=True, tag=8):
-    """One item of a stream."""
+    """One item of a stream, as the payload."""
 
     id: int
 
@@ -126,8 +130,8 @@ class Item(Frame, frozen=True, tag=8):
 class Raised(Frame, frozen=True, tag=9):
     """Failure of a call. The payload is the pickled exception, or nothing if it does not pickle.
 
-    `kind` is raised (by the method), start (the class cannot be imported, ...), expired, cancelled or usage. `error` is
-    the name of the exception's class, `text` its message.
+    `kind` is raised (by the method), start (the class cannot be imported, ...), expired, cancelled or usage; requests
+    to channels add kinds of their own. `error` is the name of the exception's class, `text` its message.
     """
 
     id: int
@@ -138,8 +142,7 @@ class Raised(Frame, frozen=True, tag=9):
 
 
 class WhatRuns(Frame, frozen=True, tag=12):
-    """Ask which method the receiver's user code runs. Answered by the receiver's I/O thread with Runs. Since protocol
-    6.
+    """Ask which method the receiver runs. Answered with Runs by the receiver's I/O thread. Since protocol 6.
 
     A worker of an older protocol does not answer, so the sender uses a short timeout. If `constructed` is True (since
     protocol 7), the worker answers once its class is constructed, or with Raised if the construction fails; an older
@@ -171,7 +174,7 @@ class Memory(Frame, frozen=True, tag=10):
     """Offer of the sender's shared memory to the receiver.
 
     Attributes:
-        pid: the sender's process, 0 if it offers no memory. The receiver opens ``/proc/PID/fd/FD``.
+        pid: the sender's process, 0 if the sender offers no memory. The receiver opens ``/proc/PID/fd/FD``.
         fd: the file descriptor in that process.
         device: device number of the file, to verify the opened file.
         inode: inode number of the file, to verify the opened file.
@@ -188,7 +191,7 @@ class Memory(Frame, frozen=True, tag=10):
 
 
 class Dropped(Frame, frozen=True, tag=11):
-    """Release of `leases`, which are blocks of the receiver's shared memory: the sender no longer reads them."""
+    """Release of blocks of the receiver's shared memory, by their numbers `leases`: the sender no longer reads them."""
 
     leases: list[int]
 
@@ -197,7 +200,7 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
     """Description of one tensor whose bytes are not among the parts of its message.
 
     Attributes:
-        dtype: name of the tensor's dtype without "torch.".
+        dtype: name of the tensor's dtype in torch, such as "bfloat16".
         shape: the tensor's shape.
         requires_grad: the tensor's requires_grad.
         kind: torch's type of the tensor's device, such as "cuda".
@@ -242,16 +245,17 @@ class TensorTransfer(msgspec.Struct, array_like=True):
 
 
 class UserMessage(Frame, frozen=True, tag=20):
-    """One user message of a worker. The parts of the object follow it.
+    """One message of a worker by `send` or `broadcast`. The parts of the object follow it.
 
     Attributes:
         id: id of the sender's outbox on this link.
         n: number of the message in that outbox; the receiver answers with Held. 0 if the sender needs no Held.
         src: name of the sending worker.
         src_id: id of the sending worker.
-        stream: "" for send and recv, otherwise the name of the broadcast.
-        size: number of bytes that the receiver reports by Returned.
-        transfer: the tensors that travel beside the message, None without any.
+        stream: "" for `send`; for a broadcast, the name of its tree (messaging.addressing.stream_name), which all its
+            members compute. Messages of one sender and stream stay in order.
+        size: bytes that the message takes of the sender's window; the receiver gives them back by Returned.
+        transfer: the tensors that travel beside the message, None without tensors.
     """
 
     id: int
@@ -264,8 +268,9 @@ class UserMessage(Frame, frozen=True, tag=20):
 
 
 class Held(Frame, frozen=True, tag=21):
-    """Acknowledgement: the receiver's runtime has message `n` of outbox `id`, so the sender may reuse the message's
-    buffers.
+    """Acknowledgement: the receiver's runtime has message `n` of outbox `id`.
+
+    The sender may then reuse the message's buffers.
     """
 
     id: int
@@ -283,7 +288,7 @@ class Ask(Frame, frozen=True, tag=30):
     """Ask which tensor paths the receiver can use. Answered by Facts. `id` is the sender's number for the question.
 
     `memory` and `event` are handles of CUDA memory and of a CUDA event on device `device` (a UUID), which the receiver
-    tries to open; empty if there are none.
+    tries to open; empty without handles.
     """
 
     id: int
@@ -333,10 +338,10 @@ class LaneEnded(Frame, frozen=True, tag=33):
 
 
 class ChannelPut(Frame, frozen=True, tag=40):
-    """Append the item that follows this header. Answered by Ok once the channel has it, or by Raised(kind: full,
-    closed, cancelled).
+    """Append the item that follows this header to the queue of `key`.
 
-    `nowait`: True to answer with "full" instead of waiting for room.
+    Answered by Ok once the channel has the item, or by Raised(kind: full, closed, cancelled). `weight` is the item's
+    weight for ChannelBatch. `nowait`: True to answer with "full" instead of waiting for room.
     """
 
     id: int
@@ -348,12 +353,14 @@ class ChannelPut(Frame, frozen=True, tag=40):
 class ChannelGet(Frame, frozen=True, tag=41):
     """Remove the first item of a key. Answered by Ok, or by Raised(kind: empty, closed, cancelled).
 
-    Ok is followed by a list with the numbers of the item's parts, then by the parts.
+    Ok is followed by a list with the numbers of the item's parts, then by the parts. `nowait`: True to answer with
+    "empty" instead of waiting for an item.
 
     If `taker` (the consumer's name, for people) is set, the request is a take: the host keeps the item as "in
     processing" until a ChannelRelease names this request. The list then also contains the number of this delivery; a
-    host of protocol 6 does not know takes and omits it. A take may also be answered by Raised(kind: undeliverable),
-    followed by the number of deliveries, the last consumer, and the reason for which its delivery failed.
+    host of protocol 6 does not know takes and omits the number. A take may also be answered by Raised(kind:
+    undeliverable), followed by the number of deliveries, the last consumer, and the reason for which its delivery
+    failed.
     """
 
     id: int
@@ -384,7 +391,7 @@ class ChannelCancel(Frame, frozen=True, tag=44):
 
 
 class ChannelLook(Frame, frozen=True, tag=45):
-    """Ask for the size of a key's queue. Answered by Ok with [size, full]."""
+    """Ask for the size of a key's queue. Answered by Ok with [number of items, True if the queue is full]."""
 
     id: int
     key: bytes
@@ -410,8 +417,9 @@ class ChannelClose(Frame, frozen=True, tag=47):
 
 
 class ChannelWhere(Frame, frozen=True, tag=48):
-    """Ask which replica has a key. Answered by Ok with its rank. `rank` is the replica that the sender prefers for a
-    new key.
+    """Ask replica 0 of a channel which replica has a key. Answered by Ok with the replica's rank.
+
+    If no replica has the key yet, replica `rank` gets it: the sender prefers the replica of its own node.
     """
 
     id: int
@@ -434,8 +442,8 @@ class ChannelRelease(Frame, frozen=True, tag=49):
 class WhereIs(Frame, frozen=True, tag=60):
     """Ask for the endpoint of the receiver's child at `path` (ranks below the receiver's own). Since protocol 7.
 
-    Answered by ChildIs or ChildEnded. If no such child is registered, the answer waits until one registers. Sent only
-    to workers whose Runs reports protocol 7 or newer.
+    Answered by ChildIs or ChildEnded. If no such child is registered, the answer waits until it registers. Sent only to
+    workers whose Runs reports protocol 7 or newer.
     """
 
     id: int
@@ -470,17 +478,13 @@ AnyFrame = Union[
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode
-"""Encode a header as bytes."""
+"""Return a header as bytes."""
 
 _decode = msgspec.msgpack.Decoder(AnyFrame).decode
 
 
 def decode(data: bytes) -> AnyFrame:
-    """Return the header in *data*.
-
-    Raises:
-        RemoteWireError: *data* is not a header.
-    """
+    """Return the header in *data*. Raises RemoteWireError if *data* is no header."""
     try:
         frame: AnyFrame = _decode(data)
     except MALFORMED as error:

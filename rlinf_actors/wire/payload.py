@@ -133,12 +133,9 @@ def found_at(module: str, name: str) -> tuple[str, str]:
 
 
 def adapted(module: str, name: str, found: Callable[..., Any]) -> Callable[..., Any]:
-    """Return *found*, or a wrapper of it that accepts the arguments that other numpy versions pickle with it.
+    """Return *found*, the object of this name here, or a wrapper that takes the arguments of other numpy versions.
 
-    Args:
-        module: module of the name in the pickle.
-        name: the name in the pickle.
-        found: the object of this name in this process.
+    *module* and *name* are those in the pickle.
     """
     if (module, name) != _BIT_GENERATOR:
         return found
@@ -168,8 +165,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _SMALL = 16 << 10
 """Length from which bytes skip MessagePack, which would copy them twice."""
 _SEARCHED = 64 << 10
-"""Bytes up to which a pickle is searched for names that must be mapped; a longer one is always unpickled with mapping.
-"""
+"""Bytes up to which a pickle is searched for names to map; a longer pickle is always unpickled with mapping."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -206,7 +202,7 @@ def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes, taker:
 
     Args:
         value: any picklable object.
-        what: its name, for the error's path.
+        what: name of the object, for the error's path.
         copy: function that copies each buffer. None for no copy: the buffers must then not change until they are sent.
         taker: takes tensors out of the object; they travel on another path.
 

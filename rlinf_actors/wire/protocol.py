@@ -39,9 +39,7 @@ class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 def agreed(oldest: int, newest: int) -> int:
     """Return the protocol that this process speaks with a peer, 0 if the two have none in common.
 
-    Args:
-        oldest: the oldest protocol that the peer speaks.
-        newest: the newest protocol that the peer speaks; 0 if it is *oldest*.
+    *oldest* and *newest* are the oldest and newest protocol that the peer speaks; *newest* is 0 if it is *oldest*.
     """
     common = min(max(oldest, newest), PROTOCOL)
     return common if common >= max(oldest, OLDEST) else 0
@@ -74,9 +72,7 @@ MAX_SIZE = 100_000
 """Largest number of ranks of a group: the head iterates over them."""
 
 Number = Annotated[float, Meta(ge=-sys.float_info.max)]
-"""Any number except NaN and minus infinity. NaN is rejected because every comparison with it is False, which breaks
-timers.
-"""
+"""Any number except NaN and minus infinity: every comparison with NaN is False, which breaks timers."""
 Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 """A process id that pidfd_open accepts; 0 for none."""
 WorkerId = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
@@ -91,9 +87,7 @@ Size = Annotated[int, Meta(ge=0, le=MAX_SIZE)]
 """A number of ranks or siblings; it is limited because receivers iterate over them."""
 
 TEXT_CHARS = 1000
-"""Largest number of characters of a line in the event log, and of a person's reason. A longer one would displace
-events.
-"""
+"""Largest number of characters of a line in the event log, and of a person's reason."""
 
 
 def printable(text: str, limit: int = TEXT_CHARS) -> str:

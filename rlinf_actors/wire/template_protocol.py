@@ -96,12 +96,12 @@ class Revoke(ControlMessage, frozen=True):
 class Probe(ControlMessage, frozen=True):
     """Ask whether the workers answer. The template replies at once with Pulses.
 
-    The template also sends a new Ping to each worker that has answered the last one.
+    The template also sends a new Ping to each worker that has answered the last Ping.
     """
 
 
 class Ping(ControlMessage, frozen=True):
-    """Ask a worker, as its template, to show that its I/O thread runs. The I/O thread answers with Pong."""
+    """Packet of a template to a worker. The worker's I/O thread answers with Pong, to show that the thread runs."""
 
 
 class Shutdown(ControlMessage, frozen=True):
@@ -116,8 +116,9 @@ class Adopt(ControlMessage, frozen=True):
 
 
 class KeepFor(ControlMessage, frozen=True):
-    """Notice that the head has registered this agentd. `seconds` is how long the template waits for another agentd
-    after this one has ended.
+    """Notice that the head has registered this agentd.
+
+    `seconds` is how long the template waits for another agentd after the end of this agentd.
     """
 
     seconds: Number
@@ -139,7 +140,7 @@ class DevicesLocked(ControlMessage, frozen=True):
 class DevicesBusy(ControlMessage, frozen=True):
     """Notice to a worker, passed on by its template: LockDevices `request` has been waiting for `waited_s` seconds.
 
-    `text` names the workers that use the accelerators.
+    `text` says which workers use the accelerators, and which asked earlier: "held by a:0; b:1 came before".
     """
 
     id: str
@@ -155,8 +156,10 @@ class TemplateReady(ControlMessage, frozen=True):
     """First packet of a template that can run workers.
 
     Attributes:
+        pid: the template's process.
+        python: its Python version.
         forks: False if the template must spawn workers instead of forking them.
-        why: the threads or libraries that prevent forking, "" if `forks` is True.
+        why: why the template must not fork, such as the threads that it runs; "" if `forks` is True.
         installed: fingerprint of the installed packages, taken before the template imported them
             (rlinf_actors.installed).
         paths: the interpreter's sys.path.
@@ -256,9 +259,7 @@ class LockDevices(ControlMessage, frozen=True):
 
 
 class UnlockDevices(ControlMessage, frozen=True):
-    """Packet of a worker: it withdraws LockDevices `request`, or releases the accelerators that the request was
-    granted.
-    """
+    """Packet of a worker: it withdraws its LockDevices `request`, or releases the accelerators that it was granted."""
 
     id: str
     request: int
@@ -280,8 +281,9 @@ class Pong(ControlMessage, frozen=True):
 
 
 class Pulses(ControlMessage, frozen=True):
-    """Answer of a template to Probe: the Pongs that it has received since its last Pulses. It passes a later Pong on at
-    once.
+    """Answer of a template to Probe: the Pongs that it has received since its last Pulses.
+
+    The template passes a later Pong on at once.
     """
 
     pongs: list[Pong]
@@ -305,7 +307,7 @@ class SurvivingWorker(ControlMessage, frozen=True, tag="Kept"):
         err_path: file with its stderr.
         out_read: `out` of the last Read.
         err_read: `err` of the last Read.
-        request: number of its LockDevices, 0 without one.
+        request: number of its LockDevices, 0 for none.
         granted: True if that request was granted.
         asked_at: time of that request, in seconds of CLOCK_MONOTONIC.
     """
@@ -326,7 +328,7 @@ class SurvivingWorker(ControlMessage, frozen=True, tag="Kept"):
 class Inventory(ControlMessage, frozen=True):
     """Last reply to Adopt, after every SurvivingWorker. `installed` and `paths` are those of TemplateReady.
 
-    `since` is the time at which the last agentd that the head had registered was gone, in seconds of CLOCK_MONOTONIC.
+    `since` is the time when the last agentd that the head had registered was gone, in seconds of CLOCK_MONOTONIC.
     """
 
     since: Number
@@ -339,8 +341,7 @@ LEASE_LOST_CODE = 76
 ON_LEASE_LOST_S = 1.0
 """Time limit of a robot worker's on_lease_lost, in seconds."""
 ROBOT_END_S = 1.5
-"""Seconds from the end of its lease until a robot worker is killed: the time for on_lease_lost and half a second more.
-"""
+"""Seconds from the end of a robot worker's lease until it is killed: ON_LEASE_LOST_S and half a second more."""
 
 ToWorker = Union[DevicesLocked, DevicesBusy, Renew, Revoke, Ping]
 ToTemplate = Union[

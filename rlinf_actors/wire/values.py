@@ -56,7 +56,7 @@ class HardwareQuestion(Value, frozen=True):
     """Request to a node: report the hardware of one type that a node group has there.
 
     Attributes:
-        configs: JSON of the configuration's entries for the node, "null" without any.
+        configs: JSON of the configuration's entries for the node, "null" without entries.
         interpreter: interpreter of the process that enumerates the hardware, None for the node's default.
         env: environment variables of that process, on top of the node's.
         path_env_merge_mode: "append" or "override"; see model.placement.merge_paths.
@@ -77,13 +77,15 @@ class HardwareQuestion(Value, frozen=True):
 
 
 class Piece(Value, frozen=True):
-    """One piece of configured hardware.
+    """One piece of configured hardware, such as a robot, that a node has enumerated (hardware.configured).
 
     Attributes:
-        cls: ``module:qualname`` of its info class.
+        cls: ``module:qualname`` of the piece's subclass of HardwareInfo. The receiver restores that class if it is
+            loaded.
         detail: JSON object of the fields that this class adds.
-        identity: text that identifies the piece; it is equal for the same piece in two reports.
-        claim_keys: keys of the claims that its worker needs.
+        identity: `HardwareInfo.identity`, for people; for a class that the receiver has not loaded.
+        claim_keys: `HardwareInfo.claim_keys`: a worker that uses the piece claims each key. Empty to claim the piece by
+            its node and number.
     """
 
     type: str
@@ -111,15 +113,21 @@ class HardwareAnswer(Value, frozen=True):
 
 
 class NodeReport(Value, frozen=True):
-    """Facts about a node that its agent reports.
+    """Facts about a node that its agentd reports in its hello.
 
     Attributes:
         node_id: id of the node, which stays the same when agentd restarts.
+        hostname: the configured name of the node, else the machine's.
         host: host key, equal for processes that share a kernel and a network namespace.
+        python: Python version of `interpreter`, which agentd uses for workers unless they name another.
         rank: RLINF_NODE_RANK, None if it is not set.
+        resources: the hardware that the probe has found, by type.
         env_vars: variables of the node's workers that choose devices and interfaces. A launch must not contradict them.
-        faults: faults of the node's hardware or configuration, for people.
-        profilers: profilers that the node has.
+        labels: labels of the node from agentd's configuration.
+        interfaces: the first IPv4 address of each network interface, by the interface's name.
+        faults: a sentence for people about each thing that agentd's hardware probe could not read.
+        profilers: profilers that a described (simulated) node has; empty for a real node.
+        port: unused, always 0.
         interface: name of the network interface that has the address `ip`.
     """
 
@@ -146,11 +154,13 @@ class NodeState(Value, frozen=True):
     """A node as the head sees it.
 
     Attributes:
-        rank: its rank in the cluster, -1 before it is fixed.
-        state: ready, suspect, draining or lost.
-        last_seen_s: seconds since its last message.
-        draining: the reason of its drain and who asked for it, "" if the node is not drained. The drain of a lost node
-            stays in force for its return.
+        incarnation: id of the present or last run of the node's agentd.
+        rank: its rank in the cluster, -1 before the rank is fixed.
+        state: registering (known to the earlier head, not back yet), ready, suspect, draining or lost.
+        last_seen_s: seconds since its agentd's last message; since the start of this head before the first message.
+        is_head: True if the head runs in the node's agentd.
+        draining: the reason of its drain and who asked for the drain, "" if the node is not drained. The drain of a
+            lost node stays in force for its return.
     """
 
     report: NodeReport
@@ -253,7 +263,7 @@ class WorkerHealth(Value, frozen=True):
     Attributes:
         unresponsive: reason why the worker's I/O thread does not answer, "" if it answers.
         method: a call that has been running for long, "" for none.
-        for_s: seconds for which one of these has lasted.
+        for_s: seconds for which the silence, or else the call, has lasted.
         waiting: number of calls queued behind `method`.
     """
 
@@ -327,6 +337,8 @@ class GroupState(Value, frozen=True):
     Attributes:
         cls: "module:qualname" of the worker class, for people.
         owner: incarnation of the client that owns the group.
+        state: starting, running, restarting, degraded (some workers have ended), stopping or gone.
+        token: the job's membership token for a client that gets a handle, else "".
         detail: JSON of the launching client for clients that attach later (placements and the like).
         detached: True if no client owns the group, so that it ends only by a request that names it.
     """
@@ -359,7 +371,7 @@ class LeaseState(Value, frozen=True):
         owner: the group's owner, for people.
         state: "held", or "lost" if the worker's node was lost and the worker may still be running.
         held_s: seconds since the lease was granted.
-        free_in_s: seconds after which a lost lease ends at the latest, None for a held one.
+        free_in_s: seconds after which a lost lease ends at the latest, None for a held lease.
     """
 
     key: str
