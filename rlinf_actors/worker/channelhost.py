@@ -1,4 +1,4 @@
-"""The worker class of the processes that host a channel."""
+"""ChannelHost: the worker class of the processes that store a channel's items."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from rlinf_actors.worker.worker_server import WorkerServer
 log = logging.getLogger(__name__)
 
 LAST_WORDS_MS = 1000
-"""Milliseconds in which clients may read the last answers of a closed channel."""
+"""Milliseconds that clients have to read the last answers of a closed channel before its host ends."""
 
 
 class ChannelHost(Worker):
     """Stores the items of a channel. Its main thread sleeps; the I/O thread does all work.
 
-    The process ends by itself, with exit code 0, when the channel was closed, all items were taken, and no
-    undeliverable item is left. Rank 0 has the directory of keys and ends after the other replicas.
+    The process ends with exit code 0 when the channel is closed, all items are taken, and no undeliverable item is
+    left. Rank 0 has the directory of keys, and ends after the other replicas.
 
     Args:
         maxsize: items per key, 0 for no limit.
         max_bytes: bytes of all keys together, 0 for no limit.
-        max_deliveries: see ChannelQueue. The creator sends it only if it is not the default: a host of protocol 6 has
-            no such argument.
+        max_deliveries: most deliveries of an item. The creator sends it only if it is not the default: a host of
+            protocol 6 has no such argument.
     """
 
     def __init__(self, maxsize: int, max_bytes: int, max_deliveries: int = MAX_DELIVERIES) -> None:
@@ -49,7 +49,6 @@ class ChannelHost(Worker):
         queue = ChannelQueue(maxsize, max_bytes, max_deliveries)
 
         def keep(part: Buffer) -> Buffer:
-            """Copy a view of the producer's memory into ours, which is lent to the consumer as it is."""
             return runtime.copy(part) if lent(part) else part
 
         queue_server = QueueServer(queue, server.send, runtime.watched.watch, keep, ending.begin)
@@ -62,7 +61,7 @@ class ChannelHost(Worker):
 
 
 class _Ending:
-    """Ends the process of a closed channel once. I/O thread."""
+    """Ends the process of a closed channel. On rank 0 waits for the end of the other replicas first. I/O thread."""
 
     def __init__(self, runtime: Runtime, server: WorkerServer, group: str, others: int) -> None:
         self._runtime = runtime

@@ -1,7 +1,7 @@
-"""The child members of one worker, and the peers that have asked for their endpoints. Does no I/O.
+"""The child members of one worker, and the open questions of peers where a child listens. Does no I/O. I/O thread.
 
-A child is named by its path: the ranks below the rank of the worker. A peer that asks for a path is told where that
-child listens, at the latest when the child registers, and once that the child has ended.
+A child is named by its path: the ranks below the rank of the worker. A peer that asks for a path with WhereIs gets the
+endpoint of that child (ChildIs), if need be when the child registers, and later the child's end (ChildEnded).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ MAX_QUESTIONS = 4096
 
 Path = tuple[int, ...]
 Outgoing = tuple[bytes, frames.AnyFrame]
-"""(link, frame to send there)."""
+"""(identity of the link, frame to send over the link)."""
 
 
 class ChildRefused(Exception):
-    """Raised if a process may not become the child that it asked to be. The text gives the reason."""
+    """A process may not become the child that it asked to be. The text gives the reason."""
 
 
 @dataclass
 class Child:
-    """One child. `endpoint` is None until the child listens; `exit` is None until the child has ended."""
+    """One child. *endpoint* is None until the child listens. *exit* is None until the child has ended."""
 
     id: str
     path: Path
@@ -39,8 +39,6 @@ class Child:
 
 
 class ChildTable:
-    """The children of one worker, and the peers' open WhereIs questions about them. Does no I/O."""
-
     def __init__(self, worker_id: str, name: str) -> None:
         self._worker_id = worker_id
         self._name = name
@@ -54,7 +52,7 @@ class ChildTable:
         return ":".join([self._name, *map(str, path)])
 
     def reserve(self, path: Path, pid: int) -> Child:
-        """Make process *pid* the child at *path*.
+        """Record process *pid* as the child at *path*, and return the new child.
 
         Raises:
             ChildRefused: the path has a living child, the process is a child already, or there are too many children.
@@ -90,7 +88,7 @@ class ChildTable:
     def ended(self, id: str, exit: ExitReport) -> list[Outgoing]:
         """Store the end of the child *id*. Return the answers to the peers that asked for this child.
 
-        Peers wait on if the child has never listened: another process may take its path.
+        If the child has never listened there are none: the peers wait for another process to take its path.
         """
         child = self._living.pop(id)
         child.exit = exit
@@ -103,7 +101,7 @@ class ChildTable:
         return [(link, frames.ChildEnded(number, id, exit)) for link, number in asked]
 
     def asked(self, link: bytes, question: frames.WhereIs) -> list[Outgoing]:
-        """Return the answer to a peer that asks where a child is; none if the child does not listen yet."""
+        """Return the answer to the WhereIs of a peer; no answer if the child does not listen yet."""
         path, number = tuple(question.path), question.id
         child = self._at.get(path)
         if child is not None and child.exit is not None:
@@ -121,7 +119,7 @@ class ChildTable:
         return [(link, frames.ChildIs(number, child.id, child.endpoint))]
 
     def forget(self, link: bytes) -> None:
-        """Drop the questions of the link *link*, whose peer has ended."""
+        """Drop the questions that came over *link*, because the peer has ended."""
         for number, path in self._questions.pop(link, {}).items():
             asked = self._askers[path]
             del asked[link, number]

@@ -1,14 +1,15 @@
 """Child members: how a process that a worker has started becomes a member of the worker's job.
 
-Theory of operation. A worker listens on a unix socket in its run directory (mode 0700); `CHILDREN` in its environment
-is the path. A process that constructs ``Worker(parent_address=...)`` connects to it (`become_member`). Before the
-worker reads a byte (`Children`), it asks the kernel for the process: only a process of the same user that descends from
-this worker may continue. The child sends Enter with its address. The worker grants its spec and place, with the token
-of the job, and a file with the extras of the class. The child makes a runtime of its own, binds sockets, and sends
-Listening. Peers ask the worker where a child is (WhereIs); `child_table` has the answers.
+Theory of operation. A worker listens on a unix socket in its run directory (mode 0700). The variable
+RLINF_ACTORS_CHILDREN (`settings.CHILDREN`) has the path. A process that constructs ``Worker(parent_address=...)``
+connects to it (`become_member`). Before the worker reads a byte (`Children`), it asks the kernel for the process: only
+a process of the same user that descends from this worker may continue. The child sends Enter with its address. The
+worker answers Granted with its spec and place, the job's token, and a file with the extras of the class. The child
+makes a runtime of its own, binds sockets, and sends Listening. Peers ask the worker where a child listens (WhereIs);
+`child_table` has the answers.
 
-At the worker everything but `hand_out` runs on the I/O thread, nothing is unpickled, and nothing waits: a silent child
-occupies its own path alone. The child closes nothing that it inherited by a fork, and uses nothing of it.
+In the worker everything but `hand_out` runs on the I/O thread, nothing is unpickled, and nothing waits: a silent child
+occupies only its own path. The child neither closes nor uses what it inherited by a fork.
 """
 
 from __future__ import annotations
@@ -51,11 +52,10 @@ from rlinf_actors.worker.worker_server import WorkerServer
 log = logging.getLogger(__name__)
 
 BACKLOG = 512
-"""Most connections that wait for a busy I/O thread. The kernel refuses further ones, and their processes try again."""
+"""Most connections that wait for a busy I/O thread. Further children fail with UsageError."""
 AGAIN_S = 0.5
-"""Seconds that a worker without free descriptors waits before it accepts connections again."""
 LEFT_S = 2.0
-"""Seconds that a process stays a member after its connection closed: as a rule it is about to end."""
+"""Seconds that a process stays a member after its connection closed. Usually the process is about to end."""
 
 
 class Children:
@@ -64,8 +64,8 @@ class Children:
     Args:
         loop: event loop of the I/O thread.
         spec, place: spec and place of the worker.
-        send: sends a frame to a peer.
-        rejected: counts a rejected process; the text follows "refused" in the log.
+        send: sends a frame over a link, given by its identity.
+        rejected: counts a rejected process; the text names the process and the reason.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Children:
             self._send(link, frame)
 
     def hand_out(self, parts: Sequence[Buffer]) -> None:
-        """Store *parts*, the encoded extras of the class, to send to every later child. Main thread."""
+        """Store *parts*, the pickled extras of the class, to send to every later child. Main thread."""
         with open(self._extras, "wb", closefd=False) as file:
             file.write(msgspec.msgpack.encode([bytes(part) for part in parts]))
 
@@ -156,7 +156,7 @@ class Children:
 
 
 class _Connection:
-    """The connection of one descendant process, from its first packet to its end."""
+    """The worker's connection to one descendant process, from its first packet to its end."""
 
     def __init__(self, children: Children, sock: socket.socket, pidfd: int, process: procfs.Stat) -> None:
         self._children = children
@@ -245,9 +245,9 @@ def try_send(sock: socket.socket, packet: packets.Answer, *files: int) -> None:
 
 
 ANSWER_S = 30.0
-"""Seconds that the worker has to answer. Its I/O thread answers in a millisecond, whatever the user's code does."""
+"""Seconds that the worker has to answer its child. Its I/O thread answers in a millisecond while user code runs."""
 LEAVE_S = 5.0
-"""Most seconds that a child waits at its end for the arrival of the messages that it sent."""
+"""Most seconds that a child waits at its end until the messages that it sent have arrived."""
 
 
 def become_member(address: WorkerAddress, siblings: int) -> worker_context.WorkerContext | None:
@@ -255,9 +255,13 @@ def become_member(address: WorkerAddress, siblings: int) -> worker_context.Worke
 
     Blocks for two round trips to the worker.
 
+    Args:
+        address: group, rank of the worker, and ranks of the child below it.
+        siblings: number of children that share the parent address, the child's world size.
+
     Raises:
         UsageError: the address is invalid, the process is another child already, or the worker denies it.
-        ClusterTimeoutError: the worker does not answer.
+        ClusterTimeoutError: the worker does not answer within ANSWER_S seconds.
     """
     context = worker_context.current()
     if context is not None and context.is_here and (context.address == address or not context.is_child):
@@ -317,11 +321,11 @@ def _enter(sock: socket.socket, path: str, address: WorkerAddress, siblings: int
 
 
 def _request(sock: socket.socket, packet: packets.Enter | packets.Listening) -> tuple[packets.Answer, bytes]:
-    """Send *packet*. Return the answer, and the content of the file that comes with it.
+    """Send *packet* to the worker. Return its answer, and the content of the file that comes with the answer.
 
     Raises:
-        UsageError: the worker denies it; the text is the reason.
-        OSError, RemoteWireError: there is no answer.
+        UsageError: the worker answers Denied; the text is its reason.
+        OSError, RemoteWireError: there is no answer, or an invalid one.
     """
     with contextlib.suppress(BrokenPipeError):  # the worker has denied it, and read nothing
         sock.send(packets.encode(packet))
@@ -344,7 +348,7 @@ def _request(sock: socket.socket, packet: packets.Enter | packets.Listening) -> 
 def _bring_up(
     granted: packets.Granted, extras_parts: bytes, address: WorkerAddress
 ) -> tuple[worker_context.WorkerContext, WorkerJob, Endpoint]:
-    """Make the runtime and context of this child process, and bind its sockets."""
+    """Make the runtime and context of this child process, and bind its sockets. Return context, job and endpoint."""
     spec, place, name = granted.spec, granted.place, address.get_name()
     runtime, security = new_runtime(spec, place, parent=granted.parent)
     forked_from = worker_context.current()
@@ -393,7 +397,6 @@ class _Answered:
         return True
 
     def fail(self, _: object) -> None:
-        """End the wait, because the peer is gone or the awaited work has ended. Any thread."""
         self.done.get_loop().call_soon_threadsafe(self._end)
 
     def _end(self) -> None:
@@ -402,10 +405,10 @@ class _Answered:
 
 
 async def _settle(context: worker_context.WorkerContext, begun: list[concurrent.futures.Future[Any]]) -> None:
-    """Wait until messages that were sent have arrived, LEAVE_S at most.
+    """Wait until the messages that this process sent have arrived, LEAVE_S seconds at most.
 
-    Three steps: the work that the I/O thread has begun ends, such as the search for a group; receivers are found; each
-    peer answers a question that follows the messages.
+    Three waits: for the operations *begun* on the I/O thread, such as the search for a group; for the endpoints of
+    receivers; and for an answer of each peer to a question that follows the messages.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + LEAVE_S
@@ -433,7 +436,7 @@ async def _settle(context: worker_context.WorkerContext, begun: list[concurrent.
 
 
 def _leave(context: worker_context.WorkerContext) -> None:
-    """Deliver the last messages and close the runtime, at the end of the process."""
+    """Wait for the arrival of the last messages, and close the runtime. Runs at the end of a child process."""
     if not context.is_here or context.runtime.closed:
         return
     io = context.runtime.io

@@ -1,7 +1,7 @@
-"""The context of a worker process, or of a child member: its address, its runtime, and the server that peers reach.
+"""The context of a worker process or child member: its address, its runtime, and the server that peers connect to.
 
-`worker.main` (a worker) and `worker.children` (a child member) make a runtime, listen, and install the context before
-the class of the user is constructed.
+`worker.main` (in a worker) and `worker.children` (in a child member) make the runtime and the server, and install the
+context before any code of the user's class runs.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 @dataclass
 class WorkerContext:
-    """One worker process, or one child member.
+    """The state of one worker process or child member.
 
     Attributes:
         address: group and rank path.
-        spec, place: of the worker; in a child the spec has the child's own id.
+        spec, place: spec and place of the worker. In a child, the spec has the child's own id.
         runtime: the connections of this process.
         environ: the environment as agentd made it, with the ranks.
-        ports: ports held for the user's code.
-        messenger, broadcaster: messages to and from other workers.
-        server: the listening side.
+        ports: TCP ports that `acquire_free_port` has reserved.
+        messenger, broadcaster: send and receive messages and broadcasts.
+        server: accepts connections of peers.
         device_lock: lock over the worker's accelerators; None in a child.
-        extras: values that the owner sent with the class (hardware_infos and others).
-        tcp_port: the port of the TCP socket, 0 without one.
-        pid: pid of the worker or child. A fork of the process has another pid.
-        guard: guard of a robot worker; None in other processes.
-        children: child members of a worker; None in a child.
-        lease_page: lease page of a robot worker; None in other workers until the user asks for it.
-        connection: socket of a child to its worker; None in a worker.
+        extras: values that the owner sent with the class, such as hardware_infos.
+        tcp_port: port of the server's TCP socket, 0 without one.
+        pid: pid of the worker or child. A process forked from it inherits the context, and has another pid.
+        guard: guard of a robot worker, None in other processes.
+        children: accepts child members; None in a child.
+        lease_page: lease page of a robot worker. In other workers None until user code asks for it.
+        connection: socket of a child to its worker, None in a worker.
     """
 
     address: WorkerAddress
@@ -85,7 +85,7 @@ class WorkerContext:
 
     @property
     def is_here(self) -> bool:
-        """True if this process is the worker or child itself, False in a fork of it."""
+        """True in the worker or child itself, False in a process forked from it."""
         return self.pid == os.getpid()
 
     def accelerator_type(self) -> AcceleratorType:
@@ -93,7 +93,7 @@ class WorkerContext:
 
 
 def accelerator_type(environ: Mapping[str, str]) -> AcceleratorType:
-    """Return the type of the accelerators that a worker's environment names."""
+    """Return the accelerator type that a worker's environment names, NO_ACCEL if there is none."""
     return AcceleratorType.named(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
 
 
@@ -101,18 +101,18 @@ _current: WorkerContext | None = None
 
 
 def install(context: WorkerContext) -> None:
-    """Set the context of this process, which makes it a worker or a child member. Call once in a process."""
+    """Set the context of this process. Call once, in a worker or a child member."""
     global _current
     _current = context
 
 
 def current() -> WorkerContext | None:
-    """Return the context of this process, None in a driver."""
+    """Return the context of this process or of the worker that it was forked from, None in a driver."""
     return _current
 
 
 def make_logger(name: str) -> logging.Logger:
-    """Return the logger of the worker. It writes to stderr, at RLINF_LOG_LEVEL, and not through the root logger."""
+    """Return a worker's logger. It writes to stderr at the level RLINF_LOG_LEVEL, not through the root logger."""
     logger = logging.getLogger(f"rlinf_actors.worker.{name}")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
@@ -128,14 +128,15 @@ def make_logger(name: str) -> logging.Logger:
 
 
 SWITCH_INTERVAL_S = 0.0002
-"""The I/O thread answers in 0.5 ms while the user's thread computes in Python (5 ms at Python's default of 0.005 s). It
-costs the user's code 4 %."""
+"""sys.setswitchinterval of workers: the I/O thread answers in 0.5 ms while user code computes in Python. With Python's
+default of 0.005 s it takes 5 ms. User code gets 4 % slower.
+"""
 
 
 def new_runtime(
     spec: WorkerSpec, place: WorkerPlace, on_given_up: Callable[[str], None] = lambda reason: None, parent: str = ""
 ) -> tuple[Runtime, Security]:
-    """Make the runtime of the worker of *spec*, or of a child of the worker with the id *parent*."""
+    """Return the runtime and socket keys of the worker of *spec*, or of a child of the worker with the id *parent*."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     security = Security.of_worker(spec.token, place.head_key, place.head, place.listen_ip)
     runtime = Runtime(
@@ -159,12 +160,12 @@ def listen(
     job: WorkerJob,
     on_closed: Callable[[], None] = lambda: None,
 ) -> tuple[WorkerServer, Endpoint, Messenger]:
-    """Bind the sockets of the member *name*, and serve links and messages. On the I/O loop.
+    """Bind the sockets of this worker or child, and serve links and messages. Runs on the I/O thread.
 
     Args:
         name: ``group:rank``, or the name of a child.
-        spec, place, runtime, security, job: of this process.
-        on_closed: see WorkerServer.
+        spec, place, runtime, security, job: those of this process.
+        on_closed: called when `_close` of the user's instance has returned.
     """
     rejected = RejectedPeers()
     gate = JobGate(security.pair.public, spec.namespace, rejected.add) if security.pair is not None else None
@@ -194,5 +195,4 @@ def listen(
 
 
 def tcp_port(endpoint: Endpoint) -> int:
-    """Return the port of the endpoint's TCP socket, 0 without one."""
     return int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0

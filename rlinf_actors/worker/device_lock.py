@@ -1,6 +1,6 @@
-"""DeviceLock: the lock over a worker's accelerators, shared by all workers of its node.
+"""DeviceLock: the lock over a worker's accelerators, shared by all workers of its node. agentd grants it.
 
-agentd grants it. The I/O thread receives its packets; the methods for users run on any thread.
+agentd's packets come by the I/O thread. The public methods run on any thread.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from rlinf_actors.wire.protocol import deadline
 
 
 class DeviceLock:
-    """Exclusive use of a worker's accelerators, among all workers of the node that were placed on one of them.
+    """Exclusive use of a worker's accelerators, among all workers of the node that were placed on one of these
+    accelerators.
 
-    Workers of all groups and jobs compete. Only the accelerators of the placement count, not others that a worker
-    sees; a worker that was placed on its node asks for all accelerators of the node. Use the lock as ``with`` or
-    ``async with``, or by `acquire` and `release`. Workers get it in the order of their requests, each for all its
-    accelerators at once.
+    Workers of all groups and jobs compete. Only the accelerators of the placement count, not others that a worker sees.
+    A worker that was placed on its node, not on accelerators, asks for all accelerators of the node. Use the lock as
+    ``with`` or ``async with``, or by `acquire` and `release`. Workers get the lock in the order of their requests, each
+    for all its accelerators at once.
 
-    The process holds the lock. Further acquisitions by any of its threads or tasks count up and return at once; as many
-    releases free the lock. The end of the process frees it too. A worker without accelerators never waits.
+    The process holds the lock. While it does, each `acquire` of any of its threads or tasks returns at once and counts
+    up; after as many releases the lock is free. The end of the process frees the lock too. A worker without
+    accelerators never waits.
 
-    The lock is advisory: code that does not acquire it can use the device. It does not reach beyond one agentd: not to
-    other programs, nor to another cluster on this machine.
+    The lock is advisory: code that does not acquire it can use the device. Only workers of this agentd share it: not
+    other programs, nor another cluster on this machine.
 
     Args:
-        worker_id, name: of the worker.
+        worker_id, name: id and name of the worker.
         has_devices: True if the worker has accelerators.
         send: sends a packet to agentd.
-        log: gets a line after a wait of 30 s.
+        log: gets a line when a wait has lasted 30 s.
     """
 
     def __init__(
@@ -60,8 +62,8 @@ class DeviceLock:
     def acquire(self, timeout: float | None = None) -> bool:
         """Acquire the lock. Blocks this thread; messages, heartbeats and other threads continue.
 
-        On an event loop use ``async with`` or `acquire_async`: this method would block the loop. A free lock takes a
-        round trip to agentd, about 0.2 ms.
+        On an event loop use ``async with`` or `acquire_async`, since this method blocks the loop. Acquiring a free lock
+        takes a round trip to agentd, about 0.2 ms.
 
         Args:
             timeout: seconds to wait at most, None for no limit.
@@ -84,9 +86,9 @@ class DeviceLock:
         return not self._give_up(waiting)
 
     async def acquire_async(self, timeout: float | None = None) -> bool:
-        """Acquire the lock without blocking the event loop; see `acquire`.
+        """Acquire the lock without blocking the event loop. Arguments, result and errors are those of `acquire`.
 
-        A cancelled wait releases a lock that was granted meanwhile.
+        If the wait is cancelled and the lock was granted meanwhile, the lock is released.
         """
         timeout = None if timeout is None else deadline(timeout)
         waiting = self._enter()
@@ -100,7 +102,7 @@ class DeviceLock:
         return not self._give_up(waiting)
 
     def release(self) -> None:
-        """Count down, and release the lock at 0. Any thread; does not wait.
+        """Undo one `acquire`. The last release frees the lock. Any thread; does not wait.
 
         Raises:
             UsageError: (a RuntimeError) this process does not hold the lock.
@@ -131,7 +133,7 @@ class DeviceLock:
         self.release()
 
     def granted(self, packet: template_protocol.DevicesLocked) -> None:
-        """Hand the lock to all waiting threads. I/O thread."""
+        """Handle DevicesLocked, agentd's grant: give the lock to all waiting threads and tasks. I/O thread."""
         with self._mutex:
             if packet.request != self._request or not self._waiting:
                 return  # all waits were given up meanwhile, and agentd knows
@@ -141,7 +143,7 @@ class DeviceLock:
             one.set_result(None)
 
     def busy(self, packet: template_protocol.DevicesBusy) -> None:
-        """Log a long wait. I/O thread."""
+        """Handle DevicesBusy: log a warning with the names of the workers that use the accelerators. I/O thread."""
         if packet.request == self._request and self._waiting:
             self._log.warning(
                 "%s has waited %.0f s for its device_lock: its accelerators are %s",
@@ -151,7 +153,7 @@ class DeviceLock:
             )
 
     def _enter(self) -> concurrent.futures.Future[None] | None:
-        """Count up and return None if this process has the lock, else request it and return a future."""
+        """Count up and return None if this process holds the lock, else request the lock and return a future."""
         with self._mutex:
             if self._count or not self._has_devices:
                 self._count += 1
@@ -165,7 +167,7 @@ class DeviceLock:
             return waiting
 
     def _give_up(self, waiting: concurrent.futures.Future[None]) -> bool:
-        """Stop waiting. Return False if the lock was granted before."""
+        """Stop waiting, and return True. Return False if the lock was granted before."""
         with self._mutex:
             if waiting not in self._waiting:
                 return False

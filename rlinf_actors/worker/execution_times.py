@@ -14,19 +14,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ExecutionTimes:
-    """Seconds by tag. Times of one tag add up until they are popped. Any thread."""
+    """Seconds by tag. Times under one tag add up until they are popped. Any thread."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def add(self, tag: str, seconds: float) -> None:
-        """Add seconds to a tag."""
+        """Add *seconds* to the time under *tag*."""
         with self._lock:
             self._seconds[tag] = self._seconds.get(tag, 0.0) + seconds
 
     def pop(self, tag: str) -> float:
-        """Return the seconds of a tag, and forget them.
+        """Remove the time under *tag*, and return it in seconds.
 
         Raises:
             ValueError: no time was recorded under *tag*; the text lists the tags that have one.
@@ -38,14 +38,14 @@ class ExecutionTimes:
             return self._seconds.pop(tag)
 
     def pop_all(self) -> dict[str, float]:
-        """Return the seconds of all tags, and forget them."""
+        """Remove all times, and return them: seconds by tag."""
         with self._lock:
             seconds, self._seconds = self._seconds, {}
             return seconds
 
     @contextmanager
     def measure(self, tag: str) -> Iterator[None]:
-        """Record the time of the ``with`` block."""
+        """Add the time that the ``with`` block takes to *tag*."""
         start = time.perf_counter()
         try:
             yield
@@ -54,9 +54,9 @@ class ExecutionTimes:
 
 
 def timed(tag: str | None = None) -> Callable[[F], F]:
-    """Decorate a method of a worker: record its time under *tag*, by default the name of the method.
+    """Return a decorator for a method of a worker, which records the method's time under *tag*, by default its name.
 
-    For plain methods, coroutines, and generators of both kinds.
+    The method may be a plain method, a coroutine, or a generator of either kind.
     """
 
     def decorate(function: F) -> F:

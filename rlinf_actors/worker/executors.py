@@ -1,9 +1,9 @@
-"""Executors: they run the calls of a worker. Code of the user never runs on the I/O thread.
+"""Executors run the calls of a worker. Code of the user never runs on the I/O thread.
 
 * A class without ``async def`` runs its calls one at a time, in order of arrival, on the main thread, where robot SDKs
   and CUDA expect to be called; with ``max_concurrency``, on that many threads.
 * A class with any ``async def`` runs everything on one event loop of the main thread, so its state needs no lock.
-* Methods marked ``@Worker.concurrent`` have threads of their own beside either.
+* Methods marked ``@Worker.concurrent`` have threads of their own in both cases.
 
 The server submits calls on the I/O thread. `worker.main` chooses the executor and gives it the main thread.
 """
@@ -35,9 +35,9 @@ CONSTRUCTOR = "the constructor (or on_restart)"
 
 
 class Activity(NamedTuple):
-    """The call that has run longest, its start (CLOCK_MONOTONIC, in seconds), and the number of waiting calls.
+    """What a worker does: its longest-running call, and the number of calls that wait.
 
-    `method` is "" while nothing runs.
+    `method` is "" while no call runs. `since` is the start of the call, in seconds of CLOCK_MONOTONIC.
     """
 
     method: str = ""
@@ -52,26 +52,24 @@ def _longest(running: Iterable[Invocation | None], waiting: int) -> Activity:
 
 
 class Executor(Protocol):
-    """Runs invocations until the process ends."""
-
     def submit(self, invocation: Invocation) -> None:
-        """Queue a call. Call on the I/O thread only."""
+        """Queue a call. I/O thread only."""
 
     def idle(self) -> bool:
-        """True if no call waits behind the running call. Its answer is then sent at once."""
+        """True if no call is queued. The server then sends the answer of a call at once."""
 
     def begin(self, make: Callable[[], Any]) -> Any:
-        """Call *make*, and await a coroutine that it returns. Main thread, before `serve`."""
+        """Call *make*, which makes the user's instance; await it if it is a coroutine. Main thread, before `serve`."""
 
     def serve(self, instance: Any) -> None:
         """Run calls on the main thread. Return only if user code has stopped the event loop."""
 
     def activity(self) -> Activity:
-        """Return the call that runs now. Any thread; cheap."""
+        """Return what runs now. Any thread; takes no lock."""
 
 
 def uses_event_loop(cls: type, base: type) -> bool:
-    """True if *cls*, or a base of it below *base*, defines an ``async def``."""
+    """True if *cls* defines or inherits an ``async def`` method. Those of *base* do not count."""
     for klass in cls.__mro__:
         if klass in base.__mro__:
             continue
@@ -114,7 +112,7 @@ class SerialExecutor:
 
 
 class ThreadsExecutor(SerialExecutor):
-    """Runs up to *threads* calls at a time. *failed* ends the process after an internal error in a thread."""
+    """Runs up to *threads* calls at a time. Calls *failed* after an internal error in one of its threads."""
 
     def __init__(self, threads: int, failed: Callable[[], object]) -> None:
         super().__init__()
@@ -134,7 +132,7 @@ class ThreadsExecutor(SerialExecutor):
 
 
 def _start_serving(serve: Callable[[], object], name: str, failed: Callable[[], object]) -> None:
-    """Run *serve* on a new thread. If *serve* raises, call *failed*, since no thread would run its calls."""
+    """Run *serve* on a new thread. If *serve* raises, call *failed*, which ends the process."""
 
     def run() -> None:
         try:
@@ -148,12 +146,12 @@ def _start_serving(serve: Callable[[], object], name: str, failed: Callable[[], 
 
 
 class BesideExecutor:
-    """Runs the calls of some methods on separate threads, and all other calls by *main*.
+    """Runs the calls of some methods on threads of their own, and all other calls by *main*.
 
     Args:
         main: runs the other methods.
-        threads: number of threads of each such method.
-        failed: ends the process when one of these threads ends by an internal error.
+        threads: number of threads by method.
+        failed: ends the process; called after an internal error in one of these threads.
     """
 
     def __init__(self, main: Executor, threads: Mapping[str, int], failed: Callable[[], object]) -> None:
@@ -190,7 +188,7 @@ class LoopExecutor:
 
     Args:
         limit: most coroutines that run at a time, 0 for any number.
-        on_loop_start: called first whenever the loop begins to run: uvloop then takes Python's descriptor for signals.
+        on_loop_start: called on the loop whenever it begins to run (`OrderlyExit.take_wakeup_fd`).
     """
 
     def __init__(self, limit: int = 0, on_loop_start: Callable[[], object] = lambda: None) -> None:
@@ -222,10 +220,11 @@ class LoopExecutor:
         forks.guarded("a task or callback of user code", self._loop.run_forever)
 
     def note_fork(self) -> None:
-        """Stop the loop in a forked child process, before the next turn of the loop.
+        """Stop the loop in a forked child process, before the next turn of the loop. Called by `forks` after a fork.
 
-        uvloop polls once more before it stops. Its descriptor is shared with the parent, so the poll would take a
-        wake-up of the parent, whose call then waits for ever: an empty epoll takes its place.
+        uvloop polls once more before it stops. Its epoll descriptor is shared with the parent, so the poll would
+        consume a wake-up of the parent, and a call in the parent would wait for ever. An empty epoll replaces the
+        descriptor.
         """
         if threading.get_ident() == self._thread and self._loop.is_running():
             self._loop.stop()

@@ -1,8 +1,8 @@
 """One call in a worker: its arguments, its deadline or stream window, and its one answer.
 
-The server makes an Invocation on the I/O thread; an executor runs it on a thread of the user's code and answers. An
-error of the user is the answer of the call. Where user code forks, the child ends when it comes back here
-(`forks.end_child`).
+The server makes an Invocation on the I/O thread. An executor runs it on a thread of user code, which also sends the
+answer. An error of user code is the answer of the call. If user code forks, the child process ends when it returns from
+the method (`forks.end_child`).
 """
 
 from __future__ import annotations
@@ -35,16 +35,19 @@ _TO_STREAM = (
 
 
 class CallExpiredError(Exception):
-    """The deadline of the caller passed before the call began."""
+    """The caller's deadline passed before the call began. Raised and caught in this module."""
 
 
 class CallRefusedError(Exception):
-    """The method does not exist, or cannot be called in this way."""
+    """The method does not exist, or cannot be called in this way. Raised and caught in this module."""
 
 
 @types.coroutine
 def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, Any, T]:
-    """Await *coroutine*, user code called *what* in messages. End a forked child that comes back to the event loop."""
+    """Await *coroutine* of user code. End a child process that user code has forked before it can run the event loop.
+
+    *what* names the coroutine in messages.
+    """
     here = forks.generation()
     advance: Callable[[Any], Any] = coroutine.send
     given: Any = None
@@ -74,9 +77,9 @@ def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, An
 
 
 class Invocation:
-    """A call, or a stream if *window* is not 0, and its one answer.
+    """A call, or a stream if *window* is not 0.
 
-    The I/O thread sets `cancelled`; the executor reads it before it starts the call. An executor that can interrupt a
+    The I/O thread sets `cancelled`. An executor does not start a cancelled call. An executor that can interrupt a
     running call sets `stop`.
     """
 
@@ -111,13 +114,13 @@ class Invocation:
         self._wake: Callable[[], object] | None = None
 
     def cancel(self) -> None:
-        """Stop the call, whose caller no longer waits for it. Call on the I/O thread only."""
+        """Stop the call, because its caller no longer waits for the answer. I/O thread only."""
         self.cancelled = True
         if self.stop is not None:
             self.stop()
 
     def credit(self, n: int) -> None:
-        """Let the stream send *n* more items. Call on the I/O thread only."""
+        """Let the stream send *n* more items. I/O thread only."""
         self._granted += n
         wake = self._wake  # the stream may end meanwhile, on its thread
         if wake is not None:
@@ -137,7 +140,7 @@ class Invocation:
         return method, args, kwargs
 
     def succeed(self, value: Any, seconds: float) -> None:
-        """Answer with a result, or with the error that pickling the result raises."""
+        """Answer with *value*, or with the error that pickling it raises. *seconds*: how long the method ran."""
         try:
             parts = payload.encode(value, f"the result of {self.method}()", copy=self._copy)
         except SerializationError as error:
@@ -163,7 +166,7 @@ class Invocation:
             self._reply(self, *failure.encode(self.id, error))
 
     def run(self, instance: Any) -> None:
-        """Run the method, a plain function or generator, on this thread, and send the answer."""
+        """Run the method, a plain function or generator, on this thread, and answer."""
         if self.cancelled:
             return
         self.began = start = time.perf_counter()
@@ -187,7 +190,7 @@ class Invocation:
         self.succeed(value, time.perf_counter() - start)
 
     def _stream_here(self, items: Any, here: int) -> None:
-        """Send the items of a plain generator. Wait for credit on this thread, and close the generator on it."""
+        """Send the items of a plain generator. Wait for credit, and close the generator, on this thread."""
         if not isinstance(items, Generator):
             raise CallRefusedError(_NOT_A_GENERATOR.format(self.method))
         room: queue.SimpleQueue[None] = queue.SimpleQueue()  # has no lock that a stopped thread could keep
@@ -213,7 +216,7 @@ class Invocation:
         self._reply(self, frames.Item(self.id), parts)
 
     async def run_async(self, instance: Any) -> None:
-        """Run the method, of any kind, on this event loop, and send the answer."""
+        """Run the method, of any kind, on this event loop, and answer."""
         await own_steps(self._run_async(instance), f"{self.method}()")
 
     async def _run_async(self, instance: Any) -> None:

@@ -1,4 +1,4 @@
-"""The guard of a robot worker: the thread that makes its robots safe when its lease ends.
+"""The guard of a robot worker: the thread that makes the worker's robots safe when its lease ends.
 
 `worker.main` makes the guard on the main thread, before any user code runs. `Lease` computes the deadline; the template
 uses it too. `LeasePage` shows the deadline to code that runs without the interpreter's lock.
@@ -49,7 +49,7 @@ from rlinf_actors.worker.standstill import (
 from rlinf_actors.worker.template_socket import TemplateSocket
 
 NEVER = (1 << 63) - 1
-"""Deadline of a worker without robots, which has no lease."""
+"""Deadline in the lease page of a worker without robots, which has no lease."""
 INCLUDE_DIR = str(Path(__file__).resolve().parents[1] / "include")
 """Directory of ``rlinf_lease.h``, for ``cc -I``."""
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; fcntl has no name for it before Python 3.14
@@ -135,9 +135,7 @@ class LeasePageWriter:
 MARGIN = 0.2
 """Fraction of the lease that is reserved for making robots safe: 0.4 s of 2 s. Stopping threads takes up to 0.2 s."""
 END_MARGIN = 0.125
-"""Fraction at the end of the lease in which a renewal has no effect: 0.25 s of 2 s. A guard that could not run before
-then has 0.15 s to report the loss before the template kills the worker.
-"""
+"""Fraction at the end of the lease in which a renewal has no effect: 0.25 s of 2 s. The guard then sends LeaseLost."""
 
 
 class Lease:
@@ -160,7 +158,7 @@ class Lease:
         self.until = max(self.until, until)
 
     def left(self, now: float) -> float:
-        """Return the seconds from *now* until the robots must be made safe; 0 if that time has come."""
+        """Return the seconds from *now* until the guard must make the robots safe; 0 if that time has come."""
         return max(0.0, self.until - MARGIN * self.lease_s - now)
 
     @property
@@ -169,7 +167,6 @@ class Lease:
         return self.until - END_MARGIN * self.lease_s
 
     def lost(self, now: float) -> bool:
-        """True if the lease is lost for good at the time *now*."""
         return now >= self.last_moment
 
     def silence(self, now: float) -> float:
@@ -180,20 +177,20 @@ class Lease:
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that end a process. A robot worker makes its robots safe before it ends."""
 RESERVE = 3
-"""Number of reserved descriptors. `_make_safe` stops other processes twice and kills them once, with one for each."""
+"""Number of reserved descriptors. `_make_safe` searches for processes three times, with one descriptor for each."""
 UNWIND_S = 0.25
-"""Seconds that on_lease_lost may wait for a lock before the stopped threads are ended to release their locks."""
+"""Seconds that on_lease_lost may wait for a lock. Then the stopped threads are ended, to release their locks."""
 
 
 class Guard:
     """Watches the lease of one robot worker, and makes its robots safe when the lease ends.
 
-    Construct it on the main thread before any user code runs.
+    Construct it on the main thread before any user code runs. Its thread is the only one that receives from *control*.
 
     Args:
         spec: spec of the worker, which claims robots.
         place: place of the worker, with the end of the lease as known at the start.
-        control: the socket to the template. The guard alone receives from it.
+        control: socket to the template.
         instance: returns the instance of the user's class, or None before the instance exists.
     """
 
@@ -242,11 +239,11 @@ class Guard:
         return self._descendants.keep(pid)
 
     def closed(self) -> None:
-        """Note that `_close` has returned: on_lease_lost will not run. Any thread."""
+        """Note that `_close` of the instance has returned, so that on_lease_lost does not run. Any thread."""
         self._closed = True
 
     def lose(self, reason: str) -> None:
-        """End the lease for the given reason, as if it were revoked. Any thread; returns at once."""
+        """End the lease for the given reason. Any thread; returns at once."""
         self._asked.append(reason)
         with contextlib.suppress(BlockingIOError):  # full: the guard is awake
             self._signals.send(b"\0")
@@ -263,7 +260,7 @@ class Guard:
         self.lose(f"it was sent {signal.Signals(number).name}")
 
     def _on_continued(self, *_: object) -> None:
-        """Handle SIGCONT on the main thread. Stop this thread if the lease has ended while the process was stopped."""
+        """Handle SIGCONT on the main thread: stop the thread if the lease ended while the process was stopped."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if self._lease.lost(now):
             self.lose(self._stood_still(now))
@@ -332,7 +329,7 @@ class Guard:
                     return f"{self._robots}: {reason}" if self._orderly else f"{lost}: {reason}"
 
     def _heard(self) -> str:
-        """Receive and handle a packet of the template. Return the reason if the lease has ended, else ""."""
+        """Receive and handle one packet of the template. Return the reason if the lease has ended, else ""."""
         packet = self._control.receive()
         if packet is None:
             return "its template process ended"
@@ -356,7 +353,7 @@ class Guard:
         )
 
     def _deadline_ns(self) -> int:
-        """Return the last moment of the lease for the page, in nanoseconds of CLOCK_MONOTONIC."""
+        """Return the deadline for the lease page, in nanoseconds of CLOCK_MONOTONIC."""
         return max(0, int((self._lease.last_moment - _suspended()) * 1e9))
 
     def _woken(self) -> str:
@@ -384,7 +381,8 @@ class Guard:
         self._try_to(self._descendants.kill)
 
     def _try_to(self, act: Callable[[], bool]) -> bool:
-        """Free a reserved descriptor, and return the result of *act*, which needs one. Print an error and return False.
+        """Free a reserved descriptor and call *act*, which needs a descriptor. Return its result, or False after an
+        error.
 
         User code may have used up all other descriptors, and on_lease_lost must run in any case.
         """
@@ -397,7 +395,7 @@ class Guard:
             return False
 
     def _call_hook(self) -> None:
-        """Wait for `_make_safe`, then call on_lease_lost. Runs on a thread that the guard starts in its constructor."""
+        """Wait for `_make_safe`, then call on_lease_lost. Runs on a thread that the constructor starts."""
         self._hook_due.acquire()
         try:
             self._instance().on_lease_lost()
@@ -428,7 +426,7 @@ class _Alarm:
     """A timer that also counts time in which the machine is suspended, unlike the timeout of poll.
 
     Attributes:
-        fd: readable when the time is over; -1 if the kernel has no such timer, so that only poll's timeout is left.
+        fd: descriptor that is readable when the time is over; -1 if the kernel has no such timer.
     """
 
     def __init__(self) -> None:

@@ -1,18 +1,18 @@
-"""The worker process: `run_worker` is what a forked or spawned child of the template runs, to the end of the process.
+"""The worker process. The template's child runs `run_worker`, from the set-up of the process to its end.
 
-Threads: the main thread belongs to code of the user; the I/O thread has the connections, the heartbeats and the socket
+Threads: the main thread belongs to code of the user. The I/O thread has the connections, the heartbeats and the socket
 to the template. A robot worker has two more: its guard, and the thread of on_lease_lost.
 
-Start: listen, tell the template (WorkerUp), wait for the class that the owner of the group sends (Create), construct it
-on the main thread, and run calls.
+Start: the worker listens, sends WorkerUp to the template, waits for the class that the owner of the group sends
+(Create), constructs the class on the main thread, and runs calls.
 
-End by SIGTERM (`OrderlyExit`): run the `atexit` functions, flush stdout and stderr, and end by SIGTERM. The handler
-runs on the main thread, between two instructions of Python. C code that does not return keeps the handler from running.
-Then the I/O thread, which learns of the signal by the wakeup descriptor, ends the process at once, unless the user
-registered `atexit` functions: these wait for the main thread, and the sender of the signal bounds that wait by SIGKILL.
-An event loop that user code runs may take the wakeup descriptor (uvloop does): C code is waited for as long as it runs.
-A robot worker ends otherwise: its guard makes the robot safe first. A SIGTERM handler of the user takes the place of
-this one. Processes that user code forks have neither.
+End by SIGTERM (`OrderlyExit`): the process runs the `atexit` functions, flushes stdout and stderr, and ends by SIGTERM.
+The signal handler runs on the main thread, between two instructions of Python, so C code that does not return keeps it
+from running. Then the I/O thread, which learns of the signal by the wakeup descriptor, ends the process at once, unless
+the user registered `atexit` functions: these wait for the main thread, and the sender of the signal bounds that wait by
+SIGKILL. If an event loop of user code takes the wakeup descriptor (uvloop does), the process ends only when C code
+returns. In a robot worker the guard makes the robot safe first. A SIGTERM handler of the user replaces this one.
+Processes that user code forks end by SIGTERM at once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ STUCK_S = 0.1
 
 
 class OrderlyExit:
-    """Ends this process in an orderly way at SIGTERM. Construct it on the main thread, then call `watch`."""
+    """Ends the process of a worker without robots at SIGTERM. Construct on the main thread, then call `watch`."""
 
     def __init__(self) -> None:
         self._before = atexit._ncallbacks()
@@ -89,9 +89,9 @@ class OrderlyExit:
         io.call(io.loop.add_reader, self._reader, self._signalled, io)
 
     def take_wakeup_fd(self) -> None:
-        """Replace the signal wakeup descriptor of an event loop that has just begun to run. Call in that loop.
+        """Take the signal wakeup descriptor from an event loop that has just begun to run. Call in that loop.
 
-        uvloop installs its own, which is not read while the main thread is in C. `_signalled` passes signals on to it.
+        uvloop installs a descriptor that nothing reads while the main thread is in C code. Signals are passed on to it.
         """
         taken = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         if taken in (-1, self._writer):
@@ -127,14 +127,14 @@ class OrderlyExit:
             _end_by_sigterm()
 
     def _forked(self) -> None:
-        """Restore the default SIGTERM handler. Runs in each process that user code forks."""
+        """Restore the default handler of SIGTERM. Runs in each process that user code forks."""
         if signal.getsignal(signal.SIGTERM) == self._leave:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
 
 
 def _end_by_sigterm() -> None:
-    """Flush stdout and stderr, and end as SIGTERM ends a process without a handler. Any thread."""
+    """Flush stdout and stderr, and end the process as SIGTERM does without a handler. Any thread."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # the reader is gone, or another thread writes
             if stream is not None:
@@ -175,14 +175,14 @@ def run_worker(spec: WorkerSpec, place: template_protocol.WorkerPlace, control_f
 
 
 def _end(guard: Guard | None) -> NoReturn:
-    """End the process with exit code 1; in a robot worker, let the guard end it after on_lease_lost. Any thread."""
+    """End the process with exit code 1. In a robot worker, let the guard end it after on_lease_lost. Any thread."""
     if guard is not None:
         guard.stay()
     _exit(1)
 
 
 def _failed(guard: Guard | None) -> NoReturn:
-    """End the process after an internal error of a thread that runs calls. Called in the handler of the error."""
+    """Print the error that is being handled, an internal error of a thread that runs calls, and end the process."""
     traceback.print_exc()
     _end(guard)
 
@@ -342,7 +342,7 @@ def _import_class(reference: str, where: str) -> Any:
 
 
 def _given_up(reason: str, guard: Guard | None) -> None:
-    """End this process, because the head has given it up and may have replaced it. Runs on the I/O thread."""
+    """End this process, because the head counts the worker as dead and may have replaced it. I/O thread."""
     if guard is not None:
         guard.lose(reason)
         return

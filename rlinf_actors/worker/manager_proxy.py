@@ -1,4 +1,4 @@
-"""ManagerProxy: find other workers of the job from inside a worker."""
+"""ManagerProxy finds other workers of the job. `Worker.manager_proxy` returns one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class ManagerProxy:
-    """Finds workers of this job. Each method asks the head once. Any thread but the I/O thread.
+    """Finds other workers of this job. Each method asks the head once. Any thread but the I/O thread.
 
     With ``async_op=True`` a method returns an AsyncWork at once; otherwise it blocks. Every method raises
-    ClusterTimeoutError if the head does not answer within 10 s (30 s if this worker has not used the head before).
+    ClusterTimeoutError if the head does not answer within 10 s, or 30 s if this worker has not used the head before.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -40,11 +40,11 @@ class ManagerProxy:
 
         Args:
             address: address of the worker, or its name (``group:rank``).
-            async_op: return an AsyncWork.
+            async_op: return an AsyncWork of the result.
 
         Raises:
             GroupNotFoundError: no such group or rank is running.
-            UsageError: *address* names a child of a worker.
+            UsageError: *address* is that of a child of a worker.
         """
         address = WorkerAddress.from_name(address) if isinstance(address, str) else address
         work = self._asking(self._info(address), f"get_worker_info({address.get_name()!r})")
@@ -57,14 +57,14 @@ class ManagerProxy:
     def is_alive(self, name: str, async_op: Literal[True]) -> AsyncWork[bool]: ...
 
     def is_alive(self, name: str, async_op: bool = False) -> bool | AsyncWork[bool]:
-        """Return True if the worker called *name* (``group:rank``) is running.
+        """Return True if the worker is starting or running.
 
         Args:
-            name: name of the worker.
-            async_op: return an AsyncWork.
+            name: name of the worker, ``group:rank``.
+            async_op: return an AsyncWork of the result.
 
         Raises:
-            UsageError: *name* is a child of a worker.
+            UsageError: *name* is that of a child of a worker.
         """
         work = self._asking(self._is_alive(WorkerAddress.from_name(name)), f"is_alive({name!r})")
         return work if async_op else work.wait()

@@ -1,13 +1,13 @@
-"""Stopping the threads of a robot worker, and the processes that it has started, before on_lease_lost.
+"""Stops the threads of a robot worker, and the processes that it has started, before on_lease_lost runs.
 
 Threads (`ThreadStopper`): a signal interrupts the main thread, and ends a blocking system call; its handler does not
-return. A main thread that has masked the signal runs the handler at the next check of Python for signals, because
-another thread takes the signal for the process. Every other Python thread gets an exception whose constructor does not
-return; Python raises it before the next instruction of that thread. C code is not interrupted: a thread stops when it
-comes back from C.
+return. If the main thread has masked the signal, another thread takes the signal, and the main thread runs the handler
+at Python's next check for signals. Every other Python thread gets an exception whose constructor does not return;
+Python raises it before the next instruction of that thread. C code is not interrupted: a thread stops when it comes
+back from C.
 
-Processes (`Descendants`): they get SIGSTOP before on_lease_lost and SIGKILL after it. Meanwhile they keep their ends of
-connections and pipes, and cannot leave the process tree in which the next search finds their new children.
+Processes (`Descendants`): they get SIGSTOP before on_lease_lost and SIGKILL after it. Stopped processes keep their ends
+of connections and pipes, and cannot leave the process tree in which the next search finds their new children.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from rlinf_actors import procfs
 STOP_MAIN_S = 0.2
 """Seconds to wait until the main thread is stopped. It may be in C code."""
 AGAIN_S = 0.005
-"""Seconds until the signal is sent again; doubled after each attempt. A signal that arrives after Python's check for
-signals and before the system call begins interrupts nothing; that is likely when the main
-thread has just released the GIL.
+"""Seconds until the signal is sent again; doubled after each attempt.
+
+A signal that arrives between Python's check for signals and the start of a system call interrupts nothing.
 """
 SIGNAL = signal.SIGRTMAX - 2
-"""Signal that stops the main thread. Others are in use: by glibc (lowest real-time), debuggers and profilers."""
+"""Signal that stops the main thread. glibc uses the lowest real-time signals; debuggers and profilers use others."""
 OURS = "rlinf-actors-"
-"""Prefix of the names of the runtime's own threads, which run no code of the user."""
+"""Prefix of the names of the runtime's own threads, which run no code of the user and are not stopped."""
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
 _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
@@ -62,7 +62,7 @@ class ThreadStopper:
         signal.raise_signal(SIGNAL)  # taken by this thread, handled on the main thread, which may have masked it
 
     def stop_all(self) -> bool:
-        """Stop all Python threads but the runtime's and the caller. Return True if the main thread is stopped.
+        """Stop all Python threads except the caller and the runtime's own. Return True if the main thread has stopped.
 
         Waits at most STOP_MAIN_S seconds for the main thread. A thread in C code stops when it returns to Python.
         """
@@ -82,7 +82,7 @@ class ThreadStopper:
         return still
 
     def unwind(self) -> None:
-        """End the stopped threads by raising Unwound in them, so that their ``with`` blocks release locks."""
+        """End the stopped threads by raising Unwound in each, so that their ``with`` blocks release locks."""
         self._gate.release()
 
     def stop_here(self) -> None:
@@ -108,7 +108,7 @@ class ThreadStopper:
         _set_async_exc(ctypes.c_ulong(ident), ctypes.py_object(Stopped))
 
     def handler(self, number: int, frame: object) -> None:
-        """Stop the main thread. Handler of SIGNAL; raises Unwound after `unwind`."""
+        """Stop the main thread: block until `unwind`, then raise Unwound. Handler of SIGNAL."""
         if self._signalled:
             return  # sent again
         self._signalled = True
@@ -119,7 +119,7 @@ class ThreadStopper:
 
 
 def waits_for_lock(native_id: int) -> bool:
-    """True if a thread of this process, given by its kernel id, waits for a lock (a futex), or if that is unknown."""
+    """True if the thread with the kernel id *native_id* waits for a lock (a futex), or if that is unknown."""
     try:
         with open(f"/proc/self/task/{native_id}/syscall") as file:
             call = file.read().split()[0]
@@ -140,7 +140,7 @@ class Descendants:
     """The processes that this worker has started, including those that have become daemons.
 
     Args:
-        worker: id of the worker, by which `procfs.branded` and `procfs.mark_of` recognise its processes.
+        worker: id of the worker, which `procfs.branded` and `procfs.mark_of` find in its processes.
     """
 
     def __init__(self, worker: str) -> None:
@@ -160,7 +160,7 @@ class Descendants:
         return ""
 
     def stop(self, within_s: float) -> bool:
-        """Stop all processes that are not exempt. Return False if one has not stopped after *within_s* seconds."""
+        """Stop all processes that are not exempt. Return False if one still runs after *within_s* seconds."""
         deadline = time.monotonic() + within_s
         while True:
             found = [one for one in self._others() if self._stopped.get(one.pid) != one.started]
@@ -177,7 +177,7 @@ class Descendants:
                 time.sleep(_LOOK_S)
 
     def kill(self) -> bool:
-        """Kill all stopped and exempted processes. Otherwise stopped ones could continue after the worker's end."""
+        """Kill all stopped and exempted processes, since a stopped process might continue after the worker's end."""
         for pid, started in {**self._kept, **self._stopped}.items():
             found = procfs.stat(pid)
             if found is not None and found.started == started:
@@ -185,7 +185,6 @@ class Descendants:
         return True
 
     def _others(self) -> Iterator[procfs.Stat]:
-        """Yield every living descendant process that is not exempt."""
         ours, seen = os.getpid(), set[int]()
         waiting = procfs.children(ours)
         # orphans become children of the template, or of the worker's present parent if the template has died
@@ -222,7 +221,6 @@ def _runs(pid: int, started: int) -> bool:
 
 
 def _stop(pid: int) -> bool:
-    """Send SIGSTOP. Return False if the process belongs to another user."""
     try:
         os.kill(pid, signal.SIGSTOP)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
-"""A worker's socket to its template, and through the template to agentd.
+"""A worker's socket to its template, which passes packets on to agentd and from agentd.
 
-The I/O thread receives, or the guard of a robot worker. Any thread sends.
+The I/O thread receives; in a robot worker the guard's thread receives. Any thread sends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_PACKET = template_protocol.MAX_PACKET >> 4
 
 
 class TemplateSocket:
-    """The socket. *sock* is a blocking SOCK_SEQPACKET. The I/O thread calls *on_end* when the template has ended."""
+    """A worker's control socket. *sock* is a blocking SOCK_SEQPACKET; *on_end* is called when the template ends."""
 
     def __init__(self, sock: socket.socket, on_end: Callable[[], None]) -> None:
         self._socket = sock
@@ -38,13 +38,13 @@ class TemplateSocket:
         return self._socket.fileno()
 
     def listen(self, loop: asyncio.AbstractEventLoop, *, guarded: bool = False) -> None:
-        """Receive from now on. On the I/O thread, or with *guarded* by the guard, which hands over other packets."""
+        """Dispatch packets on *loop*. Read the socket there too, unless *guarded*: then the guard reads it."""
         self._loop = loop
         if not guarded:
             loop.add_reader(self._socket.fileno(), self._readable)
 
     def receive(self) -> template_protocol.ToWorker | None:
-        """Wait for a packet. Return None if the template has ended. Raise RemoteWireError if it is invalid. Guard."""
+        """Wait for a packet; return None if the template has ended. Raise RemoteWireError for an invalid packet."""
         try:
             data = self._socket.recv(_MAX_PACKET)
         except OSError:
@@ -52,12 +52,12 @@ class TemplateSocket:
         return template_protocol.decode_to_worker(data) if data else None
 
     def hand_over(self, packet: template_protocol.ToWorker) -> None:
-        """Pass a packet that is not for the guard to its handler. Thread of the guard."""
+        """Pass a packet that is not for the guard to its handler on the I/O thread. Guard's thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._dispatch, packet)
 
     def try_send(self, packet: template_protocol.ToAgent) -> bool:
-        """Send, or return False if the template has ended or its queue is full. Any thread; does not wait."""
+        """Send a packet without waiting. Return False if the template has ended or has no room for it. Any thread."""
         try:
             self._socket.send(template_protocol.encode(packet), socket.MSG_DONTWAIT)
         except (BlockingIOError, ConnectionError):
@@ -65,18 +65,18 @@ class TemplateSocket:
         return True
 
     def serve(self, kind: type[P], handler: Callable[[P], object]) -> None:
-        """Call *handler* on the I/O thread for packets of this kind. Any thread."""
+        """Call *handler* on the I/O thread for each packet of the class *kind*. Any thread."""
         self._handlers[kind] = handler  # type: ignore[assignment]
 
     def send(self, packet: template_protocol.ToAgent) -> None:
-        """Send. Any thread; waits while hundreds of packets are unread. No effect if the template has ended."""
+        """Send a packet; wait while hundreds of packets are unread. No effect if the template has ended. Any thread."""
         try:
             self._socket.send(template_protocol.encode(packet))
         except ConnectionError:
             log.debug("the template has ended")
 
     def post(self, packet: template_protocol.ToAgent) -> None:
-        """Send after earlier posts. Any thread, after `listen`; does not wait. The I/O thread sends the rest later."""
+        """Send or queue a packet without waiting; posted packets keep their order. Any thread, after `listen`."""
         with self._lock:
             idle = not self._posted
             if not self._posted.send(template_protocol.encode(packet)) and idle:

@@ -1,7 +1,7 @@
 """Worker: the class that users subclass.
 
-The package imports this module in drivers too, where a subclass is only described (`create_group`). In a worker process
-`worker.main` installs the context and constructs the class on the main thread.
+Drivers import this module too, to describe a group of a subclass (`create_group`). In a worker process `worker.main`
+installs the context and then constructs the subclass on the main thread.
 """
 
 from __future__ import annotations
@@ -68,16 +68,15 @@ class Worker(Messaging, Channels):
     """Base of all worker classes. Each process of a group has one instance.
 
     A class without ``async def`` runs its calls one at a time on the main thread of its process. A class with any
-    ``async def`` runs everything on one event loop of that thread. Methods marked ``@Worker.concurrent()`` have threads
-    of their own beside it. Heartbeats and messages never wait for user code. A method that is a generator streams its
-    items.
+    ``async def`` runs all calls on one event loop of that thread. Methods marked ``@Worker.concurrent()`` have threads
+    of their own. Heartbeats and messages never wait for user code. A method that is a generator streams its items.
 
     All attributes are set before ``__init__`` runs, even if it does not call ``super().__init__()``.
 
     Attributes:
         torch_platform: torch's module of the accelerator (``torch.cuda``); ``torch.cpu`` without an accelerator.
         torch_device_type: ``"cuda"``, ``"npu"``, …; ``"cpu"`` without an accelerator.
-        accelerator_type: of the accelerators of this process.
+        accelerator_type: type of the accelerators of this process, NO_ACCEL without an accelerator.
         current_worker: the instance in this process, None in a driver.
     """
 
@@ -123,9 +122,10 @@ class Worker(Messaging, Channels):
         """Make this process a child of a worker, if *parent_address* is given. A worker of a group needs no arguments.
 
         A child is a process that a worker or its child has started: forked, spawned, or by subprocess. Its address is
-        ``group:parent_rank:rank``. It sends, receives, broadcasts and uses channels as a worker does, and takes no
-        calls. Blocks for two round trips to the worker; then others reach the child. A process is one child until it
-        ends. In the worker itself, and in a process that no worker has started, only the attributes are set.
+        ``group:parent_rank:rank``. A child sends, receives, broadcasts and uses channels as a worker does, and takes no
+        calls. The constructor blocks for two round trips to the worker; after that, peers reach the child. A process
+        cannot become a second child. In the worker itself, and in a process that no worker has started, only the
+        attributes are set.
 
         Args:
             parent_address: address of the worker, or of a child of it.
@@ -133,7 +133,7 @@ class Worker(Messaging, Channels):
             rank: rank of this child among them.
 
         Raises:
-            UsageError: another living process is this child, the process was started by another worker, or it is
+            UsageError: another living process is this child, another worker started this process, or this process is
                 another child already.
             ClusterTimeoutError: the worker does not answer.
         """
@@ -232,7 +232,7 @@ class Worker(Messaging, Channels):
 
     @property
     def device_lock(self) -> DeviceLock:
-        """The lock over the accelerators of this worker, shared by all workers of its node; see DeviceLock.
+        """The lock over this worker's accelerators, which all workers of the node share; see DeviceLock.
 
         Raises:
             UsageError: this is a child process of a worker.
@@ -247,7 +247,7 @@ class Worker(Messaging, Channels):
 
     @property
     def manager_proxy(self) -> ManagerProxy:
-        """Finds other workers of the job.
+        """The ManagerProxy of this worker, which finds other workers of the job.
 
         Raises:
             UsageError: this is a child process without a context.
@@ -319,11 +319,11 @@ class Worker(Messaging, Channels):
         return context.lease_page
 
     def keep_for_stop(self, pid: int) -> None:
-        """Let a process that this worker started run while `on_lease_lost` runs, because it talks to the robot.
+        """Let a process that this worker started, and the processes that it starts, run while `on_lease_lost` runs.
 
-        All other processes are stopped (SIGSTOP) before `on_lease_lost` begins, so that none of them moves the robot
-        after the stop command. Processes that the given process starts run too. `on_lease_lost` must bring them to
-        rest. All are killed when `on_lease_lost` has returned. Does nothing in a worker without robots.
+        Use this for a process that talks to the robot. `on_lease_lost` must bring this process to rest. All other
+        processes are stopped (SIGSTOP) before `on_lease_lost` begins, so that none of them moves the robot after the
+        stop command. All are killed when `on_lease_lost` has returned. Without effect in a worker without robots.
 
         Args:
             pid: pid of the process, such as ``subprocess.Popen(...).pid``.
@@ -384,28 +384,28 @@ class Worker(Messaging, Channels):
     # --- logging ---
 
     def log_debug(self, message: object) -> None:
-        """Log at DEBUG."""
+        """Log *message* at DEBUG."""
         self._logger.debug("%s", message, stacklevel=2)
 
     def log_info(self, message: object) -> None:
-        """Log at INFO."""
+        """Log *message* at INFO."""
         self._logger.info("%s", message, stacklevel=2)
 
     def log_warning(self, message: object) -> None:
-        """Log at WARNING."""
+        """Log *message* at WARNING."""
         self._logger.warning("%s", message, stacklevel=2)
 
     def log_error(self, message: object) -> None:
-        """Log at ERROR."""
+        """Log *message* at ERROR."""
         self._logger.error("%s", message, stacklevel=2)
 
     def log_on_first_rank(self, message: object) -> None:
-        """Log at INFO in rank 0 only."""
+        """Log *message* at INFO in rank 0; do nothing in other ranks."""
         if self._rank == 0:
             self._logger.info("%s", message, stacklevel=2)
 
     def log_on_last_rank(self, message: object) -> None:
-        """Log at INFO in the last rank only."""
+        """Log *message* at INFO in the last rank; do nothing in other ranks."""
         if self._rank == self._world_size - 1:
             self._logger.info("%s", message, stacklevel=2)
 
@@ -425,19 +425,19 @@ class Worker(Messaging, Channels):
         return self._timers.measure(tag)
 
     def pop_execution_time(self, tag: str) -> float:
-        """Return the seconds recorded under *tag* since the last pop, and forget them.
+        """Remove the time recorded under *tag*, and return it in seconds.
 
         Raises:
-            ValueError: no time was recorded under *tag*.
+            ValueError: no time was recorded under *tag* since the last pop.
         """
         return self._timers.pop(tag)
 
     def pop_execution_times(self) -> dict[str, float]:
-        """Return all recorded seconds by tag, and forget them."""
+        """Remove all recorded times, and return them: seconds by tag."""
         return self._timers.pop_all()
 
 
 def context_pid() -> int:
-    """Return the pid of the worker that this process is or was forked from, 0 in a driver."""
+    """Return the pid of the worker or child that this process is or was forked from, 0 in a driver."""
     context = worker_context.current()
     return context.pid if context else 0

@@ -1,7 +1,6 @@
-"""The part of Worker that exchanges messages with other workers and makes channels; mixed into Worker.
+"""The methods of Worker that exchange messages with other workers and make channels.
 
-The methods run on the caller's thread, and pickle and unpickle there. See messaging.messenger for how a message
-travels.
+They run on the caller's thread, and pickle and unpickle there. messaging.messenger explains how a message travels.
 """
 
 from __future__ import annotations
@@ -407,13 +406,14 @@ class Channels:
         max_deliveries: int = 3,
         async_op: bool = False,
     ) -> Channel[Any] | AsyncWork[Channel[Any]]:
-        """Make a channel, or warn and connect to the one of that name. The channel ends with this worker.
+        """Make a channel that ends with this worker. If the job has a channel of that name, warn and connect to it
+        instead.
 
         Args:
             channel_name: name of the channel, unique in the job.
             maxsize, distributed, node_rank, local, max_deliveries, async_op: as for `Channel.create`.
             name: older keyword for *channel_name*.
-            group_affinity: (older) group of a worker on whose node the items are, instead of *node_rank*.
+            group_affinity: (older) instead of *node_rank*: group of a worker on whose node the items are stored.
             group_rank_affinity: (older) rank of that worker.
             detached: True if the channel ends with the job's driver instead of this worker.
 

@@ -1,13 +1,13 @@
 """The server of a worker process: it accepts links of peers, and hands their calls to the executor.
 
-A link is a connection of a driver, another worker or a channel client to this worker. It becomes a member once the
-server accepts its Join frame; until then the server drops all its other frames. `context.listen` makes one server for
+A link is a connection of a driver, another worker or a channel client to this worker. The server drops all frames of a
+link until it has accepted the link's Join; from then on the link is a member. `context.listen` makes one server for
 each worker and each child member. Calls wait here until the user's class is constructed (`open`), or its construction
 has failed (`refuse`).
 
 The server notices the end of a peer on this machine by a pidfd. The head reports the end of every other peer
-(`RemotePeers`). That needs a session with the head, which most workers never need; the server opens a session only for
-a stream or for many peers.
+(`RemotePeers`). That needs a session with the head, which most workers never need, so the server opens a session only
+for a stream or for many peers.
 
 Everything runs on the I/O thread, unless a docstring says otherwise. No method blocks, and none runs user code.
 """
@@ -46,21 +46,20 @@ from rlinf_actors.worker.invocation import Invocation
 log = logging.getLogger(__name__)
 
 Watch = Callable[[str, Callable[[], None]], Callable[[], None]]
-"""Type of WatchedClients.watch: call the function when the named client ends; return a function that stops watching."""
+"""Type of WatchedClients.watch: call a function when the named client ends. Returns a function that stops watching."""
 LinkLost = Callable[[bytes, str], object]
-"""Called on the I/O thread with the identity of the link, and the id of the worker at its other end ("" if unknown)."""
+"""Called on the I/O thread with the identity of a lost link, and the id of the worker at its other end, "" for none."""
 Handler = Callable[[bytes, Any, AuthenticatedParts], None]
 """Called on the I/O thread with the identity of the sending link, the frame, and the parts of the message."""
 
 MANY = 64
-"""Most remote clients without a session with the head. Beyond it some are probably dead, so a session is opened."""
+"""Most remote clients without a session with the head. With more, some are probably dead: a session is opened."""
 NAME_CHARS = 60
-"""Most characters of a rejected peer's name, or of a method's name, that are logged or sent."""
+"""Most characters that are logged or sent of a rejected peer's name, or of a method's name."""
 LATE_S = 10.0
-"""Seconds after the end of a peer's process in which messages that the peer sent earlier are still accepted."""
+"""Seconds after the end of a peer's process in which the server still accepts messages that the peer sent earlier."""
 REMEMBERED = 1024
-"""Number of recent calls that are remembered, so that a duplicate of a call does not run. Connections duplicate
-nothing; injected faults send the duplicate soon after the call. The calls take 150 KiB."""
+"""Number of recent calls that are remembered to drop duplicates, which only injected faults send. Takes 150 KiB."""
 _CHANNEL_REQUESTS = (
     frames.ChannelPut, frames.ChannelGet, frames.ChannelBatch, frames.ChannelLook, frames.ChannelShow,
     frames.ChannelClose, frames.ChannelWhere, frames.ChannelRelease,
@@ -68,12 +67,12 @@ _CHANNEL_REQUESTS = (
 
 
 class RemotePeers:
-    """Watches clients on other machines, or in other containers. The head reports their ends.
+    """Watches clients on other machines or in other containers, and ends their links when the head reports their ends.
 
     Args:
         watch: asks the head to report the end of a client; works while there is a session with the head.
-        connected: opens the session; raises RlinfActorsError if the head does not answer.
-        on_gone: called with each link of a client that has ended.
+        connected: opens a session with the head; raises RlinfActorsError if the head does not answer.
+        on_gone: called with the identity of each link of a client that has ended.
     """
 
     def __init__(
@@ -89,11 +88,11 @@ class RemotePeers:
         self._in_session = False
 
     def add(self, peer: bytes, *, now: bool = False) -> None:
-        """Watch the client of the link *peer*. The client's end is noticed only while there is a session with the head.
+        """Watch the client at the other end of a link. Its end is noticed only during a session with the head.
 
         Args:
             peer: identity of the link.
-            now: open a session now. A stream needs this, since it would wait for ever for credit from a dead peer.
+            now: True to open a session now: a stream would otherwise wait for credit from a dead client for ever.
         """
         client = client_of(peer)
         links = self._links.setdefault(client, set())
@@ -105,7 +104,7 @@ class RemotePeers:
             self._connecting = self._tasks.start(self._connect(), "watching peers on other machines")
 
     def remove(self, peer: bytes) -> None:
-        """Stop watching the link *peer*, whose end was noticed in another way."""
+        """Stop watching the client of the link *peer*, unless the client has other links here."""
         client = client_of(peer)
         links = self._links.get(client)
         if links is None:
@@ -129,16 +128,12 @@ class RemotePeers:
 
 
 def client_of(peer: bytes) -> str:
-    """Return the client's incarnation, from the identity of its link: ``role:incarnation#link``."""
+    """Return the client's incarnation, which is a part of the identity of its link: ``role:incarnation#link``."""
     return peer.decode(errors="replace").partition("#")[0].rpartition(":")[2]
 
 
 class RejectedPeers:
-    """Counts and logs the peers that the sockets of this worker reject. Use on the I/O thread only.
-
-    Attributes:
-        count: rejected connections and links so far.
-    """
+    """Counts and logs the connections and links that the sockets of this worker reject. I/O thread only."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -147,8 +142,8 @@ class RejectedPeers:
         """Count *times* rejections. Log only the 1st, the 10th, the 100th, ..., so that a flood does not fill the log.
 
         Args:
-            text: the peer and the reason; the log line is "refused" and this text.
-            times: how many peers were rejected.
+            text: the rejected peer and the reason. The log line is "refused" and this text.
+            times: number of rejected peers.
         """
         digits, self.count = len(str(self.count)) if self.count else 0, self.count + times
         if len(str(self.count)) > digits:
@@ -157,7 +152,7 @@ class RejectedPeers:
 
 @dataclass(frozen=True)
 class Creation:
-    """A Create frame that the link *peer* sent, for the main thread to handle."""
+    """A Create frame, and the link *peer* that sent the frame, for the main thread."""
 
     peer: bytes
     frame: frames.Create
@@ -169,16 +164,15 @@ class WorkerServer:
 
     Args:
         network: makes the listening sockets.
-        worker_id: this worker's id. A Join that names another worker is rejected: that worker had this address before.
-        name: this worker's name, for log lines and error texts.
+        worker_id: id of this worker. A Join for another id is rejected: an earlier worker listened at this address.
+        name: name of this worker, for log lines and error texts.
         token: token of the job.
-        on_closed: called on the executor's thread when `_close` of the instance has returned.
-        gate: accepts or rejects peers' keys at the TCP socket; None in a cluster without keys.
-        rejected: counts rejected links; None to make a new counter.
+        on_closed: called on the executor's thread when `_close` of the user's instance has returned.
+        gate: checks the keys of peers at the TCP socket; None in a cluster without keys.
+        rejected: counts rejected links; None for a new counter.
 
     Attributes:
-        rejected: counter of the rejected links.
-        remote_peers: watches peers that are not on this machine; None if they are not watched.
+        remote_peers: watches peers on other machines. `context.listen` sets it; while None, such peers are not watched.
         creations: Create frames for the main thread.
     """
 
@@ -225,17 +219,17 @@ class WorkerServer:
         return self._listener.bind(endpoint)
 
     def constructing(self) -> None:
-        """Note that the user's constructor begins now. Call on the main thread."""
+        """Note that the user's constructor begins now. Main thread."""
         self._constructing = time.perf_counter()
 
     def activity(self) -> Activity:
-        """Return the call that runs now; its method is ``__init__`` while the class is constructed. Any thread."""
+        """Return the call that runs now. Its method is ``__init__`` while the class is constructed. Any thread."""
         if self._executor is not None:
             return self._executor.activity()
         return Activity("__init__" if self._constructing else "", self._constructing, len(self._waiting))
 
     def open(self, executor: Executor) -> None:
-        """Submit the waiting calls, and every later call, to *executor*. Call on the main thread after construction."""
+        """Submit the waiting calls, and every later call, to *executor*. Main thread, after construction."""
         with self._lock:
             for invocation in self._waiting:
                 executor.submit(invocation)
@@ -246,7 +240,7 @@ class WorkerServer:
             self.answer(peer, frames.Runs(id, ""))
 
     def serve(self, kinds: Iterable[type[frames.Frame]], handler: Handler) -> None:
-        """Call *handler* for each frame of *kinds*, first for those that arrived before the handler was set."""
+        """Call *handler* for each frame of *kinds*, first for frames that have arrived before this call."""
         self._handlers.update(dict.fromkeys(kinds, handler))
         early, self._early = self._early, []
         for peer, frame, parts in early:
@@ -257,17 +251,17 @@ class WorkerServer:
         self._on_link_lost.append(callback)
 
     def on_forgotten(self, callback: Callable[[bytes], object]) -> None:
-        """Call *callback* with the link of a member LATE_S seconds after the end of the member's process."""
+        """Call *callback* with the identity of a member's link LATE_S seconds after the end of the member's process."""
         self._on_forgotten.append(callback)
 
     def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, alone: bool = True) -> None:
-        """Send a frame to a member, in one batch with all frames for that member in this turn of the loop. Any thread.
+        """Send a frame to a member, together with other frames for that member in this turn of the loop. Any thread.
 
         Args:
             peer: identity of the member's link.
             frame: the frame.
             parts: buffers that follow the frame.
-            alone: False if the same parts are sent to other members too; then they are not changed.
+            alone: False if the same parts are sent to other members too, and so must not be changed.
         """
         self._send(peer, frame, parts, False, alone)
 
@@ -276,7 +270,7 @@ class WorkerServer:
         self._listener.close(linger_ms)
 
     def refuse(self, error: BaseException) -> None:
-        """Fail every waiting and every later call with *error*, since there is no instance to run it."""
+        """Fail every waiting and every later call with *error*, since there is no instance that could run calls."""
         self._constructing = 0.0
         with self._lock:
             self._failure = error
@@ -288,7 +282,7 @@ class WorkerServer:
             self.answer(peer, *failure.encode(id, error))
 
     def answer(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
-        """Send an answer at once, without waiting for the end of this turn of the loop. Any thread."""
+        """Send a frame at once, without waiting for the end of this turn of the loop. Any thread."""
         self._send(peer, frame, parts, True)
 
     def _send(
@@ -302,7 +296,7 @@ class WorkerServer:
         self._listener.send(peer, header, parts, now=now)
 
     def _reply(self, invocation: Invocation, frame: frames.AnyFrame, parts: Sequence[Buffer]) -> None:
-        """Send an item, or the answer, of an invocation. Runs on the executor's thread."""
+        """Send an item or the answer of a call. Runs on the executor's thread."""
         if type(frame) is not frames.Item:
             self._calls.pop((invocation.peer, invocation.id), None)
             if type(frame) is frames.Ok and invocation.method == "_close":
@@ -328,8 +322,8 @@ class WorkerServer:
     def _failed(self, peer: bytes, error: InternalError) -> None:
         """Report that the handler of the present frame raised *error*.
 
-        A call, a stream or a channel request gets the error as its answer. Any other frame is a lost message now, so
-        the link is treated as lost, and both its ends are notified.
+        A call, a stream or a channel request gets the error as its answer. Any other frame counts as a lost message:
+        the server handles the link as lost, and tells both its ends.
         """
         frame = self._handling
         if isinstance(frame, (frames.Call, frames.Stream, frames.Cancel, frames.Credit, frames.Create)):
@@ -419,7 +413,7 @@ class WorkerServer:
         loop.add_reader(fd, ended)
 
     def peer_gone(self, peer: bytes) -> None:
-        """Handle the end of a member's process: free lent memory, cancel its streams, drop the link after LATE_S."""
+        """Handle the end of a peer's process: free memory lent to it, cancel streams, drop the link after LATE_S."""
         if self.remote_peers is not None:
             self.remote_peers.remove(peer)
         lending = self._members.get(peer)
@@ -500,7 +494,7 @@ class WorkerServer:
         self.answer(peer, frames.Rejected(kind, text))
 
     def _link_lost(self, link: bytes, worker: str) -> None:
-        """Treat the link as ended, and call the on_link_lost callbacks. *worker*: as for LinkLost."""
+        """Treat *link* as ended, and call the on_link_lost callbacks with *worker*, the id of the peer or ""."""
         log.warning("the connection of %r was lost, and there is another", peer_name(link))
         self.peer_gone(link)
         call_all(self._on_link_lost, link, worker)
