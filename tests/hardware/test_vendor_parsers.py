@@ -37,7 +37,7 @@ def test_ascend_chips() -> None:
 
 def test_ascend_several_chips_on_a_card() -> None:
     states = ascend.parse_table(capture("npu_smi_info_310p.txt"))
-    assert [(chip, state.memory_bytes >> 20, state.utilization) for chip, state in states.items()] == [
+    assert [(chip, state.info.memory_bytes >> 20, state.info.utilization) for chip, state in states.items()] == [
         ((8, 0), 21534, 0),
         ((8, 1), 21534, 3),
     ]
@@ -159,14 +159,13 @@ def test_amd_topology(tmp_path: Path) -> None:
 
 
 def test_rocm_smi() -> None:
-    told = amd.parse_rocm_smi(capture("rocm_smi.json"))
-    assert told == {
-        "0000:0c:00.0": amd.Properties("AMD Instinct MI300X", "GPU-5c88007d6b7b0f5b", 206141652992, 17, 45),
-        "0000:22:00.0": amd.Properties("AMD Instinct MI300X", "GPU-9e88007d6b7b0f5c", 206141652992, 0, 47),
+    names = ("model", "uuid", "memory_bytes", "utilization", "temperature")
+    first = ("AMD Instinct MI300X", "GPU-5c88007d6b7b0f5b", 206141652992, 17, 45)
+    second = ("AMD Instinct MI300X", "GPU-9e88007d6b7b0f5c", 206141652992, 0, 47)
+    assert amd.parse_rocm_smi(capture("rocm_smi.json")) == {
+        "0000:0c:00.0": dict(zip(names, first, strict=True)),
+        "0000:22:00.0": dict(zip(names, second, strict=True)),
     }
-    assert amd.merged(amd.Properties("mine"), told["0000:0c:00.0"]) == amd.Properties(
-        "mine", "GPU-5c88007d6b7b0f5b", 206141652992, 17, 45
-    )
 
 
 # --- anything at all ---

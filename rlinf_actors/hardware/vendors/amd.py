@@ -11,7 +11,7 @@ import importlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,15 +30,8 @@ _BELOW, _OLDER_NAME = "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 _BUS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
-@dataclass(frozen=True)
-class Properties:
-    """Properties of one GPU, from one source. "", 0 or -1 means that the source does not have the value."""
-
-    model: str = ""
-    uuid: str = ""
-    memory_bytes: int = 0
-    utilization: int = -1
-    temperature: int = -1
+Properties = dict[str, Any]
+"""Properties of one GPU that one source knows: fields of AcceleratorInfo by name."""
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
@@ -51,22 +44,19 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
     if not infos:
         return FoundAccelerators()  # the driver is there, and lists no GPU that this process may use
     faults: list[str] = []
-    sources = [_from_sysfs(machine, info.pci_bus) for info in infos]
-    by_library = _from_amdsmi(faults)
-    if by_library:
-        sources = [
-            merged(by_library.get(info.pci_bus, Properties()), seen) for info, seen in zip(infos, sources, strict=True)
-        ]
-    elif any(not seen.model or not seen.memory_bytes for seen in sources):
+    seen = {info.pci_bus: _from_sysfs(machine, info.pci_bus) for info in infos}
+    sources = [seen, _from_amdsmi(faults)]  # the later ones take precedence
+    if not sources[1] and not all({"model", "memory_bytes"} <= found.keys() for found in seen.values()):
         ran = machine.run(*_ROCM_SMI)
         printed = parse_rocm_smi(ran.output)
-        if ran.fault or not printed:
-            wrong = ran.fault or f"{ran.command} printed nothing that describes a GPU: {ran.output[:80]!r}"
-            faults.append(f"{wrong}; what /sys does not say of the GPUs (their names) is unknown")
-        sources = [
-            merged(seen, printed.get(info.pci_bus, Properties())) for info, seen in zip(infos, sources, strict=True)
-        ]
-    chosen, wrong_lists = left([_described(*pair) for pair in zip(infos, sources, strict=True)], environ)
+        wrong = ran.faults(printed, "printed nothing that describes a GPU")
+        faults += [f"{fault}; what /sys does not say of the GPUs (their names) is unknown" for fault in wrong]
+        sources = [printed, seen]
+    described = []
+    for info in infos:
+        known = {name: value for source in sources for name, value in source.get(info.pci_bus, {}).items()}
+        described.append(replace(info, **{**known, "uuid": info.uuid or known.get("uuid", "")}))
+    chosen, wrong_lists = left(described, environ)
     return FoundAccelerators(chosen, faults + wrong_lists)
 
 
@@ -85,26 +75,12 @@ def left(infos: Sequence[AcceleratorInfo], environ: Mapping[str, str]) -> tuple[
     return chosen, faults + wrong
 
 
-def merged(first: Properties, second: Properties) -> Properties:
-    """Return *first*, with the values of *second* that *first* lacks."""
-    return Properties(
-        first.model or second.model,
-        first.uuid or second.uuid,
-        first.memory_bytes or second.memory_bytes,
-        first.utilization if first.utilization >= 0 else second.utilization,
-        first.temperature if first.temperature >= 0 else second.temperature,
-    )
-
-
-def _described(info: AcceleratorInfo, seen: Properties) -> AcceleratorInfo:
-    return replace(
-        info,
-        model=seen.model or info.model,
-        uuid=info.uuid or seen.uuid,
-        memory_bytes=seen.memory_bytes,
-        utilization=seen.utilization,
-        temperature=seen.temperature,
-    )
+def _known(model: str, uuid: str, memory_bytes: int, utilization: int, temperature: int) -> Properties:
+    texts = {"model": model, "uuid": uuid, "memory_bytes": max(0, memory_bytes)}
+    numbers = {"utilization": utilization, "temperature": temperature}
+    return {name: value for name, value in texts.items() if value} | {
+        name: value for name, value in numbers.items() if value >= 0
+    }
 
 
 # --- the kernel ---
@@ -144,10 +120,10 @@ def _from_sysfs(machine: Machine, bus: str) -> Properties:
         unique = int(machine.read(f"{device}/unique_id") or "0", 16)
     except ValueError:
         unique = 0
-    return Properties(
+    return _known(
         model=machine.read(f"{device}/product_name"),
         uuid=_uuid(unique),
-        memory_bytes=max(0, machine.number(f"{device}/mem_info_vram_total", 0)),
+        memory_bytes=machine.number(f"{device}/mem_info_vram_total", 0),
         utilization=machine.number(f"{device}/gpu_busy_percent", -1),
         temperature=machine.hwmon_celsius(bus),
     )
@@ -189,7 +165,7 @@ def _by_amdsmi(smi: Any, handle: Any) -> Properties:
     measured = (_optional(partial(smi.amdsmi_get_temp_metric, handle, kind, current), -1) for kind in sensor)
     name = str(asic.get("market_name", ""))
     serial = re.fullmatch(r"(?:0x)?([0-9a-fA-F]{1,16})", str(asic.get("asic_serial", "")))
-    return Properties(
+    return _known(
         model="" if name == "N/A" else name,
         uuid=_uuid(int(serial.group(1), 16)) if serial else "",
         memory_bytes=_whole(
@@ -244,10 +220,10 @@ def _by_rocm_smi(values: Mapping[str, str]) -> Properties:
     names = (values.get(key, "") for key in ("card series", "device name", "card model"))
     unique = re.fullmatch(r"0x([0-9a-fA-F]{1,16})", values.get("unique id", ""))
     temperatures = (values.get(f"temperature (sensor {sensor}) (c)") for sensor in ("edge", "junction"))
-    return Properties(
+    return _known(
         model=next((name for name in names if name and name != "N/A" and not name.startswith("0x")), ""),
         uuid=_uuid(int(unique.group(1), 16)) if unique else "",
-        memory_bytes=max(0, _whole(values.get("vram total memory (b)"), 0)),
+        memory_bytes=_whole(values.get("vram total memory (b)"), 0),
         utilization=_whole(values.get("gpu use (%)"), -1),
         temperature=next((value for text in temperatures if (value := _whole(text, -1)) >= 0), -1),
     )

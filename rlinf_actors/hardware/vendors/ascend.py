@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, only_visible
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
@@ -32,54 +32,32 @@ class Mapped:
 
 @dataclass(frozen=True)
 class ChipState:
-    """A chip in the output of ``npu-smi info``. "", 0 or -1 means that a value is unknown."""
+    """A chip in the output of ``npu-smi info``: its health, and its properties (with an index of 0)."""
 
-    name: str = ""
-    health: str = ""
-    temperature: int = -1
-    pci_bus: str = ""
-    utilization: int = -1
-    memory_bytes: int = 0
+    health: str
+    info: AcceleratorInfo
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
     """Return the NPUs of this machine that ASCEND_RT_VISIBLE_DEVICES in *environ* does not hide."""
-    machine = Machine.of(environ)
-    mapping, table = machine.run_all([("npu-smi", "info", "-m"), ("npu-smi", "info")])
-    found = described(mapping, table)
-    for info in found.infos:
-        info.numa_node = machine.numa_node(info.pci_bus)
-    return only_visible(found, _KIND, environ)
+    mapping, table = Machine.of(environ).run_all([("npu-smi", "info", "-m"), ("npu-smi", "info")])
+    return only_visible(described(mapping, table), _KIND, environ)
 
 
 def described(mapping: Ran, table: Ran) -> FoundAccelerators:
     """Return the NPUs in the output of ``npu-smi info -m`` (*mapping*) and ``npu-smi info`` (*table*). Pure."""
     chips, states = parse_mapping(mapping.output), parse_table(table.output)
-    faults: list[str] = []
-    for ran, read in ((mapping, bool(chips)), (table, bool(states))):
-        if ran.fault or not read:
-            fault = ran.fault or f"{ran.command} printed no table of NPUs: {ran.output[:80]!r}"
-            if fault not in faults:
-                faults.append(fault)
+    nothing = "printed no table of NPUs"
+    faults = list(dict.fromkeys([*mapping.faults(chips, nothing), *table.faults(states, nothing)]))
     if not chips and states:
         faults.append("the order of the NPUs is that of npu-smi info, since their logic ids are not known")
-        chips = {chip: Mapped(index, state.name) for index, (chip, state) in enumerate(sorted(states.items()))}
+        chips = {chip: Mapped(index, state.info.model) for index, (chip, state) in enumerate(sorted(states.items()))}
     infos = []
     for chip, mapped in sorted(chips.items(), key=lambda entry: entry[1].logic_id):
-        state = states.get(chip, ChipState())
+        state = states.get(chip, ChipState("", AcceleratorInfo(_KIND.value, "")))
         if state.health.upper() not in _HEALTHY:
             faults.append(f"NPU {chip[0]}, chip {chip[1]} (logic id {mapped.logic_id}) has health {state.health}")
-        infos.append(
-            AcceleratorInfo(
-                type=_KIND.value,
-                model=mapped.name or state.name,
-                index=mapped.logic_id,
-                pci_bus=state.pci_bus,
-                memory_bytes=state.memory_bytes,
-                utilization=state.utilization,
-                temperature=state.temperature,
-            )
-        )
+        infos.append(replace(state.info, model=mapped.name or state.info.model, index=mapped.logic_id))
     return FoundAccelerators(infos, faults)
 
 
@@ -126,14 +104,15 @@ def parse_table(text: str) -> dict[Chip, ChipState]:
         if chip < 0 or not re.fullmatch(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|NA", cells[1]):
             continue
         totals = [int(total) for _, total in _PAIR.findall(cells[2]) if int(total)]
-        found[int(npu), chip] = ChipState(
-            name=name.split()[0],
-            health=upper[1],
+        info = AcceleratorInfo(
+            type=_KIND.value,
+            model=name.split()[0],
             temperature=_number(measures[1]) if len(measures) > 1 else -1,
             pci_bus=cells[1].lower() if cells[1] != "NA" else "",
             utilization=_number((cells[2].split() or [""])[0]),
             memory_bytes=(totals[-1] if totals else 0) << 20,
         )
+        found[int(npu), chip] = ChipState(upper[1], info)
     return found
 
 

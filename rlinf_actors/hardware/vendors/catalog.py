@@ -52,10 +52,14 @@ def only_visible(
     environ: Mapping[str, str],
     read: Callable[..., tuple[list[AcceleratorInfo], list[str]]] = visible_devices,
 ) -> FoundAccelerators:
-    """Return *found* without the accelerators that the visibility variable of type *kind* hides.
+    """Return *found* with NUMA nodes, and without the accelerators that the visibility variable of *kind* hides.
 
     *read* interprets the variable; see `visible_devices`, which is the default.
     """
+    machine = Machine(environ)
+    for info in found.infos:
+        if info.numa_node < 0:
+            info.numa_node = machine.numa_node(info.pci_bus)
     variable = facts_of(kind).visibility_variable
     chosen, faults = read(found.infos, environ.get(variable), variable)
     return FoundAccelerators(chosen, [*found.faults, *faults])

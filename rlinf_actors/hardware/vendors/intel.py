@@ -9,12 +9,12 @@ Kunlun's tool has the same name. If the output of `xpu-smi` is not Intel's JSON,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from rlinf_actors.hardware.vendors.catalog import VENDORS, FoundAccelerators, only_visible
-from rlinf_actors.hardware.vendors.machine import Machine, Ran
+from rlinf_actors.hardware.vendors.machine import Machine
 from rlinf_actors.hardware.visibility import selected_devices
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
@@ -34,23 +34,17 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
         printed = machine.run("xpu-smi", "discovery", "-j")
         listed = parse_discovery(printed.output)
         if printed.fault or listed is None:
-            faults.append(f"{printed.fault or _not_ours(printed)}; /sys is read instead")
+            others = "did not print Intel's list of devices (Kunlun's tool has the same name)"
+            faults = [f"{fault}; /sys is read instead" for fault in printed.faults(listed is not None, others)]
         else:
-            listed = [info for info in listed if info.pci_bus not in _ROW.integrated]
-            infos = _measured(machine, [_with_sysfs(info, infos) for info in listed], faults)
+            by_bus = {info.pci_bus: info for info in infos}  # has memory, NUMA node and temperature
+            listed = [
+                replace(by_bus.get(info.pci_bus, info), model=info.model, index=info.index, uuid=info.uuid)
+                for info in listed
+                if info.pci_bus not in _ROW.integrated
+            ]
+            infos = _measured(machine, listed, faults)
     return only_visible(FoundAccelerators(infos, faults), _KIND, environ, selected_devices)
-
-
-def _not_ours(ran: Ran) -> str:
-    return f"{ran.command} did not print Intel's list of devices (Kunlun's tool has the same name): {ran.output[:80]!r}"
-
-
-def _with_sysfs(info: AcceleratorInfo, others: Sequence[AcceleratorInfo]) -> AcceleratorInfo:
-    """Return *info*, which xpu-smi listed, with memory, NUMA node and temperature from /sys (*others*)."""
-    other = next((one for one in others if one.pci_bus == info.pci_bus), None)
-    if other is None:
-        return info
-    return replace(info, memory_bytes=other.memory_bytes, numa_node=other.numa_node, temperature=other.temperature)
 
 
 def _measured(machine: Machine, infos: list[AcceleratorInfo], faults: list[str]) -> list[AcceleratorInfo]:

@@ -20,10 +20,7 @@ _TOTAL_MB = re.compile(r"\d{1,9}\s*(?:MiB|MB)?\s*/\s*(\d{1,9})\s*(?:MiB|MB)", re
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
     """Return the XPUs of this machine that CUDA_VISIBLE_DEVICES in *environ* does not hide."""
     machine = Machine.of(environ)
-    found = described(machine.run("xpu_smi" if machine.tool("xpu_smi") else "xpu-smi"))
-    for info in found.infos:
-        info.numa_node = machine.numa_node(info.pci_bus)
-    return only_visible(found, _KIND, environ)
+    return only_visible(described(machine.run("xpu_smi" if machine.tool("xpu_smi") else "xpu-smi")), _KIND, environ)
 
 
 def described(ran: Ran) -> FoundAccelerators:
@@ -31,9 +28,7 @@ def described(ran: Ran) -> FoundAccelerators:
     if "Intel" in ran.output:
         return FoundAccelerators(faults=[f"{ran.command} is Intel's tool here; put Kunlun's xpu_smi on PATH"])
     infos = parse_devices(ran.output) or parse_boxes(ran.output)
-    if ran.fault or not infos:
-        return FoundAccelerators(infos, [ran.fault or f"{ran.command} printed no table of XPUs: {ran.output[:80]!r}"])
-    return FoundAccelerators(infos)
+    return FoundAccelerators(infos, ran.faults(infos, "printed no table of XPUs"))
 
 
 def parse_devices(text: str) -> list[AcceleratorInfo]:
@@ -55,7 +50,7 @@ def parse_devices(text: str) -> list[AcceleratorInfo]:
             index=int(index),
             uuid=row.get("SN", ""),
             pci_bus=bus.group(1).lower(),
-            memory_bytes=_total(row.get("Memory", "")),
+            memory_bytes=_memory_bytes(row.get("Memory", "")),
             utilization=leading_number(row.get("UseRate", "")),
             temperature=leading_number(row.get("Temp", "")),
         )
@@ -79,10 +74,8 @@ def parse_boxes(text: str) -> list[AcceleratorInfo]:
                 type=_KIND.value, model=first.group(2), index=int(first.group(1)), pci_bus=bus.group(1).lower()
             )
         elif last is not None and len(cells) == 3:
-            # "86W / 400W" has another end than megabytes; the power may stand in a cell of its own
-            totals = _TOTAL_MB.findall(line)
             celsius, percent = re.search(r"\b(\d{1,3})C\b", cells[0]), re.search(r"(\d{1,3})%", cells[2])
-            last.memory_bytes = (int(totals[-1]) if totals else 0) << 20
+            last.memory_bytes = _memory_bytes(line)
             last.temperature = int(celsius.group(1)) if celsius else -1
             last.utilization = int(percent.group(1)) if percent else -1
             last = None
@@ -91,6 +84,6 @@ def parse_boxes(text: str) -> list[AcceleratorInfo]:
     return [info for _, info in sorted(found.items())]
 
 
-def _total(text: str) -> int:
-    match = _TOTAL_MB.search(text)
-    return int(match.group(1)) << 20 if match else 0
+def _memory_bytes(text: str) -> int:
+    totals = _TOTAL_MB.findall(text)  # not "86W / 400W", the power, which may stand in a cell of its own
+    return int(totals[-1]) << 20 if totals else 0

@@ -63,6 +63,12 @@ class Ran:
     output: str = ""
     fault: str = ""  # a sentence that says what went wrong; "" if the tool ended with exit code 0
 
+    def faults(self, read: object, otherwise: str) -> list[str]:
+        """Return the tool's fault; if it has none, but nothing was *read* from its output, a fault with *otherwise*."""
+        if self.fault or not read:
+            return [self.fault or f"{self.command} {otherwise}: {self.output[:80]!r}"]
+        return []
+
 
 class Machine:
     """Files and tools of this machine, or of a directory tree that stands for a machine in tests.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, only_visible
 from rlinf_actors.hardware.vendors.machine import PCI_ADDRESS, Machine, Ran, leading_number
@@ -16,55 +16,25 @@ _BLOCK = re.compile(r"GPU\s*(\d{1,4})?\s*:?\s*(\S+:\S+\.\d)?\s*")
 _AMOUNT = re.compile(r"(\d{1,9})\s*(KiB|MiB|GiB|KB|MB|GB)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class DeviceState:
-    """A device in the output of ``mthreads-gmi -q``. "", 0 or -1 means that a value is unknown."""
-
-    uuid: str = ""
-    model: str = ""
-    pci_bus: str = ""
-    memory_bytes: int = 0
-    utilization: int = -1
-    temperature: int = -1
-
-
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
     """Return the GPUs of this machine that MUSA_VISIBLE_DEVICES in *environ* does not hide."""
-    machine = Machine.of(environ)
-    found = described(*machine.run_all([("mthreads-gmi", "-L"), ("mthreads-gmi", "-q")]))
-    for info in found.infos:
-        info.numa_node = machine.numa_node(info.pci_bus)
-    return only_visible(found, _KIND, environ)
+    listing, details = Machine.of(environ).run_all([("mthreads-gmi", "-L"), ("mthreads-gmi", "-q")])
+    return only_visible(described(listing, details), _KIND, environ)
 
 
 def described(listing: Ran, details: Ran) -> FoundAccelerators:
     """Return the GPUs in the output of ``mthreads-gmi -L`` (*listing*) and ``-q`` (*details*). Pure."""
     listed, states = parse_list(listing.output), parse_details(details.output)
-    faults: list[str] = []
-    for ran, read in ((listing, bool(listed)), (details, bool(states))):
-        if ran.fault or not read:
-            fault = ran.fault or f"{ran.command} printed nothing that describes a GPU: {ran.output[:80]!r}"
-            if fault not in faults:
-                faults.append(fault)
+    nothing = "printed nothing that describes a GPU"
+    faults = list(dict.fromkeys([*listing.faults(listed, nothing), *details.faults(states, nothing)]))
     if not listed:
         listed = {index: (state.model, state.uuid) for index, state in enumerate(states)}
     by_uuid = {state.uuid: state for state in states if state.uuid}
     infos = []
     for position, (index, (model, uuid)) in enumerate(sorted(listed.items())):
-        in_order = states[position] if len(states) == len(listed) and not by_uuid else DeviceState()
+        in_order = states[position] if len(states) == len(listed) and not by_uuid else AcceleratorInfo(_KIND.value, "")
         state = by_uuid.get(uuid, in_order)
-        infos.append(
-            AcceleratorInfo(
-                type=_KIND.value,
-                model=model or state.model,
-                index=index,
-                uuid=uuid,
-                pci_bus=state.pci_bus,
-                memory_bytes=state.memory_bytes,
-                utilization=state.utilization,
-                temperature=state.temperature,
-            )
-        )
+        infos.append(replace(state, model=model or state.model, index=index, uuid=uuid))
     return FoundAccelerators(infos, faults)
 
 
@@ -74,8 +44,8 @@ def parse_list(text: str) -> dict[int, tuple[str, str]]:
     return {int(match.group(1)): (match.group(2), match.group(3)) for match in matches if match}
 
 
-def parse_details(text: str) -> list[DeviceState]:
-    """Return the GPUs in the output of ``mthreads-gmi -q``, in its order. Pure.
+def parse_details(text: str) -> list[AcceleratorInfo]:
+    """Return the GPUs in the output of ``mthreads-gmi -q``, in its order, all with an index of 0. Pure.
 
     Each GPU has a line of its own, and below it lines ``name : value`` in indented sections.
     """
@@ -97,9 +67,10 @@ def parse_details(text: str) -> list[DeviceState]:
     return [_state(block) for block in blocks]
 
 
-def _state(block: Mapping[str, str]) -> DeviceState:
+def _state(block: Mapping[str, str]) -> AcceleratorInfo:
     bus = PCI_ADDRESS.fullmatch(block.get("bus id", ""))
-    return DeviceState(
+    return AcceleratorInfo(
+        type=_KIND.value,
         uuid=_first(block, "gpu uuid", "uuid"),
         model=_first(block, "product name", "model"),
         pci_bus=bus.group(1).lower() if bus else "",

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import pynvml
 
 from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, only_visible
-from rlinf_actors.hardware.vendors.machine import Machine
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 _MAX_DEVICES = 256
@@ -34,12 +33,11 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
         return FoundAccelerators(faults=[f"NVML does not start: {error}"])
     if count > _MAX_DEVICES:
         return FoundAccelerators(faults=[f"NVML says that there are {count} devices, which cannot be"])
-    machine = Machine.of(environ)
     infos: list[AcceleratorInfo] = []
     faults: list[str] = []
     for index in range(count):
         try:
-            infos += _devices(index, machine, faults)
+            infos += _devices(index, faults)
         except (pynvml.NVMLError, UnicodeDecodeError) as error:
             faults.append(f"device {index} cannot be used: {error}")
     found = only_visible(FoundAccelerators(infos, faults), AcceleratorType.NV_GPU, environ)
@@ -47,10 +45,10 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
     return found
 
 
-def _devices(index: int, machine: Machine, faults: list[str]) -> list[AcceleratorInfo]:
+def _devices(index: int, faults: list[str]) -> list[AcceleratorInfo]:
     """Return the GPU with index *index*, or its slices if it is in MIG mode: then nothing runs outside of slices."""
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    whole = _device(index, handle, machine)
+    whole = _device(index, handle)
     if not _optional(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0]), 0):
         return [whole]
     slices: list[AcceleratorInfo] = []
@@ -79,7 +77,7 @@ def _slice(whole: AcceleratorInfo, handle: Any) -> AcceleratorInfo:
     )
 
 
-def _device(index: int, handle: Any, machine: Machine) -> AcceleratorInfo:
+def _device(index: int, handle: Any) -> AcceleratorInfo:
     bus = _optional(lambda: _text(pynvml.nvmlDeviceGetPciInfo(handle).busId).lower(), "")
     # NVML pads the PCI domain to eight digits, the kernel to four.
     bus = bus[4:] if len(bus) == len("00000000:17:00.0") and bus.startswith("0000") else bus
@@ -91,7 +89,6 @@ def _device(index: int, handle: Any, machine: Machine) -> AcceleratorInfo:
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
         pci_bus=bus,
         memory_bytes=_optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), 0),
-        numa_node=machine.numa_node(bus),
         utilization=_optional(lambda: int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu), -1),
         temperature=_optional(lambda: int(pynvml.nvmlDeviceGetTemperature(handle, sensor)), -1),
     )
