@@ -47,18 +47,12 @@ STOP_S = 30.0
 
 
 @click.group(invoke_without_command=True)
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    help=f"Where to listen; port 0: any. Default: {LISTEN}, else {DEFAULT}.",
-)
+@click.option("--listen", metavar="HOST:PORT", help=f"Where to listen; port 0: any. Default: {LISTEN}, else {DEFAULT}.")
 @click.option(
     "--insecure-test-network", is_flag=True, help="Listen outside loopback without keys. Closed test networks only."
 )
 @click.option(
-    "--state-dir",
-    metavar="DIR",
-    help="What it must know after a restart. Default: one per port; none for port 0.",
+    "--state-dir", metavar="DIR", help="What it must know after a restart. Default: one per port; none for port 0."
 )
 @json_option
 @click.pass_context

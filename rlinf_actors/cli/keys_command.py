@@ -180,10 +180,7 @@ _SHOWN = ("name", "role", "token", "public", "added_at", "added_by", "expires_at
 
 def key_dict(key: KeyState) -> dict[str, Any]:
     """Return a key as `--json` shows it. Its keys are stable; new ones may be added. Times are seconds since 1970."""
-    return {
-        "state": state_of(key),
-        **{name: getattr(key, name) for name in _SHOWN},
-    }
+    return {"state": state_of(key), **{name: getattr(key, name) for name in _SHOWN}}
 
 
 def state_of(key: KeyState) -> str:

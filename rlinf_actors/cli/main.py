@@ -36,10 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     missing = [name for name in ("click", "rich") if importlib.util.find_spec(name) is None]
     if missing:
-        print(
-            f"rlinf-actors needs {' and '.join(missing)}: pip install 'rlinf-actors[cli]'",
-            file=sys.stderr,
-        )
+        print(f"rlinf-actors needs {' and '.join(missing)}: pip install 'rlinf-actors[cli]'", file=sys.stderr)
         return MISSING
     from rlinf_actors.cli.app import run
 

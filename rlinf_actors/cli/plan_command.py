@@ -89,9 +89,5 @@ def ranked(found: Status) -> list[NodeState]:
 
 def _registered(node: NodeState) -> RegisteredNode:
     return RegisteredNode(
-        node.report.node_id,
-        node.report.rank,
-        node.is_head,
-        accelerator_type_of(node.report.resources),
-        node.report.ip,
+        node.report.node_id, node.report.rank, node.is_head, accelerator_type_of(node.report.resources), node.report.ip
     )

@@ -36,11 +36,7 @@ class EventCursor:
     """
 
     def __init__(
-        self,
-        namespace: str | None = None,
-        since: int | None = 0,
-        kinds: Collection[str] = (),
-        group: str | None = None,
+        self, namespace: str | None = None, since: int | None = 0, kinds: Collection[str] = (), group: str | None = None
     ) -> None:
         unknown = sorted(set(kinds) - set(KINDS))
         if unknown:

@@ -145,10 +145,7 @@ class EmbeddedDaemon:
         return self.endpoint
 
     async def stop(
-        self,
-        ask: Callable[[], Awaitable[bool]],
-        timeout: float = 10.0,
-        failed: Callable[[], bool] = lambda: True,
+        self, ask: Callable[[], Awaitable[bool]], timeout: float = 10.0, failed: Callable[[], bool] = lambda: True
     ) -> str:
         """Stop the agentd. May be called twice. Loop thread.
 

@@ -313,11 +313,7 @@ class ClusterConfig:
 
     @classmethod
     def from_any(
-        cls,
-        source: ConfigSource,
-        *,
-        num_nodes: int | None = None,
-        hardware_types: Mapping[str, type] | None = None,
+        cls, source: ConfigSource, *, num_nodes: int | None = None, hardware_types: Mapping[str, type] | None = None
     ) -> ClusterConfig:
         """Return the checked configuration of *source*: a ``cluster:`` section, or a whole configuration that has one.
 
