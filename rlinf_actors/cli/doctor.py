@@ -68,7 +68,7 @@ def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
         except OSError:  # another user's, or just removed
             continue
         pid = held.get((info.st_dev, info.st_ino))
-        if pid is not None and not _is_private(pid):
+        if pid is not None and _variable(pid, CLUSTER_MARK) == "":  # else it belongs to a private cluster
             found[pid] = Agentd(pid, str(lock.parent))
     return list(found.values())
 
@@ -85,12 +85,13 @@ def is_locked(path: str) -> bool:
     return False
 
 
-def _is_private(pid: int) -> bool:
+def _variable(pid: int, name: str) -> str | None:
+    """Return an environment variable of a process, "" if it is not set, None if this user may not see it."""
     try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return True
-    return any(entry.startswith(f"{CLUSTER_MARK}=".encode()) for entry in environ.split(b"\0"))
+        return None
+    return next((os.fsdecode(one.partition(b"=")[2]) for one in entries if one.startswith(f"{name}=".encode())), "")
 
 
 _DISTRIBUTIONS = {
@@ -249,14 +250,12 @@ def _shm(path: str) -> tuple[int, int] | None:
 def _memfd() -> str:
     try:
         fd = os.memfd_create("doctor", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, 1 << 20)
+        finally:
+            os.close(fd)
     except OSError as error:
         return error.strerror or str(error)
-    try:
-        os.posix_fallocate(fd, 0, 1 << 20)
-    except OSError as error:
-        return error.strerror or str(error)
-    finally:
-        os.close(fd)
     return ""
 
 
@@ -293,9 +292,7 @@ def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]
     try:
         agentd = running[0].pid if running else None
         return find(wanted, pid=agentd if agentd is None else _keeper_of(agentd) or agentd), ""
-    except OSError as error:  # it ended just now
-        return Roots(), str(error)
-    except ValueError as error:
+    except (OSError, ValueError) as error:  # the agentd has just ended, or the configured directory is wrong
         return Roots(), str(error)
 
 
@@ -305,11 +302,7 @@ def _keeper_of(agentd: int) -> int | None:
 
     The workers are in the keeper's cgroup.
     """
-    try:
-        environ = Path(f"/proc/{agentd}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    path = next((os.fsdecode(one.partition(b"=")[2]) for one in environ if one.startswith(f"{KEEPER}=".encode())), "")
+    path = _variable(agentd, KEEPER)
     return next((pid for pid in procfs.pids() if path and path in _command(pid).split()), None)
 
 
@@ -322,7 +315,7 @@ def _ask(endpoint: str, settings: Settings) -> tuple[str, str]:
         return fetch_status(full, settings).version, ""
     except OSError as error:
         return "", f"there is no route to it: {error.strerror or error}"
-    except (ConfigError, RlinfActorsError) as error:
+    except RlinfActorsError as error:
         return "", str(error)
 
 
@@ -348,15 +341,12 @@ def doctor(context: click.Context, head: str | None, as_json: bool) -> None:
         findings.append(Finding("client_file", FAIL, str(error), "correct it: scripts and commands fail until then"))
     findings += diagnose(inspect_machine(settings, head))
     if as_json:
-        show_json({"findings": [dataclasses.asdict(finding) for finding in findings], **counts(findings)})
+        counts = {status: sum(finding.status == status for finding in findings) for status in _COLORS}
+        show_json({"findings": [dataclasses.asdict(finding) for finding in findings], **counts})
     else:
         _show(findings)
     if any(finding.status == FAIL for finding in findings):
         context.exit(1)
-
-
-def counts(findings: list[Finding]) -> dict[str, int]:
-    return {status: sum(finding.status == status for finding in findings) for status in _COLORS}
 
 
 def _show(findings: list[Finding]) -> None:

@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from rlinf_actors.cli.estop_targets import (
     CHOICE,
-    DEADLINE_S,
     INTERRUPTED,
     OK,
     PERMISSION,
     UNAVAILABLE,
     USAGE,
+    Answer,
     Report,
     StopTarget,
-    collect,
+    ask_all,
     known_heads,
     print_json,
     question_of,
@@ -36,9 +35,8 @@ from rlinf_actors.cli.estop_targets import (
 )
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net import discovery
-from rlinf_actors.net.blocking_client import BlockingClient, HeadAnswered, HeadDown
 from rlinf_actors.wire.client_messages import EStopped, GetStatus, Status
-from rlinf_actors.wire.control_codec import Body, Failed
+from rlinf_actors.wire.control_codec import Failed
 
 _CODES = {"authentication": PERMISSION, "usage": USAGE, "config": CHOICE}
 
@@ -99,21 +97,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _press(options: argparse.Namespace) -> int:
-    report = Report(options.as_json)
-    asker = BlockingClient()
-    try:
-        known = known_heads(options.head)
-        question = question_of(options)
-        for target in known.targets:
-            asker.ask(target.asked, question)  # goes out as soon as the head lets this process in
-            asker.add(target.asked)
-        collect(asker, known.targets, report)
-    finally:
-        asker.close()
+    known, report = known_heads(options.head), Report(options.as_json)
+    for target, answer in ask_all(known.targets, question_of(options)):
+        report.add(target, answer)
     return report.end(known)
-
-
-# --- the release ---
 
 
 def _release(options: argparse.Namespace) -> int:
@@ -128,7 +115,7 @@ def _release(options: argparse.Namespace) -> int:
         _name_them(known.targets)
         return CHOICE
     target = known.targets[0]
-    answer = _answers(known.targets, question_of(options)).get(target)
+    answer = dict(ask_all(known.targets, question_of(options)))[target]
     if not isinstance(answer, EStopped):
         say(f"error: the stop was not lifted: {target.address} ({target.description}): {_text(answer)}")
         return _CODES.get(answer.kind, UNAVAILABLE) if isinstance(answer, Failed) else UNAVAILABLE
@@ -150,11 +137,11 @@ def _release(options: argparse.Namespace) -> int:
 
 def _name_them(targets: Sequence[StopTarget]) -> None:
     """Print the heads, and the emergency stops that are in force at each head."""
-    answers = _answers(targets, GetStatus())
+    answers = dict(ask_all(targets, GetStatus()))
     say(f"{len(targets)} heads are known, and a release is for one of them; nothing was lifted. Say which by --head:")
     for target in targets:
         say(f"  --head {target.address}  {target.description}")
-        status = answers.get(target)
+        status = answers[target]
         if isinstance(status, Status):
             for line in status.stopped or ["no emergency stop is in force"]:
                 say(f"      {line}")
@@ -162,26 +149,5 @@ def _name_them(targets: Sequence[StopTarget]) -> None:
             say(f"      it did not say what is in force: {_text(status)}")
 
 
-def _text(answer: object) -> str:
+def _text(answer: Answer) -> str:
     return answer.text if isinstance(answer, Failed) else str(answer)
-
-
-def _answers(targets: Sequence[StopTarget], question: Body) -> Mapping[StopTarget, object]:
-    """Send *question* to all heads. Return each head's answer, or a text that says why the head has not answered."""
-    asker = BlockingClient()
-    answers: dict[StopTarget, object] = {}
-    by_asked = {target.asked: target for target in targets}
-    deadline = time.monotonic() + DEADLINE_S
-    try:
-        for target in targets:
-            asker.ask(target.asked, question)
-            asker.add(target.asked)
-        while len(answers) < len(targets) and (left := deadline - time.monotonic()) > 0:
-            for event in asker.step(left)[0]:
-                if isinstance(event, HeadDown):
-                    answers.setdefault(by_asked[event.head], event.why)
-                elif isinstance(event, HeadAnswered):
-                    answers[by_asked[event.head]] = event.body
-    finally:
-        asker.close()
-    return {target: answers.get(target, f"it did not answer within {DEADLINE_S:g} s") for target in targets}

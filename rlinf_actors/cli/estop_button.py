@@ -32,7 +32,7 @@ from rlinf_actors.cli.estop_targets import (
     KnownHeads,
     Report,
     StopTarget,
-    collect,
+    answers_to,
     known_heads,
     print_json,
     question_of,
@@ -42,7 +42,6 @@ from rlinf_actors.cli.estop_targets import (
 from rlinf_actors.errors import UsageError
 from rlinf_actors.net import head_records
 from rlinf_actors.net.blocking_client import BlockingClient, HeadDown, HeadUp
-from rlinf_actors.settings import Settings
 from rlinf_actors.wire.agent_messages import Beat
 from rlinf_actors.wire.protocol import printable
 
@@ -52,18 +51,9 @@ LOST_S = 3.0
 UNITS = "/run"
 """Parent of the run directories that systemd makes for units."""
 _MCL_CURRENT_AND_FUTURE = 3
-_IN_MODIFY, _IN_ATTRIB, _IN_CLOSE_WRITE = 0x2, 0x4, 0x8
-_IN_MOVED_FROM, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE, _IN_DELETE_SELF, _IN_MOVE_SELF = (
-    0x40,
-    0x80,
-    0x100,
-    0x200,
-    0x400,
-    0x800,
-)
 _IN_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
-_OF_NAMES = _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE
-_OF_A_FILE = _IN_MODIFY | _IN_ATTRIB | _IN_CLOSE_WRITE | _IN_DELETE_SELF | _IN_MOVE_SELF
+_OF_NAMES = 0x40 | 0x80 | 0x100 | 0x200  # IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE
+_OF_A_FILE = 0x2 | 0x4 | 0x8 | 0x400 | 0x800  # IN_MODIFY, IN_ATTRIB, IN_CLOSE_WRITE, IN_DELETE_SELF, IN_MOVE_SELF
 _EVENT = struct.Struct("=iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -226,7 +216,6 @@ class Button:
         self._watches = Watches()
         self._known = KnownHeads()
         self._targets: dict[tuple[str, ...], StopTarget] = {}
-        self._state: dict[StopTarget, str] = {}
         self._question = question_of(options)
 
     def run(self) -> int:
@@ -307,15 +296,16 @@ class Button:
         for key in self._targets.keys() - before:
             self._asker.ask(self._targets[key].asked, self._question)
         report = Report(self._options.as_json)
-        collect(self._asker, list(self._targets.values()), report)
+        for target, answer in answers_to(self._asker, list(self._targets.values())):
+            report.add(target, answer)
         return report.end(self._known)
 
     # --- the heads ---
 
     def _find_heads(self, first: bool = False, quiet: bool = False) -> None:
-        self._watch_places(
-            settings_here(KnownHeads())
-        )  # before the search: a head that appears meanwhile is not missed
+        for path in (UNITS, *head_records.watched(settings_here(KnownHeads()))):
+            with contextlib.suppress(OSError):  # the directory was just removed
+                self._watches.add(path, _OF_NAMES)  # before the search, so that no head that starts meanwhile is missed
         known = known_heads(self._options.head)
         troubles, self._known = self._known.troubles, known
         for trouble in known.troubles:
@@ -325,12 +315,10 @@ class Button:
         for key in self._targets.keys() - found.keys():
             target = self._targets.pop(key)
             self._asker.drop(target.asked)
-            self._state.pop(target, None)
             if not quiet:
                 self._print("ended", target.address, "its head has ended", target)
         for key in found.keys() - self._targets.keys():
             self._targets[key] = found[key]
-            self._state[found[key]] = "new"
             self._asker.add(found[key].asked)
         for key in found.keys() & self._targets.keys():
             target, ways = self._targets[key], found[key].asked.ways
@@ -341,35 +329,29 @@ class Button:
         if first and not found:
             self._print("empty", "", "NO HEAD IS KNOWN YET: ENTER WOULD STOP NOTHING. One that is started is armed")
 
-    def _watch_places(self, settings: Settings) -> None:
-        for path in (UNITS, *head_records.watched(settings)):
-            with contextlib.suppress(OSError):  # the directory was just removed
-                self._watches.add(path, _OF_NAMES)
-
     def _send_beats(self, now: float) -> None:
         for target in self._targets.values():
             if not target.asked.up:
-                if self._state[target] == "new" and now - target.asked.added > LOST_S:
+                if target.state == "new" and now - target.asked.added > LOST_S:
                     self._set(target, "lost", "it does not answer")
                 continue
             if now - target.asked.heard > LOST_S:
                 self._set(target, "lost", f"it has not answered for {now - target.asked.heard:.0f} s")
-            elif self._state[target] == "lost":
+            elif target.state == "lost":
                 self._set(target, "armed")
             self._asker.tell(target.asked, Beat())
 
     def _set(self, target: StopTarget, state: str, why: str = "") -> None:
-        before = self._state.get(target)
+        before, target.state = target.state, state
         if before == state:
             return
-        self._state[target] = state
         if state == "lost":
             self._print("lost", target.address, f"{why}. ENTER DOES NOT REACH IT NOW", target)
         else:
             self._print("armed", target.address, "again" if before == "lost" else "connected", target)
 
     def _print(self, event: str, address: str, text: str, target: StopTarget | None = None, **more: Any) -> None:
-        armed = sum(state == "armed" for state in self._state.values())
+        armed = sum(target.state == "armed" for target in self._targets.values())
         if self._options.as_json:
             print_json({"event": event, "head": address, "text": text, "armed": armed, **more})
             return

@@ -11,9 +11,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Union
+
+import msgspec
 
 from rlinf_actors.errors import ConfigError, RlinfActorsError
 from rlinf_actors.net import discovery
@@ -23,8 +25,8 @@ from rlinf_actors.net.host import split_address
 from rlinf_actors.net.socket_security import Security, is_loopback, is_tcp
 from rlinf_actors.security.keyfile import who
 from rlinf_actors.settings import HEAD, HEAD_KEY, HEADS_DIR, KEY_DIR, KEY_FILE, RUN_DIR, Settings
-from rlinf_actors.wire.client_messages import EStop, EStopped
-from rlinf_actors.wire.control_codec import Failed
+from rlinf_actors.wire.client_messages import EStop, EStopped, Status
+from rlinf_actors.wire.control_codec import Body, Failed
 from rlinf_actors.wire.protocol import printable
 
 OK, USAGE, UNAVAILABLE, PERMISSION, CHOICE, INTERRUPTED = 0, 64, 69, 77, 78, 130
@@ -48,6 +50,7 @@ class StopTarget:
     description: str  # for people
     record: HeadRecord | None  # by which the head was found; None if it was found only in the configuration
     asked: RemoteHead  # the connection to the head
+    state: str = "new"  # for the button: new, armed or lost
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -183,28 +186,41 @@ def question_of(options: argparse.Namespace) -> EStop:
     return EStop(who(), options.reason, options.namespace, options.release)
 
 
-def collect(asker: BlockingClient, targets: Sequence[StopTarget], report: Report) -> None:
-    """Give each head's answer to *report* when it arrives. Return when all heads have answered, or after DEADLINE_S."""
+Answer = Union[EStopped, Status, Failed, str]
+"""The answer of a head, or the reason why it has not answered."""
+
+
+def ask_all(targets: Sequence[StopTarget], question: Body) -> Iterator[tuple[StopTarget, Answer]]:
+    """Send *question* to all heads and yield the answers as `answers_to` does."""
+    asker = BlockingClient()
+    try:
+        for target in targets:
+            asker.ask(target.asked, question)  # goes out as soon as the head lets this process in
+            asker.add(target.asked)
+        yield from answers_to(asker, targets)
+    finally:
+        asker.close()
+
+
+def answers_to(asker: BlockingClient, targets: Sequence[StopTarget]) -> Iterator[tuple[StopTarget, Answer]]:
+    """Yield each head with its answer when the answer arrives. End when all have answered, or after DEADLINE_S."""
     deadline = time.monotonic() + DEADLINE_S
     waiting = {target.asked: target for target in targets}
     while waiting and (left := deadline - time.monotonic()) > 0:
         for event in asker.step(left)[0]:
-            target = waiting.get(event.head)
-            if target is None or not isinstance(event, (HeadDown, HeadAnswered)):
+            if event.head not in waiting:
                 continue
             if isinstance(event, HeadDown):
-                report.failed(target, event.why)
-            elif isinstance(event.body, EStopped):
-                report.stopped(target, event.body)
-            elif isinstance(event.body, Failed):
-                report.failed(target, f"it refused: {event.body.text}")
+                answer: Answer = event.why
+            elif isinstance(event, HeadAnswered) and isinstance(event.body, (EStopped, Status, Failed)):
+                answer = event.body
             else:
-                continue  # the answer to a beat
-            del waiting[event.head]
+                continue  # it is connected, or has answered a beat
             asker.drop(event.head)  # its further messages must not delay the other heads
+            yield waiting.pop(event.head), answer
     for target in waiting.values():
         how = "let this process in, but did not answer" if target.asked.up else "did not answer"
-        report.failed(target, f"it {how} within {DEADLINE_S:g} s")
+        yield target, f"it {how} within {DEADLINE_S:g} s"
 
 
 class Report:
@@ -218,7 +234,13 @@ class Report:
         self._clusters: list[dict[str, Any]] = []
         self._silent: list[str] = []
 
-    def stopped(self, target: StopTarget, answer: EStopped) -> None:
+    def add(self, target: StopTarget, answer: Answer) -> None:
+        if not isinstance(answer, EStopped):
+            why = f"it refused: {answer.text}" if isinstance(answer, Failed) else str(answer)
+            nothing = {"hits": [], "in_force": [], "warning": ""}
+            self._clusters.append({**_cluster(target), "acknowledged": False, "error": why, **nothing})
+            self._line(f"NOT STOPPED  {target.address}: {why} ({target.description})")
+            return
         self._clusters.append({**_cluster(target), "acknowledged": True, "error": "", **summary(answer)})
         workers = len(answer.hits)
         what = f"{workers} robot worker{'s' * (workers != 1)} told" if workers else "no robot worker is running"
@@ -232,11 +254,6 @@ class Report:
             self._line(f"  in force: {line}")
         if answer.warning:
             say(f"warning: {target.address}: {answer.warning}")
-
-    def failed(self, target: StopTarget, why: str) -> None:
-        nothing = {"hits": [], "in_force": [], "warning": ""}
-        self._clusters.append({**_cluster(target), "acknowledged": False, "error": why, **nothing})
-        self._line(f"NOT STOPPED  {target.address}: {why} ({target.description})")
 
     def end(self, known: KnownHeads) -> int:
         """Print the overall result and return the exit code. *known* is the result of the search for heads."""
@@ -285,20 +302,8 @@ def _cluster(target: StopTarget) -> dict[str, Any]:
 
 def summary(answer: EStopped) -> dict[str, Any]:
     """Return an answer's part of `estop --json`. Its keys are stable; new keys may be added."""
-    return {
-        "hits": [
-            {
-                "worker": hit.worker,
-                "namespace": hit.namespace,
-                "robots": hit.robots,
-                "node": hit.node,
-                "reached": hit.reached,
-            }
-            for hit in answer.hits
-        ],
-        "in_force": answer.stopped,
-        "warning": answer.warning,
-    }
+    hits = [msgspec.structs.asdict(hit) for hit in answer.hits]
+    return {"hits": hits, "in_force": answer.stopped, "warning": answer.warning}
 
 
 # --- output ---

@@ -19,13 +19,13 @@ import click
 from msgspec.structs import replace
 
 from rlinf_actors.cli.output import json_option, note, show_json, show_table
-from rlinf_actors.cli.queries import expected, head_option, observing, status_of
+from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import HeadStore, own_keys
-from rlinf_actors.net import discovery, fault_injection, head_records
+from rlinf_actors.net import fault_injection, head_records
 from rlinf_actors.net.daemon import ends_process, on_stop_signals, run_daemon
 from rlinf_actors.net.host import endpoint_of
 from rlinf_actors.net.socket_security import Security, key_at
@@ -38,8 +38,6 @@ from rlinf_actors.wire.template_protocol import ROBOT_END_S
 log = logging.getLogger(__name__)
 
 DEFAULT = "127.0.0.1:6380"
-
-
 FOR_GOOD = 3
 """Exit code of a head that `head stop` has ended; the systemd unit does not restart such a head."""
 STOP_S = 30.0
@@ -111,15 +109,10 @@ def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
         if as_json or not sys.stdin.isatty():
             raise UsageError(f"this ends the cluster at {endpoint}, with {len(groups)} groups: confirm it by --yes")
         click.confirm(f"End these and the head at {endpoint}?", abort=True, err=True)
-    asyncio.run(_stop(endpoint, reason))
+    ask_head(endpoint, StopCluster(by=who(), reason=reason), Done, STOP_S)
     if as_json:
         show_json({"head": endpoint, "groups": groups})
     note(f"the cluster at {endpoint} has ended")
-
-
-async def _stop(endpoint: str, reason: str) -> None:
-    async with observing(endpoint, discovery.client_settings()) as client:
-        expected(await client.request(StopCluster(by=who(), reason=reason), STOP_S), Done)
 
 
 @dataclass(frozen=True)
@@ -172,7 +165,8 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
         )
         stack.callback(head_records.publish(record, Settings.load(), Unit.load().run_dir))
         on_stop_signals(loop, lambda name: end(name, False))
-        loop.add_signal_handler(signal.SIGHUP, _nothing_to_read)
+        nothing = "SIGHUP: the head has no configuration file to reload; restart it to change options and variables"
+        loop.add_signal_handler(signal.SIGHUP, log.warning, nothing)
         if as_json:
             show_json({"head": address})
         else:
@@ -189,7 +183,3 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
             log.warning("%s: the cluster ends, because no other head can continue without a state directory", reason)
         server.close(f"the head was stopped ({reason})")
         return FOR_GOOD if for_good else 0
-
-
-def _nothing_to_read() -> None:
-    log.warning("SIGHUP: the head has no configuration file to reload; restart it to change options and variables")

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, Union
 
 import click
+import msgspec
 
 from rlinf_actors.cli.output import Amount, json_option, note, seconds, show_fields, show_json, show_table
-from rlinf_actors.cli.queries import TIMEOUT_S, expected, find_head, head_option, observing
+from rlinf_actors.cli.queries import TIMEOUT_S, ask_head, expected, find_head, head_option, observing
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
 from rlinf_actors.head.commands import Command, LogEvent, Persist, Refused
 from rlinf_actors.head.key_registry import TOKEN_S, KeyRegistry
@@ -67,12 +68,7 @@ def administer(head: str | None, state_dir: str | None, question: Question) -> K
         endpoint = find_head(head, settings)
     except ConfigError as error:
         raise ConfigError(f"{error}. For a head that does not run, give its state directory by --state-dir") from None
-
-    async def ask() -> Keys:
-        async with observing(endpoint, settings) as client:
-            return expected(await client.request(question, TIMEOUT_S), Keys)
-
-    return asyncio.run(ask())
+    return ask_head(endpoint, question, Keys)[1]
 
 
 def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
@@ -175,12 +171,9 @@ async def _offline(state_dir: str, settings: Settings, question: Question) -> Ke
         store.close()
 
 
-_SHOWN = ("name", "role", "token", "public", "added_at", "added_by", "expires_at", "ended_at", "why")
-
-
 def key_dict(key: KeyState) -> dict[str, Any]:
     """Return a key as `--json` shows it. Its keys are stable; new ones may be added. Times are seconds since 1970."""
-    return {"state": state_of(key), **{name: getattr(key, name) for name in _SHOWN}}
+    return {"state": state_of(key), **msgspec.structs.asdict(key)}
 
 
 def state_of(key: KeyState) -> str:

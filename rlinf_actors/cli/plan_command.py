@@ -44,16 +44,15 @@ def plan(conf: str, describe: str | None, head: str | None, as_json: bool) -> No
     if settings.ext_module:
         load_module(settings.ext_module)
     config = ClusterConfig.from_any(conf)
-    cluster = _real(config, head, settings) if describe is None else _described(config, describe)
+    if describe is None:
+        cluster = _real(config, head, settings)
+    else:
+        cluster = DescribedCluster(describe_hardware(config, parse_description(describe)), config)
     planned = make_plan(config, cluster)
     if as_json:
         show_json(planned.to_dict())
     else:
         click.echo(planned.render(), nl=False)
-
-
-def _described(config: ClusterConfig, describe: str) -> DescribedCluster:
-    return DescribedCluster(describe_hardware(config, parse_description(describe)), config)
 
 
 def _real(config: ClusterConfig, head: str | None, settings: Settings) -> DescribedCluster:

@@ -50,7 +50,7 @@ def status(head: str | None, as_json: bool) -> None:
         {
             "head": f"{endpoint} (rlinf-actors {found.version}, up {seconds(found.uptime_s)})",
             "nodes": _counts(data["nodes"]),
-            "hardware": ", ".join(f"{count} {kind}" for kind, count in data["hardware"].items()) or "none",
+            "hardware": _counts(data["hardware"]),
             "groups": _counts(data["groups"]) + (f" ({data['detached']} detached)" if data["detached"] else ""),
             "workers": _counts(data["workers"]),
             "leases": "\n         ".join(map(_lease, found.leases)) or "none",
@@ -344,7 +344,7 @@ def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: boo
     general); ``for_s`` is the number of seconds since then. ``process`` is None unless the worker runs on this machine
     (*near*).
     """
-    end, pulse = worker.exit, worker.pulse or WorkerPulse()
+    pulse = worker.pulse or WorkerPulse()
     figures = figures_of(worker.pid) if near and worker.pid and worker.state != "gone" else None
     return {
         "name": f"{group.name}:{worker.rank}",
@@ -362,16 +362,7 @@ def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: boo
         "method": pulse.method,
         "waiting": pulse.waiting,
         "for_s": round(max(0.0, now - pulse.since), 3) if worker.pulse else 0.0,
-        "exit": None
-        if end is None
-        else {
-            "kind": end.kind,
-            "exit_code": end.exit_code,
-            "signal": end.signal,
-            "oom": end.oom,
-            "reason": end.reason,
-            "stderr_tail": end.stderr_tail,
-        },
+        "exit": worker.exit and msgspec.structs.asdict(worker.exit),
     }
 
 

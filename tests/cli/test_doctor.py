@@ -234,8 +234,12 @@ def test_a_wrong_client_file_fails_and_the_other_checks_still_run(monkeypatch, t
     assert "haed: unknown key 'haed'; did you mean 'head'?" in capsys.readouterr().out
 
 
-def test_findings_are_counted_by_status():
-    assert doctor.counts([Finding("a", "warn", "")]) == {"pass": 0, "warn": 1, "fail": 0}
+def test_findings_are_counted_by_status(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "inspect_machine", lambda settings, head: GOOD)
+    monkeypatch.setattr(doctor, "diagnose", lambda machine: [Finding("a", "warn", "")])
+    assert app.run(["doctor", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {status: shown[status] for status in ("pass", "warn", "fail")} == {"pass": 0, "warn": 1, "fail": 0}
 
 
 def test_key_files_are_checked(tmp_path):
