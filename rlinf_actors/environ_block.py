@@ -62,10 +62,8 @@ def reserve(names: Iterable[str], slots: int = 0) -> None:
 
 
 def replace(values: Mapping[str, str]) -> None:
-    """Change the values of variables that are set. Any thread.
-
-    Raises:
-        ValueError: a variable is not set, and adding it is not safe beside other threads.
+    """Change the values of variables that are set. Any thread. Raises ValueError if a variable is not set, since
+    adding one is not safe beside other threads.
     """
     missing = sorted(values.keys() - os.environ.keys())
     if missing:

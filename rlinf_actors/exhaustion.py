@@ -62,10 +62,8 @@ def cause(error: BaseException) -> str:
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread.
-
-    Raises:
-        RuntimeError: the thread cannot be started; the text says which limit was reached and how to raise it.
+    """Start a thread. Raises RuntimeError if the thread cannot be started; the text says which limit was reached and
+    how to raise it.
     """
     try:
         thread.start()
@@ -76,10 +74,8 @@ def start(thread: threading.Thread) -> None:
 def check_threads(count: int) -> None:
     """Check that *count* threads can be started, before a library starts them and aborts the process if it cannot.
 
-    The check starts *count* threads and waits until the kernel has freed them.
-
-    Raises:
-        RuntimeError: as `start`; or the kernel has not freed a thread of the check in time.
+    The check starts *count* threads and waits until the kernel has freed them. Raises RuntimeError as `start`
+    does, or if the kernel has not freed a thread of the check in time.
     """
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(count)]

@@ -204,10 +204,8 @@ def stat(pid: int) -> Stat | None:
 
 
 def stat_of(pid: int) -> Stat:
-    """Return the fields of /proc/PID/stat.
-
-    Raises:
-        OSError: the process has ended, or this process has no free file descriptor.
+    """Return the fields of /proc/PID/stat. Raises OSError if the process has ended, or this process has no free file
+    descriptor.
     """
     text = Path(f"/proc/{pid}/stat").read_bytes()
     fields = text[text.rindex(b")") + 2 :].split()
@@ -232,10 +230,7 @@ def pidfd_of(pid: int) -> int:
 
 def open_pidfd(pid: int, started: int) -> int:
     """Open a pidfd of the process with this pid and start (clock ticks since boot). Return -1 if that process has
-    ended.
-
-    Raises:
-        OSError: this process has no free file descriptor.
+    ended. Raises OSError if this process has no free file descriptor.
     """
     pidfd = -1
     try:

@@ -95,10 +95,8 @@ class Cgroup:
         return [*([self.unified] if self.unified else []), *self.v1.values()]
 
     def make(self, limits: Mapping[str, int]) -> None:
-        """Make the cgroup with these limits (from `Roots.limits`).
-
-        Raises:
-            OSError: the cgroup cannot be made; directories made so far are removed.
+        """Make the cgroup with these limits (from `Roots.limits`). Raises OSError if the cgroup cannot be made;
+        directories made so far are removed.
         """
         try:
             if self.unified:

@@ -161,10 +161,8 @@ class Lending:
         return MARK + _encode(_Leases(alone, arena.crowded, rows, header)), sent
 
     def unpack(self, header: bytes, parts: list[Buffer]) -> bytes:
-        """Put views of the lent parts into *parts*. Return the header without the leases.
-
-        Raises:
-            RemoteWireError: the header names bytes that are not in the peer's arena.
+        """Put views of the lent parts into *parts*. Return the header without the leases. Raises RemoteWireError if the
+        header names bytes that are not in the peer's arena.
         """
         if header[:1] != MARK:
             return header

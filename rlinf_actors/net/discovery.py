@@ -49,10 +49,7 @@ def client_settings() -> Settings:
     """Return the settings of the environment. The client files supply the values that no environment variable sets.
 
     /etc/rlinf-actors/client.toml is for all users of the machine. A value in ~/.config/rlinf-actors/client.toml
-    overrides it.
-
-    Raises:
-        ConfigError: a variable or a client file is wrong; its `path` names the place.
+    overrides it. Raises ConfigError if a variable or a client file is wrong; its `path` names the place.
     """
     return with_client_file(Settings.load())
 
@@ -73,11 +70,8 @@ def with_client_file(settings: Settings) -> Settings:
 
 
 def read_client_file(path: str, must_exist: bool = False) -> dict[str, str]:
-    """Return the settings in a client file, an empty dict if the file does not exist.
-
-    Raises:
-        ConfigError: the file is not TOML, has an unknown key, or others can write to it; or it is missing although
-            *must_exist* is True.
+    """Return the settings in a client file, an empty dict if the file does not exist. Raises ConfigError if the file is
+    not TOML, has an unknown key, or others can write to it; or it is missing although *must_exist* is True.
     """
     try:
         with open(path, "rb") as file:
@@ -212,10 +206,8 @@ def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
     """Return the keys with which this process connects to the head at *endpoint*.
 
     They are this process's own key for one of *roles*. If the settings name no key and a standing head of this user on
-    this machine listens at *endpoint*, they are that head's own key.
-
-    Raises:
-        ConfigError: there is a key file that cannot be used.
+    this machine listens at *endpoint*, they are that head's own key. Raises ConfigError if there is a key file that
+    cannot be used.
     """
     if is_tcp(endpoint) and settings.key_dir is None and settings.key_file is None:
         for record in find_records(settings).records:

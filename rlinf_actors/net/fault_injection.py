@@ -78,10 +78,8 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 def check(fault: Fault, path: str = "") -> Fault:
-    """Return *fault* after checking it.
-
-    Raises:
-        ConfigError: the point or action does not exist, or a number is out of range; *path* names the fault's place.
+    """Return *fault* after checking it. Raises ConfigError if the point or action does not exist, or a number is out of
+    range; *path* names the fault's place.
     """
     if fault.point not in POINTS:
         raise ConfigError(f"{fault.point!r} is no fault point; {_nearest(fault.point, POINTS)}", path=path)
@@ -145,10 +143,8 @@ class Rule:
 
 
 def parse(plan: str) -> list[Fault]:
-    """Return the faults of *plan*, a JSON list of objects with the attributes of Fault.
-
-    Raises:
-        ConfigError: the plan is not such a list, or a fault in it is wrong.
+    """Return the faults of *plan*, a JSON list of objects with the attributes of Fault. Raises ConfigError if the plan
+    is not such a list, or a fault in it is wrong.
     """
     try:
         faults = msgspec.json.decode(plan, type=list[Fault])
@@ -264,10 +260,8 @@ class Faults:
             deliver()
 
     def start(self, point: str, subject: str) -> None:
-        """Apply the rules for a spawn.* point before a process is started. "delay" blocks the calling thread.
-
-        Raises:
-            OSError: a rule refused the start (EAGAIN, as at the limit of processes).
+        """Apply the rules for a spawn.* point before a process is started. "delay" blocks the calling thread. Raises
+        OSError if a rule refused the start (EAGAIN, as at the limit of processes).
         """
         with self._lock:
             rule = self._pick(point, subject)
@@ -363,10 +357,7 @@ def settle() -> None:
 
 def load(plan: str | None) -> None:
     """Replace the rules of this process by those of *plan* (the value of RLINF_ACTORS_FAULTS). None or "" changes
-    nothing.
-
-    Raises:
-        ConfigError: the plan is wrong.
+    nothing. Raises ConfigError if the plan is wrong.
     """
     global active
     if not plan:

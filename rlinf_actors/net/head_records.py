@@ -87,10 +87,8 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return [_reachable(endpoint) for endpoint in self.endpoints]
 
     def security(self) -> Security:
-        """Return the keys with which a process of the record's user, or of root, connects to this head.
-
-        Raises:
-            ConfigError: the key file cannot be used.
+        """Return the keys with which a process of the record's user, or of root, connects to this head. Raises
+        ConfigError if the key file cannot be used.
         """
         if not self.key:
             return Security(self.insecure)

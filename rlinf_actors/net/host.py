@@ -29,10 +29,8 @@ def pid_start(pid: int) -> int:
 
 
 def route_ip(host: str) -> str:
-    """Return the source address of this machine's packets to *host* (an address or a name). Nothing is sent.
-
-    Raises:
-        OSError: the name has no address, or there is no route.
+    """Return the source address of this machine's packets to *host* (an address or a name). Nothing is sent. Raises
+    OSError if the name has no address, or there is no route.
     """
     for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind, protocol) as probe:
@@ -43,10 +41,7 @@ def route_ip(host: str) -> str:
 
 def free_port(below: int | None = None) -> int:
     """Return a TCP port that is free now; with *below*, the highest free one below that number. The port is not
-    reserved.
-
-    Raises:
-        OSError: no port is free.
+    reserved. Raises OSError if no port is free.
     """
     for port in (0,) if below is None else range(below - 1, 1023, -1):
         with socket.socket() as probe:
@@ -70,10 +65,8 @@ class HeldPorts:
         self._held: dict[int, socket.socket] = {}
 
     def hold(self) -> int:
-        """Reserve a port that is free on every address and return its number.
-
-        Raises:
-            OSError: there is no free port; the text says what to do.
+        """Reserve a port that is free on every address and return its number. Raises OSError if there is no free port;
+        the text says what to do.
         """
         try:
             held = _bound()

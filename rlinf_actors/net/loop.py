@@ -149,11 +149,8 @@ class IoThread:
             raise
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop and return its future. Any thread.
-
-        Raises:
-            UsageError: the Cluster's shutdown has stopped the thread, or this process is a fork, where the thread does
-                not exist.
+        """Run a coroutine on the loop and return its future. Any thread. Raises UsageError if the Cluster's shutdown
+        has stopped the thread, or this process is a fork, where the thread does not exist.
         """
         try:
             self.check_usable()

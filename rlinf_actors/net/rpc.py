@@ -291,10 +291,7 @@ class ControlClient:
 
     def reopen(self) -> None:
         """Drop unsent messages and make a new connection, because a connection to a machine that vanished may hang for
-        long.
-
-        Raises:
-            OSError: no socket can be opened; messages are lost until another `reopen` succeeds.
+        long. Raises OSError if no socket can be opened; messages are lost until another `reopen` succeeds.
         """
         if not self._closed:
             self._verifier.reset()

@@ -62,9 +62,7 @@ class Security:
     @classmethod
     def toward(cls, head: str, settings: Settings, *roles: str) -> Security:
         """Return the settings of a process that connects to the endpoint *head* with its key file for one of *roles*.
-
-        Raises:
-            ConfigError: there is a key file that cannot be used.
+        Raises ConfigError if there is a key file that cannot be used.
         """
         insecure = settings.insecure_test_network
         return cls.of(key_at(head, settings, *roles, insecure=insecure), insecure) if is_tcp(head) else cls(insecure)

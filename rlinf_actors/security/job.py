@@ -26,10 +26,7 @@ def job_pair(token: str) -> KeyPair:
     """Return the key pair of the job with this token.
 
     The pair is derived from the token, so every process that has the token can compute the pair. A token has at least
-    128 random bits, so a plain hash is enough.
-
-    Raises:
-        ValueError: *token* is empty.
+    128 random bits, so a plain hash is enough. Raises ValueError if *token* is empty.
     """
     if not token:
         raise ValueError("a job without a token has no key pair")
@@ -108,10 +105,8 @@ class JoinToken:
 
 
 def parse(text: str) -> JoinToken:
-    """Return the join token that a user pasted as *text*.
-
-    Raises:
-        ConfigError: *text* is no join token or is incomplete. The error does not quote the text, which is a secret.
+    """Return the join token that a user pasted as *text*. Raises ConfigError if *text* is no join token or is
+    incomplete. The error does not quote the text, which is a secret.
     """
     text = text.strip()
     if not text.startswith(PREFIX):

@@ -73,10 +73,7 @@ def locate(settings: Settings, role: str) -> Path | None:
 
     If RLINF_ACTORS_KEYS is set, only that directory is searched. Otherwise the credentials of the systemd unit come
     first, then the user's key directory. A blank credential counts as missing, because systemd writes a blank one for a
-    file that it did not find (SetCredential= in the units).
-
-    Raises:
-        ConfigError: a credential cannot be read.
+    file that it did not find (SetCredential= in the units). Raises ConfigError if a credential cannot be read.
     """
     if settings.credentials_dir and not settings.key_dir:
         path = path_of(Path(settings.credentials_dir), role)
@@ -290,10 +287,8 @@ def who() -> str:
 def key(settings: Settings) -> KeyFile:
     """Return this user's own "local" key file; make the file if it is missing.
 
-    Several processes may call this at once: all get the same key.
-
-    Raises:
-        ConfigError: others can read the file, it is no key file, or it cannot be made; the message says what to do.
+    Several processes may call this at once: all get the same key. Raises ConfigError if others can read the file, it is
+    no key file, or it cannot be made; the message says what to do.
     """
     path = path_of(directory(settings), ROLE)
     if not path.exists():

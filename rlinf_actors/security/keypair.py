@@ -47,10 +47,8 @@ class KeyPair:
 
     @classmethod
     def of_text(cls, public: str, secret: str, path: str) -> KeyPair:
-        """Return the pair of two keys that were read from a text; *path* names their place in errors.
-
-        Raises:
-            ConfigError: a text is no key, or the two keys are not one pair. The message does not contain the secret.
+        """Return the pair of two keys that were read from a text; *path* names their place in errors. Raises
+        ConfigError if a text is no key, or the two keys are not one pair. The message does not contain the secret.
         """
         import zmq
 

@@ -111,11 +111,7 @@ def plan(directory: Path, names: Sequence[str], force: bool) -> list[Step]:
 
 
 def carry_out(steps: Sequence[Step]) -> None:
-    """Carry out a plan. Each file is written whole or not at all.
-
-    Raises:
-        OSError: a file cannot be written; those before it are.
-    """
+    """Carry out a plan. Each file is written whole or not at all. Raises OSError if a file cannot be written."""
     for step in steps:
         if step.what == "unchanged":
             continue
