@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Container
@@ -23,7 +24,6 @@ from rlinf_actors.head.commands import Answer, LogEvent
 from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
-from rlinf_actors.security.refusal_tally import Due, RefusalTally
 from rlinf_actors.wire.client_messages import Events, GetEvents
 from rlinf_actors.wire.protocol import printable
 from rlinf_actors.wire.values import ClusterEvent, EventKind, ending, orderly
@@ -279,6 +279,85 @@ def shown(record: LogEvent) -> LogEvent:
 
 
 WINDOW_S = 60.0
+"""Seconds between two entries about repetitions of one refusal."""
+KINDS = 64
+"""Number of kinds of refusals that are counted separately at one time; further kinds are counted together."""
+
+
+@dataclass(frozen=True)
+class Due:
+    """A report of refusals that is due now.
+
+    Attributes:
+        text: the text of the last of these refusals.
+        times: the number of refusals.
+        again: True if they repeat a kind that was reported in the window before.
+        others: True if they are of several kinds, which were counted together because there were too many kinds.
+    """
+
+    text: str
+    times: int
+    again: bool = False
+    others: bool = False
+
+
+@dataclass
+class _Kind:
+    text: str
+    count: int = 0
+    until: float = -math.inf  # time at which its next report is due; the first is due at once
+
+
+class RefusalTally:
+    """Counts refusals by kind until `take` returns them. Times are in seconds.
+
+    The first refusal of a kind is due for a report at once. Repetitions in a window are reported as one number at its
+    end. So a refused peer causes at most one report per kind and window, and no refusal goes uncounted.
+
+    Args:
+        window_s: time between two reports of one kind.
+        kinds: number of kinds that are counted separately at one time.
+
+    Attributes:
+        count: number of refusals so far, reported or not.
+    """
+
+    def __init__(self, window_s: float = WINDOW_S, kinds: int = KINDS) -> None:
+        self._window_s = window_s
+        self._limit = kinds
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._others: _Kind | None = None
+        self.count = 0
+
+    def note(self, who: str, kind: str, text: str, now: float, times: int = 1) -> bool:
+        """Count refusals (see `RefusalLog.note`). Return True if a report is due at once: the caller calls `take`."""
+        self.count += times
+        known = self._kinds.get((who, kind))
+        if known is None and len(self._kinds) < self._limit:
+            known = self._kinds[who, kind] = _Kind(text)
+        elif known is None:
+            known = self._others = self._others or _Kind(text, until=now + self._window_s)
+        known.text, known.count = text, known.count + times
+        return known.until <= now
+
+    def take(self, now: float) -> list[Due]:
+        """Return the reports that are due at time *now*, and count from 0 again."""
+        due: list[Due] = []
+        for key, kind in [(key, kind) for key, kind in self._kinds.items() if kind.until <= now]:
+            if kind.count:
+                due.append(Due(kind.text, kind.count, again=kind.until > -math.inf))
+                kind.until, kind.count = now + self._window_s, 0
+            else:
+                del self._kinds[key]
+        if self._others is not None and self._others.until <= now:
+            due.append(Due(self._others.text, self._others.count, others=True))
+            self._others = None
+        return due
+
+    def next_deadline(self) -> float:
+        """Return the time at which `take` has something to do, infinity for never."""
+        others = self._others.until if self._others is not None else math.inf
+        return min([others, *(kind.until for kind in self._kinds.values())])
 
 
 class RefusalLog:
@@ -286,7 +365,7 @@ class RefusalLog:
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
-        self._tally: RefusalTally[LogEvent] = RefusalTally(WINDOW_S)
+        self._tally = RefusalTally()
         self._timer: HeapTimer | None = None
 
     @property
@@ -302,14 +381,14 @@ class RefusalLog:
             text: one line for people.
             times: how many refusals to count.
         """
-        if self._tally.note(who, kind, LogEvent("refused", text), self._head.now, times):
+        if self._tally.note(who, kind, text, self._head.now, times):
             self._report()
         elif self._timer is None:
             self._arm()
 
     def _report(self) -> None:
         for due in self._tally.take(self._head.now):
-            self._head.emit(replace(due.what, text=_text(due)))
+            self._head.emit(LogEvent("refused", _text(due)))
         if self._timer is None:
             self._arm()
 
@@ -324,8 +403,8 @@ class RefusalLog:
         self._report()
 
 
-def _text(due: Due[LogEvent]) -> str:
-    text = due.what.text
+def _text(due: Due) -> str:
+    text = due.text
     if due.others:
         return f"{due.times} more refusals of other kinds in the last {WINDOW_S:.0f} s, the last one: {text}"
     if due.again:

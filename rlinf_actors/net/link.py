@@ -45,6 +45,18 @@ def peer_name(identity: bytes) -> str:
     return identity.partition(b"#")[0].decode(errors="replace")
 
 
+class LogThrottle:
+    """Counts dropped messages in `count`, and logs ever fewer, so that malformed bytes cannot fill the log."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self) -> bool:
+        """Count a dropped message. Return True if it must be logged: the 1st, 2nd, 4th, 8th, 16th, ..."""
+        self.count += 1
+        return self.count & (self.count - 1) == 0
+
+
 class Reachability(enum.Enum):
     """Result of a reachability check: a process listens, the machine refused the connection, or nothing answered."""
 

@@ -32,8 +32,7 @@ from rlinf_actors.errors import (
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
 from rlinf_actors.net.framing import FULL
-from rlinf_actors.net.link import Link, Network, peer_name
-from rlinf_actors.net.log_throttle import LogThrottle
+from rlinf_actors.net.link import Link, LogThrottle, Network, peer_name
 from rlinf_actors.net.reachability import HeadVerifier
 from rlinf_actors.security.members import Gate
 from rlinf_actors.wire import control_codec

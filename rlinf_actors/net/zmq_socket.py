@@ -46,8 +46,7 @@ from rlinf_actors.net import fault_injection
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.connection_watch import Disconnector, SocketMonitor
 from rlinf_actors.net.framing import pack, unpack
-from rlinf_actors.net.link import OnFailed, OnMessage, peer_name
-from rlinf_actors.net.log_throttle import LogThrottle
+from rlinf_actors.net.link import LogThrottle, OnFailed, OnMessage, peer_name
 from rlinf_actors.net.loop import call_threadsafe, handling_failed
 
 if TYPE_CHECKING:

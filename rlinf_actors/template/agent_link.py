@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.net.log_throttle import LogThrottle
+from rlinf_actors.net.link import LogThrottle
 from rlinf_actors.net.unix_sockets import PacketQueue, peer_of
 from rlinf_actors.wire import template_protocol
 

@@ -32,8 +32,7 @@ from rlinf_actors.errors import InternalError, RemoteWireError, RlinfActorsError
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.buffer_lending import Lending
-from rlinf_actors.net.link import Network, peer_name
-from rlinf_actors.net.log_throttle import LogThrottle
+from rlinf_actors.net.link import LogThrottle, Network, peer_name
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.future import call_all
 from rlinf_actors.security.members import Gate

@@ -21,12 +21,12 @@ from rlinf_actors.hardware.child_process import ChildEnd
 from rlinf_actors.head import operations
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
-from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.wire.agent_messages import ClientHello, Goodbye, LookForHardware, StopLooking
 from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware, GetNodes
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, Piece
+from tests.memory_network import MemoryNetwork
 
 ROOT = str(Path(__file__).resolve().parents[2])
 ENDPOINT = "ipc:///nowhere/head"

@@ -21,7 +21,6 @@ from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.net.failure_detection import RETRY_MIN_S
 from rlinf_actors.net.host import pid_start
-from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.net.rpc import ControlClient
 from rlinf_actors.wire.agent_messages import (
     ClientHello,
@@ -46,6 +45,7 @@ from rlinf_actors.wire.client_messages import (
 )
 from rlinf_actors.wire.protocol import PROTOCOL
 from rlinf_actors.wire.values import Claim, Endpoint, ExitReport, NodeReport, WorkerSpec
+from tests.memory_network import MemoryNetwork
 
 pytestmark = pytest.mark.virtual_time
 

@@ -9,11 +9,11 @@ from rlinf_actors.channel.backend import Take
 from rlinf_actors.channel.client import RemoteChannel, remote_channel
 from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.channel.queue_server import QueueServer
-from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 from rlinf_actors.worker.worker_server import WorkerServer
+from tests.memory_network import MemoryNetwork
 
 
 class Io:

@@ -23,9 +23,9 @@ from chaos_record import Line
 from rlinf_actors.head.commands import Timing
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import HeadStore
-from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.testing import faults
 from rlinf_actors.wire.values import ExitReport
+from tests.memory_network import MemoryNetwork
 
 TIMING = Timing(beat_s=0.2, lease_s=2.0, rank_hold_s=2.0, orphan_grace_s=0.2)
 KILLED = ExitReport("signalled", None, 9)

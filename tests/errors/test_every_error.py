@@ -24,7 +24,6 @@ from error_workers import CONFIG, Doer
 
 from rlinf_actors import Channel, Cluster, FlexiblePlacementStrategy, NodePlacementStrategy, WorkerGroup, errors
 from rlinf_actors.group.control import control_of
-from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.testing import LocalCluster
@@ -32,6 +31,7 @@ from rlinf_actors.wire import control_codec, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import Endpoint, GroupState, WorkerState
 from rlinf_actors.worker.worker_server import WorkerServer
+from tests.memory_network import MemoryNetwork
 
 pytestmark = pytest.mark.live
 

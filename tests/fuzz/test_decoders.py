@@ -10,7 +10,7 @@ from decoders import DECODERS, mutated
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlinf_actors.net.log_throttle import LogThrottle
+from rlinf_actors.net.link import LogThrottle
 
 ROUNDS = 2000
 each = pytest.mark.parametrize("name", DECODERS)

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from rlinf_actors.group.class_facts import facts_of
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import WorkerGroup
-from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.lost_errors import LostErrors
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerState
 from rlinf_actors.worker.worker import Worker
+from tests.memory_network import MemoryNetwork
 
 
 class Arm(Worker):

@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from rlinf_actors.head import key_registry
 from rlinf_actors.head.commands import ConnectionRejected, Refuse, RequestReceived, TimerDue
-from rlinf_actors.head.event_log import KEPT_EVENTS, WINDOW_S
+from rlinf_actors.head.event_log import KEPT_EVENTS, KINDS, WINDOW_S
 from rlinf_actors.head.quotas import KEPT_OF_ONE, LIMITS
-from rlinf_actors.security.refusal_tally import KINDS
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, StopWorkers, Welcome
 from rlinf_actors.wire.client_messages import (
     ClientGone,

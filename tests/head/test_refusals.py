@@ -7,7 +7,7 @@ from keys_kit import KeysKit, key, two_jobs
 
 from rlinf_actors.head import event_log
 from rlinf_actors.head.commands import Command, ConnectionRejected
-from rlinf_actors.security.refusal_tally import KINDS
+from rlinf_actors.head.event_log import KINDS
 from rlinf_actors.wire.agent_messages import Refusal, RefusalReport
 from rlinf_actors.wire.client_messages import GetKeys
 

@@ -10,11 +10,11 @@ from rlinf_actors.messaging.cuda_ipc import LazyDevices
 from rlinf_actors.messaging.messenger import Messenger
 from rlinf_actors.messaging.tensor_transfer import TransferEndpoint
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState
 from rlinf_actors.worker.worker_server import WorkerServer
+from tests.memory_network import MemoryNetwork
 
 WINDOW = 1 << 20
 

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
+from tests.memory_network import MemoryNetwork
 
 KINDS = ("memory", "ipc", "tcp")
 

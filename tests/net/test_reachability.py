@@ -11,8 +11,8 @@ from tcp_kit import HOST, receive, tcp_server
 
 from rlinf_actors.net import reachability
 from rlinf_actors.net.link import Diagnosis, Reachability
-from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.net.reachability import check, diagnose
+from tests.memory_network import MemoryNetwork
 
 
 @pytest.fixture

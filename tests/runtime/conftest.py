@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from fake_worker import FakeWorker
 
-from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.peer import Peer
+from tests.memory_network import MemoryNetwork
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import sys
 import msgspec
 import pytest
 
-from rlinf_actors.net.memory_network import MemoryNetwork
 from rlinf_actors.runtime.head_session import WatchedClients
 from rlinf_actors.testing import faults
 from rlinf_actors.wire import frames, payload
@@ -20,6 +19,7 @@ from rlinf_actors.wire.client_messages import WatchClients
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.worker.worker_server import RemotePeers, WorkerServer
+from tests.memory_network import MemoryNetwork
 
 
 class Inline:

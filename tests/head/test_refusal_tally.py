@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from rlinf_actors.security.refusal_tally import Due, RefusalTally
+from rlinf_actors.head.event_log import Due, RefusalTally
 
 
 @pytest.fixture
-def tally() -> RefusalTally[str]:
+def tally() -> RefusalTally:
     return RefusalTally(60.0, kinds=3)
 
 
@@ -59,5 +59,5 @@ def test_what_nobody_takes_stays_and_stays_bounded(tally):
 def test_what_could_not_be_said_is_noted_again(tally):
     tally.note("ann", "key", "x", 0.0)
     (first,) = tally.take(0.0)
-    assert not tally.note("ann", "key", first.what, 0.0, first.times)
+    assert not tally.note("ann", "key", first.text, 0.0, first.times)
     assert tally.take(60.0) == [Due("x", 1, again=True)]
