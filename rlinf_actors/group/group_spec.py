@@ -6,10 +6,11 @@ import re
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rlinf_actors.errors import ProtocolError, UsageError
 from rlinf_actors.hardware.configured import piece_of
@@ -17,7 +18,6 @@ from rlinf_actors.hardware.registry import is_exclusive
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareInfo
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
-from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.environment import GroupLayout, check_launch, model_seen, worker_environment
 from rlinf_actors.placement.node_groups import ClusterView, find_group
 from rlinf_actors.settings import log_level
@@ -75,99 +75,61 @@ def _size(given: str | int) -> int:
 START_METHODS = ("fork", "spawn")
 
 
-@dataclass(frozen=True)
-class WorkerOptions:
-    """Options that are the same for all workers of a group.
-
-    Attributes:
-        start_method: "fork" from a template, or "spawn" a fresh interpreter.
-        preload: modules that the template imports before it forks.
-        sys_path: the launcher's import paths; workers add the paths that exist on their node.
-        cwd: the launcher's directory, used where it exists.
-        env: environment variables of this group; they override the node group's. A visibility variable must name the
-            devices of the placement.
-        path_env_merge_mode: "append" or "override".
-        net_devices: interfaces for collectives; None for the interface that holds the node's address.
-        log_dir: directory of log files; None for the agentd's own.
-        forward_logs: True to send stdout and stderr to the driver's terminal.
-        numa_bind: True to bind workers to the NUMA nodes of their accelerators.
-        limits: limits of each worker.
-        restart: when failed workers are restarted.
-        owner_must_answer: see WorkerSpec; applies to workers with robots.
-        defaults: variables of the driver that workers get unless another source sets them.
-    """
-
-    start_method: str = "fork"
-    preload: Sequence[str] = ()
-    sys_path: Sequence[str] = ()
-    cwd: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    path_env_merge_mode: str = "append"
-    net_devices: str | None = None
-    log_dir: str | None = None
-    forward_logs: bool = True
-    numa_bind: bool = False
-    limits: WorkerLimits = field(default_factory=WorkerLimits)
-    restart: RestartPolicy = field(default_factory=RestartPolicy.never)
-    owner_must_answer: str = "elsewhere"
-    defaults: Mapping[str, str] = field(default_factory=dict)
-
-
 def worker_specs(
-    name: str, namespace: str, placements: Sequence[Placement], cluster: ClusterView, options: WorkerOptions
+    template: WorkerSpec,
+    placements: Sequence[Placement],
+    cluster: ClusterView,
+    defaults: Mapping[str, str] = {},
+    net_devices: str | None = None,
+    numa_bind: bool = False,
 ) -> list[WorkerSpec]:
     """Return one WorkerSpec per placement, in rank order, with new ids.
 
+    Args:
+        template: the fields that all workers share. Its `env` has the variables of this group, which override those of
+            the node group; a visibility variable must name the devices of the placement. Its `owner_must_answer`
+            applies to workers with robots.
+        placements: placement of each rank.
+        cluster: the nodes.
+        defaults: variables of the driver that workers get unless another source sets them.
+        net_devices: interfaces for collectives; None for the interface that holds the node's address.
+        numa_bind: True to bind workers to the NUMA nodes of their accelerators.
+
     Raises:
-        ConfigError: a visibility variable in the options contradicts the placement, or the log level is unknown.
+        ConfigError: a visibility variable of the group contradicts the placement, or the log level is unknown.
     """
     launch = uuid.uuid4().hex[:10]
     ordered = sorted(placements, key=lambda p: p.rank)
-    layout, specs = GroupLayout.of(ordered), []
-    claims = claims_of(ordered, cluster)
+    layout, claims, specs = GroupLayout.of(ordered), claims_of(ordered, cluster), []
     for placement in ordered:
         node = cluster.get_node_info(placement.cluster_node_rank)
         group = find_group(cluster, placement.node_group_label)
-        check_launch(options.env, placement, node, group)
+        check_launch(template.env, placement, node, group)
         env = worker_environment(
-            name,
+            template.group,
             placement,
             layout,
             node,
             group,
-            namespace,
-            comm_net_devices=options.net_devices,
-            launch_env=options.env,
+            template.namespace,
+            comm_net_devices=net_devices,
+            launch_env=template.env,
         )
-        env = {**options.defaults, **env, **options.env}
+        env = {**defaults, **env, **template.env}
         log_level(env)
-        interpreter = group.get_node_python_interpreter_path(placement.cluster_node_rank)
-        specs.append(
-            WorkerSpec(
-                id=f"{launch}-{placement.rank}",
-                group=name,
-                namespace=namespace,
-                rank=placement.rank,
-                world_size=len(placements),
-                node_rank=placement.cluster_node_rank,
-                env=env,
-                path_env_merge_mode=options.path_env_merge_mode,
-                interpreter=interpreter or None,
-                start_method=options.start_method,
-                preload=list(options.preload),
-                sys_path=list(options.sys_path),
-                cwd=options.cwd,
-                log_dir=options.log_dir,
-                forward_logs=options.forward_logs,
-                claims=claims.get(placement.rank, []),
-                numa_nodes=_numa_nodes(placement, node) if options.numa_bind else [],
-                memory_limit=options.limits.memory,
-                pids_limit=options.limits.pids,
-                limits_best_effort=options.limits.best_effort,
-                restart=options.restart if options.restart.restarts else None,
-                owner_must_answer=options.owner_must_answer if placement.rank in claims else "",
-            )
+        spec = replace(
+            template,
+            id=f"{launch}-{placement.rank}",
+            rank=placement.rank,
+            world_size=len(placements),
+            node_rank=placement.cluster_node_rank,
+            env=env,
+            interpreter=group.get_node_python_interpreter_path(placement.cluster_node_rank) or None,
+            claims=claims.get(placement.rank, []),
+            numa_nodes=_numa_nodes(placement, node) if numa_bind else [],
+            owner_must_answer=template.owner_must_answer if placement.rank in claims else "",
         )
+        specs.append(spec)
     return specs
 
 

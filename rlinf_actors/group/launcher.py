@@ -22,7 +22,7 @@ from rlinf_actors.group import group_spec
 from rlinf_actors.group.class_facts import LEASE_HOOK, check_class, check_lease_hook, facts_of
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import WorkerGroup
-from rlinf_actors.group.group_spec import START_METHODS, WorkerLimits, WorkerOptions, class_reference
+from rlinf_actors.group.group_spec import START_METHODS, WorkerLimits, class_reference
 from rlinf_actors.hardware.extensions import providers
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.strategies import default_strategy
@@ -31,6 +31,7 @@ from rlinf_actors.settings import Settings, for_workers
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.client_messages import Launch
 from rlinf_actors.wire.protocol import MAX_SIZE
+from rlinf_actors.wire.values import WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from rlinf_actors.placement.strategies import PlacementStrategy
     from rlinf_actors.runtime.remote_group import RemoteGroup
     from rlinf_actors.runtime.runtime import Runtime
-    from rlinf_actors.wire.values import WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -82,54 +82,43 @@ class GroupLauncher(Generic[T]):
         detached: bool = False,
         get_if_exists: bool = False,
     ) -> WorkerGroup[T]:
-        """Reserve the name, start the workers, and return without waiting for their constructors.
+        """Reserve the name, start the workers, and return the group without waiting for the constructors.
+
+        In a plain script the name is reserved when this returns. In a running event loop nothing blocks, and ``await
+        group`` and every call raise what went wrong.
 
         Args:
             cluster: the cluster to launch on.
             placement_strategy: default: one worker per accelerator, or one worker on node 0 without accelerators.
             name: default ``worker_group_<Class>``.
-            max_concurrency: threads of a class without ``async def``; concurrent coroutines of a class with.
-                ``@Worker.concurrent()`` methods have threads of their own.
+            max_concurrency: threads of a class without ``async def``, or concurrent coroutines of a class with it.
             isolate_gpu: each worker sees its own accelerators only.
             catch_system_failure: ignored; accepted for older scripts.
             disable_distributed_log: keep this group's output from the terminal and from ``distributed_log_dir``.
             start_method: "fork" from a template, or "spawn" for libraries that do not survive a fork.
             preload: modules to import before the fork; default: torch and numpy if this process has imported them.
-            env_vars: environment variables of this group. A visibility variable (CUDA_VISIBLE_DEVICES, ...) must name
-                the devices of the placement.
-            wait_for_hardware: seconds to wait for robots that other groups hold. A plain script blocks meanwhile;
-                Ctrl-C, or ``shutdown()`` on the group, withdraws the launch.
-            numa_bind: run workers on the CPUs, and with memory, of their accelerators' NUMA node. A worker whose NUMA
-                node is unknown logs that.
+            env_vars: environment variables of this group. CUDA_VISIBLE_DEVICES etc. must name the placement's devices.
+            wait_for_hardware: seconds to wait for robots of other groups. Ctrl-C or ``shutdown()`` cancels the launch.
+            numa_bind: run workers on the CPUs and memory of their accelerators' NUMA node, if the node is known.
             memory_limit: bytes, or text such as "8GiB", for each worker and its processes; the kernel kills all of
                 them beyond it. Shared memory counts for the worker that wrote it, accelerator memory does not count.
             pids_limit: processes and threads of each worker.
-            limits: "required": a worker does not start on a node without cgroups (see ``rlinf-actors doctor``);
-                "best_effort": it starts without the limits there, and logs that.
+            limits: on nodes without cgroups "required" starts no worker, "best_effort" starts it without the limits.
             restart: when to restart a failed worker, with the same constructor arguments. Its calls in flight fail,
                 except through ``with_retries``; later calls wait. Default: never.
-            robot_owner_must_answer: end a group with robots also when this process stops answering for a robot lease
-                (SIGSTOP, a debugger, code that holds the GIL). Default: RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER, or else
-                True if a robot is on another host.
+            robot_owner_must_answer: end a group with robots also when this process does not answer for a robot lease
+                (SIGSTOP, a held GIL). Default: RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER, or True if a robot is elsewhere.
             detached: launched by a driver on a standing head, the group outlives the driver until it is shut down
-                through `WorkerGroup.from_group_name` or ``rlinf-actors groups stop``. Launched by a worker, it ends
-                with the job's driver. A plain script blocks until every worker is constructed; in an event loop
-                ``await group`` does. Not with a restart policy, and not for groups with robots.
+                through `WorkerGroup.from_group_name` or ``rlinf-actors groups stop``; launched by a worker, it ends
+                with the driver. A plain script blocks until it is constructed. Not with robots or a restart policy.
             get_if_exists: return a handle of the running group with this name and class name, if there is one; its
                 placement and arguments stay. If two processes launch at the same time, one of them starts the group.
 
-        Returns:
-            The group. In a plain script the name is reserved when this returns. In a running event loop nothing
-            blocks, and ``await group`` and every call raise what went wrong.
-
         Raises:
             NameInUseError: (a ValueError) the name is taken.
-            HardwareInUseError: another group holds a robot of the placement.
-            EmergencyStopError: the group uses robots, and an emergency stop is in force.
-            UsageError: an argument has the wrong type or value.
-            PlacementError: the placement does not fit the cluster.
-            ConfigError: *env_vars* and the placement show different devices.
-            SerializationError: a constructor argument cannot be pickled.
+            HardwareInUseError, EmergencyStopError: a robot of the placement is another group's, or is stopped.
+            UsageError, SerializationError: an argument has the wrong type or value, or cannot be pickled.
+            PlacementError, ConfigError: the placement does not fit the cluster, or not the devices in *env_vars*.
         """
         check_arguments(cluster, placement_strategy, restart)
         options = LaunchOptions(
@@ -215,7 +204,10 @@ def _new_group(
     placements = sorted(strategy.get_placement(cluster, options.isolate_accelerator), key=lambda one: one.rank)
     if len(placements) > MAX_SIZE:
         raise UsageError(f"{name!r} would have {len(placements):,} workers; a group has at most {MAX_SIZE:,}")
-    specs = group_spec.worker_specs(name, cluster.namespace, placements, cluster, _worker_options(options, cluster))
+    settings = Settings.load()
+    template = _template(name, cluster, options, settings)
+    net_devices = settings.comm_net_devices
+    specs = group_spec.worker_specs(template, placements, cluster, for_workers(), net_devices, options.numa_bind)
     _check_lifetime(name, specs, cluster, options)
     _warn_of_robots(cls, specs)
     hardware = group_spec.hardware_of(placements, cluster)
@@ -342,32 +334,29 @@ def _check_options(name: str, options: LaunchOptions) -> None:
         raise UsageError(f"{name!r} cannot be a group's name: it must not be empty or hold a slash or a line break")
 
 
-def _worker_options(options: LaunchOptions, cluster: Cluster) -> WorkerOptions:
-    """Return the options of the workers, with values from this process and its environment filled in."""
-    settings = Settings.load()
+def _template(name: str, cluster: Cluster, options: LaunchOptions, settings: Settings) -> WorkerSpec:
+    """Return the fields that all workers share, with values from this process and its environment filled in."""
     must_answer = options.robot_owner_must_answer
     if must_answer is None:
         must_answer = settings.robot_owner_must_answer
-    if options.preload is None:
+    preload = options.preload
+    if preload is None:
         preload = [module for module in PRELOADED if module in sys.modules]
-    else:
-        preload = list(options.preload)
-    return WorkerOptions(
+    return WorkerSpec(
+        "", name, cluster.namespace, -1, 0, -1, dict(options.env),
         start_method=options.start_method,
-        preload=preload,
+        preload=list(preload),
         sys_path=import_paths(),
         cwd=_cwd(),
-        env=dict(options.env),
-        defaults=for_workers(),
         path_env_merge_mode=settings.path_env_merge_mode,
-        net_devices=settings.comm_net_devices,
         log_dir=cluster.log_dir if options.show_logs else None,
         forward_logs=options.show_logs,
-        numa_bind=options.numa_bind,
-        limits=options.limits,
-        restart=options.restart,
+        memory_limit=options.limits.memory,
+        pids_limit=options.limits.pids,
+        limits_best_effort=options.limits.best_effort,
+        restart=options.restart if options.restart.restarts else None,
         owner_must_answer={None: "elsewhere", True: "always", False: ""}[must_answer],
-    )
+    )  # fmt: skip
 
 
 def _warn_of_robots(cls: type, specs: Sequence[WorkerSpec]) -> None:

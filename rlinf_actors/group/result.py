@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork, Future, Promise, call_all
-from rlinf_actors.runtime.peer import ANSWER_S, LateReport, Peer, new_call
+from rlinf_actors.runtime.peer import ANSWER_S, LateReport, Peer, late_text, new_call
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
@@ -149,12 +148,9 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         return [peer for peer, answer in zip(self._peers, self._answers, strict=True) if answer is None]
 
     def _timeout_error(self, timeout: float) -> CallTimeoutError:
-        report = LateReport(self._missing())
-        with contextlib.suppress(CallTimeoutError):
-            report.wait(min(ANSWER_S, max(timeout, 0.01)))  # a caller that polls is not held up
-        group = self._peers[0].name.rpartition(":")[0]
+        group, late = self._peers[0].name.rpartition(":")[0], late_text(self._missing(), timeout)
         return CallTimeoutError(
-            f"{self._method}() of group {group!r} was not done within {timeout:g} s; it goes on: {report.describe()}"
+            f"{self._method}() of group {group!r} was not done within {timeout:g} s; it goes on: {late}"
         )
 
     def _abandon(self, error: BaseException) -> bool:
@@ -238,9 +234,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         assert isinstance(answer, tuple)
         frame, parts = answer
         assert isinstance(frame, frames.Raised)
-        peer = self._peers[index]
-        error = failure.decode(frame, parts, worker=peer.name, rank=peer.rank, node=peer.node)
-        self._answers[index] = error
+        error = self._answers[index] = self._peers[index].exception(frame, parts)
         return error
 
     # --- the caller's side ---

@@ -62,7 +62,7 @@ class _RankStream:
                 f"{peer.name} on {peer.node} is of an older version of rlinf-actors, which streams async "
                 "generators only, no plain ones: upgrade that node"
             )
-        return failure.decode(frame, parts, worker=peer.name, rank=peer.rank, node=peer.node)
+        return peer.exception(frame, parts)
 
 
 class _Feed:

@@ -17,7 +17,7 @@ from typing import Union
 
 from rlinf_actors.errors import ConnectionLostError, PeerDiedError, ProtocolMismatchError, RlinfActorsError
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.runtime.peer import Peer, Request
 from rlinf_actors.runtime.remote_group import RemoteGroup, death
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire import frames
@@ -136,15 +136,20 @@ class _Child:
         if self._worker is not worker:
             self._worker = worker
             worker.on_gone(lambda error: self._runtime.io.call(self._worker_gone, group, worker, error))
-        call = worker.open(_ProtocolRequest(partial(self._speaks, group, worker)))
-        worker.send(frames.WhatRuns(call))
+        # the `on_gone` callback reports the worker's end
+        request = Request(partial(self._worker_answered, group, worker), lambda error: None)
+        worker.send(frames.WhatRuns(worker.open(request)))
 
-    def _speaks(self, group: RemoteGroup, worker: Peer, protocol: int) -> None:
-        if protocol < CHILD_MEMBERS:
+    def _worker_answered(
+        self, group: RemoteGroup, worker: Peer, frame: frames.AnyFrame, _parts: AuthenticatedParts
+    ) -> None:
+        if not isinstance(frame, frames.Runs):
+            return
+        if frame.protocol < CHILD_MEMBERS:
             self._answer(
                 ProtocolMismatchError(
                     f"{self._name} is a child of {worker.name} on {worker.node}, which runs an older rlinf-actors "
-                    f"(protocol {protocol}): its children are no members yet. Upgrade that node"
+                    f"(protocol {frame.protocol}): its children are no members yet. Upgrade that node"
                 )
             )
             return
@@ -195,20 +200,14 @@ class _Child:
 
     def _connect(self, group: RemoteGroup) -> None:
         peer, endpoint = self.peer, self._endpoint
-        if peer is None or peer.connected or peer.error is not None or endpoint is None:
-            return
-        try:
+        if peer is not None and endpoint is not None and not peer.connected and peer.error is None:
             peer.connect(endpoint, self._runtime.host, group.token, lambda: None)
-        except (OSError, RlinfActorsError) as error:  # no descriptor left, or an address that may not be used
-            peer.fail(RlinfActorsError(f"cannot connect to {self._name} on {peer.node}: {error}"))
 
     def _lost(self, group: RemoteGroup, worker: Peer, old: Peer) -> None:
         """Replace *old*, whose connection was lost and re-established, because messages may be missing."""
         if self.peer is not old or old.error is not None:
             return
-        peer = self._adopt(group, worker, old.worker_id)
-        peer.wanted = True
-        peer.succeeds = [*([] if old.received else old.succeeds), old.link_identity]
+        self._adopt(group, worker, old.worker_id).succeed(old)
         old.fail(
             ConnectionLostError(
                 f"the connection to {old.name} on {old.node} was lost, and is there again: a message may be missing. "
@@ -217,18 +216,3 @@ class _Child:
         )
         old.close()
         self._connect(group)  # at once: the Join tells the child of the loss
-
-
-class _ProtocolRequest:
-    """A pending request for a worker's protocol version (peer.Pending)."""
-
-    def __init__(self, callback: Callable[[int], None]) -> None:
-        self._callback = callback
-
-    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        if isinstance(frame, frames.Runs):
-            self._callback(frame.protocol)
-        return True
-
-    def fail(self, error: Exception) -> None:
-        """Do nothing: the `on_gone` callback reports the worker's end."""

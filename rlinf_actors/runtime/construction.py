@@ -6,22 +6,19 @@ The answers of the workers arrive on the loop thread. A Readiness may be waited 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlinf_actors.errors import CallTimeoutError, GroupClosedError, WorkerStartError
+from rlinf_actors.errors import CallTimeoutError, GroupClosedError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.lost_errors import LostErrors
-from rlinf_actors.runtime.peer import ANSWER_S, LateReport, Peer
-from rlinf_actors.wire import failure, frames
-from rlinf_actors.wire.payload import AuthenticatedParts
+from rlinf_actors.runtime.peer import Peer, late_text
 from rlinf_actors.wire.values import Extension
 
 if TYPE_CHECKING:
-    from rlinf_actors.runtime.remote_group import RemoteGroup
+    pass
 
 
 class Readiness(Promise[None]):
@@ -50,10 +47,8 @@ class Readiness(Promise[None]):
         return ended
 
     def _timeout_error(self, timeout: float) -> CallTimeoutError:
-        report = LateReport(self._late_ranks())
-        with contextlib.suppress(CallTimeoutError):
-            report.wait(min(ANSWER_S, max(timeout, 0.01)))  # a caller that polls is not held up
-        return CallTimeoutError(f"{self._what} was not ready within {timeout:g} s; it goes on: {report.describe()}")
+        late = late_text(self._late_ranks(), timeout)
+        return CallTimeoutError(f"{self._what} was not ready within {timeout:g} s; it goes on: {late}")
 
     def seen(self) -> None:
         """Record that a caller got the error, so that LostErrors does not report it."""
@@ -81,11 +76,6 @@ class Readiness(Promise[None]):
             self._lost.collected(self)
 
 
-def decode_failure(raised: frames.Raised, parts: AuthenticatedParts, peer: Peer) -> Exception:
-    """Return the exception that a worker raised. This unpickles, so it must not run on the loop thread."""
-    return failure.decode(raised, parts, worker=peer.name, rank=peer.rank, node=peer.node)
-
-
 @dataclass
 class Construction:
     """What the process that launched a group needs to construct its workers.
@@ -94,7 +84,6 @@ class Construction:
         cls: "module:qualname" of the worker class, or "" if *parts* contain the class itself.
         parts: the encoded payload (class or None, args, kwargs, extras). Encoded once and shared by all ranks.
         max_concurrency: number of threads for a class without ``async def``; 0 to use the main thread.
-        decode_failure: turns a Raised frame into an exception; runs on an executor thread.
         extensions: modules that register the hardware types of the workers.
         again: True if failed workers are restarted, and therefore constructed again.
         detach: True if this process gives up ownership of the group when all workers are constructed.
@@ -105,58 +94,8 @@ class Construction:
     cls: str
     parts: Sequence[Buffer]
     max_concurrency: int
-    decode_failure: Callable[[frames.Raised, AuthenticatedParts, Peer], Exception] = decode_failure
     extensions: Sequence[Extension] = ()
     again: bool = False
     detach: bool = False
     constructed: dict[int, str] = field(default_factory=dict)
     lost: LostErrors | None = None
-
-
-class CreateCall:
-    """A Create that waits for the worker's answer (peer.Pending)."""
-
-    def __init__(self, group: RemoteGroup, peer: Peer, construction: Construction) -> None:
-        self._group = group
-        self._peer = peer
-        self._construction = construction
-
-    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        if isinstance(frame, frames.Raised):
-            # unpickling runs user code: not on this thread
-            decoding = asyncio.get_running_loop().run_in_executor(
-                None, self._construction.decode_failure, frame, parts, self._peer
-            )
-            decoding.add_done_callback(self._decoded)
-        else:
-            self._group.constructed(self._peer)
-        return True
-
-    def fail(self, error: Exception) -> None:
-        if self._group.peers[self._peer.rank] is self._peer:  # else the worker was restarted, and is constructed then
-            self._group.construction_failed(error)
-
-    def _decoded(self, decoding: asyncio.Future[Exception]) -> None:
-        if not decoding.cancelled():
-            error = decoding.exception()
-            self._group.construction_failed(error if isinstance(error, Exception) else decoding.result())
-            self._peer.release()  # if the group is up already, a rank that is constructed again fails its own calls
-
-
-class ReadyRequest:
-    """A request to a worker of another process's group to answer when it is constructed (peer.Pending)."""
-
-    def __init__(self, group: RemoteGroup, peer: Peer) -> None:
-        self._group = group
-        self._peer = peer
-
-    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        error = None
-        if isinstance(frame, frames.Raised):  # the owner gets the exception itself, and ends the group
-            text = failure.describe(frame, "__init__", worker=self._peer.name, node=self._peer.node)
-            error = WorkerStartError(text, worker=self._peer.name, node=self._peer.node)
-        self._group.worker_ready(self._peer, error)
-        return True
-
-    def fail(self, error: Exception) -> None:
-        self._group.worker_ready(self._peer, error)

@@ -19,16 +19,20 @@ method blocks, and no user code runs here: exceptions of workers are unpickled o
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, Union
 
 from rlinf_actors import version
 from rlinf_actors.errors import (
     AuthenticationError,
+    CallTimeoutError,
     InternalError,
     ProtocolMismatchError,
     RemoteWireError,
@@ -38,7 +42,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.buffer_lending import Lending
 from rlinf_actors.net.link import Link, Network, secret_identity
 from rlinf_actors.runtime.future import Promise, call_all
-from rlinf_actors.wire import frames
+from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 from rlinf_actors.wire.values import Endpoint
@@ -69,6 +73,26 @@ class Pending(Protocol):
 
     def fail(self, error: Exception) -> None:
         """End the call with *error*, because the worker is gone. Any thread."""
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A pending call with one answer.
+
+    Attributes:
+        answered: called with the answer. Loop thread.
+        failed: called with the error if the worker is gone. Any thread.
+    """
+
+    answered: Callable[[frames.AnyFrame, AuthenticatedParts], object]
+    failed: Callable[[Exception], object]
+
+    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
+        self.answered(frame, parts)
+        return True
+
+    def fail(self, error: Exception) -> None:
+        self.failed(error)
 
 
 class Peer:
@@ -149,7 +173,7 @@ class Peer:
         token: str,
         first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None],
     ) -> None:
-        """Make the link; send the backlog when the link is ready. Loop thread.
+        """Make the link; send the backlog when the link is ready. Fail this Peer if no link can be made. Loop thread.
 
         Args:
             endpoint: endpoint where the worker listens.
@@ -167,15 +191,19 @@ class Peer:
             )
             return
         identity = secret_identity(f"{self._identity}#{next(_links)}")
-        link = self._network.link(
-            address,
-            identity,
-            self._received,
-            token=token,
-            on_rejected=self._rejected,
-            on_reset=lambda: self._lost(self),
-            on_failed=self._handler_failed,
-        )
+        try:
+            link = self._network.link(
+                address,
+                identity,
+                self._received,
+                token=token,
+                on_rejected=self._rejected,
+                on_reset=lambda: self._lost(self),
+                on_failed=self._handler_failed,
+            )
+        except (OSError, RlinfActorsError) as error:  # no descriptor left, or an address that may not be used
+            self.fail(RlinfActorsError(f"cannot connect to {self.name} on {self.node}: {error}"))
+            return
         self.link_identity = identity
         join = frames.Join(
             OLDEST, version.VERSION, PYTHON, self._identity, token, self.worker_id, self.succeeds, self._me, PROTOCOL,
@@ -200,6 +228,12 @@ class Peer:
             self._backlog.clear()
             self._link = link  # last: a thread that sees the link sends without the lock, and must not overtake
 
+    def succeed(self, old: Peer) -> None:
+        """Take over from *old*, a Peer of the same process whose connection was lost."""
+        self.worker_id, self.wanted = old.worker_id, True
+        # a link that brought nothing may never have joined: the worker may not know that its predecessors are lost
+        self.succeeds = [*([] if old.received else old.succeeds), old.link_identity]
+
     def close(self) -> None:
         """Close the link. Loop thread; calling twice is harmless."""
         with self._lock:
@@ -223,6 +257,10 @@ class Peer:
         if self.error is not None and self.pending.pop(call, None) is not None:
             pending.fail(self.error)
         return call
+
+    def exception(self, frame: frames.Raised, parts: AuthenticatedParts) -> Exception:
+        """Return the exception that the worker raised. Unpickles it, so not on the loop thread."""
+        return failure.decode(frame, parts, worker=self.name, rank=self.rank, node=self.node)
 
     def forget(self, call: int) -> None:
         """Cancel a call here and at the worker. Any thread."""
@@ -401,13 +439,19 @@ class LateReport(Promise[None]):
         self._peers = peers
         asked = [peer for peer in peers[:MAX_ASKED] if peer.connected]
         self._left = len(asked) + 1
-        self._questions = {peer: _Question(self) for peer in asked}
-        self._calls = {peer: peer.open(question) for peer, question in self._questions.items()}
+        self._runs: dict[Peer, frames.Runs] = {}
+        requests = {peer: Request(partial(self._answered, peer), self._one_answered) for peer in asked}
+        self._calls = {peer: peer.open(request) for peer, request in requests.items()}
         for peer, call in self._calls.items():
             peer.send(frames.WhatRuns(call), now=True)
-        self.one_answered()
+        self._one_answered()
 
-    def one_answered(self) -> None:
+    def _answered(self, peer: Peer, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
+        if isinstance(frame, frames.Runs):
+            self._runs[peer] = frame
+        self._one_answered()
+
+    def _one_answered(self, _error: Exception | None = None) -> None:
         with self._lock:
             self._left -= 1
             last = not self._left
@@ -423,10 +467,9 @@ class LateReport(Promise[None]):
         return "; ".join([*texts, *([f"and {more} more"] if more else [])])
 
     def _text(self, peer: Peer) -> str:
-        question = self._questions.get(peer)
-        if question is None:
+        if peer not in self._calls:
             return "is not up yet"
-        runs = question.runs
+        runs = self._runs.get(peer)
         if runs is None:
             why = "its process is stopped, C code holds its interpreter's lock, or it is an older version"
             return f"does not answer: {why}"
@@ -438,18 +481,9 @@ class LateReport(Promise[None]):
         return f"has been running {runs.method}() for {runs.seconds:.1f} s{waiting}"
 
 
-class _Question:
-    """A WhatRuns request that waits for its answer (Pending)."""
-
-    def __init__(self, report: LateReport) -> None:
-        self.runs: frames.Runs | None = None
-        self._report = report
-
-    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        if isinstance(frame, frames.Runs):
-            self.runs = frame
-        self._report.one_answered()
-        return True
-
-    def fail(self, error: Exception) -> None:
-        self._report.one_answered()
+def late_text(peers: Sequence[Peer], timeout: float) -> str:
+    """Return what the late workers in *peers* are running, after a wait of *timeout* seconds. Blocks up to ANSWER_S."""
+    report = LateReport(peers)
+    with contextlib.suppress(CallTimeoutError):
+        report.wait(min(ANSWER_S, max(timeout, 0.01)))  # a caller that polls is not held up
+    return report.describe()

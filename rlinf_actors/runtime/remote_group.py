@@ -11,6 +11,7 @@ head has reported rank 0. All other processes connect to a worker when there is 
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,11 +28,12 @@ from rlinf_actors.errors import (
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.net.link import Network
-from rlinf_actors.runtime.construction import Construction, CreateCall, Readiness, ReadyRequest
+from rlinf_actors.runtime.construction import Construction, Readiness
 from rlinf_actors.runtime.future import Promise, call_all
-from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.wire import frames
-from rlinf_actors.wire.values import Endpoint, ExitReport, GroupHandle, GroupState, WorkerState, ending
+from rlinf_actors.runtime.peer import Peer, Request
+from rlinf_actors.wire import failure, frames
+from rlinf_actors.wire.payload import AuthenticatedParts
+from rlinf_actors.wire.values import ExitReport, GroupHandle, GroupState, WorkerState, ending
 
 
 class RemoteGroup:
@@ -185,13 +187,18 @@ class RemoteGroup:
                 self._ask_worker(peer)
 
     def _ask_worker(self, peer: Peer) -> None:
-        peer.send(frames.WhatRuns(peer.open(ReadyRequest(self, peer)), True), now=True)
+        request = Request(partial(self._worker_answered, peer), partial(self._worker_ready, peer))
+        peer.send(frames.WhatRuns(peer.open(request), True), now=True)
 
-    def worker_ready(self, peer: Peer, error: Exception | None) -> None:
-        """Handle the answer of a worker that another process constructs. Any thread.
+    def _worker_answered(self, peer: Peer, frame: frames.AnyFrame, _parts: AuthenticatedParts) -> None:
+        error = None
+        if isinstance(frame, frames.Raised):  # the owner gets the exception itself, and ends the group
+            text = failure.describe(frame, "__init__", worker=peer.name, node=peer.node)
+            error = WorkerStartError(text, worker=peer.name, node=peer.node)
+        self._worker_ready(peer, error)
 
-        *error* is None if the worker is constructed; otherwise it is the reason why the worker will not be constructed.
-        """
+    def _worker_ready(self, peer: Peer, error: Exception | None) -> None:
+        """Record that a worker is constructed, or the *error* by which it will not be constructed. Any thread."""
         successor = self.peers[peer.rank]
         if error is not None and successor is not peer and successor.error is None and not self.ready.done():
             self._ask_worker(successor)  # it was restarted, or its connection was made anew
@@ -324,10 +331,7 @@ class RemoteGroup:
             old.fail(error)
             self.construction_failed(error)
             return
-        peer = self._replace(old, error)
-        peer.worker_id, peer.wanted = old.worker_id, True
-        # a link that brought nothing may never have joined: the worker may not know that its predecessors are lost
-        peer.succeeds = [*([] if old.received else old.succeeds), old.link_identity]
+        self._replace(old, error).succeed(old)
         self._connect_rank(old.rank)  # at once: the Join tells the worker of the loss
 
     def _connect_rank(self, rank: int) -> None:
@@ -335,15 +339,10 @@ class RemoteGroup:
         self.look_up()
         if state is None or state.state != "running" or state.endpoint is None:
             return
-        if not peer.connected and peer.error is None and (self._soon is None or peer.wanted):
-            self._connect_peer(peer, state.endpoint)
-
-    def _connect_peer(self, peer: Peer, endpoint: Endpoint) -> None:
-        try:
-            first = self.states.get(0)  # with its port as it is now: rank 0 may be restarted before the link is ready
-            peer.connect(endpoint, self._host, self.token, lambda: self._create(peer, first))
-        except (OSError, RlinfActorsError) as error:  # no descriptor left, or an address that may not be used
-            peer.fail(RlinfActorsError(f"cannot connect to {peer.name} on {peer.node}: {error}"))
+        if peer.connected or peer.error is not None or not (self._soon is None or peer.wanted):
+            return
+        first = self.states.get(0)  # with its port as it is now: rank 0 may be restarted before the link is ready
+        peer.connect(state.endpoint, self._host, self.token, lambda: self._create(peer, first))
         if peer.error is None or not self.owned:
             return
         # the owner alone can construct the worker
@@ -360,14 +359,33 @@ class RemoteGroup:
         if construction is None or first is None or construction.constructed.get(peer.rank) == peer.worker_id:
             return None
         env = {"MASTER_ADDR": first.node_ip, "MASTER_PORT": str(first.master_port)}
-        call = peer.open(CreateCall(self, peer, construction))
+        call = peer.open(Request(partial(self._create_answered, peer), partial(self._create_failed, peer)))
         if not self.ready.done():
             peer.constructing(call)
         extensions = list(construction.extensions)
         frame = frames.Create(call, construction.cls, env, construction.max_concurrency, extensions)
         return frame, construction.parts
 
-    def constructed(self, peer: Peer) -> None:
+    def _create_answered(self, peer: Peer, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
+        if not isinstance(frame, frames.Raised):
+            self._constructed(peer)
+            return
+        # unpickling runs user code: not on this thread
+        decoding = asyncio.get_running_loop().run_in_executor(None, peer.exception, frame, parts)
+
+        def decoded(decoding: asyncio.Future[Exception]) -> None:
+            if not decoding.cancelled():
+                error = decoding.exception()
+                self.construction_failed(error if isinstance(error, Exception) else decoding.result())
+                peer.release()  # if the group is up already, a rank that is constructed again fails its own calls
+
+        decoding.add_done_callback(decoded)
+
+    def _create_failed(self, peer: Peer, error: Exception) -> None:
+        if self.peers[peer.rank] is peer:  # else the worker was restarted, and is constructed then
+            self.construction_failed(error)
+
+    def _constructed(self, peer: Peer) -> None:
         """Record that the worker of *peer* is constructed. After the last one, resolve `ready` or detach the group."""
         construction = self._construction
         assert construction is not None

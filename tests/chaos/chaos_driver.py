@@ -95,7 +95,7 @@ class Driver:
 
     async def _launch(self, label: str) -> RemoteGroup:
         nodes = [self._world.rng.randrange(self._world.nodes) for _ in range(2)]
-        construction = Construction("m:C", [b""], 0, lambda raised, parts, peer: RlinfActorsError(raised.text))
+        construction = Construction("m:C", [b""], 0)
         policy = RestartPolicy.on_failure(5, 30.0, 0.05) if self._lasting else None
         construction.again = policy is not None
         network: Any = self._world.network

@@ -16,7 +16,7 @@ from blocking import no_blocking
 from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.errors import CallTimeoutError, ClusterTimeoutError, ConfigError, UsageError, WorkerStartError
 from rlinf_actors.group import launcher
-from rlinf_actors.group.group_spec import WorkerOptions, class_reference, worker_specs
+from rlinf_actors.group.group_spec import class_reference, worker_specs
 from rlinf_actors.group.launcher import check_arguments
 from rlinf_actors.hardware import registry
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
@@ -25,13 +25,17 @@ from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy
 from rlinf_actors.settings import for_workers
-from rlinf_actors.wire.values import Claim
+from rlinf_actors.wire.values import Claim, WorkerSpec
 
 
-def specs(options=None, name="g"):
+def template(env=None, **more):
+    return WorkerSpec("", "g", "ns", -1, 0, -1, env or {}, **more)
+
+
+def specs(shared=None, defaults=None):
     cluster = DescribedCluster.identical(2, 2, model="A800")
     placements = PackedPlacementStrategy(0, 3).get_placement(cluster)
-    return worker_specs(name, "ns", placements, cluster, options or WorkerOptions())
+    return worker_specs(shared or template(), placements, cluster, defaults or {})
 
 
 class TestSpecs:
@@ -49,23 +53,26 @@ class TestSpecs:
         assert max(collections.Counter(ids).values()) == 1
 
     def test_the_groups_own_variables_win(self):
-        made = specs(WorkerOptions(env={"RANK": "7", "MINE": "x"}))
+        made = specs(template({"RANK": "7", "MINE": "x"}))
         assert (made[0].env["RANK"], made[0].env["MINE"]) == ("7", "x")
 
     def test_the_drivers_log_level_is_the_workers_unless_the_group_has_its_own(self):
         driver = for_workers({"RLINF_LOG_LEVEL": "DEBUG", "LOGLEVEL": "verbose"})
-        assert specs(WorkerOptions(defaults=driver))[0].env["RLINF_LOG_LEVEL"] == "DEBUG"
-        assert "LOGLEVEL" not in specs(WorkerOptions(defaults=driver))[0].env
-        own = WorkerOptions(defaults=driver, env={"RLINF_LOG_LEVEL": "error"})
-        assert specs(own)[0].env["RLINF_LOG_LEVEL"] == "error"
+        assert specs(defaults=driver)[0].env["RLINF_LOG_LEVEL"] == "DEBUG"
+        assert "LOGLEVEL" not in specs(defaults=driver)[0].env
+        own = template({"RLINF_LOG_LEVEL": "error"})
+        assert specs(own, driver)[0].env["RLINF_LOG_LEVEL"] == "error"
 
     def test_a_log_level_that_does_not_exist_is_refused_before_anything_starts(self):
         with pytest.raises(ConfigError, match=r"RLINF_LOG_LEVEL: is 'verbose'; it must be one of DEBUG, INFO"):
-            specs(WorkerOptions(defaults={"RLINF_LOG_LEVEL": "verbose"}))
+            specs(defaults={"RLINF_LOG_LEVEL": "verbose"})
 
     def test_options_are_carried(self):
-        options = WorkerOptions("spawn", ["numpy"], ["/p"], "/c", {}, "override", None, "/logs", False)
-        spec = specs(options)[0]
+        shared = template(
+            start_method="spawn", preload=["numpy"], sys_path=["/p"], cwd="/c", path_env_merge_mode="override",
+            log_dir="/logs", forward_logs=False,
+        )  # fmt: skip
+        spec = specs(shared)[0]
         assert (spec.start_method, spec.preload, spec.sys_path, spec.cwd) == ("spawn", ["numpy"], ["/p"], "/c")
         assert (spec.path_env_merge_mode, spec.log_dir, spec.forward_logs) == ("override", "/logs", False)
 
@@ -78,7 +85,7 @@ def arms(*infos):
         get_node_group=lambda label: lab, get_node_info=lambda rank: node, num_nodes=1, num_accelerators=0
     )
     places = [Placement(rank, 3, 0, local_hardware_ranks=[rank], node_group_label="lab") for rank in range(len(infos))]
-    return [spec.claims for spec in worker_specs("g", "ns", places, cluster, WorkerOptions())]
+    return [spec.claims for spec in worker_specs(template(), places, cluster)]
 
 
 class NamedArm(HardwareInfo):

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rlinf_actors.config.cluster_config import ClusterConfig
-from rlinf_actors.group.group_spec import WorkerOptions, worker_specs
+from rlinf_actors.group.group_spec import worker_specs
 from rlinf_actors.hardware.registry import lookup
 from rlinf_actors.placement.component import ComponentPlacement
 from rlinf_actors.placement.described import DescribedCluster
@@ -30,7 +30,9 @@ def launched() -> dict[str, list[WorkerSpec]]:
     cluster = DescribedCluster.from_any(str(EXAMPLE / "nodes.yaml"), config)
     placement = ComponentPlacement(config, cluster)
     return {
-        name: worker_specs(name, "lab", placement.get_strategy(name).get_placement(cluster), cluster, WorkerOptions())
+        name: worker_specs(
+            WorkerSpec("", name, "lab", -1, 0, -1, {}), placement.get_strategy(name).get_placement(cluster), cluster
+        )
         for name in placement.components
     }
 

@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError, PlacementError
-from rlinf_actors.group.group_spec import WorkerOptions, worker_specs
+from rlinf_actors.group.group_spec import worker_specs
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareResource
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
@@ -50,7 +50,7 @@ def packed(last: int, each: int = 1) -> PlacementStrategy:
 def specs(
     found: DescribedCluster, placements: list[Placement], numa_bind: bool = False, **env: str
 ) -> list[WorkerSpec]:
-    return worker_specs("w", "job", placements, found, WorkerOptions(env=env, numa_bind=numa_bind))
+    return worker_specs(WorkerSpec("", "w", "job", -1, 0, -1, env), placements, found, numa_bind=numa_bind)
 
 
 # --- in env_configs ---

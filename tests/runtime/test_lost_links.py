@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from fake_worker import FakeWorker, Waiter
 
-from rlinf_actors.errors import ConnectionLostError, WorkerError
+from rlinf_actors.errors import ConnectionLostError
 from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
@@ -23,7 +23,7 @@ class World:
         self.failed: list[RemoteGroup] = []
         construction = None
         if owner:
-            construction = Construction("m:C", [b"args"], 0, lambda raised, parts, peer: WorkerError(raised.text))
+            construction = Construction("m:C", [b"args"], 0)
         soon = None if owner else asyncio.get_running_loop().call_soon
         self.group = RemoteGroup(
             network, "driver:x", "here", "ns", "g", ["n0"], construction, self.failed.append, soon=soon, me="my-id"

@@ -36,7 +36,7 @@ class World:
         self.failed: list[RemoteGroup] = []
         construction = None
         if owner:
-            construction = Construction("m:C", [b"args"], 3, lambda raised, parts, peer: WorkerError(raised.text))
+            construction = Construction("m:C", [b"args"], 3)
         soon = None if owner else asyncio.get_running_loop().call_soon
         self.group = RemoteGroup(
             network, "driver:x", "here", "ns", "g", ["n0", "n1"], construction, self.failed.append, soon=soon
@@ -121,10 +121,10 @@ async def test_the_first_failure_of_a_constructor_ends_the_group(world):
     world.workers[0].say(frames.Raised(create.id, "raised", "ValueError", "no arm"))
     with pytest.raises(WorkerError, match="no arm"):
         await world.group.ready
-    assert str(call.error) == "no arm"
+    assert str(call.error) == "g:0 on n0 raised ValueError: no arm"
     assert world.failed == [world.group]
     world.group.update([world.state(1, "gone", exit=ExitReport("exited", 1))])
-    assert str(world.group.ready.error) == "no arm"
+    assert str(world.group.ready.error) == "g:0 on n0 raised ValueError: no arm"
 
 
 async def test_calls_that_waited_for_a_constructor_fail_by_the_error_of_the_group(world):

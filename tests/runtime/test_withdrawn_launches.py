@@ -51,7 +51,7 @@ class Head:
         return peer
 
     def launch(self) -> concurrent.futures.Future[None]:
-        construction = Construction("m:C", [b""], 0, lambda raised, parts, peer: RlinfActorsError(raised.text))
+        construction = Construction("m:C", [b""], 0)
         group = self.runtime.groups.new("ns", "g", ["n0", "n1"], construction, IDS)
         return self.runtime.io.submit(self.runtime.groups.launch(MESSAGE, group))
 
