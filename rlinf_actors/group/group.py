@@ -53,6 +53,8 @@ class Calls(Generic[T]):
     """Base of groups and views: each public method of worker class *T* is an attribute that calls the workers."""
 
     _control: GroupControl
+    _ranks: Sequence[int] | None = None  # None for all
+    _options: CallOptions = ONCE
 
     def __init__(self, control: GroupControl) -> None:
         self._control = control
@@ -118,12 +120,52 @@ class Calls(Generic[T]):
         """
         return Calls.method(self, function)(*args, **kwargs)  # self.method may be the worker's own
 
-    def _ranks_called(self) -> Sequence[int] | None:
-        """Return the ranks that are called, None for all."""
-        return None
+    def execute_on(self, *ranks: int | Sequence[int]) -> GroupView[T]:
+        """Return a view of some ranks of the group, which can be used any number of times.
 
-    def _options_of_calls(self) -> CallOptions:
-        return ONCE
+        Args:
+            *ranks: ranks, or one list of ranks.
+
+        Raises:
+            PlacementError: the group has no such rank, or a rank is given more than once.
+        """
+        self._used()
+        return self._view(_ranks(ranks, self._control))
+
+    def with_timeout(self, seconds: float) -> GroupView[T]:
+        """Return a view of the same ranks whose calls have a deadline.
+
+        After the deadline the caller gets CallTimeoutError. A call that is queued at the worker is never started, a
+        coroutine is cancelled, and a method on a thread runs to its end.
+
+        Raises:
+            ValueError: *seconds* is not a number above 0.
+        """
+        self._used()
+        return self._view(timeout=deadline(seconds))
+
+    def with_retries(self, n: int) -> GroupView[T]:
+        """Return a view of the same ranks whose calls are sent again, at most *n* times per rank, when a worker dies.
+
+        For methods marked ``@Worker.idempotent``, in a group with a restart policy. A call is sent again if its worker
+        died, or the connection was lost, before the answer came; the call waits until the worker is restarted. The
+        method may have run already, or may still be running. Exceptions of the method cause no retry. A deadline of
+        `with_timeout` covers all tries. After the last try, or if the worker is not restarted, the call fails with the
+        last error.
+
+        Raises:
+            ValueError: *n* is not a whole number of 1 or more.
+            UsageError: the group has no restart policy. Calls of generators, and of methods without the mark, raise it
+                too.
+        """
+        self._used()
+        return self._view(retries=_retries(n, self._control))
+
+    def _view(self, ranks: Sequence[int] | None = None, **options: Any) -> GroupView[T]:
+        """Return a view of *ranks*, or of the ranks of this object, with these CallOptions changed."""
+        if ranks is None:
+            ranks = range(self._control.world_size) if self._ranks is None else self._ranks
+        return GroupView(self._control, ranks, warn=True, options=self._options._replace(**options))
 
     def _used(self) -> None:
         """Record that a method of a view is used, so that dropping the view does not warn."""
@@ -135,7 +177,7 @@ class Calls(Generic[T]):
             method: RemoteMethod[..., Any] = known
             return method
         control = self._control
-        method = RemoteMethod(control, name, control.methods[name], self._ranks_called(), self._options_of_calls())
+        method = RemoteMethod(control, name, control.methods[name], self._ranks, self._options)
         self.__dict__[name] = method
         return method
 
@@ -211,17 +253,6 @@ class WorkerGroup(Calls[T]):
             WorkerRankInfo(info.rank, GroupView(self._control, (info.rank,), warn=False), info)
             for info in self._control.worker_infos()
         ]
-
-    def execute_on(self, *ranks: int | Sequence[int]) -> GroupView[T]:
-        """Return a view of some ranks, which can be used any number of times.
-
-        Args:
-            *ranks: ranks, or one list of ranks.
-
-        Raises:
-            PlacementError: the group has no such rank, or a rank is given more than once.
-        """
-        return GroupView(self._control, _ranks(ranks, self._control), warn=True)
 
     @overload
     @staticmethod
@@ -330,36 +361,6 @@ class WorkerGroup(Calls[T]):
         """
         return self._control.shutdown(grace, async_op)
 
-    def with_timeout(self, seconds: float) -> GroupView[T]:
-        """Return a view whose calls have a deadline.
-
-        After the deadline the caller gets CallTimeoutError. A call that is queued at the worker is never started, a
-        coroutine is cancelled, and a method on a thread runs to its end.
-
-        Raises:
-            ValueError: *seconds* is not a number above 0.
-        """
-        return self._all(CallOptions(timeout=deadline(seconds)))
-
-    def with_retries(self, n: int) -> GroupView[T]:
-        """Return a view whose calls are sent again, at most *n* times per rank, after the death of a worker.
-
-        For methods marked ``@Worker.idempotent``, in a group with a restart policy. A call is sent again if its worker
-        died, or the connection was lost, before the answer came; the call waits until the worker is restarted. The
-        method may have run already, or may still be running. Exceptions of the method cause no retry. A deadline of
-        `with_timeout` covers all tries. After the last try, or if the worker is not restarted, the call fails with the
-        last error.
-
-        Raises:
-            ValueError: *n* is not a whole number of 1 or more.
-            UsageError: the group has no restart policy. Calls of generators, and of methods without the mark, raise it
-                too.
-        """
-        return self._all(CallOptions(retries=_retries(n, self._control)))
-
-    def _all(self, options: CallOptions) -> GroupView[T]:
-        return GroupView(self._control, range(self._control.world_size), warn=True, options=options)
-
     def _close(self) -> Any:
         """Older name of `shutdown`."""
         return self._control.shutdown()
@@ -409,37 +410,16 @@ GroupControl._handle_cls = WorkerGroup
 class GroupView(Calls[T]):
     """Some ranks of a group, as `WorkerGroup.execute_on` returns them. The group itself is unchanged."""
 
+    _ranks: tuple[int, ...]
+
     def __init__(self, control: GroupControl, ranks: Sequence[int], *, warn: bool, options: CallOptions = ONCE) -> None:
         self._ranks = tuple(ranks)
         self._options = options
         self._unused = warn and not control.yielded  # with yielded names not every use is noticed
         super().__init__(control)
 
-    def execute_on(self, *ranks: int | Sequence[int]) -> GroupView[T]:
-        """Return a view with these ranks of the group; see WorkerGroup.execute_on."""
-        self._unused = False
-        return GroupView(self._control, _ranks(ranks, self._control), warn=True, options=self._options)
-
-    def with_timeout(self, seconds: float) -> GroupView[T]:
-        """Return a view of the same ranks whose calls have a deadline; see WorkerGroup.with_timeout."""
-        self._unused = False
-        options = self._options._replace(timeout=deadline(seconds))
-        return GroupView(self._control, self._ranks, warn=True, options=options)
-
-    def with_retries(self, n: int) -> GroupView[T]:
-        """Return a view of the same ranks whose calls are sent again; see WorkerGroup.with_retries."""
-        self._unused = False
-        options = self._options._replace(retries=_retries(n, self._control))
-        return GroupView(self._control, self._ranks, warn=True, options=options)
-
     def _used(self) -> None:
         self._unused = False
-
-    def _ranks_called(self) -> Sequence[int] | None:
-        return self._ranks
-
-    def _options_of_calls(self) -> CallOptions:
-        return self._options
 
     def __copy__(self) -> GroupView[T]:
         self._unused = False

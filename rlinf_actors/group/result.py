@@ -117,7 +117,9 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
             self._runtime.io.call(self._start_timer, self._timeout)
 
     def _start_timer(self, seconds: float) -> None:
-        if len(self._order) < len(self._peers):  # after the first failure too: other ranks may still run the call
+        if (
+            len(self._order) < len(self._peers) and self._error is None
+        ):  # after the first failure too: other ranks may still run the call
             self._timer = self._runtime.io.loop.call_later(seconds, self._expire)
 
     def _expire(self) -> None:
@@ -130,19 +132,11 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
 
     def _expired(self, report: LateReport) -> None:
         """End the call with CallTimeoutError, when the late ranks have answered or ANSWER_S has passed."""
-        if self._timer is not None:
-            self._timer.cancel()
         text = report.describe()
-        with self._lock:
-            missing = ", ".join(peer.name for peer in self._missing())
-            if not missing or self._error is not None:
-                return
-            if not self._finished:
-                self._report_failure(bool(self._callbacks))  # before a caller can take the error and mark it as seen
-            self._error = CallTimeoutError(
-                f"{self._method}() had {self._timeout:g} s and did not return from {missing}: {text}"
-            )
-        self._abandon(self._error)
+        missing = ", ".join(peer.name for peer in self._missing())
+        self._abandon(
+            CallTimeoutError(f"{self._method}() had {self._timeout:g} s and did not return from {missing}: {text}")
+        )
 
     def _missing(self) -> list[Peer]:
         return [peer for peer, answer in zip(self._peers, self._answers, strict=True) if answer is None]
@@ -154,40 +148,49 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         )
 
     def _abandon(self, error: BaseException) -> bool:
-        """Cancel the call at the ranks that have not answered. Return True if *error* became the outcome."""
+        """End the call with *error* and cancel it at the ranks, unless all ranks have answered or this was done before.
+
+        Return True if *error* became the outcome. The outcome of a call that a rank has failed stays that failure.
+        """
+        with self._lock:
+            if self._error is not None or len(self._order) == len(self._peers):
+                return False
+            ended = not self._finished
+            if ended and isinstance(error, CallTimeoutError):
+                self._report_failure(bool(self._callbacks))  # before a caller can take the error and mark it as seen
+            self._error, self._finished = error, True
+            callbacks, self._callbacks = self._callbacks, ()
+            progress, self._progress = self._progress, None
         for peer in self._peers:
             peer.forget(self._call)
-        with self._lock:
-            self._error = error
-            progress, self._progress = self._progress, None
-        ended = self._finish(None, error)
+        self._wake(callbacks, progress)
+        return ended
+
+    def _wake(self, callbacks: tuple[Callable[[], object], ...], progress: Promise[None] | None) -> None:
+        call_all(callbacks)
         if progress is not None:
             progress.resolve(None)
-        return ended
+        if self._timer is not None and (self._error is not None or len(self._order) == len(self._peers)):
+            self._runtime.io.call(self._timer.cancel)
 
     # --- answers (loop thread, or the thread that finds the peer dead) ---
 
     def _arrived(self, index: int, answer: _Answer, failed: bool) -> None:
         callbacks: tuple[Callable[[], object], ...] = ()
         with self._lock:
-            if self._answers[index] is not None:
+            if self._answers[index] is not None or self._error is not None:
                 return
             self._answers[index] = answer
             self._order.append(index)
-            complete = len(self._order) == len(self._peers)
             progress, self._progress = self._progress, None
-            if not self._finished and (complete or failed):
+            if not self._finished and (failed or len(self._order) == len(self._peers)):
                 if failed:
                     self._failed = index
                     if not isinstance(answer, GroupClosedError):  # the caller itself shut the group down
                         self._report_failure(bool(self._callbacks))
                 self._finished = True
                 callbacks, self._callbacks = self._callbacks, ()
-        call_all(callbacks)
-        if progress is not None:
-            progress.resolve(None)
-        if complete and self._timer is not None:
-            self._runtime.io.call(self._timer.cancel)
+        self._wake(callbacks, progress)
 
     def _report_failure(self, awaited: bool) -> None:
         self._unseen = True
@@ -200,7 +203,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
 
     def _outcome(self) -> list[T]:
         self._mark_seen()
-        if self._failed is not None or len(self._order) < len(self._peers):
+        if self._failed is not None or self._error is not None:
             # one error may be raised many times (of a dead worker: by every call): its traceback must not grow
             raise self._raised().with_traceback(None)
         return [self._value_of(index) for index in range(len(self._peers))]
@@ -254,9 +257,6 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         Returns:
             False if the call had already ended.
         """
-        with self._lock:
-            if len(self._order) == len(self._peers) or self._error is not None:
-                return False
         return self._abandon(concurrent.futures.CancelledError(f"the call of {self._method}() was cancelled"))
 
     def cancelled(self) -> bool:
@@ -265,7 +265,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
 
     def exception(self) -> BaseException | None:
         """Return the error that `wait` raises, None if the call has not ended or has succeeded. Marks it as seen."""
-        if self._failed is None and (not self._finished or len(self._order) == len(self._peers)):
+        if not self._finished or (self._failed is None and self._error is None):
             return None
         self._mark_seen()
         return self._raised()
@@ -292,7 +292,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
                     break
                 if self._error is not None:
                     self._mark_seen()
-                    raise self._raised()
+                    raise self._error.with_traceback(None)
                 await progress
             index = self._order[n]
             rank, answer = self._peers[index].rank, self._answers[index]

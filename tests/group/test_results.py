@@ -20,7 +20,9 @@ from rlinf_actors.errors import (
     WorkerError,
 )
 from rlinf_actors.runtime.lost_errors import GRACE_S
-from rlinf_actors.wire import frames
+from rlinf_actors.runtime.peer import LateReport
+from rlinf_actors.wire import frames, payload
+from rlinf_actors.wire.payload import AuthenticatedParts
 
 
 async def calls(world):
@@ -298,6 +300,66 @@ class TestTimeouts:
         assert call.deadline_s == 0.0
         world.ranks[0].ok(call.id, 1)
         assert await result == [1]
+
+    @pytest.mark.parametrize("first", ["deadline", "cancel"])
+    async def test_a_call_cancelled_at_its_deadline_has_one_outcome(self, world, first):
+        """One thread has ended the call and not yet told the worker; then another thread ends the call too."""
+        result = world.group.with_timeout(1000).execute_on(0).move()
+        await world.ranks[0].call()
+        peer, cancelled = world.remote.peers[0], []
+        forget = peer.forget
+
+        def expire():
+            result._expired(LateReport([]))
+
+        def cancel():
+            cancelled.append(result.cancel())
+
+        def meanwhile(call):
+            peer.forget = forget
+            expire() if first == "cancel" else cancel()
+            forget(call)
+
+        peer.forget = meanwhile
+        cancel() if first == "cancel" else expire()
+        assert cancelled == [first == "cancel"]
+        assert result.cancelled() == cancelled[0]
+        kind = concurrent.futures.CancelledError if cancelled[0] else CallTimeoutError
+        assert isinstance(result.exception(), kind)
+        with pytest.raises(kind):
+            await result
+        world.runtime.lost.close()
+        assert world.runtime.lost.count == 0
+
+    async def test_an_answer_that_arrives_as_the_call_is_cancelled_does_not_change_the_outcome(self, world):
+        result = world.group.execute_on(0).move()
+        await world.ranks[0].call()
+        peer, pending = world.remote.peers[0], next(iter(world.remote.peers[0].pending.values()))
+        forget = peer.forget
+
+        def meanwhile(call):
+            pending.answer(frames.Ok(call, 0.0), AuthenticatedParts(payload.encode("late")))
+            forget(call)
+
+        peer.forget = meanwhile
+        assert result.cancel()
+        with pytest.raises(concurrent.futures.CancelledError):
+            await result
+
+    @pytest.mark.virtual_time
+    async def test_the_deadline_ends_as_completed_after_the_failure_of_another_rank(self, world):
+        result, rows = world.group.with_timeout(1.0).execute_on(0, 1).move(), []
+        world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("first"))
+
+        async def collect():
+            async for row in result.as_completed(return_exceptions=True):
+                rows.append(row)
+
+        with pytest.raises(CallTimeoutError):
+            await collect()
+        assert [(rank, isinstance(error, ValueError)) for rank, error in rows] == [(0, True)]
+        with pytest.raises(ValueError, match="first"):
+            await result
 
     async def test_expired_in_the_worker_is_a_timeout_here(self, world):
         result = world.group.execute_on(0).move()
