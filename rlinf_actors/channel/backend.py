@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import threading
 import traceback
 from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass
@@ -43,10 +42,11 @@ class PendingGet(AsyncWork[T]):
     Subclasses implement `_decode`, `_acknowledge` and `_give_back`.
     """
 
+    _lazy = True
+
     def __init__(self, what: str) -> None:
         super().__init__(what)
         self.redelivered = False
-        self._taking = threading.Lock()
         self._taken = False
 
     def _decode(self, arrived: Any) -> tuple[T, bool]:
@@ -72,7 +72,7 @@ class PendingGet(AsyncWork[T]):
 
     def cancel(self) -> bool:
         """Cancel the get. Return False if user code has the item already, or if the get has failed. Any thread."""
-        with self._taking:
+        with self._converting:
             if self._taken or self._error is not None:
                 return False
             error = concurrent.futures.CancelledError(f"{self._what} was cancelled")
@@ -84,22 +84,15 @@ class PendingGet(AsyncWork[T]):
         self._give_back(False)
         return True
 
-    def _outcome(self) -> T:
-        with self._taking:
-            value = super()._outcome()
-            if self._taken:
-                return value
-            made: T
-            try:
-                made, self.redelivered = self._decode(value)
-            except BaseException as error:
-                self._value, self._error = None, error
-                self._decode_failed(error)
-                raise
-            # the item is taken last, so that a failure or a cancellation before this point gives it back
-            self._value, self._taken = made, True
-            self._acknowledge(value)
-            return made
+    def _make_result(self, value: Any) -> T:
+        try:
+            item, self.redelivered = self._decode(value)
+        except BaseException as error:
+            self._decode_failed(error)
+            raise
+        self._taken = True  # last, so that a failure or a cancellation before this point gives the item back
+        self._acknowledge(value)
+        return item
 
     def __await__(self) -> Generator[Any, None, T]:
         try:
@@ -122,11 +115,6 @@ class PendingTake(PendingGet[T]):
     """
 
     deliveries = 0
-
-    @property
-    def taken(self) -> bool:
-        """True once user code has the item."""
-        return self._taken
 
     def release(self) -> AsyncWork[None]:
         """Tell the channel that the item was processed. The returned work is done when the channel confirms it."""
@@ -189,7 +177,7 @@ class Take(Generic[T]):
             work.wait()
 
     def __del__(self) -> None:
-        if self._pending is not None and self._pending.taken and not self._over:
+        if self._pending is not None and self._pending._taken and not self._over:
             self._pending.fail("its block was entered and never left: the Take was dropped", later=True)
 
     def _start(self) -> PendingTake[T]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 from rlinf_actors import forks
 from rlinf_actors.channel.backend import Backend, T, Take
 from rlinf_actors.channel.client import JoinedWork
-from rlinf_actors.channel.connecting import ChannelPlan, ConnectingChannel, find, make, member
+from rlinf_actors.channel.connecting import ConnectingChannel, find, make, member
 from rlinf_actors.channel.inspection import ChannelViews
 from rlinf_actors.channel.key_encoding import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel
@@ -482,10 +482,11 @@ def create_channel(
         return work
     here, caller = member(), sys._getframe(2)
     line = (caller.f_code.co_filename, caller.f_lineno)
-    plan = ChannelPlan(name, maxsize, distributed, node_rank, show_logs, detached, max_deliveries, line, beside)
 
     async def created() -> Channel[Any]:
-        return Channel(name, here.runtime.namespace, *await make(here, plan))
+        rank = node_rank if beside is None else await beside()
+        made = await make(here, name, maxsize, None if distributed else rank, show_logs, detached, max_deliveries, line)
+        return Channel(name, here.runtime.namespace, *made)
 
     return AsyncWork.of(here.runtime.io, created(), what)
 

@@ -19,7 +19,16 @@ import msgspec
 from rlinf_actors import forks
 from rlinf_actors.channel.backend import View, not_processed, refusal
 from rlinf_actors.channel.key_encoding import key_of
-from rlinf_actors.channel.requests import FrameMaker, Get, PutWindow, Query, Request, RequestMaker, description
+from rlinf_actors.channel.requests import (
+    FrameMaker,
+    Get,
+    PutWindow,
+    Query,
+    Request,
+    RequestMaker,
+    description,
+    reference,
+)
 from rlinf_actors.errors import (
     ChannelBrokenError,
     ChannelClosedError,
@@ -46,8 +55,10 @@ class JoinedWork(AsyncWork[T]):
     Args:
         what: the operation, for error texts.
         works: the other works; None if the caller passes them to `join` later.
-        make: makes the result from the list of works. Runs in each thread that waits.
+        make: makes the result from the list of works, on the first thread that takes the result.
     """
+
+    _lazy = True
 
     def __init__(self, what: str, works: Sequence[AsyncWork[Any]] | None, make: Callable[..., T]) -> None:
         super().__init__(what)
@@ -71,10 +82,9 @@ class JoinedWork(AsyncWork[T]):
             self._all_done()
 
     def _all_done(self) -> None:
-        self.resolve(None)  # type: ignore[arg-type]  # `_outcome` makes the value
+        self._finish()
 
-    def _outcome(self) -> T:
-        super()._outcome()
+    def _make_result(self, value: Any) -> T:
         return self._make(self._works)
 
 
@@ -112,9 +122,6 @@ class DeferredQuery(JoinedWork[T]):
         super().__init__(what, None, lambda works: works[0]._outcome())
         self.start = start
 
-    def reference(self) -> Callable[[], DeferredQuery[T]]:
-        return lambda: self
-
 
 class RequestBuffer:
     """Requests that wait, in order, until the host to send them to is found. Any thread may use it."""
@@ -128,7 +135,7 @@ class RequestBuffer:
         """Add a request and return True; return False if `flush` or `fail` has ended the buffer."""
         with self._lock:
             if not self._over:
-                self._waiting.append(request.reference())
+                self._waiting.append(reference(request))
             return not self._over
 
     def flush(self, send: Callable[[Any], object], then: Callable[[], object]) -> None:
@@ -151,8 +158,8 @@ class RequestBuffer:
         with self._lock:
             self._over = True
             waiting, self._waiting = self._waiting, collections.deque()
-        for reference in waiting:
-            request = reference()
+        for waits in waiting:
+            request = waits()
             if request is not None:
                 request.reject(error)
 
@@ -163,7 +170,7 @@ _channels: weakref.WeakValueDictionary[int, RemoteChannel] = weakref.WeakValueDi
 _finding = forks.free_in_children(threading.Lock())
 
 
-def remote_channel(runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str = "") -> RemoteChannel:
+def remote_channel(runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str) -> RemoteChannel:
     """Return this process's only RemoteChannel for the host processes in *group*; make it at the first call.
 
     All handles of a channel share one RemoteChannel, and so share one PutWindow.
@@ -186,8 +193,8 @@ class RemoteChannel(RequestMaker):
         taker: name of this process; shown as the consumer of items that this process takes.
     """
 
-    def __init__(self, runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str = "") -> None:
-        super().__init__(runtime.io, name, taker or f"{runtime.identity}")
+    def __init__(self, runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str) -> None:
+        super().__init__(runtime.io, name, taker)
         self._group = group
         self._node_rank = node_rank
         self._homes: dict[bytes, int] = {}  # replica of each key
@@ -304,7 +311,7 @@ class RemoteChannel(RequestMaker):
         if is_query:
             self.acknowledge()  # items that user code has must not count as waiting
         now = is_query or not peer.pending
-        call = work.call = peer.open(_PendingAnswer(self, work.reference()))
+        call = work.call = peer.open(_PendingAnswer(self, reference(work)))
         if not work.done():
             peer.send(work.frame(call), now=now)
 

@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import warnings
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,55 +74,46 @@ def member() -> JobMember:
     return JobMember(cluster.runtime, None, cluster.here(), name)
 
 
-@dataclass(frozen=True)
-class ChannelPlan:
-    """The arguments of Channel.create, for a channel that is to be made.
-
-    Attributes:
-        line: file and line number of the caller, for warnings.
-        beside: awaited to get the rank of the channel's node instead of `node_rank`; None to use `node_rank`.
-    """
-
-    name: str
-    maxsize: int
-    distributed: bool
-    node_rank: int
-    show_logs: bool
-    detached: bool
-    max_deliveries: int
-    line: tuple[str, int]
-    beside: Callable[[], Awaitable[int]] | None = None
-
-
-async def make(here: JobMember, plan: ChannelPlan) -> tuple[RemoteChannel, int]:
+async def make(
+    here: JobMember,
+    name: str,
+    maxsize: int,
+    node_rank: int | None,
+    show_logs: bool,
+    detached: bool,
+    max_deliveries: int,
+    line: tuple[str, int],
+) -> tuple[RemoteChannel, int]:
     """Make a channel, and return its RemoteChannel and maxsize. I/O thread only.
 
     If a channel of that name exists, warn, and return the existing channel and its maxsize.
 
+    Args:
+        here, name, maxsize, show_logs, detached, max_deliveries: as for `channel.create_channel`.
+        node_rank: rank of the node of the channel's host; None for a host on every node.
+        line: file and line number of the caller, for the warning.
+
     Raises:
-        PlacementError: the plan names a node rank that does not exist.
+        PlacementError: no node has the rank *node_rank*.
     """
-    node_rank = plan.node_rank if plan.beside is None else await plan.beside()
     cluster = await here.cluster()
-    nodes = list(range(cluster.num_nodes)) if plan.distributed else [node_rank]
-    detail = json.dumps({"maxsize": plan.maxsize, "distributed": plan.distributed})
-    args: tuple[int, ...] = (plan.maxsize, Settings.load().channel_bytes)
-    if plan.max_deliveries != MAX_DELIVERIES:
-        args = (*args, plan.max_deliveries)
+    nodes = list(range(cluster.num_nodes)) if node_rank is None else [node_rank]
+    detail = json.dumps({"maxsize": maxsize, "distributed": node_rank is None})
+    args: tuple[int, ...] = (maxsize, Settings.load().channel_bytes)
+    if max_deliveries != MAX_DELIVERIES:
+        args = (*args, max_deliveries)
     try:
-        group = await launch_service(
-            cluster, CHANNEL_GROUPS + plan.name, HOST, args, nodes, detail, plan.show_logs, plan.detached
-        )
+        group = await launch_service(cluster, CHANNEL_GROUPS + name, HOST, args, nodes, detail, show_logs, detached)
     except NameInUseError:
-        channel, maxsize = await find(here, plan.name)
+        channel, found = await find(here, name)
         warnings.warn_explicit(
-            f"channel {plan.name!r} exists (maxsize {maxsize}): connected to that channel; the arguments given "
-            f"here (maxsize {plan.maxsize}) have no effect",
+            f"channel {name!r} exists (maxsize {found}): connected to that channel; the arguments given "
+            f"here (maxsize {maxsize}) have no effect",
             RuntimeWarning,
-            *plan.line,
+            *line,
         )
-        return channel, maxsize
-    return remote_channel(cluster.runtime, group, plan.name, here.node_rank, here.name), plan.maxsize
+        return channel, found
+    return remote_channel(cluster.runtime, group, name, here.node_rank, here.name), maxsize
 
 
 async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:

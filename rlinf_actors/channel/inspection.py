@@ -103,8 +103,8 @@ class ChannelViews(Generic[T]):
         return work if async_op else work.wait()
 
     def _look(self, key: Hashable, make: Callable[[int, bool], V]) -> AsyncWork[V]:
-        return JoinedWork(
-            f"a look at channel {self._name!r}", [self._backend.look(key)], lambda works: make(*works[0]._outcome())
+        return AsyncWork.made_of(
+            self._backend.look(key), lambda answer: make(*answer), f"a look at channel {self._name!r}"
         )
 
 

@@ -131,6 +131,9 @@ class _KeyQueue:
         return not (self.items or self.parked or self.getters or self.out or self.dead)
 
 
+_NO_QUEUE = _KeyQueue()
+
+
 class ChannelQueue:
     """The queues of all keys of one channel, or of one replica of a channel.
 
@@ -148,7 +151,7 @@ class ChannelQueue:
         self.max_deliveries = max_deliveries
         self.closed = False
         self.nbytes = 0
-        self._keys: dict[Hashable, _KeyQueue] = {}
+        self._keys: collections.defaultdict[Hashable, _KeyQueue] = collections.defaultdict(_KeyQueue)
         self._starved: dict[Hashable, _KeyQueue] = {}  # keys whose next put waits for bytes, the longest wait first
         self._waiting: dict[Ticket, Hashable] = {}
         self._delivered: dict[Ticket, tuple[Hashable, tuple[QueuedItem, ...]]] = {}
@@ -162,24 +165,18 @@ class ChannelQueue:
         return list(self._keys)
 
     def waiting(self, key: Hashable) -> list[QueuedItem]:
-        found = self._keys.get(key)
-        return [] if found is None else list(found.items)
+        return list(self._keys.get(key, _NO_QUEUE).items)
 
     def size(self, key: Hashable) -> int:
-        found = self._keys.get(key)
-        return 0 if found is None else len(found.items)
+        return len(self._keys.get(key, _NO_QUEUE).items)
 
     def full(self, key: Hashable) -> bool:
         """True if a put under this key would wait, because of either limit."""
-        found = self._keys.get(key)
-        return found is not None and (bool(found.parked) or not self._room(found, 1))
+        queue = self._keys.get(key, _NO_QUEUE)
+        return bool(queue.parked) or not self._room(queue, 1)
 
     def undeliverable(self, key: Hashable) -> list[QueuedItem]:
-        found = self._keys.get(key)
-        return [] if found is None else list(found.dead)
-
-    def unacknowledged(self) -> int:
-        return len(self._delivered)
+        return list(self._keys.get(key, _NO_QUEUE).dead)
 
     def is_out(self, ticket: Ticket) -> bool:
         return ticket in self._delivered
@@ -195,7 +192,7 @@ class ChannelQueue:
         """Append an item, or park it until there is room. If *nowait* is True, refuse the put instead of parking."""
         if self.closed:
             return [RefuseRequest(ticket, "closed")]
-        queue = self._key(key)
+        queue = self._keys[key]
         if queue.parked or not self._room(queue, item.nbytes):
             if nowait:
                 return [RefuseRequest(ticket, "full")]
@@ -210,7 +207,7 @@ class ChannelQueue:
 
     def get(self, ticket: Ticket, key: Hashable, nowait: bool = False) -> list[Command]:
         """Deliver the item at the head, or wait for it. If *nowait* is True, refuse the request instead of waiting."""
-        queue = self._key(key)
+        queue = self._keys[key]
         if not queue.items and (nowait or self.closed):
             self._drop_if_unused(key, queue)
             return [RefuseRequest(ticket, "closed" if self.closed else "empty")]
@@ -226,7 +223,7 @@ class ChannelQueue:
 
         A waiting batch collects items, which makes room for puts. If the batch is cancelled, its items return.
         """
-        queue = self._key(key)
+        queue = self._keys[key]
         if self.closed and not queue.items:
             self._drop_if_unused(key, queue)
             return [RefuseRequest(ticket, "closed")]
@@ -239,7 +236,7 @@ class ChannelQueue:
         If the deliveries of the item have failed too often, the item becomes undeliverable and the take is refused. On
         a closed channel a take waits while items of the key are out, since these may return.
         """
-        queue = self._key(key)
+        queue = self._keys[key]
         if self.closed and not queue.items and not queue.out:
             self._drop_if_unused(key, queue)
             return [RefuseRequest(ticket, "closed")]
@@ -247,7 +244,7 @@ class ChannelQueue:
 
     def drain(self, ticket: Ticket, key: Hashable) -> list[Command]:
         """Deliver all undeliverable items of a key. They become undeliverable again unless *ticket* is acknowledged."""
-        queue = self._key(key)
+        queue = self._keys[key]
         items, queue.dead = tuple(queue.dead), []
         if items:
             self._delivered[ticket] = (key, items)
@@ -288,11 +285,8 @@ class ChannelQueue:
 
         An unknown ticket is ignored: its items have returned before.
         """
-        delivered = self._delivered.get(ticket)
-        if delivered is None:
-            return []
-        for item in delivered[1]:
-            self._count_failure(item, self._takers.get(ticket, ""), how)
+        if ticket in self._delivered:
+            self._count_failure(ticket, how)
         return self._return_delivery(ticket)
 
     def cancel(self, ticket: Ticket, back: bool = False) -> list[Command]:
@@ -320,12 +314,10 @@ class ChannelQueue:
                 self._leave(ticket, queue)
                 touched[key] = queue
         for ticket in [t for t in self._delivered if t.owner == owner]:
-            key, items = self._delivered[ticket]
-            queue = touched[key] = self._keys[key]
             if ticket not in self._drains:
-                for item in items:
-                    self._count_failure(item, self._takers.get(ticket, ""), how)
-            self._undeliver(ticket)
+                self._count_failure(ticket, how)
+            key = self._undeliver(ticket)
+            touched[key] = self._keys[key]
         return [command for key, queue in touched.items() for command in self._pump(key, queue)]
 
     def close(self) -> list[Command]:
@@ -342,12 +334,6 @@ class ChannelQueue:
         return commands
 
     # --- inside ---
-
-    def _key(self, key: Hashable) -> _KeyQueue:
-        queue = self._keys.get(key)
-        if queue is None:
-            queue = self._keys[key] = _KeyQueue()
-        return queue
 
     def _room(self, queue: _KeyQueue, nbytes: int) -> bool:
         if 0 < self.maxsize <= len(queue.items):
@@ -393,21 +379,20 @@ class ChannelQueue:
             before.append(queue.items.popleft())  # items that returned earlier
         queue.items.extendleft(sorted([*before, *back], key=lambda item: -item.seq))
 
-    def _count_failure(self, item: QueuedItem, consumer: str, how: str) -> None:
-        item.again = True
-        item.failed += 1
-        item.last_failure = (consumer, how)
+    def _count_failure(self, ticket: Ticket, how: str) -> None:
+        for item in self._delivered[ticket][1]:
+            item.again = True
+            item.failed += 1
+            item.last_failure = (self._takers.get(ticket, ""), how)
 
     def _return_delivery(self, ticket: Ticket) -> list[Command]:
-        delivered = self._delivered.get(ticket)
-        if delivered is None:
+        if ticket not in self._delivered:
             return []
-        self._undeliver(ticket)
-        key = delivered[0]
+        key = self._undeliver(ticket)
         return self._pump(key, self._keys[key])
 
-    def _undeliver(self, ticket: Ticket) -> None:
-        """Return the items of a delivery to the queue, or to the list of undeliverable items if it was a drain."""
+    def _undeliver(self, ticket: Ticket) -> Hashable:
+        """Return the items of a delivery to the queue, of a drain to the undeliverable items. Return their key."""
         key, items = self._delivered.pop(ticket)
         queue = self._keys[key]
         queue.out -= 1
@@ -417,6 +402,7 @@ class ChannelQueue:
             queue.dead = sorted([*queue.dead, *items], key=lambda item: item.seq)
         else:
             self._return(queue, items)
+        return key
 
     def _make_undeliverable(self, ticket: Ticket, queue: _KeyQueue) -> RefuseRequest:
         """Make the item at the head undeliverable, and return the refusal of the take that would have received it."""

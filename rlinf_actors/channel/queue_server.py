@@ -30,14 +30,6 @@ LINK_LOST = "its connection to the channel was lost before it released the item"
 
 _pack = msgspec.msgpack.Encoder().encode
 
-WHY = {
-    "full": "the channel is full",
-    "empty": "the channel is empty",
-    "closed": "the channel was closed",
-    "cancelled": "the request was cancelled",
-    "undeliverable": "the item was delivered too often without success",
-}
-
 
 class QueueServer:
     """Answers the frames that processes send to a channel, or to one replica of a channel.
@@ -171,16 +163,12 @@ class QueueServer:
             if isinstance(command, AcceptPut):
                 self._send(ticket.peer, frames.Ok(ticket.id), ())
             elif isinstance(command, DeliverItems):
-                if command.kind:
-                    about = _described(command)
-                else:
-                    about = [(len(item.value), item.weight, item.again) for item in command.items]
                 parts = [part for item in command.items for part in item.value]
                 # not `alone`: a consumer may change lent memory and die, and the next one must get it unchanged
-                self._send(ticket.peer, frames.Ok(ticket.id), [_pack(about), *parts], alone=False)
+                self._send(ticket.peer, frames.Ok(ticket.id), [_pack(_described(command)), *parts], alone=False)
             else:
-                raised = frames.Raised(ticket.id, command.why, "", WHY[command.why])
                 item = command.item
+                raised = frames.Raised(ticket.id, command.why, "", f"the request was refused: {command.why}")
                 self._send(ticket.peer, raised, () if item is None else [_pack((item.failed, *item.last_failure))])
 
     def _answer(self, peer: bytes, id: int, value: Any) -> None:
@@ -213,10 +201,12 @@ class QueueServer:
 
 
 def _described(command: DeliverItems) -> Any:
-    """Return the first part of the answer to a take or a drain: the description of each item."""
+    """Return the first part of the answer with the items of *command*: the description of each item."""
     if command.kind == "drain":
         return None, _undeliverable(command.items)
-    return [(len(item.value), item.weight, item.again, item.failed + 1) for item in command.items]
+    if command.kind == "take":
+        return [(len(item.value), item.weight, item.again, item.failed + 1) for item in command.items]
+    return [(len(item.value), item.weight, item.again) for item in command.items]
 
 
 def _undeliverable(items: Sequence[QueuedItem]) -> list[tuple[int, int, str, str]]:

@@ -79,10 +79,6 @@ class Put(AsyncWork[None]):
             channel.acknowledge()  # what user code has got makes room
         channel.put_window.add(self)
 
-    def reference(self) -> Callable[[], Put]:
-        """Return a callable that returns the put. It keeps the put alive, since a caller may drop its work."""
-        return lambda: self
-
     def expire(self) -> None:
         """End the put because its time is up. Loop thread only."""
         if self.channel is None:
@@ -216,10 +212,6 @@ class Get(PendingGet[Any]):
         self.frame = frame
         self.call = 0
 
-    def reference(self) -> Callable[[], Get | None]:
-        # weak: a get that the caller drops is cancelled
-        return weakref.ref(self)
-
     def begin(self, channel: RemoteChannel, peer: Peer) -> None:
         self.channel, self.peer = channel, peer
         channel.ask(self, peer)
@@ -299,6 +291,7 @@ class Query(AsyncWork[Any]):
     """A request that changes no item. *decode* makes the result from (the host's Peer, the parts of the answer)."""
 
     peer: Peer
+    _lazy = True
 
     def __init__(
         self, name: str, what: str, key: bytes, frame: FrameMaker, decode: Callable[..., Any] | None = None
@@ -310,16 +303,12 @@ class Query(AsyncWork[Any]):
         self.call = 0
         self._decode = decode
 
-    def reference(self) -> Callable[[], Query]:
-        return lambda: self
-
     def begin(self, channel: RemoteChannel, peer: Peer) -> None:
         self.peer = peer
         channel.ask(self, peer)
 
-    def _outcome(self) -> Any:
-        parts = super()._outcome()
-        return _unpack(parts[0]) if self._decode is None else self._decode(self.peer, parts)
+    def _make_result(self, value: AuthenticatedParts) -> Any:
+        return _unpack(value[0]) if self._decode is None else self._decode(self.peer, value)
 
 
 class _Release(Query):
@@ -333,11 +322,16 @@ class _Release(Query):
             error = ConnectionLostError(text)
         return super().reject(error)
 
-    def _outcome(self) -> None:
-        AsyncWork._outcome(self)
+    def _make_result(self, value: AuthenticatedParts) -> None:
+        return None
 
 
 Request = Put | Get | Query
+
+
+def reference(request: AsyncWork[Any]) -> Callable[[], Any]:
+    """Return a function that returns *request*: weakly for a get, since a get that the caller drops is cancelled."""
+    return weakref.ref(request) if isinstance(request, Get) else lambda: request
 
 
 class RequestMaker:
@@ -419,32 +413,24 @@ def limit(io: IoThread, work: Put | Get, timeout: float) -> None:
     ref = weakref.ref(work)
     handles: list[asyncio.TimerHandle] = []
 
-    def under_way() -> Put | Get | None:
-        found = ref()
-        return None if found is None or found.done() else found
+    def after(seconds: float, step: Callable[[Put | Get], None]) -> None:
+        def due() -> None:
+            found = ref()
+            if found is not None and not found.done():
+                step(found)
 
-    def give_up() -> None:
-        found = under_way()
-        if found is not None:
-            found.forget()
-            found.reject(CallTimeoutError(f"{found._what} was not done in {timeout:g} s, and its host does not answer"))
+        handles[:] = [io.loop.call_later(max(0.0, seconds), due)]
 
-    def expire() -> None:
-        found = under_way()
-        if found is not None:
-            handles[:] = [io.loop.call_later(CONFIRM_S, give_up)]
-            found.expire()
+    def expire(work: Put | Get) -> None:
+        after(CONFIRM_S, give_up)
+        work.expire()
 
-    def disarm() -> None:
-        for handle in handles:
-            handle.cancel()
+    def give_up(work: Put | Get) -> None:
+        work.forget()
+        work.reject(CallTimeoutError(f"{work._what} was not done in {timeout:g} s, and its host does not answer"))
 
-    def arm() -> None:
-        if under_way() is not None:
-            handles.append(io.loop.call_later(max(0.0, timeout), expire))
-
-    io.call(arm)
-    work._on_done(lambda: io.call(disarm))
+    io.call(after, timeout, expire)
+    work._on_done(lambda: io.call(lambda: handles[0].cancel()))
 
 
 # --- answers ---

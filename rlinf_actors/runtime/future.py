@@ -18,6 +18,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from rlinf_actors import exhaustion, forks
@@ -61,6 +62,7 @@ class Future(Generic[T]):
     _error: BaseException | None = None
     _callbacks: tuple[Callable[[], object], ...] = ()
     _lazy = False
+    _trace: TracebackType | None = None  # of the conversion that raised `_error`
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -133,10 +135,10 @@ class Future(Generic[T]):
                     try:
                         self._value = self._make_result(self._value)
                     except BaseException as error:  # noqa: BLE001 - raised below, and each time it is asked for
-                        self._value, self._error = None, error
+                        self._value, self._error, self._trace = None, error, error.__traceback__
                     self._lazy = False
         if self._error is not None:
-            raise self._error.with_traceback(None)  # raised again and again, it would keep every caller's frames
+            raise self._error.with_traceback(self._trace)  # raised again and again, it would keep every caller's frames
         value: T = self._value
         return value
 

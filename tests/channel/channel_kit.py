@@ -37,7 +37,7 @@ class User:
         self.io = Io()
         self.identity = f"worker:{name}"
         self.group = RemoteGroup(world.network, self.identity, "here", "ns", "channel@q", ["node"], soon=self.io.call)
-        self.channel: RemoteChannel = remote_channel(self, self.group, "q", 0)
+        self.channel: RemoteChannel = remote_channel(self, self.group, "q", 0, self.identity)
 
     def put(self, item, key="k", weight=0, nowait=False, timeout=None):
         return self.channel.put(key, item, weight, nowait, timeout)

@@ -170,7 +170,7 @@ class TestReplicas:
         world.one.group = RemoteGroup(
             world.network, world.one.identity, "here", "ns", "channel@q", ["node", "far"], soon=world.one.io.call
         )
-        world.one.channel = RemoteChannel(world.one, world.one.group, "q", 0)
+        world.one.channel = RemoteChannel(world.one, world.one.group, "q", 0, "one")
         return world
 
     async def test_requests_of_a_new_key_wait_in_order_and_do_not_block(self, world):

@@ -52,9 +52,9 @@ async def test_a_get_whose_item_is_here_takes_it_though_its_task_is_cancelled_la
     await asyncio.sleep(0)
     assert not waiting.cancel()
     assert await waiting == "x"
-    assert world.queue.unacknowledged() == 1
+    assert len(world.queue._delivered) == 1
     await settle()
-    assert world.queue.unacknowledged() == 0
+    assert len(world.queue._delivered) == 0
 
 
 @pytest.mark.parametrize("arrived", [False, True])
@@ -116,7 +116,7 @@ async def test_acknowledgements_of_a_busy_consumer_go_in_lumps():
     acks = heard(world, frames.ChannelAck)
     assert len(acks) < 5
     assert sum(len(ack.ids) for ack in acks) == 49
-    assert world.queue.unacknowledged() == 0
+    assert len(world.queue._delivered) == 0
     assert not works[49].done()
 
 
@@ -269,5 +269,5 @@ class TestOutgoing:
     async def test_handles_of_one_process_share_the_put_window(self):
         world = World()
         user = world.user("a")
-        assert remote_channel(user, user.group, "q", 0) is user.channel
-        assert remote_channel(world.user("b"), world.users[1].group, "q", 0) is not user.channel
+        assert remote_channel(user, user.group, "q", 0, "me") is user.channel
+        assert remote_channel(world.user("b"), world.users[1].group, "q", 0, "me") is not user.channel
