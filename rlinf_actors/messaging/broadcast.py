@@ -15,7 +15,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Union
+from typing import Any, TypeVar
 
 from rlinf_actors.messaging import addressing, contents
 from rlinf_actors.messaging.directory import peer_gone_error, prefixed
@@ -31,6 +31,9 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class BroadcastTree:
@@ -57,14 +60,13 @@ class BroadcastTree:
         self._ended = ended
         self._lock = threading.RLock()  # completing one broadcast may start the next one on this thread
         self._groups: dict[str, RemoteGroup] = {}
-        self._names = list(dict.fromkeys(member.root_group_name for member in order))
-        self._child_peers: dict[WorkerAddress, Peer] = {}  # members that are children of workers
+        self._child_peers: dict[WorkerAddress, Peer] = {}  # of the child members
         self._early: list[SourceBroadcast | RelayBroadcast] | None = []  # started before the members were found
         self._under_way: set[SourceBroadcast | RelayBroadcast] = set()
         self._error: Callable[[str], Exception] | None = None
         self._others: set[Peer] = set()
         self._parent: Peer | None = None
-        self._children: list[Peer] = []
+        self.children: list[Peer] = []
         self._stream = ""
         self._steps: queue.SimpleQueue[Callable[[], object] | None] | None = None
 
@@ -93,31 +95,23 @@ class BroadcastTree:
     # --- members ---
 
     def find(self) -> None:
-        """Look up the groups one after the other, then the child members, then start the broadcasts that wait."""
-        name = self._names[len(self._groups)]
-        self._messenger.directory.group(name, lambda outcome: self._found_group(name, outcome))
+        """Look up the groups and the child members, then start the broadcasts that wait."""
+        groups = dict.fromkeys(member.root_group_name for member in self.order)
+        children = [member for member in self.order if len(member.rank_path) > 1]
+        self._missing = len(groups) + len(children)
+        for name in groups:
+            self._messenger.directory.group(name, partial(self._found, self._groups, name))
+        for child in children:
+            self._messenger.directory.peer(child, partial(self._found, self._child_peers, child))
 
-    def _found_group(self, name: str, outcome: Union[RemoteGroup, Exception]) -> None:
-        if isinstance(outcome, Exception):
-            self._fail_with(outcome)
-            return
-        self._groups[name] = outcome
-        if len(self._groups) < len(self._names):
-            self.find()
-            return
-        child_members = [member for member in self.order if len(member.rank_path) > 1]
-        if not child_members:
-            self._all_found()
-        for child in child_members:
-            self._messenger.directory.peer(child, partial(self._found_child, child, len(child_members)))
-
-    def _found_child(self, child: WorkerAddress, count: int, outcome: Union[Peer, Exception]) -> None:
+    def _found(self, known: dict[K, V], key: K, outcome: V | Exception) -> None:
         if isinstance(outcome, Exception):
             self._fail_with(outcome)
             return
         with self._lock:
-            self._child_peers[child] = outcome
-            last = len(self._child_peers) == count
+            known[key] = outcome
+            self._missing -= 1
+            last = not self._missing
         if last:
             self._all_found()
 
@@ -143,16 +137,16 @@ class BroadcastTree:
                 self._begin(broadcast)
 
     def _place_members(self) -> None:
-        groups = [self._groups[member.root_group_name] for member in self.order]
         peers, nodes = [], []
-        for group, member in zip(groups, self.order, strict=True):
+        for member in self.order:
+            group = self._groups[member.root_group_name]
             addressing.check_rank(member, len(group.peers))
             rank = member.rank_path[0]
             peers.append(self._child_peers.get(member) or group.peers[rank])
             nodes.append(group.states[rank].node_rank)
         parents = addressing.tree(nodes)
         self._parent = None if self._index == 0 else peers[parents[self._index]]
-        self._children = [peers[child] for child in addressing.children(parents, nodes, self._index)]
+        self.children = [peers[child] for child in addressing.children(parents, nodes, self._index)]
         self._stream = addressing.stream_name(self.order, [peer.worker_id for peer in peers])
         self._others = {peer for index, peer in enumerate(peers) if index != self._index}
         self.source_node = peers[0].node
@@ -186,10 +180,6 @@ class BroadcastTree:
             self._messenger.forget((self._parent.name, self._stream))
 
     # --- what broadcasts need ---
-
-    @property
-    def has_children(self) -> bool:
-        return bool(self._children)
 
     def in_order(self, step: Callable[[], object], blocks: bool) -> None:
         """Call *step* after all steps given before.
@@ -225,11 +215,11 @@ class BroadcastTree:
             parts, borrowed, tensors, options: see OutgoingMessage.
             done: called once when every child has the message; called at once if there are no children.
         """
-        for child in self._children:
+        for child in self.children:
             if borrowed:  # one copy in shared memory serves all children that can be lent it
                 parts, stored = child.store(parts)
                 borrowed = not stored
-        left = len(self._children)
+        left = len(self.children)
         guard = threading.Lock()
 
         def one_done(child: Peer, work: AsyncWork[None]) -> None:
@@ -246,9 +236,9 @@ class BroadcastTree:
                 if last:
                     done()
 
-        if not self._children:
+        if not self.children:
             done()
-        for child in self._children:
+        for child in self.children:
             work: AsyncWork[None] = AsyncWork(f"broadcast from {self.order[0]} to {child.name}")
             work._seen = True  # its error is the tree's
             work._on_done(partial(one_done, child, work))
@@ -382,8 +372,7 @@ class RelayBroadcast(PendingReceive):
     waits_for_tensors = False  # `_forward` waits for them, in the order of the broadcasts
 
     def __init__(self, messenger: Messenger, source: WorkerAddress, options: CollectiveGroupOptions | None) -> None:
-        super().__init__(f"broadcast() from {source}", PostedReceive(messenger, source))
-        self.posted.belongs_to(self)
+        super().__init__(f"broadcast() from {source}", messenger, source)
         self._options = options
         self._source = source
         self._source_node = ""
@@ -411,7 +400,7 @@ class RelayBroadcast(PendingReceive):
             raw = incoming.parts
             try:
                 incoming.wait()
-                if tree.has_children:
+                if tree.children:
                     tensors = incoming.forward()
             except Exception as error:  # noqa: BLE001 - it reaches this member's waiter, and the children's
                 failed = error

@@ -6,7 +6,7 @@ worker answers the report; the head reports a dead one. Only then do the lane's 
 (`Lanes`), and each transfer fails once.
 
 A thread may hang in its back-end (gloo, if the other machine went silent). Such a thread is abandoned: it refers to
-nothing but the lane, and `abandoned()` counts it.
+nothing but the lane.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -27,8 +26,6 @@ from rlinf_actors.model.accelerator_table import group_facts
 log = logging.getLogger(__name__)
 
 _LATE = "it did not end within the time that RLINF_TIMEOUT gives"
-
-_ended: weakref.WeakSet[Lane] = weakref.WeakSet()
 
 
 class LaneJob(Protocol):
@@ -76,10 +73,6 @@ class Lane:
         self._thread = threading.Thread(target=self._run, name=f"rlinf-actors-lane-{name}", daemon=True)
         self._thread.start()
 
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
-
     def post(self, job: LaneJob) -> None:
         """Run *job* after the jobs posted before. Any thread."""
         with self._lock:
@@ -105,7 +98,6 @@ class Lane:
             self._jobs.put(None)
         for job in jobs:
             job.fail(error())
-        _ended.add(self)
         self._release()
         if wire is not None:
             # on a thread: NCCL's abort waits for its kernels, and this may be the loop's thread
@@ -132,7 +124,6 @@ class Lane:
         finally:
             with self._lock:
                 self._wire = None
-            _ended.discard(self)
 
     def _run_next(self, wire: Wire) -> bool:
         """Run the next job; return False if the lane has ended.
@@ -160,11 +151,6 @@ class Lane:
                 self.error = error
         if first:
             self._broke(self, error)
-
-
-def abandoned() -> int:
-    """Return the number of ended lanes whose thread still hangs in its back-end."""
-    return sum(lane.running for lane in list(_ended))
 
 
 @dataclass(eq=False)

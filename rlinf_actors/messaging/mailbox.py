@@ -13,25 +13,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rlinf_actors.messaging.receive import PostedReceive
 
 Key = tuple[str, str]
 """(name of the sender, stream): names a queue."""
 
 
-class Posted(Protocol):
-    """A receive that waits for a message."""
-
-    @property
-    def abandoned(self) -> bool:
-        """True if no caller can see the result of the receive any more; the receive then gets no message."""
-
-    @property
-    def incarnation(self) -> str:
-        """Id of the worker to receive from; "" to accept any worker of the sender's name."""
-
-
-P = TypeVar("P", bound=Posted)
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -73,12 +63,12 @@ class ArrivedMessage:
 
 
 @dataclass
-class _Queue(Generic[P]):
+class _Queue:
     messages: deque[ArrivedMessage] = field(default_factory=deque)
-    receives: deque[P] = field(default_factory=deque)
+    receives: deque[PostedReceive] = field(default_factory=deque)
 
 
-class Mailbox(Generic[P]):
+class Mailbox:
     """The queues of one worker.
 
     Attributes:
@@ -86,7 +76,7 @@ class Mailbox(Generic[P]):
     """
 
     def __init__(self) -> None:
-        self._queues: dict[Key, _Queue[P]] = {}
+        self._queues: dict[Key, _Queue] = {}
         self._forgotten: Recent[Key, None] = Recent()
         self._gone: Recent[str, None] = Recent()
         self._count = 0
@@ -96,13 +86,13 @@ class Mailbox(Generic[P]):
         """Return False if a message that arrives now must be dropped, because its stream or its broadcast has ended."""
         return key not in self._forgotten and not (key[1] and incarnation in self._gone)
 
-    def arrived(self, key: Key, message: ArrivedMessage) -> P | None:
+    def arrived(self, key: Key, message: ArrivedMessage) -> PostedReceive | None:
         """Add a message. Return the receive that gets the message, None if the message waits."""
         self._count += 1
         message.order = self._count
         return self.put_back(key, message)
 
-    def put_back(self, key: Key, message: ArrivedMessage) -> P | None:
+    def put_back(self, key: Key, message: ArrivedMessage) -> PostedReceive | None:
         """Put a message that no caller saw back in its place. Return the receive that gets it, None if it waits."""
         queue = self._queues.setdefault(key, _Queue())
         for receive in list(queue.receives):
@@ -119,7 +109,7 @@ class Mailbox(Generic[P]):
         self.held += message.size
         return None
 
-    def posted(self, key: Key, receive: P) -> tuple[ArrivedMessage | None, list[ArrivedMessage]]:
+    def posted(self, key: Key, receive: PostedReceive) -> tuple[ArrivedMessage | None, list[ArrivedMessage]]:
         """Add a receive. Return its message (None if the receive waits), and the stale messages that were dropped."""
         queue = self._queues.setdefault(key, _Queue())
         for place, message in enumerate(queue.messages):
@@ -132,7 +122,7 @@ class Mailbox(Generic[P]):
         queue.receives.append(receive)
         return None, []
 
-    def withdraw(self, key: Key, receive: P) -> bool:
+    def withdraw(self, key: Key, receive: PostedReceive) -> bool:
         """Remove a waiting receive. Return False if the receive does not wait here."""
         queue = self._queues.get(key)
         if queue is None or receive not in queue.receives:
@@ -141,7 +131,7 @@ class Mailbox(Generic[P]):
         self._drop_if_empty(key, queue)
         return True
 
-    def sender_gone(self, name: str, incarnation: str) -> list[P]:
+    def sender_gone(self, name: str, incarnation: str) -> list[PostedReceive]:
         """Remove and return the receives of stream "" that wait for a worker that is gone.
 
         The worker's messages of stream "" can still be received. Its broadcast messages are dropped, since a broadcast
@@ -173,11 +163,11 @@ class Mailbox(Generic[P]):
         queue = self._queues.get(key)
         return queue is not None and bool(queue.messages)
 
-    def _drop(self, queue: _Queue[P], count: int) -> list[ArrivedMessage]:
+    def _drop(self, queue: _Queue, count: int) -> list[ArrivedMessage]:
         dropped = [queue.messages.popleft() for _ in range(count)]
         self.held -= sum(message.size for message in dropped)
         return dropped
 
-    def _drop_if_empty(self, key: Key, queue: _Queue[P]) -> None:
+    def _drop_if_empty(self, key: Key, queue: _Queue) -> None:
         if not queue.messages and not queue.receives:
             self._queues.pop(key, None)

@@ -89,7 +89,7 @@ class Messenger:
         self._window = window
         self._endpoint = endpoint
         self._lock = threading.Lock()
-        self._mailbox: Mailbox[PostedReceive] = Mailbox()
+        self._mailbox = Mailbox()
         self._credit = CreditAccumulator()
         self._outboxes: dict[Peer, Outbox] = {}
         self._tensor_senders: dict[Peer, TensorSender] = {}
@@ -97,16 +97,6 @@ class Messenger:
         self._broken: Recent[str, Exception] = Recent()  # living workers to which a connection was lost, by id
         self._unread: collections.deque[tuple[Key, ArrivedMessage]] = collections.deque()
         self.tensor_receiver = TensorReceiver(endpoint, self.directory, reply, self._tensor_senders)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of messages that arrived and wait for a receive."""
-        return self._mailbox.held
-
-    @property
-    def lent_count(self) -> int:
-        """Number of sent messages whose device memory the receivers still use."""
-        return sum(sender.lent_count for sender in list(self._tensor_senders.values()))
 
     # --- sending ---
 
@@ -193,10 +183,8 @@ class Messenger:
 
     def receive(self, sender: WorkerAddress, convert: Callable[[Any], Any] = lambda value: value) -> PendingReceive:
         """Begin to receive the next object of *sender*. *convert* makes the work's result from the object."""
-        posted = PostedReceive(self, sender)
-        work = PendingReceive(f"recv() from {sender}", posted, convert)
-        posted.belongs_to(work)
-        posted.enter()
+        work = PendingReceive(f"recv() from {sender}", self, sender, convert)
+        work.posted.enter()
         return work
 
     def post_receive(self, posted: PostedReceive, peer: Peer | Exception) -> None:
@@ -246,12 +234,13 @@ class Messenger:
         posted = work.posted
 
         def expire() -> None:
-            found = posted.work
+            found = posted.work()
             if found is not None and not found.done() and (self.withdraw(posted) or found.asleep):
                 found.reject(_timed_out(found, timeout))
 
         def start() -> None:
-            if posted.work is not None and not posted.work.done():
+            found = posted.work()
+            if found is not None and not found.done():
                 posted.timer = self._io.loop.call_later(timeout, expire)
 
         def stop() -> None:
@@ -295,7 +284,7 @@ class Messenger:
         self._return_credit(message)
         tensors = message.tensors
         with self._lock:
-            work = posted.work if not posted.closed else None
+            work = posted.work() if not posted.closed else None
             posted.closed = True
             loading = work is not None and work.waits_for_tensors and tensors is not None and not tensors.done()
             posted.loading = message if loading else None
@@ -309,7 +298,7 @@ class Messenger:
         """Complete a receive after the tensors of its message have arrived or are lost."""
         with self._lock:
             message, posted.loading = posted.loading, None
-            work = posted.work
+            work = posted.work()
         if message is not None and (work is None or not work.take(message)):
             self._unread.append((posted.key, message))
             self._put_back()
@@ -389,7 +378,7 @@ class Messenger:
     def _fail(self, receives: list[PostedReceive], error: Callable[[str], Exception]) -> None:
         for posted in receives:
             with self._lock:
-                work = None if posted.closed else posted.work
+                work = None if posted.closed else posted.work()
                 posted.closed = True
             if work is not None:
                 work.reject(error(work._what))

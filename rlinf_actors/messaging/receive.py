@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import types
 import weakref
 from collections.abc import Callable, Generator
 from functools import partial
@@ -29,19 +28,21 @@ class PostedReceive:
     Args:
         messenger: of this worker.
         sender: the worker to receive from.
-        stream: "" for recv, else the stream of a broadcast tree.
+        work: weak reference to the caller's work, which gets the message.
 
     Attributes:
+        key: the queue of the mailbox in which the receive waits.
         incarnation: id of the worker to receive from; "" until the worker is found.
         closed: True once the receive has its message or error, or was withdrawn.
         loading: the message, while tensors that travel beside the message are still on their way; else None.
         timer: the timer of Messenger.limit.
     """
 
-    __slots__ = ("_entered", "_messenger", "_sender", "_work", "closed", "incarnation", "key", "loading", "timer")
+    __slots__ = ("_entered", "_messenger", "_sender", "closed", "incarnation", "key", "loading", "timer", "work")
 
-    def __init__(self, messenger: Messenger, sender: WorkerAddress, stream: str = "") -> None:
-        self.key: Key = (sender.get_name(), stream)
+    def __init__(self, messenger: Messenger, sender: WorkerAddress, work: Callable[[], PendingReceive | None]) -> None:
+        self.work = work
+        self.key: Key = (sender.get_name(), "")
         self.incarnation = ""
         self.closed = False
         self.loading: ArrivedMessage | None = None
@@ -49,21 +50,11 @@ class PostedReceive:
         self._messenger = messenger
         self._sender = sender
         self._entered = 0
-        self._work: Callable[[], PendingReceive | None] = lambda: None
-
-    def belongs_to(self, work: PendingReceive) -> None:
-        """Set the work that gets the message."""
-        self._work = weakref.ref(work)
-
-    @property
-    def work(self) -> PendingReceive | None:
-        """The caller's work; None if the caller has dropped the work."""
-        return self._work()
 
     @property
     def abandoned(self) -> bool:
         """True if the receive needs no message: it is closed, or its work is dropped or done."""
-        work = self._work()
+        work = self.work()
         return self.closed or work is None or work.done()
 
     def enter(self) -> None:
@@ -71,12 +62,6 @@ class PostedReceive:
         self.closed = False
         self._entered += 1
         self._messenger.directory.peer(self._sender, partial(self._found, self._entered))
-
-    def leave(self) -> None:
-        self._messenger.withdraw(self)
-
-    def unread(self, message: ArrivedMessage) -> None:
-        self._messenger.unread(self.key, message)
 
     def _found(self, entered: int, peer: Peer | Exception) -> None:
         if entered == self._entered:  # else the receive was withdrawn during the look-up, and entered again
@@ -93,27 +78,34 @@ class PendingReceive(AsyncWork[Any]):
 
     Args:
         what: the operation, for errors.
-        posted: the mailbox entry of the receive.
+        messenger: of this worker.
+        sender: the worker to receive from.
         convert: makes the result from the received object.
 
     Attributes:
+        posted: the mailbox entry of the receive.
         asleep: True while the receive is withdrawn because its last waiter was cancelled.
     """
 
+    _lazy = True
     waits_for_tensors = True
     """True if the work gets its message only after all tensors that travel beside the message have arrived."""
 
-    def __init__(self, what: str, posted: PostedReceive, convert: Callable[[Any], Any] = lambda value: value) -> None:
+    def __init__(
+        self,
+        what: str,
+        messenger: Messenger,
+        sender: WorkerAddress,
+        convert: Callable[[Any], Any] = lambda value: value,
+    ) -> None:
         super().__init__(what)
-        self.posted = posted
+        self.posted = PostedReceive(messenger, sender, weakref.ref(self))
+        self.asleep = False
+        self._messenger = messenger
         self._convert = convert
         self._guard = threading.Lock()
         self._waiters = 0
         self._message: ArrivedMessage | None = None
-        self._result: Any = None
-        self._failure: BaseException | None = None
-        self._trace: types.TracebackType | None = None
-        self.asleep = False
 
     def take(self, message: ArrivedMessage) -> bool:
         """Complete the work with *message*. Return False if the work is done already or no caller waits. Any thread."""
@@ -165,7 +157,7 @@ class PendingReceive(AsyncWork[Any]):
             self._waiters -= 1
             message = self._fall_asleep() if cancelled and not self._waiters else None
         if message is not None:
-            self.posted.unread(message)
+            self._messenger.unread(self.posted.key, message)
 
     def _fall_asleep(self) -> ArrivedMessage | None:
         """Withdraw the receive; return a message that arrived meanwhile, else None. Call with `_guard` held."""
@@ -175,7 +167,7 @@ class PendingReceive(AsyncWork[Any]):
                 return None  # done with an error, or a waiter has seen the object
             self._finished = False
         self.asleep = True
-        self.posted.leave()
+        self._messenger.withdraw(self.posted)
         return message
 
     def _decode(self, message: ArrivedMessage) -> Any:
@@ -183,22 +175,14 @@ class PendingReceive(AsyncWork[Any]):
             return payload.decode(message.parts)
         return payload.decode(message.tensors.parts, message.tensors.tensors())
 
-    def _outcome(self) -> Any:
-        if self._error is not None:
-            return super()._outcome()
+    def _make_result(self, _value: None) -> Any:
         with self._guard:
-            if self._message is not None:
-                message, self._message = self._message, None
-                try:
-                    self._result = self._convert(self._decode(message))
-                except BaseException as error:  # noqa: BLE001 - what unpickling raises reaches every waiter
-                    self._failure, self._trace = error, error.__traceback__
-        if self._failure is not None:
-            raise self._failure.with_traceback(self._trace)  # raised as it is, it would keep every waiter's frames
-        return self._result
+            message, self._message = self._message, None
+        assert message is not None
+        return self._convert(self._decode(message))
 
     def __del__(self) -> None:
         message = self.__dict__.get("_message")
         if message is not None:
-            self.posted.unread(message)
+            self._messenger.unread(self.posted.key, message)
         super().__del__()

@@ -162,11 +162,6 @@ class TensorSender:
         """Return the tensors whose memory the receiver of message *number* uses."""
         return self._lent[number]
 
-    @property
-    def lent_count(self) -> int:
-        """Number of messages whose device memory the receiver still uses."""
-        return len(self._lent)
-
     def post(self, message: OutgoingMessage) -> None:
         """Send *message* after the messages posted before."""
         with self._lock:

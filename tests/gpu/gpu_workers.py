@@ -76,7 +76,7 @@ class Gpu(Worker):
 
     def lent(self) -> int:
         assert self._context is not None
-        return self._context.messenger.lent_count
+        return sum(len(sender._lent) for sender in list(self._context.messenger._tensor_senders.values()))
 
     def wait_released(self, count: int = 1) -> int:
         for _ in range(count):

@@ -169,7 +169,7 @@ async def test_a_members_death_fails_all_that_wait(world, victim):
     for member in members:
         if member.rank != victim:
             await died(member.broadcast("x", ALL), f"a:{victim}")
-            assert member.messenger.held_bytes == 0
+            assert member.messenger._mailbox.held == 0
             assert member.broadcaster._trees == {}
 
 
@@ -206,9 +206,9 @@ async def test_messages_of_an_ended_broadcast_are_dropped_and_credited(world):
     for _ in range(3):
         members[0].broadcast(bytearray(world.window), groups)
     await members[0].send("a:1", bytearray(world.window))
-    assert members[1].messenger.held_bytes > world.window
+    assert members[1].messenger._mailbox.held > world.window
     assert len(await members[1].recv("a:0")) == world.window
-    assert members[1].messenger.held_bytes == 0
+    assert members[1].messenger._mailbox.held == 0
 
 
 async def test_messages_of_a_dead_source_are_dropped(world):
@@ -217,9 +217,9 @@ async def test_messages_of_a_dead_source_are_dropped(world):
     await everybody_meets(members, groups)
     members[0].broadcast(bytearray(300_000), groups)
     await settle()
-    assert members[1].messenger.held_bytes > 300_000
+    assert members[1].messenger._mailbox.held > 300_000
     world.die(members[0])
-    assert members[1].messenger.held_bytes == 0
+    assert members[1].messenger._mailbox.held == 0
     await died(members[1].broadcast(None, groups), "a:0")
 
 

@@ -263,14 +263,14 @@ def test_lent_tensors_are_kept_until_released_or_the_receiver_is_gone(sender, pe
     peer.say(facts())
     for _ in range(3):
         sender.post(message(large()))
-    assert sender.lent_count == 3
+    assert len(sender._lent) == 3
     assert [message.extra_bytes for message in sender.box.messages] == [200_000] * 3
     assert torch.equal(sender.lent(2).tensors[0], large())
     peer.say(frames.Released(7, 2))
     peer.say(frames.Released(7, 2))
-    assert sender.lent_count == 2
+    assert len(sender._lent) == 2
     peer.die()
-    assert sender.lent_count == 0
+    assert len(sender._lent) == 0
 
 
 def test_a_send_that_goes_two_ways_completes_with_the_last_or_fails_with_the_first():
