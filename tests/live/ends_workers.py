@@ -130,8 +130,8 @@ class Bounded(Talker):
         assert self._context is not None
         messenger = self._context.messenger
         with self.changed:
-            self.changed.wait_for(lambda: messenger.held_bytes >= size)
-        return messenger.held_bytes
+            self.changed.wait_for(lambda: messenger._mailbox.held >= size)
+        return messenger._mailbox.held
 
     def take(self, count: int, group: str) -> int:
         return sum(int(self.recv(group, 0)[-1]) for _ in range(count))

@@ -96,7 +96,7 @@ class Talker(Worker):
 
     def held_bytes(self) -> int:
         assert self._context is not None
-        return self._context.messenger.held_bytes
+        return self._context.messenger._mailbox.held
 
     def give(self, value: Any, groups: Any, src: Any = None, **options: Any) -> Any:
         got = self.broadcast(value, groups=groups, src=src, **options)
