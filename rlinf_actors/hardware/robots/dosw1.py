@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlinf_actors.hardware.robots.robot import Robot
-from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig, TcpPort, host_of
+from rlinf_actors.hardware.robots.robot_config import RobotConfig, TcpPort, host_of
 from rlinf_actors.model.hardware import HardwareInfo
 
 
@@ -36,10 +36,6 @@ class DOSW1Config(RobotConfig):
         """Return the ports of the two arms' servers. The leader arms' servers run only during teleoperation."""
         host = host_of(self.robot_url)
         return [TcpPort(field, host, getattr(self, field), True) for field in ("left_arm_port", "right_arm_port")]
-
-    def cameras(self) -> list[CameraSet]:
-        """Return the cameras that have to be connected."""
-        return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
 
 
 @dataclass

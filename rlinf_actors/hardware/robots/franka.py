@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.robots.robot import Robot
-from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig, TcpPort, gripper_links, is_device
+from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig, TcpPort, host_of, port_of
 from rlinf_actors.model.hardware import HardwareInfo
 
 CONTROL_PORT = 1337
 """TCP port of an arm's control box (libfranka, research_interface::robot::kCommandPort)."""
+MODBUS_TCP_PORT = 502
+"""Default port of Modbus/TCP, the protocol of Robotiq grippers over Ethernet."""
+
+
+class _FrankaArms(RobotConfig):
+    """The checks of one or two arms. SIDES has the prefix of each arm's fields."""
+
+    SIDES: ClassVar[tuple[str, ...]] = ("",)
+
+    def missing(self) -> Mapping[str, str]:
+        """Return the fields of Robotiq grippers' connections that are not given, each with the reason for its need."""
+        why = "a Robotiq gripper needs its serial device (/dev/ttyUSB0) or host[:port]"
+        return {field: why for field, connection in self._robotiq(self.SIDES) if not connection}
+
+    def links(self) -> list[TcpPort]:
+        """Return the TCP ports that have to answer: the control boxes, and grippers on the network."""
+        sides = self._driven_here()
+        arms = [TcpPort(f"{side}robot_ip", getattr(self, f"{side}robot_ip"), CONTROL_PORT) for side in sides]
+        grippers = [
+            TcpPort(field, host_of(connection), port_of(connection) or MODBUS_TCP_PORT)
+            for field, connection in self._robotiq(sides)
+            if connection and not connection.startswith("/")
+        ]
+        return arms + grippers
+
+    def devices(self) -> Mapping[str, str]:
+        """Return the grippers' serial devices, by field."""
+        connections = self._robotiq(self._driven_here())
+        return {field: connection for field, connection in connections if connection and connection.startswith("/")}
+
+    def _driven_here(self) -> list[str]:
+        return [side for side in self.SIDES if getattr(self, f"{side}controller_node_rank") in (None, self.node_rank)]
+
+    def _robotiq(self, sides: Sequence[str]) -> list[tuple[str, str | None]]:
+        fields = [f"{side}gripper_connection" for side in sides if getattr(self, f"{side}gripper_type") == "robotiq"]
+        return [(field, getattr(self, field)) for field in fields]
 
 
 @dataclass
-class FrankaConfig(RobotConfig):
+class FrankaConfig(_FrankaArms):
     """Configuration of one Franka arm.
 
     Attributes:
@@ -37,22 +73,6 @@ class FrankaConfig(RobotConfig):
     controller_node_rank: int | None = None
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("robot_ip",)
-
-    def missing(self) -> Mapping[str, str]:
-        """Return the field for a Robotiq gripper's connection, with the reason why it is needed, if it is not given."""
-        return _arm_missing(self, "")
-
-    def links(self) -> list[TcpPort]:
-        """Return the ports that have to answer: the control box, and a gripper on the network."""
-        return _arm_links(self, "")
-
-    def cameras(self) -> list[CameraSet]:
-        """Return the cameras that have to be connected."""
-        return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
-
-    def devices(self) -> Mapping[str, str]:
-        """Return the gripper's serial device, by field; {} if it has none."""
-        return _arm_devices(self, "")
 
 
 @dataclass
@@ -76,7 +96,7 @@ class Franka(Robot):
 
 
 @dataclass
-class DualFrankaConfig(RobotConfig):
+class DualFrankaConfig(_FrankaArms):
     """Configuration of two Franka arms that work as one robot.
 
     Each arm has the fields of FrankaConfig, prefixed with left_ or right_.
@@ -110,6 +130,7 @@ class DualFrankaConfig(RobotConfig):
     base_camera_type: str = "realsense"
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("left_robot_ip", "right_robot_ip")
+    SIDES: ClassVar[tuple[str, ...]] = ("left_", "right_")
 
     def __post_init__(self) -> None:
         """Check every field, and that the arms share no address and no camera. Raises ConfigError."""
@@ -123,25 +144,9 @@ class DualFrankaConfig(RobotConfig):
                     raise ConfigError(f"names camera {serial}, as does {seen[serial]}", path=cameras.field)
                 seen[serial] = cameras.field
 
-    def missing(self) -> Mapping[str, str]:
-        """Return the fields for Robotiq grippers' connections that are not given, with the reason for their need."""
-        return {**_arm_missing(self, "left_"), **_arm_missing(self, "right_")}
-
-    def links(self) -> list[TcpPort]:
-        """Return the ports that have to answer: both control boxes, and grippers on the network."""
-        return _arm_links(self, "left_") + _arm_links(self, "right_")
-
     def cameras(self) -> list[CameraSet]:
         """Return the cameras that the fields name. None is searched: it could belong to either arm or the base."""
-        return [
-            CameraSet(f"{side}camera_serials", getattr(self, f"{side}camera_type"), serials)
-            for side in ("left_", "right_", "base_")
-            if (serials := getattr(self, f"{side}camera_serials")) is not None
-        ]
-
-    def devices(self) -> Mapping[str, str]:
-        """Return the grippers' serial devices, by field."""
-        return {**_arm_devices(self, "left_"), **_arm_devices(self, "right_")}
+        return [cameras for cameras in super().cameras() if cameras.serials is not None]
 
 
 @dataclass
@@ -167,29 +172,3 @@ class DualFranka(Robot):
     HW_TYPE: ClassVar[str] = "DualFranka"
     CONFIG: ClassVar[type[RobotConfig]] = DualFrankaConfig
     INFO: ClassVar[type[HardwareInfo]] = DualFrankaHWInfo
-
-
-def _driven_here(config: RobotConfig, side: str) -> bool:
-    controller = getattr(config, f"{side}controller_node_rank")
-    return controller is None or controller == config.node_rank
-
-
-def _arm_links(config: RobotConfig, side: str) -> list[TcpPort]:
-    if not _driven_here(config, side):
-        return []
-    arm = TcpPort(f"{side}robot_ip", getattr(config, f"{side}robot_ip"), CONTROL_PORT)
-    field = f"{side}gripper_connection"
-    return [arm, *gripper_links(field, getattr(config, f"{side}gripper_type"), getattr(config, field))]
-
-
-def _arm_devices(config: RobotConfig, side: str) -> dict[str, str]:
-    connection = getattr(config, f"{side}gripper_connection")
-    wanted = _driven_here(config, side) and getattr(config, f"{side}gripper_type") == "robotiq"
-    return {f"{side}gripper_connection": connection} if wanted and is_device(connection) else {}
-
-
-def _arm_missing(config: RobotConfig, side: str) -> dict[str, str]:
-    field = f"{side}gripper_connection"
-    if getattr(config, f"{side}gripper_type") != "robotiq" or getattr(config, field):
-        return {}
-    return {field: "a Robotiq gripper needs its serial device (/dev/ttyUSB0) or host[:port]"}

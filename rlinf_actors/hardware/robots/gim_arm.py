@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlinf_actors.hardware.robots.robot import Robot
-from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig
+from rlinf_actors.hardware.robots.robot_config import RobotConfig
 from rlinf_actors.model.hardware import HardwareInfo
 
 
@@ -37,10 +37,6 @@ class GimArmConfig(RobotConfig):
     REQUIRED: ClassVar[tuple[str, ...]] = ("can_interface",)
     FREE_TEXT: ClassVar[frozenset[str]] = frozenset({"gripper_type"})
 
-    def cameras(self) -> list[CameraSet]:
-        """Return the cameras that have to be connected."""
-        return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
-
     def can_interfaces(self) -> Mapping[str, str]:
         """Return the CAN interface that has to be up, by field; {} if another node drives the arm."""
         here = self.controller_node_rank in (None, self.node_rank)
@@ -60,8 +56,3 @@ class GimArm(Robot):
     HW_TYPE: ClassVar[str] = "GimArm"
     CONFIG: ClassVar[type[RobotConfig]] = GimArmConfig
     INFO: ClassVar[type[HardwareInfo]] = GimArmHWInfo
-
-    @classmethod
-    def model_of(cls, config: RobotConfig) -> str:
-        """Return the variant of the arm; ``GimArm`` if none is given."""
-        return getattr(config, "arm_variant", "") or cls.HW_TYPE

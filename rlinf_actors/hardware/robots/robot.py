@@ -18,7 +18,7 @@ from rlinf_actors.config.config_values import build, convert
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.registry import Hardware
 from rlinf_actors.hardware.robots.robot_checks import CheckedMachine, connected, faults_of
-from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig
+from rlinf_actors.hardware.robots.robot_config import RobotConfig
 from rlinf_actors.model.hardware import HardwareInfo, HardwareResource
 
 _Config = TypeVar("_Config", bound=RobotConfig)
@@ -44,9 +44,9 @@ class RobotAutoConfig:
         hints = typing.get_type_hints(kind)
         values: dict[str, Sequence[Any]] = {}
         for spec in dataclasses.fields(kind):
-            text = environ.get(variable(spec.name), "").strip()
+            text = environ.get(spec.name.upper(), "").strip()
             if text and spec.name != "node_rank":
-                values[spec.name] = _read(text, hints[spec.name], variable(spec.name))
+                values[spec.name] = _read(text, hints[spec.name], spec.name.upper())
         return cls(kind, values)
 
     def count(self) -> int:
@@ -63,7 +63,7 @@ class RobotAutoConfig:
         named = [name for name in self.kind.REQUIRED if name in self.values]
         if named and len(named) < len(self.kind.REQUIRED):
             lacking = next(name for name in self.kind.REQUIRED if name not in self.values)
-            raise ConfigError(f"is not set on node {node_rank}, but {variable(named[0])} is", path=variable(lacking))
+            raise ConfigError(f"is not set on node {node_rank}, but {named[0].upper()} is", path=lacking.upper())
         return self.fill([self.kind(node_rank=node_rank) for _ in range(self.count())])
 
     def fill(self, given: Sequence[_Config]) -> list[_Config]:
@@ -85,7 +85,7 @@ class RobotAutoConfig:
             for name in self.kind.REQUIRED:
                 if not values.get(name):
                     raise ConfigError(
-                        f"is not given: give it in configs, or set {variable(name)} in the environment of node "
+                        f"is not given: give it in configs, or set {name.upper()} in the environment of node "
                         f"{config.node_rank}",
                         path=f"configs[{index}].{name}",
                     )
@@ -111,12 +111,8 @@ class RobotAutoConfig:
             f"has {len(values)} value{'s' * (len(values) > 1)}, and {len(lacking)} "
             f"robot{'s' * (len(lacking) > 1)} of the node take theirs from it; give one for each, "
             f"separated by {separator}",
-            path=variable(name),
+            path=name.upper(),
         )
-
-
-def variable(field: str) -> str:
-    return field.upper()
 
 
 def _read(text: str, hint: Any, path: str) -> Sequence[Any]:
@@ -140,9 +136,6 @@ def _scalar(text: str, hint: Any, path: str) -> Any:
             raise ConfigError(f"is {text!r}; it must be true or false", path=path)
         return _FLAGS[text.lower()]
     return convert(text, hint, path)
-
-
-MACHINE = CheckedMachine()
 
 
 class Robot(Hardware):
@@ -172,7 +165,7 @@ class Robot(Hardware):
             ConfigError: a value is missing or not valid, or a robot is not as configured (not checked with
                 ``disable_validate``); the message lists the faults of all robots.
         """
-        return cls.on_machine(node_rank, configs, os.environ, MACHINE)
+        return cls.on_machine(node_rank, configs, os.environ, CheckedMachine())
 
     @classmethod
     def on_machine(
@@ -200,12 +193,11 @@ class Robot(Hardware):
                 f"{cls.HW_TYPE} on node {node_rank} is not as configured (disable_validate: true skips these checks):"
                 + "".join(f"\n  {fault}" for fault in faults)
             )
-        infos = [cls.INFO(cls.HW_TYPE, cls.model_of(config), _with_cameras(config, machine)) for config in filled]
+        infos = [
+            cls.INFO(cls.HW_TYPE, getattr(config, "arm_variant", "") or cls.HW_TYPE, _with_cameras(config, machine))
+            for config in filled
+        ]
         return HardwareResource(cls.HW_TYPE, infos) if infos else None
-
-    @classmethod
-    def model_of(cls, config: RobotConfig) -> str:
-        return cls.HW_TYPE
 
 
 def _shared(configs: Sequence[RobotConfig]) -> list[str]:
@@ -231,11 +223,9 @@ def _with_cameras(config: RobotConfig, machine: CheckedMachine) -> RobotConfig:
 
     With ``disable_validate``, these fields become [] and no camera is searched.
     """
-    open_sets: list[CameraSet] = [cameras for cameras in config.cameras() if cameras.serials is None]
-    if not open_sets:
-        return config
     there: dict[str, Any] = {
         cameras.field: [] if config.disable_validate else list(connected(cameras.kind, machine.sys).serials)
-        for cameras in open_sets
+        for cameras in config.cameras()
+        if cameras.serials is None
     }
-    return dataclasses.replace(config, **there)
+    return dataclasses.replace(config, **there) if there else config

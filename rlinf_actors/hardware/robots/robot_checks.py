@@ -49,7 +49,6 @@ class UsbCamera:
 class Cameras:
     """The connected cameras of one kind."""
 
-    kind: CameraKind
     serials: tuple[str, ...]
     from_sdk: bool  # False if they were found as USB devices
     problem: str = ""  # why the SDK is missing or failed, "" if it answered or the kind has no SDK
@@ -68,7 +67,7 @@ def connected(kind: str, sys_root: Path) -> Cameras:
         if _is_installed(camera.sdk):
             try:
                 serials = camera.serials(importlib.import_module(camera.sdk))
-                return Cameras(camera, tuple(sorted(str(serial) for serial in serials)), True)
+                return Cameras(tuple(sorted(str(serial) for serial in serials)), True)
             except Exception as error:  # noqa: BLE001 - whatever an SDK raises becomes the message
                 problem = f"{camera.sdk} failed: {type(error).__name__}: {error}"
         else:
@@ -77,7 +76,7 @@ def connected(kind: str, sys_root: Path) -> Cameras:
     if not camera.vendors:  # a kind without vendor ids has the cameras that belong to no other kind
         others = {vendor for other in CAMERAS.values() for vendor in other.vendors}
         found = [one for one in usb_cameras(sys_root) if one.vendor not in others]
-    return Cameras(camera, tuple(sorted({one.serial for one in found if one.serial})), False, problem)
+    return Cameras(tuple(sorted({one.serial for one in found if one.serial})), False, problem)
 
 
 def usb_cameras(sys_root: Path) -> list[UsbCamera]:
@@ -134,9 +133,6 @@ CAMERAS: Mapping[str, CameraKind] = MappingProxyType(
 )
 """Each kind of camera by its name. The names are robot_config.CAMERA_TYPES."""
 
-REACH_S = 2.0
-"""Seconds that all addresses together may take to answer. A robot on the local network needs milliseconds."""
-
 _ARPHRD_CAN = "280"
 """linux/if_arp.h: the type of a CAN interface."""
 _IFF_UP = 0x1
@@ -149,7 +145,7 @@ class CheckedMachine:
 
     sys: Path = Path("/sys")  # where sysfs is mounted
     dev: Path = Path("/dev")  # directory of device files
-    reach_s: float = REACH_S  # seconds that all addresses together may take to answer
+    reach_s: float = 2.0  # seconds that all addresses together may take; a robot nearby needs milliseconds
 
 
 @dataclass(frozen=True)
@@ -198,8 +194,9 @@ def link_faults(links: Sequence[TcpPort], within_s: float) -> list[ConfigFault]:
             texts[index] = text
     except queue.Empty:
         pass  # links that have not answered keep the text from above
+    advice = {True: "is the robot's server running?", False: "is it switched on, and is this node on its network?"}
     return [
-        ConfigFault(link.field, f"{link.host} port {link.port} {texts[index]}: {_advice(link)}")
+        ConfigFault(link.field, f"{link.host} port {link.port} {texts[index]}: {advice[link.must_listen]}")
         for index, link in enumerate(links)
         if texts[index]
     ]
@@ -218,33 +215,23 @@ def _try(index: int, link: TcpPort, within_s: float, answer: Callable[[tuple[int
         answer((index, ""))
 
 
-def _advice(link: TcpPort) -> str:
-    if link.must_listen:
-        return "is the robot's server running?"
-    return "is it switched on, and is this node on its network?"
-
-
 def can_faults(interface: str, sys_root: Path) -> list[str]:
     """Return a text for each reason why *interface* cannot be used as a CAN interface; [] if it can."""
     directory = sys_root / "class/net" / interface
     if not directory.exists():
         there = ", ".join(can_interfaces(sys_root)) or "none"
         return [f"is {interface}, which this node does not have; its CAN interfaces: {there}"]
-    if (kind := _read(directory / "type")) != _ARPHRD_CAN:
+    if (kind := _text(directory / "type")) != _ARPHRD_CAN:
         return [f"is {interface}, which is no CAN interface (its type is {kind}, not {_ARPHRD_CAN})"]
-    if not is_up(directory):
+    if not int(_text(directory / "flags") or "0", 16) & _IFF_UP:
         return [f"is {interface}, which is down: ip link set {interface} up type can bitrate 1000000"]
-    if _read(directory / "operstate") in ("down", "lowerlayerdown", "dormant"):
+    if _text(directory / "operstate") in ("down", "lowerlayerdown", "dormant"):
         return [f"is {interface}, which is up but has no carrier: is the bus connected and powered?"]
     return []
 
 
 def can_interfaces(sys_root: Path) -> list[str]:
-    return sorted(d.name for d in (sys_root / "class/net").glob("*") if _read(d / "type") == _ARPHRD_CAN)
-
-
-def is_up(directory: Path) -> bool:
-    return bool(int(_read(directory / "flags") or "0", 16) & _IFF_UP)
+    return sorted(d.name for d in (sys_root / "class/net").glob("*") if _text(d / "type") == _ARPHRD_CAN)
 
 
 def camera_faults(wanted: CameraSet, found: Cameras) -> list[ConfigFault]:
@@ -260,10 +247,3 @@ def camera_faults(wanted: CameraSet, found: Cameras) -> list[ConfigFault]:
         if kind.usb_differs:
             text += f"; a {kind.name}'s serial number on USB is not the one that its SDK and its label say"
     return [ConfigFault(wanted.field, text)]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

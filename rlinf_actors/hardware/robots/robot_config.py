@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 CAMERA_TYPES = ("realsense", "zed", "lumos")
 """Kinds of cameras that robot_checks can find."""
-GRIPPER_TYPES = ("franka", "robotiq")
 
 _LABEL = r"[A-Za-z0-9_][A-Za-z0-9_-]{0,62}"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*\.?$")
@@ -76,10 +75,10 @@ class RobotConfig(HardwareConfig):
     def __post_init__(self) -> None:
         """Check and normalize every field. Raises ConfigError, whose ``path`` is the field."""
         for spec in dataclasses.fields(self):
-            check = _text if spec.name in self.FREE_TEXT else _CHECKS.get(_bare(spec.name))
+            rule = _text if spec.name in self.FREE_TEXT else _RULES.get(_bare(spec.name))
             value = getattr(self, spec.name)
-            if check is not None and value is not None and value != "":
-                setattr(self, spec.name, check(value, spec.name))
+            if rule is not None and value is not None and value != "":
+                setattr(self, spec.name, _checked(value, rule, spec.name))
 
     def as_values(self) -> dict[str, Any]:
         """Return the given fields as plain values. Fields that were not given are left out."""
@@ -98,8 +97,12 @@ class RobotConfig(HardwareConfig):
         return []
 
     def cameras(self) -> list[CameraSet]:
-        """Return the cameras that have to be connected."""
-        return []
+        """Return the cameras that have to be connected, from the fields camera_serials and camera_type."""
+        return [
+            CameraSet(spec.name, getattr(self, spec.name.replace("serials", "type")), getattr(self, spec.name))
+            for spec in dataclasses.fields(self)
+            if _bare(spec.name) == "camera_serials"
+        ]
 
     def can_interfaces(self) -> Mapping[str, str]:
         """Return the CAN interfaces that have to be up, by field."""
@@ -122,26 +125,9 @@ def host_of(address: str) -> str:
     return found
 
 
-def port_of(address: str, default: int) -> int:
-    """Return the port in an address or URL; *default* if it has none."""
-    port = urlsplit(address if "://" in address else f"//{address}").port
-    return default if port is None else port
-
-
-def is_device(connection: str | None) -> bool:
-    """True if a gripper's connection is a device file, not a network address."""
-    return bool(connection) and str(connection).startswith("/")
-
-
-def gripper_links(field: str, kind: str, connection: str | None) -> list[TcpPort]:
-    """Return the TCP port of a Robotiq gripper on the network; [] for other grippers and connections."""
-    if kind != "robotiq" or not connection or is_device(connection):
-        return []
-    return [TcpPort(field, host_of(connection), port_of(connection, MODBUS_TCP_PORT))]
-
-
-MODBUS_TCP_PORT = 502
-"""Default port of Modbus/TCP, the protocol of Robotiq grippers over Ethernet."""
+def port_of(address: str) -> int | None:
+    """Return the TCP port in an address or URL; None if there is none."""
+    return urlsplit(address if "://" in address else f"//{address}").port
 
 
 # --- checks of fields, by the field names without left_, right_ and base_ ---
@@ -166,7 +152,7 @@ def _url(value: Any, field: str) -> str:
     text = _text(value, field)
     try:
         _address(host_of(text), field)
-        port_of(text, 0)
+        port_of(text)
     except ValueError as error:  # ConfigError is one
         raise ConfigError(
             f"is {text!r}; it must be a host, host:port or URL such as http://10.0.0.5:8000"
@@ -188,35 +174,11 @@ def _serials(value: Any, field: str) -> list[str]:
     return serials
 
 
-def _one_of(*allowed: str) -> Any:
-    def check(value: Any, field: str) -> str:
-        if value not in allowed:
-            raise ConfigError(f"is {value!r}; it must be one of {', '.join(allowed)}", path=field)
-        return str(value)
-
-    return check
-
-
-def _whole(least: int, most: int) -> Any:
-    def check(value: Any, field: str) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ConfigError(f"is {value!r}; it must be a whole number from {least} to {most}", path=field)
-        return value
-
-    return check
-
-
 def _interface(value: Any, field: str) -> str:
     text = _text(value, field)
     if len(text.encode()) > _MAX_INTERFACE_NAME or re.search(r"[\s/:]", text):
         raise ConfigError(f"is {text!r}; it must be the name of a network interface, such as can0", path=field)
     return text
-
-
-def _flag(value: Any, field: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"is {value!r}; it must be true or false", path=field)
-    return value
 
 
 def _text(value: Any, field: str) -> str:
@@ -225,19 +187,35 @@ def _text(value: Any, field: str) -> str:
     return value.strip()
 
 
-_CHECKS = {
+def _checked(value: Any, rule: Any, field: str) -> Any:
+    """Return *value* if *rule* allows it: a check to call, bool, a range of numbers, or the allowed texts."""
+    if rule is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"is {value!r}; it must be true or false", path=field)
+    elif isinstance(rule, range):
+        if isinstance(value, bool) or not isinstance(value, int) or value not in rule:
+            raise ConfigError(f"is {value!r}; it must be a whole number from {rule[0]} to {rule[-1]}", path=field)
+    elif isinstance(rule, tuple):
+        if value not in rule:
+            raise ConfigError(f"is {value!r}; it must be one of {', '.join(rule)}", path=field)
+    else:
+        return rule(value, field)
+    return value
+
+
+_RULES = {
     "robot_ip": _address,
     "robot_url": _url,
     "camera_serials": _serials,
-    "camera_type": _one_of(*CAMERA_TYPES),
-    "gripper_type": _one_of(*GRIPPER_TYPES),
+    "camera_type": CAMERA_TYPES,
+    "gripper_type": ("franka", "robotiq"),
     "gripper_connection": _text,
-    "controller_node_rank": _whole(0, 2**31),
-    "node_rank": _whole(0, 2**31),
+    "controller_node_rank": range(2**31),
+    "node_rank": range(2**31),
     "can_interface": _interface,
     "arm_variant": _text,
-    "enable_gripper": _flag,
-    "disable_validate": _flag,
-    "arm_port": _whole(1, 65535),
-    "lead_port": _whole(1, 65535),
+    "enable_gripper": bool,
+    "disable_validate": bool,
+    "arm_port": range(1, 65536),
+    "lead_port": range(1, 65536),
 }

@@ -17,7 +17,7 @@ from rlinf_actors.hardware.probe_child import contain, finish
 from rlinf_actors.hardware.robots.dosw1 import DOSW1Config
 from rlinf_actors.hardware.robots.franka import DualFrankaConfig, FrankaConfig
 from rlinf_actors.hardware.robots.gim_arm import GimArmConfig
-from rlinf_actors.hardware.robots.robot import RobotAutoConfig, variable
+from rlinf_actors.hardware.robots.robot import RobotAutoConfig
 from rlinf_actors.hardware.robots.robot_checks import (
     CAMERAS,
     CheckedMachine,
@@ -91,7 +91,7 @@ def scan(environ: Mapping[str, str], machine: CheckedMachine) -> RobotScan:
         try:
             robots = RobotAutoConfig.from_environ(config_class, environ).robots(0)
         except ConfigError as error:
-            if any(variable(name) in found.variables for name in config_class.REQUIRED):
+            if any(name.upper() in found.variables for name in config_class.REQUIRED):
                 found.faults.append(f"{kind}: {error}")
             continue
         for robot in robots:
@@ -120,7 +120,7 @@ def _cameras(found: RobotScan, machine: CheckedMachine) -> None:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    known = {variable(spec.name) for kind in _NAMED.values() for spec in dataclasses.fields(kind)}
+    known = {spec.name.upper() for kind in _NAMED.values() for spec in dataclasses.fields(kind)}
     return {name: environ[name] for name in sorted(known - {"NODE_RANK"}) if environ.get(name)}
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlinf_actors.hardware.robots.robot import Robot
-from rlinf_actors.hardware.robots.robot_config import CameraSet, RobotConfig
+from rlinf_actors.hardware.robots.robot_config import RobotConfig
 from rlinf_actors.model.hardware import HardwareInfo
 
 
@@ -21,10 +21,6 @@ class Turtle2Config(RobotConfig):
 
     camera_serials: list[str] | None = None
     camera_type: str = "realsense"
-
-    def cameras(self) -> list[CameraSet]:
-        """Return the cameras that have to be connected."""
-        return [CameraSet("camera_serials", self.camera_type, self.camera_serials)]
 
 
 @dataclass
