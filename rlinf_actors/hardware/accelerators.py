@@ -10,12 +10,11 @@ from typing import Any, ClassVar, TypeVar
 
 from rlinf_actors.hardware.probe_report import resource_from_report
 from rlinf_actors.hardware.registry import Hardware
-from rlinf_actors.hardware.torch_platform import torch_platform
 from rlinf_actors.hardware.vendors import catalog
 from rlinf_actors.hardware.vendors.catalog import Find, Vendor
 from rlinf_actors.hardware.vendors.machine import Machine
 from rlinf_actors.model import accelerator_table
-from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE, AcceleratorFacts, facts_of
+from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE, AcceleratorFacts, facts_of, torch_platform
 from rlinf_actors.model.hardware import AcceleratorType, HardwareResource
 from rlinf_actors.model.node import ANY_ACCELERATOR
 

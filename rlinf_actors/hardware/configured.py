@@ -23,7 +23,7 @@ from rlinf_actors.config.config_values import build
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.extensions import is_known, load_types
 from rlinf_actors.hardware.probe_report import ReportedInfo
-from rlinf_actors.hardware.registry import hardware_classes, is_built_in, lookup, parse_config
+from rlinf_actors.hardware.registry import hardware_classes, hardware_types, lookup
 from rlinf_actors.model.hardware import HardwareConfig, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.wire.values import Piece
@@ -158,7 +158,7 @@ def enumerate_values(
         values = dict(entry)
         if described and any(spec.name == DISABLE_VALIDATE for spec in dataclasses.fields(lookup(kind))):
             values[DISABLE_VALIDATE] = True
-        configs.append(parse_config(kind, values, f"configs[{index}]"))
+        configs.append(build(lookup(kind), values, f"configs[{index}]"))
     return enumerate_type(kind, node_rank, configs)
 
 
@@ -237,8 +237,7 @@ def info_of(piece: Piece, path: str = "") -> HardwareInfo:
     Raises:
         ConfigError: the class here has other fields than the class on the node.
     """
-    if is_built_in(piece.type):
-        lookup(piece.type)  # imports our module of that type, so that _known() below finds its classes
+    hardware_types().get(piece.type)  # imports the module of a built-in type, so that _known() finds its classes
     detail = json.loads(piece.detail)
     cls = _known(piece.cls, HardwareInfo)
     if cls is HardwareInfo:

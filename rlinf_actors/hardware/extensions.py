@@ -114,15 +114,9 @@ def load_for(kind: str, extensions: Iterable[Extension], module: str | None) -> 
     Returns:
         [] if the type is known now; else a sentence for each extension that could not be loaded.
     """
-    faults = []
-    for extension in [*([Extension(module, EXT_MODULE)] if module else []), *extensions]:
-        fault = _try(extension)
-        if fault and fault not in faults:
-            faults.append(fault)
-    if is_known(kind):
-        return []
-    faults += load_installed([ROBOTS])
-    return [] if is_known(kind) else faults
+    wanted = [*([Extension(module, EXT_MODULE)] if module else []), *extensions]
+    faults = [*filter(None, map(_try, wanted)), *load_types([kind])]
+    return [] if is_known(kind) else list(dict.fromkeys(faults))
 
 
 def load_types(kinds: Iterable[str]) -> list[str]:

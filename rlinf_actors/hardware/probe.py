@@ -66,14 +66,18 @@ async def run_probe(
     """
     environ = dict(os.environ if env is None else env)
     machine = Machine(environ)
-    names = [vendor.kind.value for vendor in VENDORS if vendor.may_be_present(environ, machine)]
+    children: list[tuple[str, Extension | None]] = [
+        (vendor.kind.value, None) for vendor in VENDORS if vendor.may_be_present(environ, machine)
+    ]
+    module = environ.get(EXT_MODULE)
+    extensions = [*([Extension(module, EXT_MODULE)] if module else []), *installed()]
+    children += [(EXTENSION, extension) for extension in extensions]
     interpreter = python or sys.executable
-    queries = _VendorQueries(interpreter, environ, asyncio.get_running_loop().time() + timeout_s, timeout_s)
+    queries = _Queries(interpreter, environ, asyncio.get_running_loop().time() + timeout_s, timeout_s)
     async with TaskGroup() as tasks:
-        started = [tasks.create_task(queries.vendor(name), name=f"probe {name}") for name in names]
-        started += [
-            tasks.create_task(queries.extension(extension), name=f"probe {extension.name}")
-            for extension in _extensions(environ)
+        started = [
+            tasks.create_task(queries.query(name, extension), name=f"probe {extension.name if extension else name}")
+            for name, extension in children
         ]
     answers = [answer for task in started for answer in task.result()]
     return ProbeReport(
@@ -105,7 +109,7 @@ class _Answer:
 
 
 @dataclass(frozen=True)
-class _VendorQueries:
+class _Queries:
     """Start the children of one probe and read their reports."""
 
     python: str  # interpreter of the children
@@ -114,40 +118,28 @@ class _VendorQueries:
     timeout_s: float  # seconds from the start of the probe to the deadline, for messages
     registered: set[str] = field(default_factory=set)  # types of extensions that have a child
 
-    async def vendor(self, name: str, module: str = "", extension: Extension | None = None) -> list[_Answer]:
-        return [_Answer(name, await self._ask(name, extension), module)]
-
-    async def extension(self, extension: Extension) -> list[_Answer]:
-        """Load the extension, then query the vendors that it registers in the remaining time."""
-        first = _Answer(EXTENSION, await self._ask(EXTENSION, extension))
+    async def query(self, name: str, extension: Extension | None = None, module: str = "") -> list[_Answer]:
+        """Run a child that queries a vendor or loads an extension, then children for the vendors that it registers."""
+        left_s = max(0.1, self.ends - asyncio.get_running_loop().time())
+        arguments = [name, *([msgspec.json.encode(extension).decode()] if extension else [])]
+        env = {**self.environ, PROBE_LIMIT: f"{left_s:.3f}"}
+        end = await run_child(_CHILD, arguments, python=self.python, env=env, timeout_s=left_s)
+        report = read_answer(end, name, self.timeout_s, _title(extension))
         # two extensions of one package may register the same type: only the first one queries it
-        vendors = {name: module for name, module in first.report.vendors.items() if name not in self.registered}
+        vendors = {kind: owner for kind, owner in report.vendors.items() if kind not in self.registered}
         self.registered.update(vendors)
         async with TaskGroup() as tasks:
             started = [
-                tasks.create_task(self.vendor(name, module, extension), name=f"probe {name}")
-                for name, module in vendors.items()
+                tasks.create_task(self.query(kind, extension, owner), name=f"probe {kind}")
+                for kind, owner in vendors.items()
             ]
-        return [first, *(answer for task in started for answer in task.result())]
-
-    async def _ask(self, name: str, extension: Extension | None) -> ChildReport:
-        left_s = max(0.1, self.ends - asyncio.get_running_loop().time())
-        arguments = [name, *([msgspec.json.encode(extension).decode()] if extension else [])]
-        end = await run_child(
-            _CHILD, arguments, python=self.python, env={**self.environ, PROBE_LIMIT: f"{left_s:.3f}"}, timeout_s=left_s
-        )
-        return read_answer(end, name, self.timeout_s, _title(extension))
+        return [_Answer(name, report, module), *(answer for task in started for answer in task.result())]
 
 
 def _title(extension: Extension | None) -> str:
     if extension is None:
         return ""
     return f"{EXT_MODULE}: its module" if extension.group == EXT_MODULE else title_of(extension)
-
-
-def _extensions(environ: Mapping[str, str]) -> list[Extension]:
-    module = environ.get(EXT_MODULE)
-    return [*([Extension(module, EXT_MODULE)] if module else []), *installed()]
 
 
 def read_answer(end: ChildEnd, name: str, timeout_s: float, extension: str = "") -> ChildReport:
@@ -162,7 +154,9 @@ def read_answer(end: ChildEnd, name: str, timeout_s: float, extension: str = "")
     whose = extension if name == EXTENSION else "the vendor's library"
     fault = fault_of(end, whose, timeout_s)
     if fault:
-        return ChildReport(faults=[f"{fault}; {_longer(name)}" if end.hung else fault])
+        vendor = vendor_of(name)
+        hint = f"; {vendor.hint}" if vendor is not None and vendor.hint else ""
+        return ChildReport(faults=[f"{fault}; it was killed. {LONGER}{hint}" if end.hung else fault])
     try:
         report = msgspec.json.decode(end.output, type=ChildReport)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -173,12 +167,6 @@ def read_answer(end: ChildEnd, name: str, timeout_s: float, extension: str = "")
     if any(value >> 63 not in (0, -1) for value in numbers):
         return ChildReport(faults=[f"{whose} reported a number of more than 64 bits"])
     return report
-
-
-def _longer(name: str) -> str:
-    vendor = vendor_of(name)
-    hint = f"; {vendor.hint}" if vendor is not None and vendor.hint else ""
-    return f"it was killed. {LONGER}{hint}"
 
 
 def main() -> None:

@@ -102,7 +102,7 @@ class NodeHardwareConfig:
         """Convert mappings in ``configs`` to the config dataclass of the type. Raises ConfigError."""
         self.type = str(self.type)
         self.configs = [
-            parse_config(self.type, entry, f"configs[{index}]") if isinstance(entry, Mapping) else entry
+            build(lookup(self.type), entry, f"configs[{index}]") if isinstance(entry, Mapping) else entry
             for index, entry in enumerate(self.configs or ())
         ]
 
@@ -175,11 +175,6 @@ def hardware_types() -> Mapping[str, type[HardwareConfig]]:
     return _Types()
 
 
-def is_built_in(kind: str) -> bool:
-    """True if hardware type *kind* is part of this library."""
-    return kind in _BUILT_IN
-
-
 def registered_types() -> list[str]:
     """Return the names of the hardware types that were registered in this process; built-in types are not included."""
     return sorted({*_configs, *_hardware})
@@ -212,19 +207,3 @@ def hardware_classes(kind: str) -> list[type[Hardware]]:
 def is_exclusive(kind: str) -> bool:
     """True if only one group at a time may use a piece of the type, or if this process has no class of the type."""
     return all(found.EXCLUSIVE for found in hardware_classes(kind) if found.HW_TYPE)
-
-
-def parse_config(kind: str, values: Mapping[str, Any], path: str = "") -> HardwareConfig:
-    """Return an instance of the config dataclass of a hardware type.
-
-    Args:
-        kind: the hardware type.
-        values: the fields, as they are in the configuration.
-        path: config path of *values*, for messages.
-
-    Raises:
-        ConfigError: the type is unknown, a field is unknown, missing or of the wrong type, or the class rejects the
-            values.
-    """
-    config: HardwareConfig = build(lookup(kind), values, path)
-    return config

@@ -25,9 +25,8 @@ from typing import Any
 
 from rlinf_actors import exhaustion
 from rlinf_actors.errors import RlinfActorsError, UsageError
-from rlinf_actors.hardware.torch_platform import torch_platform
 from rlinf_actors.messaging import process_groups
-from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
+from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, torch_platform
 from rlinf_actors.model.hardware import AcceleratorType
 
 HANDLE_BYTES = 64

@@ -8,11 +8,13 @@ module beside that.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
-from rlinf_actors.errors import ConfigError
+from rlinf_actors.errors import ConfigError, UsageError
 from rlinf_actors.model.hardware import AcceleratorType, register_accelerator_type
 
 GLOO_NIC_VARIABLE = "GLOO_SOCKET_IFNAME"
@@ -209,6 +211,30 @@ def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> Accelerato
             f"Types: {', '.join(known.value for known in _rows)}"
         )
     return found
+
+
+def torch_platform(accelerator: AcceleratorType | str) -> Any:
+    """Import torch and return its module for devices of an accelerator type, such as ``torch.cuda``.
+
+    Raises:
+        ConfigError: this process does not know the type.
+        ImportError: torch is not installed.
+        UsageError: this torch has no such module, and the vendor's plug-in is not installed or does not provide it.
+    """
+    facts = facts_of(accelerator)
+    name, plugin = facts.torch_device_type, facts.torch_plugin
+    torch = importlib.import_module("torch")
+    if not hasattr(torch, name) and plugin:
+        try:
+            importlib.import_module(plugin)
+        except Exception as error:
+            raise UsageError(
+                f"torch has no module torch.{name} here, and the vendor's plug-in {plugin} cannot be imported: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    if not hasattr(torch, name):
+        raise UsageError(f"torch has no module torch.{name} here" + (f", nor with {plugin}" if plugin else ""))
+    return getattr(torch, name)
 
 
 def device_variables() -> frozenset[str]:

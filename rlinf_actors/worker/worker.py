@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, Ty
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.group.launcher import GroupLauncher
-from rlinf_actors.hardware.torch_platform import torch_platform
 from rlinf_actors.model import marks
-from rlinf_actors.model.accelerator_table import facts_of
+from rlinf_actors.model.accelerator_table import facts_of, torch_platform
 from rlinf_actors.model.address import WorkerAddress, WorkerInfo
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.host import HeldPorts

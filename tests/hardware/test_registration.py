@@ -226,7 +226,7 @@ async def test_a_type_that_two_extensions_register_is_asked_once(monkeypatch: py
 
     monkeypatch.setattr(probe_module, "run_child", child)
     extensions = [Extension("lab", "RLINF_EXT_MODULE"), Extension("lab", "rlinf_actors.accelerators", "lab 1")]
-    monkeypatch.setattr(probe_module, "_extensions", lambda environ: extensions)
+    monkeypatch.setattr(probe_module, "installed", lambda: extensions)
     report = await probe_module.run_probe(env={})
     assert sorted(asked) == ["TWICE_TPU", "extension", "extension"]
     assert [(found.type, len(found.infos), found.registered_by) for found in report.resources] == [

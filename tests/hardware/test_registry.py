@@ -14,13 +14,7 @@ from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.configured import describe_hardware, enumerate_type, without_types
 from rlinf_actors.hardware.extensions import load_module
-from rlinf_actors.hardware.registry import (
-    Hardware,
-    NodeHardwareConfig,
-    hardware_types,
-    lookup,
-    parse_config,
-)
+from rlinf_actors.hardware.registry import Hardware, NodeHardwareConfig, hardware_types, lookup
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareConfig, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeInfo
 
@@ -137,7 +131,7 @@ def test_an_unknown_type_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="no hardware type 'MyArms'; did you mean 'MyArm'"):
         lookup("MyArms")
     with pytest.raises(ConfigError, match="no hardware type 'MyArms'"):
-        parse_config("MyArms", {})
+        NodeHardwareConfig("MyArms", [{}])
     assert lookup("MyArm") is MyArmConfig
 
 
