@@ -12,8 +12,8 @@ devices. In ``env_configs`` such a variable restricts its node group to the devi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rlinf_actors.errors import ConfigError
@@ -165,8 +165,9 @@ def _network(node: NodeInfo, devices: str, present: Mapping[str, str]) -> dict[s
 
 
 class _Device(NamedTuple):
-    position: int
+    position: int  # on the node
     info: AcceleratorInfo
+    kind: AcceleratorType
 
 
 def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[int, ...] | None:
@@ -185,20 +186,14 @@ def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[
         ConfigError: a variable names a device that the node does not offer, names one twice, cannot be read, belongs to
             another vendor, or would change the meaning of device numbers.
     """
-    _check_numbering(env_vars, node, path)
-    by_type = _by_type(node)
     left: list[int] = []
-    found = False
-    for variable in visibility_variables():
-        if variable not in env_vars:
-            continue
-        kinds = [kind for kind in by_type if _shown_by(variable, kind)]
-        devices = [device for kind in kinds for device in by_type.pop(kind)]
-        found = found or bool(devices)
-        left += _named(env_vars[variable], variable, devices, node, path)
-    if not found:
+    governed: set[int] = set()
+    for _, devices, positions in _selected(env_vars, node, path):
+        left += positions
+        governed.update(device.position for device in devices)
+    if not governed:
         return None
-    return (*left, *(device.position for devices in by_type.values() for device in devices))
+    return (*left, *(position for position in range(node.num_accelerators) if position not in governed))
 
 
 def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeInfo, group: NodeGroupInfo) -> None:
@@ -208,16 +203,10 @@ def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeIn
     meaning of device numbers.
     """
     path = "launch(env_vars)"
-    _check_numbering(env_vars, node, path)
-    by_type = _by_type(node)
-    for variable in visibility_variables():
-        if variable not in env_vars:
-            continue
-        devices = [device for kind, found in by_type.items() if _shown_by(variable, kind) for device in found]
-        names = node.accelerator_device_names
-        given = [names[position] for position in _named(env_vars[variable], variable, devices, node, path)]
-        shown = _shown_by(variable, placement.accelerator_type)
-        own = [name for name in placement.visible_accelerators if shown]
+    names = node.accelerator_device_names
+    for variable, _, positions in _selected(env_vars, node, path):
+        given = [names[position] for position in positions]
+        own = placement.visible_accelerators if _shown_by(variable, placement.accelerator_type) else []
         if given == own:
             continue
         configured = group.get_node_env_vars(node.node_rank).get(variable)
@@ -230,19 +219,18 @@ def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeIn
         )
 
 
-def visibility_variables() -> tuple[str, ...]:
-    names = (facts.visibility_variable for facts in ACCELERATOR_TABLE.values())
-    return tuple(dict.fromkeys(name for name in names if name))
-
-
-def _by_type(node: NodeInfo) -> dict[AcceleratorType, list[_Device]]:
-    found: dict[AcceleratorType, list[_Device]] = {}
+def _selected(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> Iterator[tuple[str, list[_Device], list[int]]]:
+    """Yield each visibility variable in *env_vars*, the devices of its types, and the positions that it shows."""
+    _check_numbering(env_vars, node, path)
+    devices = []
     for position, (info, name) in enumerate(zip(node.accelerators, node.accelerator_device_names, strict=True)):
         known = info if isinstance(info, AcceleratorInfo) else AcceleratorInfo(info.type, info.model)
-        index = int(name) if name.isdigit() else known.index
-        device = AcceleratorInfo(info.type, info.model, index, known.uuid, parent_uuid=known.parent_uuid)
-        found.setdefault(node.accelerator_kinds[position], []).append(_Device(position, device))
-    return found
+        named = replace(known, index=int(name)) if name.isdigit() else known
+        devices.append(_Device(position, named, node.accelerator_kinds[position]))
+    for variable in dict.fromkeys(facts.visibility_variable for facts in ACCELERATOR_TABLE.values()):
+        if variable and variable in env_vars:
+            governed = [device for device in devices if _shown_by(variable, device.kind)]
+            yield variable, governed, _named(env_vars[variable], variable, governed, node, path)
 
 
 def _shown_by(variable: str, kind: AcceleratorType) -> bool:
@@ -270,7 +258,7 @@ def _named(value: str, variable: str, devices: Sequence[_Device], node: NodeInfo
 
 def _check_numbering(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> None:
     """Raise ConfigError for variables by which the worker would number devices otherwise than the probe."""
-    for kind in _by_type(node):
+    for kind in node.accelerator_types:
         facts = ACCELERATOR_TABLE.get(kind)
         if facts is None:
             continue
@@ -285,10 +273,8 @@ def _check_numbering(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> 
         name, ours = facts.numbering
         value = env_vars.get(name, ours)
         models = sorted({info.model for info in node.accelerators_of_type(kind)})
-        names = [
-            n for n, found in zip(node.accelerator_device_names, node.accelerator_kinds, strict=True) if found == kind
-        ]
-        if value != ours and len(models) > 1 and names[0].isdigit():
+        by_index = node.accelerator_device_names[node.accelerator_kinds.index(kind)].isdigit()
+        if value != ours and len(models) > 1 and by_index:
             raise ConfigError(
                 f"is {value!r}, but node {node.node_rank} has several models ({', '.join(models)}), and its devices "
                 f"are numbered as {name}={ours} does; leave {name} out, and workers get that",

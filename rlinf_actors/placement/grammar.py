@@ -69,10 +69,6 @@ def parse(text: str) -> tuple[Part, ...]:
     return tuple(_part(piece, text) for piece in text.split(","))
 
 
-def render(parts: tuple[Part, ...]) -> str:
-    return ",".join(map(str, parts))
-
-
 def _part(piece: str, whole: str) -> Part:
     fields = piece.split(":")
     if not piece.strip():
@@ -139,11 +135,11 @@ def more(resources: int, processes: int) -> int:
 
 def lay_out(wants: Sequence[Want], start: int = 0) -> str:
     """Return a placement string with the given parts. The process ranks count up from *start*."""
-    parts: list[Part] = []
+    parts: list[str] = []
     for resources, count in wants:
-        parts.append(Part(resources, Span.of(start, count)))
+        parts.append(str(Part(resources, Span.of(start, count))))
         start += count
-    return render(tuple(parts))
+    return ",".join(parts)
 
 
 def corrections(wants: Sequence[Want]) -> list[str]:
@@ -229,7 +225,10 @@ def assign(text: str, target: Target, maybe_sexagesimal: bool = False) -> list[l
     total = sum(map(len, processes))
     held: list[list[int]] = [[] for _ in range(total)]
     for resources, ranks in zip(spans, processes, strict=True):
-        _share(resources, ranks, held)
+        block, sharers = max(1, len(resources) // len(ranks)), max(1, len(ranks) // len(resources))
+        for index in range(len(ranks)):
+            first = resources.first + index // sharers * block
+            held[ranks.first + index] = list(range(first, first + block))
     return held
 
 
@@ -270,7 +269,7 @@ def _check_ascending(parts: Sequence[Part], spans: Sequence[Span], text: str) ->
             continue
         ordered = sorted(zip(spans, _processes(parts, spans), strict=True), key=lambda pair: pair[0].first)
         if all(before.last < after.first for (before, _), (after, _) in itertools.pairwise(ordered)):
-            better = render(tuple(Part(resources, processes) for resources, processes in ordered))
+            better = ",".join(str(Part(resources, processes)) for resources, processes in ordered)
             raise PlacementError(
                 f"placement {text!r} names resource {later.first} after {earlier.last}: "
                 f"resource ranks ascend from part to part; write `{better}`"
@@ -346,16 +345,3 @@ def _check_contiguous(spans: Sequence[Span], processes: Sequence[Span], text: st
         raise PlacementError(
             f"placement {text!r} has {fault}: process ranks are contiguous from 0, each once; write `{better}`"
         )
-
-
-def _share(resources: Span, ranks: Span, held: list[list[int]]) -> None:
-    have, want = len(resources), len(ranks)
-    if have >= want:
-        block = have // want
-        for index in range(want):
-            first = resources.first + index * block
-            held[ranks.first + index] = list(range(first, first + block))
-    else:
-        sharers = want // have
-        for index in range(want):
-            held[ranks.first + index] = [resources.first + index // sharers]

@@ -13,21 +13,6 @@ from rlinf_actors.model.node import CLUSTER_GROUP, NODE_GROUP, NodeGroupInfo, No
 from rlinf_actors.placement.environment import restricted
 
 
-def label_nodes(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """Return *nodes* in rank order, with the labels of the configured node groups that contain them."""
-    ordered = sorted(nodes, key=lambda node: node.node_rank)
-    if config is None:
-        return ordered
-    labels: dict[int, list[str]] = {}
-    for group in config.node_groups:
-        for rank in group.node_ranks:
-            labels.setdefault(rank, []).append(group.label)
-    return [
-        replace(node, node_labels=list(dict.fromkeys([*labels.get(node.node_rank, ()), *node.node_labels])))
-        for node in ordered
-    ]
-
-
 def build_node_groups(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[str, NodeGroupInfo]:
     """Return the node groups by label: the configured ones in their order, then the built-in ``cluster`` and ``node``.
 
@@ -35,10 +20,18 @@ def build_node_groups(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -
         ConfigError: a configured group has a node that is not among *nodes*, or a visibility variable in its
             env_configs does not fit the accelerators of a node.
     """
-    labelled = label_nodes(config, nodes)
+    configured = config.node_groups if config is not None else ()
+    labels: dict[int, list[str]] = {}
+    for group in configured:
+        for rank in group.node_ranks:
+            labels.setdefault(rank, []).append(group.label)
+    labelled = [
+        replace(node, node_labels=list(dict.fromkeys([*labels.get(node.node_rank, ()), *node.node_labels])))
+        for node in sorted(nodes, key=lambda node: node.node_rank)
+    ]
     by_rank = {node.node_rank: node for node in labelled}
     groups: dict[str, NodeGroupInfo] = {}
-    for index, group in enumerate(config.node_groups if config is not None else ()):
+    for index, group in enumerate(configured):
         missing = [rank for rank in group.node_ranks if rank not in by_rank]
         if missing:
             raise ConfigError(

@@ -18,19 +18,11 @@ _BUILT_IN = [kind.value for kind in AcceleratorType if kind is not AcceleratorTy
 
 @dataclass(frozen=True)
 class RegisteredNode:
-    """The properties of a node that determine its rank.
+    """The properties of a node that determine its rank."""
 
-    Attributes:
-        key: id of the node.
-        explicit: the node's RLINF_NODE_RANK, None if it has none.
-        is_head: True if the head runs on the node.
-        accelerator_type: type of the node's accelerators; NO_ACCEL if it has none.
-        ip: IP address of the node.
-    """
-
-    key: str
-    explicit: int | None = None
-    is_head: bool = False
+    key: str  # id of the node
+    explicit: int | None = None  # the node's RLINF_NODE_RANK, None if it has none
+    is_head: bool = False  # True if the head runs on the node
     accelerator_type: str = AcceleratorType.NO_ACCEL.value
     ip: str = ""
 
@@ -111,27 +103,18 @@ def _by_statement(nodes: Sequence[RegisteredNode], taken: Mapping[str, int], com
 
 
 def _sort_key(node: RegisteredNode) -> tuple[bool, tuple[int, str], tuple[int, int, str], str]:
-    return (
-        not node.is_head,
-        _type_order(node.accelerator_type),
-        _address(node.ip),
-        node.key,
-    )
-
-
-def _type_order(kind: str) -> tuple[int, str]:
+    kind = node.accelerator_type
     if kind in _BUILT_IN:
-        return _BUILT_IN.index(kind), ""
-    return len(_BUILT_IN) + (kind == AcceleratorType.NO_ACCEL.value), kind
-
-
-def _address(ip: str) -> tuple[int, int, str]:
-    """Return a sort key for an IP address: version 4 before 6, addresses as numbers, host names last."""
+        order = _BUILT_IN.index(kind), ""
+    else:
+        order = len(_BUILT_IN) + (kind == AcceleratorType.NO_ACCEL.value), kind
+    place: tuple[int, int, str]
     try:
-        address = ipaddress.ip_address(ip)
-    except ValueError:
-        return (9, 0, ip)
-    return (address.version, int(address), "")
+        address = ipaddress.ip_address(node.ip)
+        place = address.version, int(address), ""
+    except ValueError:  # a host name
+        place = 9, 0, node.ip
+    return not node.is_head, order, place, node.key
 
 
 def _name(node: RegisteredNode) -> str:

@@ -129,7 +129,9 @@ def _render(component: PlannedComponent, nodes: Sequence[NodeInfo]) -> str:
         f"({component.placement})"
     )
     rows = [_HEADINGS]
-    for (node_rank, label), run in groupby(component.placements, key=_where):
+    for (node_rank, label), run in groupby(
+        component.placements, lambda one: (one.cluster_node_rank, one.node_group_label)
+    ):
         placements = list(run)
         group = component.groups[label]
         rows.append(
@@ -144,10 +146,6 @@ def _render(component: PlannedComponent, nodes: Sequence[NodeInfo]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([title, *(f"  {line}" for line in lines)])
-
-
-def _where(placement: Placement) -> tuple[int, str]:
-    return placement.cluster_node_rank, placement.node_group_label
 
 
 def _resources(placements: Sequence[Placement], group: NodeGroupInfo) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlinf_actors.errors import PlacementError
-from rlinf_actors.model.hardware import AcceleratorType, is_accelerator_type
+from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.grammar import Target
@@ -98,14 +98,9 @@ def place(
         PlacementError: a resource does not exist or repeats in a worker, or a worker would have resources of two nodes,
             two node groups or two types of hardware.
     """
-    node_index: dict[int, int] = {}
-    found: list[Placement] = []
-    for rank, ranks in enumerate(assignment):
-        held = _held(rank, ranks, table)
-        node = held[0].node
-        index = node_index.setdefault(node.node_rank, len(node_index))
-        found.append(_placement(rank, index, held, isolate_accelerator))
-    return _with_local_ranks(found)
+    index: dict[int, int] = {}
+    held = [_held(rank, ranks, table) for rank, ranks in enumerate(assignment)]
+    return _with_local_ranks([_placement(rank, index, one, isolate_accelerator) for rank, one in enumerate(held)])
 
 
 def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Placement]:
@@ -114,20 +109,7 @@ def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Plac
     A worker sees all accelerators of *group* on its node.
     """
     index: dict[int, int] = {}
-    found = [
-        Placement(
-            rank=rank,
-            cluster_node_rank=node.node_rank,
-            placement_node_rank=index.setdefault(node.node_rank, len(index)),
-            accelerator_type=_seen_type(group, node),
-            visible_accelerators=_seen_names(group, node, _seen_type(group, node)),
-            isolate_accelerator=False,
-            node_group_label=group.label,
-            node_id=node.node_id,
-        )
-        for rank, node in enumerate(nodes)
-    ]
-    return _with_local_ranks(found)
+    return _with_local_ranks([_on_node(rank, index, group, node) for rank, node in enumerate(nodes)])
 
 
 def _held(rank: int, ranks: Sequence[int], table: ResourceTable) -> list[Resource]:
@@ -155,49 +137,54 @@ def _held(rank: int, ranks: Sequence[int], table: ResourceTable) -> list[Resourc
     return held
 
 
-def _placement(rank: int, node_index: int, held: Sequence[Resource], isolate: bool) -> Placement:
-    first = held[0]
-    group, node = first.group, first.node
-    locals_ = [resource.local for resource in held]
-    if group.holds_accelerators:
-        names, kind = node.accelerator_device_names, AcceleratorType.named(_kind(first))
-        seen = [local for local in group.accelerators_of(node) if node.accelerator_kinds[local] == kind]
-        return Placement(
-            rank=rank,
-            cluster_node_rank=node.node_rank,
-            placement_node_rank=node_index,
-            local_accelerator_rank=locals_[0],
-            accelerator_type=kind,
-            local_rank=0 if isolate else seen.index(locals_[0]),
-            visible_accelerators=[names[local] for local in locals_] if isolate else _seen_names(group, node, kind),
-            isolate_accelerator=isolate,
-            local_hardware_ranks=locals_,
-            node_group_label=group.label,
-            node_id=node.node_id,
-        )
-    blind = group.ignore_hardware  # such a group counts as CPU-only, so its workers see no accelerator
+def _on_node(rank: int, index: dict[int, int], group: NodeGroupInfo, node: NodeInfo) -> Placement:
+    """Return the placement of a worker without own accelerators: it sees those of the group's first type on *node*.
+
+    *index* numbers the nodes by rank; a node that is missing there gets the next number.
+    """
+    seen = group.accelerators_of(node)
+    kind = node.accelerator_kinds[seen[0]] if seen else AcceleratorType.NO_ACCEL
     return Placement(
         rank=rank,
         cluster_node_rank=node.node_rank,
-        placement_node_rank=node_index,
-        accelerator_type=AcceleratorType.NO_ACCEL if blind else _seen_type(group, node),
-        visible_accelerators=[] if blind else _seen_names(group, node, _seen_type(group, node)),
-        isolate_accelerator=blind and bool(node.accelerators),
-        local_hardware_ranks=[] if group.counts_nodes else locals_,
+        placement_node_rank=index.setdefault(node.node_rank, len(index)),
+        accelerator_type=kind,
+        visible_accelerators=_names(group, node, kind),
+        isolate_accelerator=False,
         node_group_label=group.label,
         node_id=node.node_id,
     )
 
 
-def _seen_names(group: NodeGroupInfo, node: NodeInfo, kind: AcceleratorType) -> list[str]:
+def _placement(rank: int, index: dict[int, int], held: Sequence[Resource], isolate: bool) -> Placement:
+    group, node = held[0].group, held[0].node
+    found = _on_node(rank, index, group, node)
+    if group.ignore_hardware:  # such a group counts as CPU-only, so its workers see no accelerator
+        hidden = bool(node.accelerators)
+        return replace(
+            found, accelerator_type=AcceleratorType.NO_ACCEL, visible_accelerators=[], isolate_accelerator=hidden
+        )
+    if group.counts_nodes:
+        return found
+    found = replace(found, local_hardware_ranks=[resource.local for resource in held])
+    if not group.holds_accelerators:
+        return found
+    first, kind = held[0].local, node.accelerator_kinds[held[0].local]
+    names = node.accelerator_device_names
+    visible = _names(group, node, kind)
+    return replace(
+        found,
+        local_accelerator_rank=first,
+        accelerator_type=kind,
+        local_rank=0 if isolate else visible.index(names[first]),
+        visible_accelerators=[names[resource.local] for resource in held] if isolate else visible,
+        isolate_accelerator=isolate,
+    )
+
+
+def _names(group: NodeGroupInfo, node: NodeInfo, kind: AcceleratorType) -> list[str]:
     names = node.accelerator_device_names
     return [names[local] for local in group.accelerators_of(node) if node.accelerator_kinds[local] == kind]
-
-
-def _seen_type(group: NodeGroupInfo, node: NodeInfo) -> AcceleratorType:
-    """Return the type of accelerators that a worker without own accelerators sees on *node*: the group's first one."""
-    seen = group.accelerators_of(node)
-    return node.accelerator_kinds[seen[0]] if seen else AcceleratorType.NO_ACCEL
 
 
 def _with_local_ranks(found: Sequence[Placement]) -> list[Placement]:
@@ -219,8 +206,7 @@ def _with_local_ranks(found: Sequence[Placement]) -> list[Placement]:
 def _kind(resource: Resource) -> str:
     if not resource.group.holds_accelerators:
         return resource.group.resource_name
-    kind = resource.node.accelerators[resource.local].type
-    return kind if is_accelerator_type(kind) else resource.node.accelerator_type.value
+    return resource.node.accelerator_kinds[resource.local].value
 
 
 def _describe(resource: Resource) -> str:

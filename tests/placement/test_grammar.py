@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_actors.errors import PlacementError
-from rlinf_actors.placement.grammar import Part, Span, Target, assign, fewer, fits, more, parse, render
+from rlinf_actors.placement.grammar import Part, Span, Target, assign, fewer, fits, more, parse
+
+
+def render(written: tuple[Part, ...]) -> str:
+    return ",".join(map(str, written))
+
 
 G16 = Target("g", 16, "accelerator")
 
