@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,11 +86,8 @@ class _UnfitError(Exception):
 
 
 async def take_inventory(run_dir: str, keep: bool) -> Survivors:
-    """Find the templates and workers of an earlier agentd, and end those that cannot be taken over.
-
-    Args:
-        run_dir: the run directory; the caller holds its lock.
-        keep: False to end all of them.
+    """Find the templates and workers of an earlier agentd in *run_dir*, whose lock the caller holds; end those that
+    cannot be taken over, or all if not *keep*.
 
     Raises:
         OSError: the directory cannot be read or written.
@@ -115,7 +112,8 @@ async def take_inventory(run_dir: str, keep: bool) -> Survivors:
         survivors.lost.setdefault(worker.spec.id, "its agentd and the template that it came from had both ended")
     plain = {worker.spec.id for worker in left if not worker.spec.claims}
     others = (unknown | {worker.spec.id for worker in left}) - plain  # an unknown worker may have robots
-    await asyncio.gather(sweep(plain, ended.of(plain)), sweep_robots(others - {""}, ended.of(others)))
+    robots = sweep(others - {""}, ended.of(others), template_protocol.ROBOT_END_S)
+    await asyncio.gather(sweep(plain, ended.of(plain)), robots)
     if not keep:
         ledger.close()
     _remove_files_except(run_dir, {template.stem for template in survivors.templates})
@@ -194,10 +192,8 @@ async def _take_over(stem: str, record: TemplateRecord, keep: bool, ended: Ended
 async def _ask(
     sock: socket.socket, path: str, record: TemplateRecord
 ) -> tuple[list[SurvivingWorker], template_protocol.Inventory]:
-    """Connect to a template and ask it for its workers.
-
-    Raises:
-        _UnfitError: another process listens on *path*, or the template's answer is late or wrong.
+    """Connect to a template and ask it for its workers. Raise _UnfitError if its answer is late or wrong, or if another
+    process listens on *path*.
     """
     try:
         sock.connect(path)
@@ -214,12 +210,8 @@ async def _ask(
 
 
 async def _receive_inventory(sock: socket.socket) -> tuple[list[SurvivingWorker], template_protocol.Inventory]:
-    """Receive a template's workers, and the packet that ends its answer.
-
-    Raises:
-        OSError: the template ended.
-        RemoteWireError: the template sent another packet.
-        asyncio.TimeoutError: the template did not answer within ANSWER_S.
+    """Receive a template's workers, and the packet that ends its answer. Raise OSError if the template ends,
+    RemoteWireError for another packet, and asyncio.TimeoutError after ANSWER_S.
     """
     loop, workers = asyncio.get_running_loop(), list[SurvivingWorker]()
     readable = asyncio.Event()
@@ -256,13 +248,10 @@ def _receive_packets(sock: socket.socket, workers: list[SurvivingWorker]) -> tem
 
 
 async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, ended: EndedTemplates) -> None:
-    """End a template that cannot be taken over, within a few seconds, and add its workers to *ended*.
+    """End a template that cannot be taken over, within a few seconds; add its workers to *ended*, with the reason
+    *why*.
 
-    Args:
-        pid, pidfd: the template's process.
-        why: reason to report for the end of its workers.
-        can_ask: True to send SIGTERM first, so that the template can end its workers itself.
-        ended: collects the workers of all ended templates.
+    *can_ask*: True to send SIGTERM first, so that the template can end its workers itself.
     """
     for id, processes in processes_below(pid).items():
         ended.processes.setdefault(id, {}).update(processes)
@@ -295,29 +284,24 @@ def processes_below(template: int) -> dict[str, dict[int, int]]:
 # --- processes ---
 
 
-async def sweep(ids: Iterable[str], processes: dict[int, int]) -> None:
-    """Kill all processes of the workers *ids*, and *processes*: pids with their starts in clock ticks since boot."""
-    ids = list(ids)
+async def sweep(ids: Collection[str], processes: dict[int, int], patience_s: float = 0.0) -> None:
+    """Kill all processes of the workers *ids*, and *processes*: pids with their starts in clock ticks since boot.
+
+    *patience_s*: seconds that they get first, to make robots safe and end by themselves.
+    """
     if not ids and not processes:
         return
+    if patience_s:
+        begun = {pid: stat.started for pid in procfs.marked(ids) if (stat := procfs.stat(pid)) is not None}
+        with contextlib.ExitStack() as stack:
+            pidfds = [procfs.open_pidfd(pid, started) for pid, started in {**processes, **begun}.items()]
+            pidfds = [pidfd for pidfd in pidfds if pidfd >= 0]
+            for pidfd in pidfds:
+                stack.callback(os.close, pidfd)
+            await asyncio.gather(*(_wait_for_end(pidfd, patience_s) for pidfd in pidfds))
     done = asyncio.Event()
     Sweep(asyncio.get_running_loop(), ids, processes, lambda _: done.set())
     await done.wait()
-
-
-async def sweep_robots(ids: Iterable[str], processes: dict[int, int]) -> None:
-    """Kill the same processes as `sweep`, but first give them ROBOT_END_S to make their robots safe."""
-    ids = list(ids)
-    if not ids and not processes:
-        return
-    begun = {pid: stat.started for pid in procfs.marked(ids) if (stat := procfs.stat(pid)) is not None}
-    with contextlib.ExitStack() as stack:
-        pidfds = [procfs.open_pidfd(pid, started) for pid, started in {**processes, **begun}.items()]
-        pidfds = [pidfd for pidfd in pidfds if pidfd >= 0]
-        for pidfd in pidfds:
-            stack.callback(os.close, pidfd)
-        await asyncio.gather(*(_wait_for_end(pidfd, template_protocol.ROBOT_END_S) for pidfd in pidfds))
-    await sweep(ids, processes)
 
 
 def _signal(pidfd: int, number: int) -> None:
@@ -345,13 +329,10 @@ async def _wait_for_end(pidfd: int, timeout_s: float) -> bool:
 def spared(result: str, was_stopped: bool) -> str:
     """Return why `reap` must leave the workers running; "" if it must end them.
 
-    Args:
-        result: how the service ended: systemd's $SERVICE_RESULT; "" if a person runs `agentd --reap`.
-        was_stopped: True if the last agentd was told to end with its workers.
+    *result* is systemd's $SERVICE_RESULT, "" if a person runs `agentd --reap`. *was_stopped*: True if the last agentd
+    was told to end with its workers.
     """
-    if not result or was_stopped:
-        return ""
-    if result == "timeout":  # it did not react to the order to stop, and was killed
+    if was_stopped or result in ("", "timeout"):  # timeout: it did not react to the order to stop, and was killed
         return ""
     if result == "success":
         return "it handed over: workers wait for the next agentd"
@@ -359,13 +340,11 @@ def spared(result: str, was_stopped: bool) -> str:
 
 
 def reap(config: Config, result: str, keeper: str = "") -> int:
-    """End the templates, workers and processes that the last agentd left, within some seconds, unless `spared` forbids
-    that. Return the exit code.
+    """End the templates, workers and processes that the last agentd left, unless `spared` forbids it. Return the exit
+    code.
 
-    Args:
-        config: names the run directory and the parent of the workers' cgroups.
-        result: see `spared`.
-        keeper: socket of the keeper in rlinf-workers@.service, "" without that unit.
+    *config* names the run directory and the parent of the workers' cgroups. *keeper* is the socket of the keeper in
+    rlinf-workers@.service, "" without that unit. Takes some seconds at most.
 
     Raises:
         ConfigError: an agentd runs in that directory, or the directory belongs to another user.

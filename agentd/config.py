@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -34,79 +34,17 @@ log = logging.getLogger(__name__)
 DEFAULT_FILE = Path("/etc/rlinf-actors/agentd.toml")
 
 
-class _Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One table of agentd.toml. A key that the file does not have is None."""
-
-
-class _HeadTable(_Table, frozen=True):
-    listen: str | None = None
-    connect: str | None = None
-
-
-class _NodeTable(_Table, frozen=True):
-    name: str | None = None
-    id: str | None = None
-    rank: int | None = None
-    ip: str | None = None
-    labels: dict[str, str] | None = None
-    env: dict[str, str] | None = None
-
-
-class _SecurityTable(_Table, frozen=True):
-    key_file: str | None = None
-    head_key: str | None = None
-
-
-class _PathsTable(_Table, frozen=True):
-    run_dir: str | None = None
-    log_dir: str | None = None
-    state_dir: str | None = None
-
-
-class _WorkersTable(_Table, frozen=True):
-    interpreters: tuple[str, ...] | None = None
-    prestart: tuple[str, ...] | None = None
-    stop_grace_s: float | None = None
-    cgroup: str | None = None
-    keep: bool | None = None
-    log_max_mb: float | None = None
-
-
-class _HardwareTable(_Table, frozen=True):
-    probe_timeout_s: float | None = None
-    described: str | None = None
-
-
-class _TimersTable(_Table, frozen=True):
-    beat_s: float | None = None
-    lease_s: float | None = None
-    robot_lease_s: float | None = None
-    head_grace_s: float | None = None
-    probe_s: float | None = None
-    unresponsive_s: float | None = None
-    long_call_s: float | None = None
-
-
-def _table(name: str) -> Meta:
-    return Meta(description=f"a table: [{name}]")
-
-
-class _AgentdToml(_Table, frozen=True):
-    """The contents of agentd.toml, with a field for each table."""
-
-    head: Annotated[_HeadTable, _table("head")] = _HeadTable()
-    node: Annotated[_NodeTable, _table("node")] = _NodeTable()
-    security: Annotated[_SecurityTable, _table("security")] = _SecurityTable()
-    paths: Annotated[_PathsTable, _table("paths")] = _PathsTable()
-    workers: Annotated[_WorkersTable, _table("workers")] = _WorkersTable()
-    hardware: Annotated[_HardwareTable, _table("hardware")] = _HardwareTable()
-    timers: Annotated[_TimersTable, _table("timers")] = _TimersTable()
-
-
 KEYS: Mapping[str, tuple[str, ...]] = {
-    table: section.__struct_fields__ for table, section in msgspec.structs.asdict(_AgentdToml()).items()
+    "head": ("listen", "connect"),
+    "node": ("name", "id", "rank", "ip", "labels", "env"),
+    "security": ("key_file", "head_key"),
+    "paths": ("run_dir", "log_dir", "state_dir"),
+    "workers": ("interpreters", "prestart", "stop_grace_s", "cgroup", "keep", "log_max_mb"),
+    "hardware": ("probe_timeout_s", "described"),
+    "timers": ("beat_s", "lease_s", "robot_lease_s", "head_grace_s", "probe_s", "unresponsive_s", "long_call_s"),
 }
-"""For each table of agentd.toml, its keys."""
+"""For each table of agentd.toml, its keys. Each key sets the field of Config with its name and type; see _FIELDS."""
+_FIELDS = {"node.id": "node_id"}
 
 MIN_ROBOT_LEASE_S = 0.5
 
@@ -155,9 +93,7 @@ class Config:
 def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     """Return agentd's configuration, checked.
 
-    Args:
-        arguments: from the command line: fields of Config, and `config`, the path of the file; None means not given.
-        environ: environment variables.
+    *arguments* come from the command line: fields of Config, and `config`, the path of the file; None means not given.
 
     Raises:
         ConfigError: a file cannot be read, a key is unknown, or a value is invalid.
@@ -205,7 +141,7 @@ def for_reaping(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Con
 
 
 def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Settings) -> None:
-    """Decide whether the head runs here or elsewhere. The command line (*given*) wins over RLINF_HEAD, and that over
+    """Decide whether the head runs here or elsewhere: by the command line (*given*), else RLINF_HEAD, else the
     files.
     """
     if given.get("head") or given.get("listen"):
@@ -221,11 +157,8 @@ def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Set
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the values in one TOML file, by field of Config.
-
-    Raises:
-        ConfigError: the file cannot be read or is not TOML, a key is unknown, or a value has the wrong type. ``path``
-            names the file and the key.
+    """Return the values in one TOML file, by field of Config. Raise ConfigError if the file, a key or a value is
+    wrong.
     """
     try:
         tables = tomllib.loads(path.read_text())
@@ -233,9 +166,9 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot be read: {error.strerror}", path=str(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"is not TOML: {error}", path=str(path)) from None
-    file = convert(tables, _AgentdToml, f"{path}: ")
+    file = convert(tables, _file_struct(), f"{path}: ")
     values = {
-        _FIELDS.get(f"{table}.{key}", key): value
+        _field(table, key): value
         for table, keys in KEYS.items()
         for key in keys
         if (value := getattr(getattr(file, table), key)) is not None
@@ -245,16 +178,25 @@ def read(path: Path) -> dict[str, Any]:
     return values
 
 
-_FIELDS = {"node.id": "node_id"}
+def _file_struct() -> type[msgspec.Struct]:
+    """Return the struct of agentd.toml: a field for each table, None for each key that the file does not have."""
+    types = get_type_hints(Config)
+    tables: list[tuple[str, Any, Any]] = []
+    for table, keys in KEYS.items():
+        columns = [(key, Union[types[_field(table, key)], None], None) for key in keys]
+        struct = msgspec.defstruct(table, columns, forbid_unknown_fields=True, frozen=True)
+        tables.append((table, Annotated[struct, Meta(description=f"a table: [{table}]")], struct()))
+    return msgspec.defstruct("AgentdToml", tables, forbid_unknown_fields=True)
+
+
+def _field(table: str, key: str) -> str:
+    return _FIELDS.get(f"{table}.{key}", key)
 
 
 def key_of(field_name: str) -> str:
     """Return the key of agentd.toml that sets a field of Config, such as ``node.name``; by default the field's name."""
-    for table, keys in KEYS.items():
-        for key in keys:
-            if _FIELDS.get(f"{table}.{key}", key) == field_name:
-                return f"{table}.{key}"
-    return field_name
+    keys = (f"{table}.{key}" for table, keys in KEYS.items() for key in keys if _field(table, key) == field_name)
+    return next(keys, field_name)
 
 
 def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -274,43 +216,29 @@ def _files(path: Path, must_exist: bool) -> list[Path]:
 
 
 def _checked(config: Config) -> Config:
+    def require(name: str, holds: bool, text: str) -> None:
+        if not holds:
+            raise ConfigError(f"is {getattr(config, name):g}; it must be {text}", path=key_of(name))
+
     if config.listen is not None:
         split_address(config.listen, "--listen")
     if config.connect is not None and not config.connect.startswith("ipc://"):
         split_address(config.connect, "--connect")
-    if config.rank is not None and config.rank < 0:
-        raise ConfigError(f"is {config.rank}; it must be 0 or more", path="node.rank")
+    require("rank", config.rank is None or config.rank >= 0, "0 or more")
     for name in ("beat_s", "lease_s", "robot_lease_s", "probe_timeout_s", "probe_s", "long_call_s"):
-        if not getattr(config, name) > 0:
-            raise ConfigError(f"is {getattr(config, name)}; it must be more than 0", path=key_of(name))
-    if config.lease_s < 4 * config.beat_s:
-        raise ConfigError(
-            f"is {config.lease_s:g}; it must be at least 4 beats of {config.beat_s:g} s", path="timers.lease_s"
-        )
-    if config.unresponsive_s < 2 * config.probe_s:
-        raise ConfigError(
-            f"is {config.unresponsive_s:g}; it must be at least 2 probes of {config.probe_s:g} s",
-            path="timers.unresponsive_s",
-        )
-    if config.robot_lease_s < MIN_ROBOT_LEASE_S:
-        raise ConfigError(
-            f"is {config.robot_lease_s:g}; it must be at least {MIN_ROBOT_LEASE_S:g}: networks and machines pause for "
-            "shorter than that",
-            path="timers.robot_lease_s",
-        )
+        require(name, getattr(config, name) > 0, "more than 0")
     for name in ("head_grace_s", "stop_grace_s", "log_max_mb"):
-        if not getattr(config, name) >= 0:
-            raise ConfigError(f"is {getattr(config, name)}; it must be 0 or more", path=key_of(name))
+        require(name, getattr(config, name) >= 0, "0 or more")
+    require("lease_s", config.lease_s >= 4 * config.beat_s, f"at least 4 beats of {config.beat_s:g} s")
+    long_enough = config.unresponsive_s >= 2 * config.probe_s
+    require("unresponsive_s", long_enough, f"at least 2 probes of {config.probe_s:g} s")
+    least = f"at least {MIN_ROBOT_LEASE_S:g}: networks and machines pause for shorter than that"
+    require("robot_lease_s", config.robot_lease_s >= MIN_ROBOT_LEASE_S, least)
     return config
 
 
 def check_files(config: Config) -> None:
-    """Check that the hardware description can be read and that the cgroup directory can be used, for `agentd
-    --check-config`.
-
-    Raises:
-        ConfigError: one of them cannot be used.
-    """
+    """Raise ConfigError if the hardware description cannot be read, or if the cgroup directory cannot be used."""
     if config.described is not None and not os.access(config.described, os.R_OK):
         raise ConfigError(f"is {config.described!r}, which cannot be read", path="hardware.described")
     try:
@@ -326,7 +254,7 @@ def default_interpreters() -> tuple[str, ...]:
 
 
 def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) -> str:
-    """Return the parent of workers' log files if none is configured. An embedded agentd's is in its run directory."""
+    """Return the default parent directory of workers' log files: for an embedded agentd, inside its run directory."""
     if config.embedded:
         return os.path.join(run_dir, "logs")
     if os.getuid() == 0:
@@ -336,10 +264,8 @@ def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) ->
 
 
 def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of agentd's environment that its workers inherit: all but those of agentd's own systemd unit
-    and those that are not UTF-8.
-
-    A message cannot carry the latter. The log names them, since a user's program may miss them.
+    """Return the variables of agentd's environment that workers inherit: those in UTF-8, and not those of agentd's
+    unit.
     """
     kept = {name: value for name, value in environ.items() if name not in FOR_THE_UNIT_ALONE}
     for name in list(kept):
@@ -380,11 +306,8 @@ def reload(current: Config, fresh: Config) -> Changes:
 
 
 def own_key(config: Config, settings: Settings) -> KeyFile | None:
-    """Return this agentd's key file; None for an embedded agentd, or if there is no key file. On loopback without
-    cluster keys, return the user's own key file.
-
-    Raises:
-        ConfigError: the key file cannot be used.
+    """Return this agentd's key file; None for an embedded agentd, or without keys. On loopback, the default is the
+    user's own key file. Raise ConfigError if the key file cannot be used.
     """
     if config.embedded:  # unix sockets only
         return None
@@ -402,11 +325,7 @@ def named(config: Config, key: KeyFile | None) -> Config:
 
 
 def check_addresses(config: Config, security: Security) -> None:
-    """Check that agentd may use the head's TCP address: it is on loopback, agentd has a key, or `insecure` is set.
-
-    Raises:
-        ConfigError: none of these holds, so that anyone in the network could act as a member of the cluster.
-    """
+    """Raise ConfigError unless the head's TCP address is on loopback, agentd has a key, or `insecure` is set."""
     endpoint = _endpoint(config)
     if endpoint:
         security.mechanism(endpoint, "listen on" if config.head else "connect to")

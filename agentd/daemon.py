@@ -49,9 +49,8 @@ OK, FOR_GOOD = 0, 3
 class StatusReporter:
     """Reports agentd's state to systemd, and once to the driver that started agentd. Loop thread only.
 
-    Args:
-        manager: systemd's notification socket; sends nothing if a driver owns this process.
-        ready_fd: inherited pipe to the driver, which gets one JSON line; -1 without a driver.
+    *manager* sends nothing if a driver owns this process. *ready_fd* is the pipe to that driver, which gets one JSON
+    line; -1 without a driver.
     """
 
     def __init__(self, manager: Manager, ready_fd: int) -> None:
@@ -97,11 +96,8 @@ class StatusReporter:
 
 
 class Daemon:
-    """One agentd process. Call `run` once, on the main thread.
-
-    Args:
-        config: the configuration that was loaded at the start.
-        arguments: options of the command line, with which SIGHUP loads the configuration again.
+    """One agentd process. Call `run` once, on the main thread. SIGHUP loads the configuration again, with *arguments*,
+    the options of the command line.
     """
 
     def __init__(self, config: Config, arguments: Mapping[str, object]) -> None:
@@ -342,11 +338,8 @@ class Daemon:
         return FOR_GOOD if self._cluster_ended and not config.embedded and end.code == OK else end.code
 
     async def _check_version(self, network: ZmqNetwork, run_dir: str) -> None:
-        """Check that the head serves this version of agentd, if the inventory would end workers of another version.
-
-        Raises:
-            ProtocolMismatchError: the head does not. The workers run on, so that an agentd of their version can take
-                them over.
+        """Raise ProtocolMismatchError if the head does not serve this version of agentd, and the inventory would end
+        workers of another version. They run on, so that an agentd of their version can take them over.
         """
         from agentd.adoption import other_protocols
         from agentd.session import why_not_served
@@ -451,17 +444,14 @@ class Daemon:
 
 
 def watch_owner(pid: int, started: int, ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> None:
-    """Call *ended* on the running loop when the process that owns agentd, a driver, ends.
+    """Call *ended* once, on the running loop, when the process *pid* ends, the driver that owns agentd. Closing *stack*
+    stops the watch.
 
-    Args:
-        pid: the owner.
-        started: start of the owner in clock ticks since boot, which tells the owner from a later process with its pid;
-            0 if unknown.
-        ended: called once.
-        stack: stops the watch when it is closed.
+    *started* is the driver's start in clock ticks since boot, which tells it from a later process with its pid; 0 if
+    unknown.
 
     Raises:
-        RlinfActorsError: the owner has ended already.
+        RlinfActorsError: the driver has ended already.
     """
     loop = asyncio.get_running_loop()
     try:

@@ -44,9 +44,7 @@ class LockTable:
     def release(self, worker: str, number: int) -> list[DeviceRequest]:
         """Remove a worker's request if it has this number. Return the requests that are granted now."""
         request = self._held.get(worker) or self._waiting.get(worker)
-        if request is None or request.number != number:
-            return []
-        return self.remove(worker)
+        return self.remove(worker) if request is not None and request.number == number else []
 
     def remove(self, worker: str) -> list[DeviceRequest]:
         """Remove a worker's request, if there is one. Return the requests that are granted now."""
@@ -80,13 +78,9 @@ class LockTable:
 def devices_of(spec: WorkerSpec, resources: Sequence[ResourceReport]) -> frozenset[str]:
     """Return the names of a worker's physical accelerators, which are the same names for every worker of the node.
 
-    These are the accelerators on which the worker was placed, even if it sees others too; all accelerators of the node
-    if the worker was placed on the node; none if it uses no accelerators. Slices of one device have names of their own
-    if the vendor's tools tell them apart.
-
-    Args:
-        spec: the worker, whose environment says where it was placed.
-        resources: accelerators and robots of its node.
+    *spec* says in its environment on which of the node's *resources* the worker was placed. These accelerators count,
+    even if the worker sees others too; all accelerators of the node if it was placed on the node; none if it uses none.
+    Slices of one device have names of their own if the vendor's tools tell them apart.
     """
     if spec.env.get("ACCELERATOR_TYPE", NONE) in ("", NONE):
         return frozenset()

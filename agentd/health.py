@@ -57,21 +57,21 @@ class HealthTable:
 
     silent_s: float = 5.0
     long_s: float = 10.0
-    _workers: dict[str, _WorkerState] = field(default_factory=dict)
+    workers: dict[str, _WorkerState] = field(default_factory=dict)
     _asked_at: dict[int, float] = field(default_factory=dict)  # templates that owe an answer
 
     def worker_up(self, id: str, template: int, now: float) -> None:
-        self._workers[id] = _WorkerState(template, now, Pong(id), WorkerHealth(id))
+        self.workers[id] = _WorkerState(template, now, Pong(id), WorkerHealth(id))
 
     def worker_ended(self, id: str) -> None:
-        self._workers.pop(id, None)
+        self.workers.pop(id, None)
 
     def template_ended(self, template: int) -> None:
         self._asked_at.pop(template, None)
 
     def to_probe(self, now: float) -> list[int]:
         """Return the pids of the templates to probe now: those that have workers and have answered the last probe."""
-        due = {worker.template for worker in self._workers.values()} - self._asked_at.keys()
+        due = {worker.template for worker in self.workers.values()} - self._asked_at.keys()
         self._asked_at.update(dict.fromkeys(due, now))
         return sorted(due)
 
@@ -79,23 +79,23 @@ class HealthTable:
         """Record a template's answer to a probe: *pongs* are the answers of its workers that it has received."""
         late = now - self._asked_at.pop(template, now)
         if late > LATE_S:
-            for worker in self._workers.values():
+            for worker in self.workers.values():
                 if worker.template == template:
                     worker.answered_at = min(worker.answered_at + late, now)
         for pong in pongs:
-            known = self._workers.get(pong.id)
+            known = self.workers.get(pong.id)
             if known is not None:
                 known.answered_at, known.pong = now, pong
 
     def stalled(self, seconds: float, now: float) -> None:
         """Record that agentd stood still for *seconds*, which must not count as silence of workers."""
-        for worker in self._workers.values():
+        for worker in self.workers.values():
             worker.answered_at = min(worker.answered_at + seconds, now)
         self._asked_at = {template: min(at + seconds, now) for template, at in self._asked_at.items()}
 
     def changes(self, now: float) -> list[WorkerHealth]:
         """Return the health that has changed since the last call."""
-        return [change for worker in self._workers.values() if (change := self._change(worker, now)) is not None]
+        return [change for worker in self.workers.values() if (change := self._change(worker, now)) is not None]
 
     def _change(self, worker: _WorkerState, now: float) -> WorkerHealth | None:
         unresponsive, method, since = "", "", 0.0
@@ -127,20 +127,17 @@ class HealthMonitor:
         self._probe_s = times.probe_s
         self._table = HealthTable(times.unresponsive_s, times.long_call_s)
         self._templates: dict[int, TemplateProcess] = {}
-        self._up: set[str] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def worker_up(self, id: str, template: TemplateProcess) -> None:
-        self._up.add(id)
         self._templates[template.pid] = template
         self._table.worker_up(id, template.pid, self._loop.time())
         if self._timer is None:
             self._set_timer()
 
     def worker_ended(self, id: str) -> None:
-        self._up.discard(id)
         self._table.worker_ended(id)
-        if not self._up:
+        if not self._table.workers:
             self.close()
 
     def template_ended(self, template: TemplateProcess) -> None:
@@ -173,6 +170,5 @@ class HealthMonitor:
         self._set_timer()
 
     def _report_changes(self, now: float) -> None:
-        changes = self._table.changes(now)
-        if changes:
+        if changes := self._table.changes(now):
             self._report(WorkersHealth(changes))

@@ -48,12 +48,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Keeper:
-    """The keeper's state; `run` is its main loop.
-
-    Args:
-        listener: listening SOCK_SEQPACKET socket.
-        stays: True to go on without an agentd and without templates.
-    """
+    """The keeper's state; `run` is its main loop. *stays*: True to go on without an agentd and without templates."""
 
     def __init__(self, listener: socket.socket, stays: bool = False) -> None:
         self._listener = listener
@@ -151,14 +146,8 @@ class Keeper:
         return True
 
     def _start(self, order: dict[str, object], fds: list[int]) -> None:
-        """Start a template and send agentd its pid, start and pidfd.
-
-        Args:
-            order: the template's `argv` and `env`.
-            fds: see `become`.
-
-        Raises:
-            OSError: no process can be started.
+        """Start a template by *order* (argv, env), and send agentd its pid, start and pidfd. Raise OSError if no
+        process can be started. For *fds* see `become`.
         """
         argv, env = order["argv"], order["env"]
         assert isinstance(argv, list)
@@ -279,18 +268,11 @@ class Keeper:
 
 
 def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) -> None:
-    """Execute a template's program in this process, a fresh fork of the keeper *parent*. Does not return.
+    """Execute a template's program in this process, a fresh fork of the keeper *parent*. Raise OSError if that fails.
 
     Until the template has finished its imports and cancels this, the kernel kills it together with the keeper: while it
-    imports, it cannot notice agentd's end.
-
-    Args:
-        parent: pid of the keeper.
-        fds: socket to agentd, file for stdout and stderr, and optionally the pidfd of the driver that owns agentd.
-        argv, env: of the program.
-
-    Raises:
-        OSError: the program cannot be executed.
+    imports, it cannot notice agentd's end. *fds*: socket to agentd, file for stdout and stderr, and optionally the
+    pidfd of the driver that owns agentd.
     """
     os.setsid()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -311,11 +293,8 @@ def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) ->
 
 
 def receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """Receive a packet (b"" if the other end has closed the connection) and at most *most* descriptors, set to close on
-    exec.
-
-    Raises:
-        OSError: no packet waits, or the connection is broken.
+    """Receive a packet and at most *most* descriptors, set to close on exec. b"": the other end has closed the
+    connection. Raise OSError if no packet waits, or if the connection is broken.
     """
     data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET, most)  # recv_fds ignores its flags (CPython 3.10 to 3.13)
     for fd in fds:

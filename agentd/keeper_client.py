@@ -113,10 +113,8 @@ def pid_of(path: str) -> int | None:
 
 
 def become_keeper(path: str) -> NoReturn:
-    """Replace this process, the main process of rlinf-workers@.service, by a keeper that listens on *path*.
-
-    Raises:
-        OSError: the socket cannot be made, or the keeper cannot be executed.
+    """Replace this process, the main process of rlinf-workers@.service, by a keeper that listens on *path*. Raise
+    OSError if that fails.
     """
     if why := enter_leaf():
         log.warning("memory_limit and pids_limit are unavailable: %s", why)
@@ -133,7 +131,6 @@ class KeeperClient:
     """The connection to the keeper. It is made when first needed, and made again after the end of a keeper.
 
     Args:
-        loop: agentd's event loop.
         run_dir: directory for the socket of a keeper that agentd starts itself.
         keep: True if templates go on when this agentd ends.
         of_unit: socket of the keeper in rlinf-workers@.service; "" if agentd starts a keeper itself.
@@ -152,7 +149,7 @@ class KeeperClient:
         self._socket: socket.socket | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._ending: dict[int, subprocess.Popen[bytes]] = {}  # keepers that closed their sockets, by pidfd
-        self._orders: deque[_StartOrder] = deque()  # not answered yet; the keeper answers in order
+        self._orders = deque[_StartOrder]()  # not answered yet; the keeper answers in order
         self._greeted = False
         self._silence: asyncio.TimerHandle | None = None
         self._unreaped: set[int] = set()  # ended processes whose statuses no keeper told
@@ -160,10 +157,8 @@ class KeeperClient:
         self._waiting: dict[int, Callable[[int | None], None]] = {}
 
     def begin(self) -> None:
-        """Connect to the keeper; if no keeper runs, start one. Does not wait for its answer.
-
-        Raises:
-            OSError: no keeper runs, and agentd cannot start one.
+        """Connect to the keeper; if no keeper runs, start one. Does not wait for its answer. Raise OSError if that
+        fails.
         """
         if self._socket is not None:
             return
@@ -375,32 +370,21 @@ class KeeperClient:
             remove_files(self._path)  # a keeper that has not even said hello must not be found again
         self._on_keeper_end("the keeper does not answer")
 
-    def _receive(self) -> tuple[dict[str, int] | None, list[int]]:
-        """Return the next packet and its descriptors; None and [] if no packet waits.
-
-        Raises:
-            ConnectionError: the keeper has ended.
-        """
+    def _on_readable(self) -> None:
         assert self._socket is not None
         try:
             data, fds = keeper.receive(self._socket, 1)
         except BlockingIOError:
-            return None, []
-        if not data:
-            raise ConnectionResetError("the keeper has ended")
-        return json.loads(data), fds
-
-    def _on_readable(self) -> None:
-        try:
-            packet, fds = self._receive()
+            return
         except ConnectionError:
+            data, fds = b"", []
+        if not data:
             log.warning("keeper %d has ended; the templates that it started go on", self.pid)
             self._on_keeper_end("the keeper has ended")
             return
-        if packet is not None:
-            self._unexpect()
-            self._take(packet, fds)
-            self._expect()
+        self._unexpect()
+        self._take(json.loads(data), fds)
+        self._expect()
 
     def _unexpect(self) -> None:
         if self._silence is not None:

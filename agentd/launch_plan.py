@@ -91,36 +91,13 @@ class Site:
 
     rules: Rules
     run_dir: Path
-    head: str  # endpoint
-    node_ip: str
-    host: str  # host key; equal for processes that can talk over unix sockets
+    place: WorkerPlace  # what every worker is told, without its own log files and lease
     environment: Callable[[], Mapping[str, str]]  # returns the node's environment for workers; SIGHUP can change it
-    listen_ip: str = ""  # address on which workers listen for TCP; "" for unix sockets only
-    head_key: str = ""  # the head's public key; "" in a cluster without keys
     resources: Sequence[ResourceReport] = ()  # accelerators and robots of the node
     owner_pid: int | None = None  # driver whose end ends every worker; None without one
     keep_s: float | None = None  # seconds for which workers wait for the next agentd; None if they end with this one
     keeper: str = ""  # socket of the keeper in rlinf-workers@.service; "" if agentd starts one
     entry: str = "rlinf_actors.worker.main:run_worker"  # module:function that runs a worker; tests use their own
-
-    @property
-    def node(self) -> str:
-        return self.rules.node
-
-    def place(self, out_path: str, err_path: str, lease_until: float, lease_s: float) -> WorkerPlace:
-        return WorkerPlace(
-            run_dir=str(self.run_dir),
-            host=self.host,
-            head=self.head,
-            node=self.node,
-            node_ip=self.node_ip,
-            listen_ip=self.listen_ip,
-            out_path=out_path,
-            err_path=err_path,
-            lease_until=lease_until,
-            lease_s=lease_s,
-            head_key=self.head_key,
-        )
 
 
 # --- one worker ---
@@ -137,8 +114,9 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
     if unlimited and not spec.limits_best_effort:
         advice = "or launch without the limit, or with limits='best_effort'"
         raise _refusal(spec, rules, f"a limit that was asked for cannot hold there: {unlimited}; {advice}")
-    env = worker_environment(spec, node_env, rules)
     try:
+        env = process_environment(node_env, spec.env, spec.path_env_merge_mode)
+        env[WORKER_MARK] = spec.id
         interpreter = find_interpreter(spec.interpreter, env, rules)
     except ValueError as error:
         raise _refusal(spec, rules, str(error)) from None
@@ -148,26 +126,11 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
     return LaunchPlan(template_key(interpreter, env, spec.preload), env, out_path, err_path)
 
 
-def worker_environment(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> dict[str, str]:
-    """Return the whole environment of a worker: the node's, overridden by the worker's, plus the worker mark."""
-    try:
-        env = process_environment(node_env, spec.env, spec.path_env_merge_mode)
-    except ValueError as error:
-        raise _refusal(spec, rules, str(error)) from None
-    env[WORKER_MARK] = spec.id
-    return env
-
-
 def process_environment(node_env: Mapping[str, str], asked: Mapping[str, str], merge_mode: str) -> dict[str, str]:
-    """Return the node's environment overridden by the variables *asked*.
+    """Return the node's environment overridden by the variables *asked*. Raise ValueError if a process cannot have
+    them.
 
-    Args:
-        node_env: the node's environment.
-        asked: variables that the launch sets.
-        merge_mode: "append" or "override", for variables with search paths; see model.placement.merge_paths.
-
-    Raises:
-        ValueError: a variable cannot be passed to a process.
+    *merge_mode*, "append" or "override", is for variables with search paths (model.placement.merge_paths).
     """
     env = merge_paths(node_env, asked, merge_mode)
     for name, value in env.items():
@@ -191,10 +154,6 @@ def template_environment(key: TemplateKey, node_env: Mapping[str, str]) -> dict[
     return {**env, **_TEMPLATE_ENV, "GLIBC_TUNABLES": tunables, WORKER_MARK: "-" * SLOT}
 
 
-def template_command(key: TemplateKey, pkg: str, fd: int, node: str, config: str) -> list[str]:
-    return [key.interpreter, "-c", BOOTSTRAP, pkg, str(fd), node, config]
-
-
 def log_paths(spec: WorkerSpec, log_dir: str) -> tuple[str, str]:
     """Return the paths of a worker's stdout and stderr files."""
     base = f"{spec.log_dir or log_dir}/{file_name(spec.namespace)}/{file_name(spec.group)}-{spec.rank}"
@@ -210,10 +169,7 @@ def file_name(name: str) -> str:
 def find_interpreter(wanted: str | None, env: Mapping[str, str], rules: Rules) -> str:
     """Return the path of an interpreter that may be started on this node.
 
-    Args:
-        wanted: a path, or a name to search in PATH of *env*; None for agentd's own interpreter.
-        env: environment of the process to start.
-        rules: what the node allows.
+    *wanted* is a path, or a name to search in PATH of *env*; None for agentd's own interpreter.
 
     Raises:
         ValueError: the interpreter is missing or not allowed; the text says what to do.
@@ -264,15 +220,8 @@ def make_site(
 ) -> Site:
     """Decide where the workers of this node run, and prepare their cgroups. Loop thread.
 
-    Args:
-        config: agentd's configuration.
-        run_dir: agentd's run directory.
-        report: description of this node.
-        environment: see Site.
-        head: the head's endpoint.
-        head_key: the head's public key, "" without keys.
-        keeps: True if workers may outlive this agentd.
-        keeper: socket of the keeper in rlinf-workers@.service, "" without that unit.
+    *keeps*: True if workers may outlive this agentd. *keeper*: socket of the keeper in rlinf-workers@.service, ""
+    without that unit.
 
     Raises:
         ConfigError: the configured cgroup directory cannot be used.
@@ -286,15 +235,22 @@ def make_site(
         cgroups=cgroups,
         log_bytes=int(config.log_max_mb * 2**20),
     )
+    place = WorkerPlace(
+        run_dir=run_dir,
+        host=report.host,
+        head=head,
+        node=report.hostname,
+        node_ip=report.ip,
+        listen_ip="" if is_loopback(report.ip) else report.ip,
+        out_path="",
+        err_path="",
+        head_key=head_key,
+    )
     return Site(
         rules,
         Path(run_dir),
-        head=head,
-        node_ip=report.ip,
-        host=report.host,
+        place,
         environment=environment,
-        listen_ip="" if is_loopback(report.ip) else report.ip,
-        head_key=head_key,
         resources=report.resources,
         owner_pid=config.owner_pid,
         keep_s=config.head_grace_s if keeps else None,
@@ -312,9 +268,7 @@ def allowed_interpreters(config: Config, report: NodeReport) -> tuple[str, ...] 
 def find_roots(config: Config, keeper: str) -> Roots:
     """Find where workers' cgroups can be made, make their parent directories, and log which limits are unavailable.
 
-    Args:
-        config: agentd's configuration.
-        keeper: socket of the keeper in rlinf-workers@.service, in whose cgroup workers run; "" without that unit.
+    *keeper*: socket of the keeper in rlinf-workers@.service, in whose cgroup workers run; "" without that unit.
 
     Raises:
         ConfigError: the configured cgroup directory cannot be used.

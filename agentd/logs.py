@@ -173,7 +173,6 @@ class LogForwarder:
     """Sends the output of this node's workers to the jobs that own them.
 
     Args:
-        loop: agentd's event loop.
         node: name of this node, for LogLines.
         report: called with each LogLines for the head.
         on_read: called with a worker's id, the positions in its stdout and stderr files, and True if both were read to
@@ -209,23 +208,12 @@ class LogForwarder:
             self._pump()
 
     def add(
-        self,
-        id: str,
-        name: str,
-        owner: str,
-        out_path: str,
-        err_path: str,
-        at: tuple[Position, Position] | None = None,
+        self, id: str, name: str, owner: str, out_path: str, err_path: str, at: tuple[Position, Position] | None = None
     ) -> None:
         """Forward the output of a worker, from the positions *at*, or from the present ends of its files, which may not
         exist yet.
 
-        Args:
-            id: the worker.
-            name: GROUP:RANK, for LogLines.
-            owner: namespace of the worker's job.
-            out_path, err_path: files with the worker's stdout and stderr.
-            at: positions in these files.
+        *name* is GROUP:RANK, *owner* the namespace of the worker's job.
         """
         out, err = at or (_end_of(out_path), _end_of(err_path))
         files = [_File(out_path, "out", *out), _File(err_path, "err", *err)]
@@ -239,11 +227,14 @@ class LogForwarder:
 
     def lost(self, id: str, text: str) -> None:
         """Tell the owner that a worker's output cannot be written because of *text*; "" if it can be written again."""
-        state = f"output is lost: {text}" if text else "output is written again"
-        log.warning("worker %s: %s", id, state)
+        self._note(id, f"output is lost: {text}" if text else "output is written again")
+
+    def _note(self, id: str, text: str) -> None:
+        """Log *text*, and send it to the worker's owner as a line of stderr."""
+        log.warning("worker %s: %s", id, text)
         worker = self._workers.get(id)
         if worker is not None:
-            self._report(LogLines(worker.owner, self._node, [(worker.name, "err", f"[rlinf-actors] {state}")]))
+            self._report(LogLines(worker.owner, self._node, [(worker.name, "err", f"[rlinf-actors] {text}")]))
 
     def finish(self, id: str) -> None:
         """Send the rest of an ended worker's output: as much as its owner has credit for, the rest later."""
@@ -261,15 +252,16 @@ class LogForwarder:
 
         Then send a LogLines with final=True and the number of lines that were left out.
         """
+
+        def end() -> None:
+            del self._flushing[owner]
+            self._drop(self._of(owner), owner)
+
         if owner in self._flushing:
             return
-        self._flushing[owner] = self._loop.call_later(wait_s, self._end_flush, owner)
+        self._flushing[owner] = self._loop.call_later(wait_s, end)
         self._pending.update(dict.fromkeys(worker.id for worker in self._of(owner)))
         self._pump()
-
-    def _end_flush(self, owner: str) -> None:
-        del self._flushing[owner]
-        self._drop(self._of(owner), owner)
 
     def _answer_flushes(self) -> None:
         """End the flush of each owner whose output is all sent, with a LogLines that has final=True."""
@@ -335,13 +327,13 @@ class LogForwarder:
             del self._owners[worker.owner]
 
     def _soon(self) -> None:
+        def pump() -> None:
+            self._scheduled = False
+            self._pump()
+
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._pump_later)
-
-    def _pump_later(self) -> None:
-        self._scheduled = False
-        self._pump()
+            self._loop.call_soon(pump)
 
     def _pump(self, whole: bool = False) -> None:
         """Read from the workers with unread output, in turns, as far as their owners have credit.
@@ -384,7 +376,10 @@ class LogForwarder:
         except FileNotFoundError:  # never written, or removed
             return 0
         except OSError as error:
-            self._report_fault(worker, file, f"{file.path}: {error.strerror}")
+            fault = f"output cannot be shown: {file.path}: {error.strerror}"
+            if file.fault != fault:  # once for each fault; new output causes another try
+                file.fault = fault
+                self._note(worker.id, fault)
             return 0
         lines, size = split(data, ended or (worker.final and len(data) < MAX_LINE))
         file.offset += size
@@ -397,14 +392,6 @@ class LogForwarder:
         if owner.chars >= _BATCH:
             self._flush(worker.owner)
         return size
-
-    def _report_fault(self, worker: _WorkerLogs, file: _File, fault: str) -> None:
-        """Tell the owner that a file cannot be read, once for each fault. New output causes another try."""
-        if file.fault != fault:
-            file.fault = fault
-            log.warning("worker %s: its output cannot be shown: %s", worker.id, fault)
-            line = f"[rlinf-actors] output cannot be shown: {fault}"
-            self._report(LogLines(worker.owner, self._node, [(worker.name, "err", line)]))
 
     def _flush(self, name: str) -> None:
         owner = self._owners[name]

@@ -46,11 +46,7 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_described(path: str) -> Described:
-    """Read the file of --hardware.
-
-    Raises:
-        ConfigError: the file cannot be read, or does not have the form of Described.
-    """
+    """Read the file of --hardware. Raise ConfigError if it cannot be read, or does not have the form of Described."""
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Described)
     except OSError as error:
@@ -76,10 +72,8 @@ def address(config: Config, listen: str, head: str) -> str:
     """Return this node's address: as configured, otherwise the address on which the head in this process listens,
     otherwise this machine's address on the route to the head.
 
-    Args:
-        config: agentd's configuration.
-        listen: host that the head in this process listens on; "" without one.
-        head: host of the head elsewhere; "" for unix sockets only.
+    *listen* is the host that the head in this process listens on, *head* the host of the head elsewhere; "" without
+    one.
 
     Raises:
         ConfigError: there is no route to the head.
@@ -104,16 +98,9 @@ def report(
 ) -> NodeReport:
     """Return the report of this node for the head.
 
-    From the environment it contains only the variables that decide which devices and interfaces workers use, so that a
-    launch cannot contradict them. Other variables may hold secrets.
-
-    Args:
-        config: agentd's configuration.
-        probe: result of the hardware probe.
-        described: hardware to report instead; None on a real node.
-        ip: from `address`.
-        id: from `node_id`.
-        environ: agentd's environment.
+    From the environment *environ* of agentd it has only the variables that decide which devices and interfaces workers
+    use, so that a launch cannot contradict them. Other variables may hold secrets. *described* replaces the hardware of
+    the *probe* on nodes that only pretend to have hardware; None on others.
     """
     given = described or Described()
     own = {**environ, **given.env_vars, **config.env}

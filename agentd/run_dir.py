@@ -105,11 +105,7 @@ def boot_id() -> str:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file atomically, readable by this user alone.
-
-    Raises:
-        OSError: the file cannot be written; no file is left.
-    """
+    """Write a file atomically, readable by this user alone. If that fails, raise OSError and leave no file."""
     fresh = path.with_suffix(".tmp")
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -139,13 +135,9 @@ def remove_template_files(stem: str) -> None:
 
 
 class OrderLedger:
-    """The head's orders on disk, one file for each StartWorkers. The next agentd learns from them which workers there
-    were, even if their templates have ended.
-
-    A file is removed once the head has acknowledged the ends of all its workers.
-
-    Args:
-        directory: exists and is private; None to write nothing.
+    """The head's orders on disk, one file for each StartWorkers, until the head has acknowledged the ends of all its
+    workers. The next agentd learns from them which workers there were, even if their templates have ended. *directory*
+    None: write nothing.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -174,11 +166,7 @@ class OrderLedger:
         return found
 
     def write(self, order: StartWorkers) -> None:
-        """Write an order, before its workers start.
-
-        Raises:
-            OSError: the order cannot be written.
-        """
+        """Write an order, before its workers start. Raise OSError if that fails."""
         if self._directory is None or not order.workers:
             return
         path = self._directory / f"{os.getpid()}-{next(self._numbers)}.start"

@@ -12,8 +12,8 @@ import logging
 import os
 import random
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from agentd import node_state as s
 from agentd import state_events as e
@@ -41,29 +41,10 @@ from rlinf_actors.wire.client_messages import GetStatus, Status
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, RunningWorker
 
+if TYPE_CHECKING:
+    from agentd.workers import Workers
+
 log = logging.getLogger(__name__)
-
-
-class NodeWorkers(Protocol):
-    """The methods of agentd.workers.Workers that the session calls; tests use a fake."""
-
-    def start(self, order: StartWorkers) -> None: ...
-
-    def record_owner(self, order: StartWorkers) -> None: ...
-
-    def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None: ...
-
-    def renew(self, until: float, lease_s: float) -> None: ...
-
-    def flush_logs(self, owner: str, wait_s: float) -> None: ...
-
-    def credit_logs(self, chars: int, owner: str) -> None: ...
-
-    def acknowledged(self, ids: Sequence[str]) -> None: ...
-
-    def registered(self, keep_s: float) -> None: ...
-
-    async def close(self, grace_s: float, reason: str = "") -> None: ...
 
 
 async def why_not_served(network: Network, endpoint: str) -> str:
@@ -124,7 +105,7 @@ class Session:
         self._query_hardware = query_hardware
         self._on_registered = on_registered
         self._on_status = on_status
-        self._workers: NodeWorkers
+        self._workers: Workers
         self._state = s.AgentState(lambda: uuid.uuid4().hex, random.random, policy or s.Policy())
         self._shell = CoreShell[e.Event, e.Command](
             self._loop, "agentd", self._state.handle, self._state.next_deadline, self._carry_out,
@@ -141,15 +122,15 @@ class Session:
         self._tasks = Tasks(self._loop)
         self._done: asyncio.Future[e.EndAgent] = self._loop.create_future()
 
-    def attach(self, workers: NodeWorkers) -> None:
+    def attach(self, workers: Workers) -> None:
         """Set the workers of this node, which the session orders to start and stop, and which call `report`."""
         self._workers = workers
 
     def adopt(self, workers: list[RunningWorker], lost: dict[str, str], since: float) -> None:
-        """Take over the workers of an earlier agentd. Call this before `run`.
+        """Take over the workers of an earlier agentd, which `Workers.adopt` returned. Call this before `run`.
 
         Args:
-            workers: the workers that `Workers.adopt` returned.
+            workers: running workers, and ended workers whose exit reports the head may not have.
             lost: for each worker that was ended instead, its id and the reason; the first hello reports them.
             since: when the last registered agentd of this node ended, in seconds of the loop's clock; 0 if unknown.
         """
@@ -175,9 +156,7 @@ class Session:
     def stop(self, reason: str, grace_s: float | None = None) -> None:
         """End all workers, tell the head goodbye, and let `run` return. A second call may shorten the grace.
 
-        Args:
-            reason: for people.
-            grace_s: seconds between SIGTERM and SIGKILL; None for `Policy.stop_grace_s`.
+        *grace_s*: seconds between SIGTERM and SIGKILL; None for `Policy.stop_grace_s`.
         """
         self._shell.handle(e.StopAgent(reason, grace_s))
 

@@ -28,10 +28,8 @@ log = logging.getLogger(__name__)
 
 
 def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[[], object] = lambda: None) -> bool:
-    """Kill the processes in cgroups whose template has ended, after ROBOT_END_S in which they make robots safe. Does
-    not wait; *done* is called at the end.
-
-    Return False if there was no such process; *done* is not called then.
+    """Kill the processes in cgroups whose template has ended, ROBOT_END_S from now, and then call *done*. Does not
+    wait. Return False, and do not call *done*, if there are no such processes.
     """
     left = [cgroup for cgroup in leftovers(roots) if not cgroup.remove()]
 
@@ -51,7 +49,6 @@ class Sweep:
     left.
 
     Args:
-        loop: agentd's event loop.
         ids: the workers.
         pids: known processes of the workers, with their starts in clock ticks since boot. Start 0 stands for an ended
             process whose pid may still name a session.

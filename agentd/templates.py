@@ -74,29 +74,28 @@ class SurvivingTemplate:
     strays: list[template_protocol.SurvivingWorker] = field(default_factory=list)
 
 
+Process = tuple[int, int] | asyncio.Future[Started]
+"""A template's pid and pidfd, or a future of them while the keeper starts the process."""
+
+
 class TemplateProcess:
     """One template process. This object owns the socket and the pidfd. Loop thread only.
 
     Args:
-        loop: watches the socket and the pidfd.
         keeper: reports the exit status of the process.
-        key: decides which workers the template can fork.
         sock: SOCK_SEQPACKET socket, connected to the template.
         stem: path of the template's files in the run directory, without suffix.
-        process: pid and pidfd; or a future of them, while the keeper starts the process.
         on_packet: called with each packet from the template.
         on_end: called once, after the last packet and the end of the process, when its exit status has come or will not
             come.
 
     Attributes:
-        key: as above.
         pid: 0 before the keeper has started the process.
         ready: True after the packet TemplateReady.
         kept: True if the next agentd can take over the template by its record on disk.
         failure: why the template cannot be used; "" if no error is known.
         settings: hash of the settings that its agentd gave the template.
-        installed: fingerprint of the code in `paths` before the template imported it; "" if unknown.
-        paths: sys.path of the template.
+        installed: fingerprint of the code in `paths`, its sys.path, before it imported it; "" if unknown.
         gone: True once the process has ended, could not be started, or was left to the next agentd.
     """
 
@@ -107,7 +106,7 @@ class TemplateProcess:
         key: TemplateKey,
         sock: socket.socket,
         stem: str,
-        process: tuple[int, int] | asyncio.Future[Started],
+        process: Process,
         on_packet: Callable[[TemplateProcess, template_protocol.ToAgent], None],
         on_end: Callable[[TemplateProcess], None],
     ) -> None:
@@ -295,17 +294,12 @@ def widen(sock: socket.socket) -> None:
 
 
 class TemplatePool:
-    """All templates of this agentd. Loop thread only.
+    """All templates of this agentd. Loop thread only. `running`: those whose process has not ended.
 
     Args:
-        loop: agentd's event loop.
-        site: settings that all workers share.
         keeper: starts the template processes.
         owner: pidfd of the driver whose end ends every template; -1 without one.
         on_packet, on_end: called for each template; see TemplateProcess.
-
-    Attributes:
-        running: templates whose process has not ended.
     """
 
     def __init__(
@@ -334,13 +328,7 @@ class TemplatePool:
         self._settings = hashlib.sha256(settings).hexdigest()[:32]
 
     def get(self, key: TemplateKey, node_env: Mapping[str, str]) -> TemplateProcess:
-        """Return the template for *key*; start it if none runs.
-
-        If the keeper fails to start the process later, on_end is called for the returned template.
-
-        Args:
-            key: decides which workers the template can fork.
-            node_env: the node's environment for workers.
+        """Return the template for *key*; start it if none runs. If it fails to start later, on_end is called for it.
 
         Raises:
             OSError: the keeper cannot be reached.
@@ -363,7 +351,8 @@ class TemplatePool:
         if self._keep_s is not None:
             config |= {"keep": f"{stem}.sock", "keep_s": self._keep_s}
         text = msgspec.json.encode(config).decode()
-        command = launch_plan.template_command(key, self._pkg, keeper.CONTROL, self._site.node, text)
+        node = self._site.rules.node
+        command = [key.interpreter, "-c", launch_plan.BOOTSTRAP, self._pkg, str(keeper.CONTROL), node, text]
         env = launch_plan.template_environment(key, node_env)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as stack:
@@ -375,17 +364,16 @@ class TemplatePool:
                 fds = [theirs.fileno(), err.fileno(), *([self._owner] * (self._owner >= 0))]
                 starting = self._keeper.start(command, env, fds)
             stack.pop_all()
-        template = self._add(key, ours, stem, starting)
-        template.settings, template.kept = self._settings, self._keep_s is not None
+        template = self._add(key, ours, stem, starting, self._settings)
+        template.kept = self._keep_s is not None
         return template
 
     def adopt(self, found: SurvivingTemplate) -> TemplateProcess:
         """Add a running template of an earlier agentd to the pool."""
         record = found.record
-        template = self._add(record.key, found.socket, found.stem, (record.pid, found.pidfd))
+        template = self._add(record.key, found.socket, found.stem, (record.pid, found.pidfd), record.settings)
         template.ready = True
-        template.settings, template.installed = record.settings, found.inventory.installed
-        template.paths = tuple(found.inventory.paths)
+        template.installed, template.paths = found.inventory.installed, tuple(found.inventory.paths)
         self._by_key.setdefault(record.key, template)
         return template
 
@@ -417,8 +405,7 @@ class TemplatePool:
     def trim(self, busy: Collection[TemplateProcess]) -> None:
         """End idle templates: all that are retired, and of the others all but the MAX_IDLE used last.
 
-        Args:
-            busy: templates with workers, or with exit reports that the head may not have; these are not idle.
+        *busy*: templates with workers, or with exit reports that the head may not have; these are not idle.
         """
         idle = [key for key, template in self._by_key.items() if template.ready and template not in busy]
         for key in idle[:-MAX_IDLE]:
@@ -437,20 +424,16 @@ class TemplatePool:
                 template.kill()  # it may be in a long import, and has no workers yet
 
     def _add(
-        self, key: TemplateKey, sock: socket.socket, stem: str, process: tuple[int, int] | asyncio.Future[Started]
+        self, key: TemplateKey, sock: socket.socket, stem: str, process: Process, settings: str
     ) -> TemplateProcess:
-        template = TemplateProcess(
-            self._loop, self._keeper, key, sock, stem, process, self._on_packet, self._on_template_end
-        )
+        on_packet, on_end = self._on_packet, self._on_template_end
+        template = TemplateProcess(self._loop, self._keeper, key, sock, stem, process, on_packet, on_end)
+        template.settings = settings
         self.running.add(template)
         return template
 
     def _new_stem(self) -> str:
-        """Return a new path without suffix for a template's files, different from those of earlier agentds' templates.
-
-        Raises:
-            OSError: the start of this process cannot be read.
-        """
+        """Return a path without suffix for a template's files, different from those of earlier agentds' templates."""
         this = procfs.stat_of(os.getpid())
         while True:
             stem = f"{self._site.run_dir}/t/{this.pid}-{this.started}-{next(self._numbers)}"

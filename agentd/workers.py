@@ -54,11 +54,8 @@ class Workers:
     """All workers of this agentd. Loop thread only.
 
     Args:
-        loop: agentd's event loop.
-        site: settings that all workers share.
         report: called with each message for the head: WorkerReady, WorkerExited, WorkersHealth, LogLines.
         ledger: the head's orders on disk, from adoption.take_inventory; None to begin an empty ledger.
-        health: times of the health probes; None for the defaults.
         logs_deaths: False if a head in this process logs the deaths of workers.
 
     Raises:
@@ -88,7 +85,7 @@ class Workers:
         self._changed = asyncio.Event()
         self._keeper = KeeperClient(loop, site.run_dir, site.keep_s is not None, site.keeper)
         self._devices = DeviceLocks(loop, site.resources)
-        self._logs = LogForwarder(loop, site.node, report, self._on_logs_read)
+        self._logs = LogForwarder(loop, site.rules.node, report, self._on_logs_read)
         self._health = HealthMonitor(loop, report, health or HealthTimes())
         self._owner = procfs.pidfd_of(site.owner_pid) if site.owner_pid is not None else -1
         self._templates = TemplatePool(loop, site, self._keeper, self._owner, self._on_packet, self._on_template_end)
@@ -99,11 +96,8 @@ class Workers:
     # --- what the session asks for ---
 
     def prestart(self, preload: Sequence[str] = ()) -> None:
-        """Start a template before any launch, with agentd's own interpreter and the modules *preload*. Does not wait
-        for it.
-
-        Raises:
-            OSError: the keeper cannot be reached.
+        """Start a template of agentd's own interpreter, and do not wait. Raise OSError if the keeper cannot be
+        reached.
         """
         env = self._site.environment()
         self._templates.get(launch_plan.template_key(self._site.rules.own, env, preload), env)
@@ -116,7 +110,9 @@ class Workers:
             self._ledger.write(order)
         except OSError as error:
             for spec in order.workers:
-                self._refuse(spec, f"node {self._site.node} cannot write to {self._site.run_dir}: {error.strerror}")
+                self._refuse(
+                    spec, f"node {self._site.rules.node} cannot write to {self._site.run_dir}: {error.strerror}"
+                )
             return
         for spec in order.workers:
             try:
@@ -125,10 +121,8 @@ class Workers:
                 self._refuse(spec, str(error))
             except Exception as error:  # a bug; it costs this worker alone
                 log.exception("internal error: %s:%d cannot be started", spec.group, spec.rank)
-                reason = (
-                    f"{spec.group}:{spec.rank} cannot be started on node {self._site.node}: internal error of its "
-                    f"agentd ({type(error).__name__}: {error}); its log has more"
-                )
+                what = f"{type(error).__name__}: {error}"
+                reason = f"{self._failed(spec)}: internal error of its agentd ({what}); its log has more"
                 if spec.id in self._workers:
                     self._end(self._workers[spec.id], ExitReport("start_failed", reason=reason))
                 else:
@@ -159,9 +153,7 @@ class Workers:
                 worker.stop(self._loop, grace_s, reason)
 
     def renew(self, until: float, lease_s: float) -> None:
-        """Extend the lease of robot workers, also of later ones, to *until* (time of the loop); its length is
-        *lease_s*.
-        """
+        """Extend the lease of robot workers, also of later ones, to *until* (time of the loop)."""
         self._lease = (until, lease_s)
         for template in {worker.template for worker in self._workers.values() if worker.has_robots}:
             template.send(template_protocol.Renew(until))
@@ -191,12 +183,8 @@ class Workers:
     def adopt(self, templates: Sequence[SurvivingTemplate], known: Mapping[str, RunningWorker]) -> list[RunningWorker]:
         """Take over the running templates of an earlier agentd. Call this before all other methods.
 
-        Args:
-            templates: the running templates.
-            known: for each worker id, the worker as the head's orders on disk describe it.
-
-        Returns:
-            The running workers, and the ended workers whose exit reports the head may not have.
+        *known* has the workers of these templates by id, from the head's orders on disk. Return the running workers,
+        and the ended workers whose exit reports the head may not have.
         """
         self._logs.pause()
         adopted: list[RunningWorker] = []
@@ -209,7 +197,12 @@ class Workers:
                     template.send(template_protocol.Settled([stray.id]))
             for one in found.workers:
                 adopted.append(_running_worker(known[one.id], one))
-                worker = self._adopt_worker(known[one.id].spec, one, template)
+                spec, out, err = known[one.id].spec, one.out_path, one.err_path
+                worker = WorkerProcess(spec, LaunchPlan(template.key, {}, out, err), template, asked=True)
+                if spec.forward_logs:
+                    at = (one.out_read, one.err_read)
+                    self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, out, err, at)
+                    self._logs.grew([spec.id])
                 if one.exit is not None:
                     self._remembering[one.id] = template
                     self._logs.finish(one.id)
@@ -250,9 +243,8 @@ class Workers:
         self._closing = True
         try:
             self.stop(list(self._workers), grace_s, reason)
-            await self._until(
-                lambda: not self._workers, max(grace_s, template_protocol.ROBOT_END_S) + TEMPLATE_SILENT_S
-            )
+            most_s = max(grace_s, template_protocol.ROBOT_END_S) + TEMPLATE_SILENT_S
+            await self._until(lambda: not self._workers, most_s)
             self._templates.shut_down()
             await self._until(lambda: not self._templates.running, TEMPLATE_END_S)
         finally:
@@ -282,17 +274,12 @@ class Workers:
     # --- start ---
 
     def _start(self, spec: WorkerSpec, node_env: Mapping[str, str]) -> None:
-        where = f"{spec.group}:{spec.rank} cannot be started on node {self._site.node}"
+        where = self._failed(spec)
         if self._closing:
             raise WorkerStartError(f"{where}: its agentd is shutting down")
         if spec.id in self._workers:
             log.error("worker %s was to be started twice; the second request is dropped", spec.id)
             return
-        worker = self._workers[spec.id] = self._prepare(spec, node_env, where)
-        if worker.template.ready:
-            self._ask(worker)
-
-    def _prepare(self, spec: WorkerSpec, node_env: Mapping[str, str], where: str) -> WorkerProcess:
         plan = launch_plan.plan(spec, node_env, self._site.rules)
         try:
             template = self._templates.get(plan.key, node_env)
@@ -306,11 +293,18 @@ class Workers:
             raise WorkerStartError(f"{where}: {text}") from None
         if spec.forward_logs:
             self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, plan.out_path, plan.err_path)
-        return WorkerProcess(spec, plan, template)
+        worker = self._workers[spec.id] = WorkerProcess(spec, plan, template)
+        if template.ready:
+            self._ask(worker)
+
+    def _failed(self, spec: WorkerSpec) -> str:
+        return f"{spec.group}:{spec.rank} cannot be started on node {self._site.rules.node}"
 
     def _ask(self, worker: WorkerProcess) -> None:
         worker.asked = True
-        place = self._site.place(worker.plan.out_path, worker.plan.err_path, *self._lease)
+        until, lease_s = self._lease
+        paths = {"out_path": worker.plan.out_path, "err_path": worker.plan.err_path}
+        place = msgspec.structs.replace(self._site.place, **paths, lease_until=until, lease_s=lease_s)
         try:
             worker.template.send(template_protocol.Fork(worker.spec, place, worker.plan.env))
         except OSError as error:
@@ -319,16 +313,6 @@ class Workers:
     def _refuse(self, spec: WorkerSpec, reason: str) -> None:
         exit = ExitReport("start_failed", reason=reason)
         self._loop.call_soon(self._report, WorkerExited(spec.id, exit))  # not before start() has returned
-
-    def _adopt_worker(
-        self, spec: WorkerSpec, found: template_protocol.SurvivingWorker, template: TemplateProcess
-    ) -> WorkerProcess:
-        out, err = found.out_path, found.err_path
-        if spec.forward_logs:
-            at = (found.out_read, found.err_read)
-            self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, out, err, at)
-            self._logs.grew([spec.id])
-        return WorkerProcess(spec, LaunchPlan(template.key, {}, out, err), template, asked=True)
 
     # --- what templates say ---
 
@@ -340,8 +324,8 @@ class Workers:
             if not packet.forks:
                 text = "%s: workers are started afresh instead of forked: %s"
                 log.warning(text, template.key.interpreter, packet.why)
-            for worker in self._of(template):
-                self._ask(worker)
+            for waiting in self._of(template):
+                self._ask(waiting)
         elif isinstance(packet, template_protocol.TemplateFailed):
             template.failure = packet.text
             self._templates.retire(template)
@@ -353,28 +337,19 @@ class Workers:
             self._on_forked(template, packet)
         elif isinstance(packet, template_protocol.LogsLost):
             self._logs.lost(packet.id, packet.text)
-        elif isinstance(
-            packet,
-            (
-                template_protocol.WorkerUp,
-                template_protocol.Exited,
-                template_protocol.LockDevices,
-                template_protocol.UnlockDevices,
-            ),
-        ):
-            known = self._workers.get(packet.id)
-            if known is None:
-                log.debug("template %d speaks of worker %s, which has ended", template.pid, packet.id)
-                is_stray = packet.id not in self._remembering
-                if isinstance(packet, template_protocol.Exited) and is_stray:
-                    template.send(template_protocol.Settled([packet.id]))
-            elif isinstance(packet, template_protocol.WorkerUp):
-                self._report(WorkerReady(packet.id, known.pid, packet.endpoint, packet.port, packet.master_port))
+        elif isinstance(packet, template_protocol.Exited):
+            if packet.id in self._workers:
+                self._end(self._workers[packet.id], packet.exit)
+            elif packet.id not in self._remembering:  # a stray
+                template.send(template_protocol.Settled([packet.id]))
+        elif isinstance(packet, template_protocol.WorkerUp):
+            if (worker := self._workers.get(packet.id)) is not None:
+                self._report(WorkerReady(packet.id, worker.pid, packet.endpoint, packet.port, packet.master_port))
                 self._health.worker_up(packet.id, template)
-            elif isinstance(packet, template_protocol.Exited):
-                self._end(known, packet.exit)
-            else:
-                self._devices.handle(known.spec, packet, template.send)
+        elif isinstance(packet, (template_protocol.LockDevices, template_protocol.UnlockDevices)) and (
+            worker := self._workers.get(packet.id)
+        ):
+            self._devices.handle(worker.spec, packet, template.send)
 
     def _on_forked(self, template: TemplateProcess, packet: template_protocol.Forked, is_retry: bool = False) -> None:
         if template.gone:
@@ -402,7 +377,7 @@ class Workers:
         workers = self._of(template)
         self._remembering = {id: one for id, one in self._remembering.items() if one is not template}
         reason = template.failure or (
-            f"interpreter {template.key.interpreter} on node {self._site.node} ended before it was ready: "
+            f"interpreter {template.key.interpreter} on node {self._site.rules.node} ended before it was ready: "
             f"{template.last_words()}"
         )
         if template.failure and not workers:
@@ -490,8 +465,6 @@ class Workers:
 
 def _running_worker(known: RunningWorker, found: template_protocol.SurvivingWorker) -> RunningWorker:
     """Return *known* with the process, exit report and addresses that the worker's template reported in *found*."""
-    worker = msgspec.structs.replace(known, pid=found.pid, exit=found.exit)
-    if found.up is None:
-        return worker
     up = found.up
-    return msgspec.structs.replace(worker, endpoint=up.endpoint, port=up.port, master_port=up.master_port)
+    listens = {} if up is None else {"endpoint": up.endpoint, "port": up.port, "master_port": up.master_port}
+    return msgspec.structs.replace(known, pid=found.pid, exit=found.exit, **listens)

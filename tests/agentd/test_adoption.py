@@ -462,7 +462,7 @@ def test_the_link_to_the_package_is_replaced_only_where_it_leads_elsewhere(tmp_p
 
 async def test_files_of_templates_are_named_for_their_agentd(tmp_path):
     this = procfs.stat(os.getpid())
-    site = Site(Rules("n0", ""), tmp_path, "", "", "", dict)
+    site = Site(Rules("n0", ""), tmp_path, None, dict)
     loop = asyncio.get_running_loop()
     pool = TemplatePool(loop, site, KeeperClient(loop, tmp_path, False), -1, None, None)
     assert pool._new_stem() == f"{tmp_path}/t/{this.pid}-{this.started}-1"

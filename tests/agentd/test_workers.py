@@ -322,7 +322,7 @@ async def test_a_process_that_cannot_be_looked_at_is_why_a_worker_does_not_start
         await reports.up(two)
 
 
-@pytest.mark.parametrize("where", ["_prepare", "_ask"])
+@pytest.mark.parametrize("where", ["_start", "_ask"])
 async def test_a_fault_of_ours_costs_the_worker_that_it_met_alone(tmp_path, monkeypatch, caplog, where):
     async with children(tmp_path) as (kids, reports):
         before, one, two = spec(0), spec(1), spec(2)

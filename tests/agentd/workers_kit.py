@@ -12,6 +12,7 @@ from agentd.launch_plan import Rules, Site
 from agentd.workers import Workers
 from rlinf_actors import procfs
 from rlinf_actors.wire.agent_messages import LogLines, StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import WorkerSpec
 
 HERE = Path(__file__).parent
@@ -93,9 +94,7 @@ def make(tmp_path, *, env=None, rules=None, ledger=None, health=None, **site):
         Site(
             Rules("n0", str(tmp_path / "log"), **(rules or {})),
             run_dir,
-            head="ipc:///nowhere",
-            node_ip="127.0.0.1",
-            host="host",
+            WorkerPlace(str(run_dir), "host", "ipc:///nowhere", "n0", "127.0.0.1", "", "", ""),
             environment=lambda: env,
             **{"entry": "standin:run_worker", **site},
         ),
