@@ -98,8 +98,7 @@ def _stay_in_memory() -> None:
 def _standard_input(has_line: bool) -> int:
     """Return 0 if input on stdin presses the button, -1 if only the GPIO line does.
 
-    Raises:
-        UsageError: there is no line, and stdin is neither a terminal nor a pipe.
+    Raises UsageError if there is no line, and stdin is neither a terminal nor a pipe.
     """
     with contextlib.suppress(OSError):
         mode = os.fstat(0).st_mode
@@ -118,11 +117,8 @@ def _standard_input(has_line: bool) -> int:
 class Line:
     """A file whose level presses the button: a GPIO line of sysfs, a FIFO, or any file that contains 0 or 1.
 
-    poll(2) reports `events` on the descriptor `fd` when the level may have changed.
-
-    Args:
-        path: path of the file.
-        at: the level that presses the button, "0" or "1".
+    poll(2) reports `events` on the descriptor `fd` when the level may have changed. *at* is the level that presses the
+    button, "0" or "1".
 
     Raises:
         UsageError: the file does not report its changes.
@@ -202,10 +198,7 @@ class Watches:
 class Button:
     """The emergency-stop button: its connections to the heads, and the inputs that press it.
 
-    Args:
-        options: options of the command line.
-        keys: descriptor whose input presses the button, -1 for none.
-        line: file whose level presses the button, None for none.
+    *keys* is the descriptor whose input presses the button, -1 for none.
     """
 
     def __init__(self, options: argparse.Namespace, keys: int, line: Line | None) -> None:
@@ -221,8 +214,7 @@ class Button:
     def run(self) -> int:
         """Wait until the button is pressed, stop all robots and return the exit code.
 
-        Raises:
-            _Disarmed: the user pressed Ctrl-D, or the input was lost and the option --on-loss is "exit".
+        Raises _Disarmed if the user pressed Ctrl-D, or if the input was lost and the option --on-loss is "exit".
         """
         if self._line is not None and self._line.pressed():
             self._print("pressed already", "", f"{self._options.gpio_file} is {self._options.gpio_at} now")

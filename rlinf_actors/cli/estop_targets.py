@@ -70,11 +70,7 @@ class KnownHeads:
 
 
 def known_heads(given: str | None) -> KnownHeads:
-    """Find every head that this user may stop, or only the head that *given*, the value of --head, names.
-
-    Raises:
-        ConfigError: *given* is not an address.
-    """
+    """Find every head that this user may stop, or only the head that *given*, the value of --head, names."""
     known = KnownHeads()
     settings = settings_here(known)
     if given:
@@ -224,10 +220,7 @@ def answers_to(asker: BlockingClient, targets: Sequence[StopTarget]) -> Iterator
 
 
 class Report:
-    """Prints the outcome of the stop at each head as soon as it is known.
-
-    If *as_json*, prints one JSON object at the end instead.
-    """
+    """Prints the outcome of the stop at each head as soon as it is known; with *as_json*, one JSON object at the end."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json

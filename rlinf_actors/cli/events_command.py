@@ -81,11 +81,7 @@ def read_events(
         cursor: position in the log, and filters.
         follow: True to wait for new events. A head that has answered once is then waited for when it stops answering.
         each: takes an answer of the head, and the events in it that pass the filters.
-        limit_s: seconds that the reading may take, None for no limit.
-
-    Raises:
-        ClusterTimeoutError: the head does not answer.
-        asyncio.TimeoutError: *limit_s* is over.
+        limit_s: seconds after which asyncio.TimeoutError is raised, None for no limit.
     """
     settings = client_settings()
     endpoint = find_head(head, settings)

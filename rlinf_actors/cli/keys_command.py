@@ -45,16 +45,9 @@ WILDCARDS = ("0.0.0.0", "::", "*")
 
 
 def administer(head: str | None, state_dir: str | None, question: Question) -> Keys:
-    """Send an administrator's request to a head and return the answer. Blocks.
+    """Send an administrator's request to the head that --head names, and return the answer. Blocks.
 
-    Args:
-        head: value of the option --head.
-        state_dir: state directory of a head that does not run; None to send the request to a running head.
-        question: the request.
-
-    Raises:
-        ConfigError: no head was found, or the state directory is in use or has no valid state.
-        RlinfActorsError: the head refused the request, or an error of queries.fetch_status.
+    If *state_dir* is given, apply the request to the state that a head, which does not run, has stored there.
     """
     settings = client_settings()
     if state_dir is not None:
@@ -74,9 +67,7 @@ def administer(head: str | None, state_dir: str | None, question: Question) -> K
 def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
     """Send a request to the head as the holder of a join token. Blocks.
 
-    Raises:
-        AuthenticationError: the token is not valid, or the head's key is not the key in the token.
-        ClusterTimeoutError: the head has not answered.
+    Raises AuthenticationError if the token is not valid, or if the head's key is not the key in the token.
     """
     key = KeyFile(token.role, token.name, token.pair, token.head)
     try:
@@ -90,13 +81,7 @@ def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
 
 
 def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:
-    """Send a request of a node or driver about its own key to the head, over a TCP connection with that key. Blocks.
-
-    Raises:
-        ConfigError: the head's TCP address is not known.
-        AuthenticationError: the key is not valid.
-        ClusterTimeoutError: the head has not answered.
-    """
+    """Send a request of a node or driver about its own key to the head, over a TCP connection with that key. Blocks."""
     endpoint = find_head(head, client_settings())
     if not endpoint.startswith("tcp://"):
         raise ConfigError("a member changes its key over TCP: give the head's HOST:PORT by --head")
@@ -115,8 +100,7 @@ def join_address(head: str | None, state_dir: str | None, given: str | None, nam
     """Return the HOST:PORT at which machine *name* reaches the head: *given* (--address), else an address of the head.
     Blocks.
 
-    Raises:
-        ConfigError: the head does not listen on TCP, or it listens on all addresses, so that its address is not known.
+    Raises ConfigError if the head listens on no TCP address, or on all addresses of its machine.
     """
     if given is not None:
         host, port = split_address(given, "--address")

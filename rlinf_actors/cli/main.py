@@ -17,11 +17,7 @@ REAL_TIME = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code.
-
-    Args:
-        arguments: the command line without the program's name; None for that of this process.
-    """
+    """Run the command line *arguments* (default: that of this process) and return the exit code."""
     if any(map(_is_closed, (0, 1, 2))):  # only then: the module takes an emergency stop's time
         from rlinf_actors.procfs import open_standard_descriptors
 

@@ -80,11 +80,7 @@ def undrain(node: str, head: str | None) -> None:
 
 
 def find_node(nodes: Sequence[NodeState], name: str) -> NodeState:
-    """Return the node with this id, rank or hostname.
-
-    Raises:
-        UsageError: no node matches, or several nodes have that hostname.
-    """
+    """Return the node with this id, rank or hostname. Raises UsageError if no node or several nodes match."""
     for matches in (
         [node for node in nodes if node.report.node_id == name],
         [node for node in nodes if node.rank >= 0 and str(node.rank) == name],
@@ -139,12 +135,9 @@ def groups_on(node: NodeState, status: Status) -> list[dict[str, Any]]:
 
 
 def _wait(endpoint: str, node: NodeState, wait_s: float) -> None:
-    """Block until no worker runs on a draining node.
+    """Block until no worker runs on a draining node, at most *wait_s* seconds (then ClusterTimeoutError is raised).
 
-    Raises:
-        ClusterTimeoutError: workers still run after *wait_s* seconds.
-        NodeLostError: the node is lost.
-        RlinfActorsError: the drain was ended by `node undrain`.
+    Raises NodeLostError if the node is lost, RlinfActorsError if `node undrain` has ended the drain.
     """
     name, last = node.report.hostname, ["node_draining"]
 

@@ -43,10 +43,7 @@ head_option: Callable[[F], F] = click.option(
 def find_head(given: str | None, settings: Settings) -> str:
     """Return the endpoint of the head that a command uses; see net.discovery.find_head.
 
-    If --head (*given*) or a setting names no head, print the address of the head that was found on stderr.
-
-    Raises:
-        ConfigError: no head was found, or a setting is wrong.
+    If neither --head (*given*) nor a setting names a head, print the address of the head that was found on stderr.
     """
     endpoint, found = discovery.find_head(given, settings)
     if found:
@@ -55,12 +52,7 @@ def find_head(given: str | None, settings: Settings) -> str:
 
 
 def fetch_status(endpoint: str, settings: Settings) -> Status:
-    """Return the status of the head at *endpoint*. Blocks.
-
-    Raises:
-        ClusterTimeoutError: the head has not answered within TIMEOUT_S seconds.
-        ConfigError: this process may not connect to the endpoint.
-    """
+    """Return the status of the head at *endpoint*. Blocks, for at most TIMEOUT_S seconds."""
     return asyncio.run(_ask(endpoint, settings, GetStatus(), Status))
 
 
@@ -89,10 +81,7 @@ async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T],
 def fetch_hardware(
     endpoint: str, settings: Settings, config: ClusterConfig, states: Sequence[NodeState]
 ) -> list[NodeInfo]:
-    """Return the nodes with the configured hardware that each node enumerates. Blocks.
-
-    Raises the errors of cluster.cluster_nodes.ask_nodes.
-    """
+    """Return the nodes with the configured hardware that each node enumerates; see cluster_nodes.ask_nodes. Blocks."""
 
     async def ask() -> list[NodeInfo]:
         async with observing(endpoint, settings) as client:

@@ -242,11 +242,7 @@ def stop(
 
 
 def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -> GroupState:
-    """Return the group called *name* in *namespace* (None: in any namespace).
-
-    Raises:
-        UsageError: no group or several groups match.
-    """
+    """Return the group called *name* in *namespace* (None: in any). Raises UsageError if none or several match."""
     found = [group for group in groups if group.name == name and namespace in (None, group.namespace)]
     if len(found) == 1:
         return found[0]

@@ -84,11 +84,7 @@ Pieces = Mapping[int, Sequence[Piece]]
 
 
 def read_config(source: Any) -> ClusterConfig:
-    """Return the checked configuration. Load installed packages for the hardware types that this process does not know.
-
-    Raises:
-        ConfigError: the configuration is wrong.
-    """
+    """Return the checked configuration. Load installed packages for hardware types that this process does not know."""
     if isinstance(source, ClusterConfig):
         return source
     section = cluster_section(source)
@@ -120,11 +116,7 @@ class _Query:
 async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask, host: str = "") -> list[NodeInfo]:
     """Return the nodes with the configured hardware of their node groups. Cancelling ends the enumeration.
 
-    Args:
-        config: the cluster configuration.
-        states: the nodes, as the head knows them.
-        ask: sends an EnumerateHardware to the head and returns the answer.
-        host: host key of this machine, to find the nodes on it.
+    *ask* sends an EnumerateHardware to the head and returns the answer. *host* is the host key of this machine.
 
     Raises:
         ConfigError: a node does not know a type, the type rejects its entries, or its enumeration crashed, hung or

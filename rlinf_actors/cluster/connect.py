@@ -61,17 +61,11 @@ class StartLock:
         self._pid = 0
 
     def take(self, thread: int = 0) -> Promise[None] | None:
-        """Take the lock if it is free. Never blocks.
+        """Take the lock if it is free, and return None; else return a promise that resolves when the current start
+        ends. Never blocks.
 
-        Args:
-            thread: id of the starting thread; 0 if the thread does not exist yet.
-
-        Returns:
-            None if the caller now has the lock; else a promise that resolves when the current start ends. Try again
-            then.
-
-        Raises:
-            UsageError: this thread itself runs the current start, and would wait for itself.
+        *thread* is the id of the starting thread, 0 if that thread does not exist yet. Raises UsageError if this thread
+        itself runs the current start, and would wait for itself.
         """
         with self._lock:
             if self._ended is not None and self._pid == os.getpid():  # a fork's copy of a start never ends
@@ -252,8 +246,7 @@ class ClusterArguments:
     def endpoint(self, settings: Settings, wanted: int) -> str:
         """Return the head's endpoint, "" for a private cluster. Blocks while a host name is resolved.
 
-        Raises:
-            ConfigError: the head's host name has no address; or no head is known and more than one node is *wanted*.
+        Raises ConfigError if the host name has no address, or if no head is known and more than one node is *wanted*.
         """
         head = self.head or settings.head
         if head and head != PRIVATE:
@@ -362,10 +355,7 @@ class WorkerJob:
     def connect(self) -> Runtime:
         """Connect the worker's runtime to the head unless it is connected, and return the runtime. Blocks.
 
-        Most workers never need the head, so a worker connects on first use.
-
-        Raises:
-            UsageError: this process is a fork of the worker.
+        Most workers never need the head, so a worker connects on first use. Raises UsageError in a fork of the worker.
         """
         self.runtime.check_usable()  # before a lock that another thread may have held when it was forked
         self._begin().result()

@@ -105,9 +105,7 @@ class EmbeddedDaemon:
     async def start(self, arguments: list[str], timeout: float | None) -> str:
         """Start the agentd, wait until its node is registered, and return the endpoint of its head. Loop thread.
 
-        Args:
-            arguments: additional arguments for agentd's command line.
-            timeout: seconds to wait; None for START_TIMEOUT_S.
+        *arguments* are added to agentd's command line. *timeout* is in seconds, None for START_TIMEOUT_S.
 
         Raises:
             ClusterTimeoutError: the agentd was not ready in time.
@@ -228,13 +226,10 @@ def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping
     """Start an agentd of this package that ends with this process. Its output goes to agentd.log in *run_dir*.
 
     Args:
-        arguments: additional arguments for agentd's command line.
+        arguments: added to agentd's command line.
         run_dir: run directory of the agentd; it must exist.
         tell: write end of a pipe, on which the agentd reports when its node is registered.
         env: environment of the agentd.
-
-    Raises:
-        OSError: the agentd cannot be started.
     """
     root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
     command = [

@@ -40,17 +40,13 @@ async def launch_service(
 
     Args:
         cluster: the cluster to launch on.
-        name: name of the group.
+        name: name of the group; NameInUseError is raised if such a group is running.
         reference: ``module:class``.
         args: arguments of the constructor.
         node_ranks: node rank of each rank of the group.
         detail: JSON that the head gives to processes that look the group up.
         show_logs: True to show the group's output in the driver's terminal.
         detached: True if the group ends with the job's first driver, False if it ends with this process.
-
-    Raises:
-        NameInUseError: a group of that name is running.
-        PlacementError: a node rank does not exist.
     """
     placements = NodePlacementStrategy(node_ranks).get_placement(cluster)
     layout, launch, specs = GroupLayout.of(placements), uuid.uuid4().hex[:10], []

@@ -109,11 +109,7 @@ class ComponentRule:
 
 
 def parse_component_placement(value: Any, path: str) -> tuple[ComponentRule, ...]:
-    """Return the rules of a ``component_placement`` mapping, in its order.
-
-    Raises:
-        ConfigError: *value* is no mapping, an entry has another form or an unknown key, or a component has two rules.
-    """
+    """Return the rules of a ``component_placement`` mapping, in its order. No component may have two rules."""
     entries: dict[Any, Any] = convert(value, _PlacementForm, path)
     rules = tuple(_parse_rule(key, spec, join(path, key)) for key, spec in entries.items())
     owner: dict[str, ComponentRule] = {}
@@ -144,11 +140,7 @@ def _parse_rule(key: Any, spec: Any, path: str) -> ComponentRule:
 
 
 def parse_labels(value: Any, path: str) -> tuple[str, ...]:
-    """Return the labels that *value* has as one label, ``"a,b"`` or a list.
-
-    Raises:
-        ConfigError: a label is not valid or is given twice.
-    """
+    """Return the labels that *value* has as one label, ``"a,b"`` or a list. No label may be given twice."""
     if isinstance(value, (list, tuple)):
         items = [(item, f"{path}[{index}]") for index, item in enumerate(value)]
     else:
@@ -267,11 +259,7 @@ class NodeGroupConfig:
         hardware_types: Mapping[str, type] | None = None,
         path: str = "node_group",
     ) -> NodeGroupConfig:
-        """Return one checked group of a cluster of *num_nodes* nodes; see :meth:`ClusterConfig.from_any`.
-
-        Raises:
-            ConfigError: a key or value is wrong.
-        """
+        """Return one checked group of a cluster of *num_nodes* nodes; see :meth:`ClusterConfig.from_any`."""
         loaded = plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, path)
         return cls._of(convert(loaded, _GroupForm, path), num_nodes, hardware_types, path)
 
@@ -366,9 +354,6 @@ def cluster_section(source: ConfigSource) -> Mapping[Any, Any]:
     """Return the ``cluster:`` section as plain values. *source* is that section or a whole configuration.
 
     In a whole OmegaConf configuration, only the interpolations of that section are resolved.
-
-    Raises:
-        ConfigError: *source* cannot be read or is not a mapping, or an interpolation cannot be resolved.
     """
     loaded = load_yaml(source) if isinstance(source, (str, os.PathLike)) else source
     if not isinstance(loaded, Mapping):  # a DictConfig is one

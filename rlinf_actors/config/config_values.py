@@ -51,11 +51,7 @@ def refuse_sexagesimal(value: Any, path: str) -> None:
 
 
 def load_yaml(source: str | os.PathLike[str]) -> Any:
-    """Return the content of a YAML file.
-
-    Raises:
-        ConfigError: the file cannot be read or is not YAML; ``path`` is the path of the file.
-    """
+    """Return the content of a YAML file. The config path of its errors is the path of the file."""
     name = os.fspath(source)
     try:
         with open(name, encoding="utf-8") as file:
@@ -69,10 +65,8 @@ def load_yaml(source: str | os.PathLike[str]) -> Any:
 
 
 def parse_yaml(source: str) -> Any:
-    """Return the content of YAML text. A number written ``a:b`` becomes a SexagesimalInt.
-
-    Raises:
-        ConfigError: the text is not YAML, or a mapping has a key twice.
+    """Return the content of YAML text. A number written ``a:b`` becomes a SexagesimalInt; a key given twice is an
+    error.
     """
     import yaml  # not at the top: workers import this module and read no YAML
 
@@ -115,8 +109,7 @@ def _yaml_loader() -> Any:
 def plain(value: Any, path: str) -> Any:
     """Return *value* with OmegaConf containers, at any depth, as dicts and lists, with interpolations resolved.
 
-    Raises:
-        ConfigError: an interpolation cannot be resolved, or a mandatory value (``???``) is missing.
+    A mandatory value (``???``) that is missing is an error.
     """
     omegaconf = sys.modules.get("omegaconf")  # an object of OmegaConf's can only exist if it is loaded
     if omegaconf is not None and omegaconf.OmegaConf.is_config(value):
@@ -138,10 +131,8 @@ _RANK_FORMS = 'a rank (3), ranges ("0-7,12"), "all", or a list of ranks'
 
 
 def whole_number(value: Any, path: str, least: int = 0) -> int:
-    """Return *value* as an int. A string of digits is accepted, because OmegaConf's ``oc.env`` yields strings.
-
-    Raises:
-        ConfigError: *value* is no whole number, is below *least*, or was written like ``1:0``.
+    """Return *value*, an int or (as OmegaConf's ``oc.env`` yields it) a string of digits, as an int of at least
+    *least*.
     """
     refuse_sexagesimal(value, path)
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
@@ -152,11 +143,7 @@ def whole_number(value: Any, path: str, least: int = 0) -> int:
 
 
 def label_text(value: Any, path: str) -> str:
-    """Return a node group's label: text, or a whole number (``4090`` and ``"4090"`` are one label).
-
-    Raises:
-        ConfigError: *value* is something else, or has a comma, which separates labels elsewhere.
-    """
+    """Return a node group's label: text without commas, or a whole number (``4090`` and ``"4090"`` are one label)."""
     refuse_sexagesimal(value, path)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -171,12 +158,9 @@ def parse_node_ranks(value: Any, num_nodes: int, path: str) -> tuple[int, ...]:
     """Return the node ranks that *value* names, ascending.
 
     Args:
-        value: ``3``, ``"0-7,12"``, ``all`` (0 to *num_nodes* - 1), or a list of ranks and ranges.
+        value: ``3``, ``"0-7,12"``, ``all`` (0 to *num_nodes* - 1), or a list of ranks and ranges. No rank may repeat.
         num_nodes: number of nodes in the cluster.
         path: config path of *value*.
-
-    Raises:
-        ConfigError: *value* has another form, or a rank repeats or is not below *num_nodes*.
     """
     ranks = _ranks(value, num_nodes, path)
     if not ranks:
@@ -224,11 +208,7 @@ def is_all(value: Any) -> bool:
 
 
 def parse_env_vars(entries: Sequence[Mapping[Any, Any]], path: str) -> dict[str, str]:
-    """Return the variables of an ``env_vars`` list of one-key mappings, in order.
-
-    Raises:
-        ConfigError: an entry has not exactly one key, a key repeats, or a value is neither text nor a number.
-    """
+    """Return the variables of an ``env_vars`` list of one-key mappings, in order. Values are text or numbers."""
     variables: dict[str, str] = {}
     for index, entry in enumerate(entries):
         where = f"{path}[{index}]"
@@ -264,11 +244,8 @@ def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
     """Return ``cls(**values)`` after checking the fields against their annotations.
 
     Only annotations made of plain types are checked: numbers, text, lists, mappings, enums, literals, dataclasses. The
-    class checks the rest in its ``__post_init__``.
-
-    Raises:
-        ConfigError: a field is unknown, missing or of a wrong type, or the class refuses the values with a TypeError,
-            ValueError or AssertionError.
+    class checks the rest in its ``__post_init__``; a TypeError, ValueError or AssertionError from there becomes a
+    ConfigError.
     """
     given = dict(values)
     if dataclasses.is_dataclass(cls):
