@@ -220,7 +220,7 @@ def answers_to(asker: BlockingClient, targets: Sequence[StopTarget]) -> Iterator
 
 
 class Report:
-    """Prints the outcome of the stop at each head as soon as it is known; with *as_json*, one JSON object at the end."""
+    """Prints the outcome of the stop at each head when it is known; with *as_json*, one JSON object at the end."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json

@@ -62,9 +62,8 @@ _start_lock = StartLock()
 class Cluster:
     """The cluster of this process.
 
-    If no head is configured and one node is enough, Cluster starts a private single-node cluster as a child process,
-    which ends with this process, however this process ends. Otherwise Cluster connects to the head and waits for the
-    nodes.
+    If no head is configured and one node is enough, it is a private cluster of one node in a child process, which ends
+    with this process, however this process ends. Else Cluster connects to the head and waits for the nodes.
 
     A second ``Cluster()`` returns the same object. While another thread or task starts it, the second call waits for
     that start. In a worker, ``Cluster()`` is the cluster that the worker belongs to. The constructor blocks; in an
@@ -117,8 +116,8 @@ class Cluster:
     ) -> Connecting[Cluster]:
         """Start or find the Cluster without blocking: ``await`` it, or ``async with Cluster.connect(...) as cluster``.
 
-        Cancelling the task that awaits it undoes the start before CancelledError is raised. For arguments and errors
-        see the class.
+        Cancelling the awaiting task undoes the start before CancelledError is raised. Arguments and errors: see the
+        class.
         """
         asked = ClusterArguments(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
         return Connecting(_start_lock, partial(cls._open, asked, timeout), cls._undo, cls.shutdown_async)
@@ -134,7 +133,9 @@ class Cluster:
         if current is not None:
             if current._gone:
                 raise UsageError(f"the Cluster of this process is gone: {current._gone}")
-            current._arguments().check(asked)
+            nodes = (current._wanted, current.num_nodes)
+            running = EffectiveArguments(nodes, current.config, current.log_dir, current._endpoint, current.namespace)
+            running.check(asked)
             current._shared = True
             return current
         cluster = super().__new__(cls)
@@ -160,10 +161,6 @@ class Cluster:
         with _start_lock.held():
             if not cluster._shared:
                 cluster.shutdown()
-
-    def _arguments(self) -> EffectiveArguments:
-        nodes = (self._wanted, self.num_nodes)
-        return EffectiveArguments(nodes, self.config, self.log_dir, self._endpoint, self.namespace)
 
     def _prepare(self, asked: ClusterArguments) -> None:
         self.log_dir = asked.directory()
@@ -203,12 +200,13 @@ class Cluster:
         try:
             if self._job is None:
                 await self._reach_head(timeout)
-            learned = await learn_nodes(self.runtime, self._job, self.config, self._wanted, timeout)
+            self._states, self._pieces, self._groups = await learn_nodes(
+                self.runtime, self._job, self.config, self._wanted, timeout
+            )
         except asyncio.CancelledError:
             if self._gone and not self._closed:
                 raise RlinfActorsError(f"the private agentd ended while the Cluster started: {self._gone}") from None
             raise
-        self._states, self._pieces, self._groups = learned.states, learned.pieces, learned.groups
         self._nodes = list(self._groups[CLUSTER_GROUP].nodes)
 
     async def _reach_head(self, timeout: float | None) -> None:
@@ -283,26 +281,21 @@ class Cluster:
             await asyncio.wait([self._starting])  # it ends its daemon; its error goes to its own waiter
         self._failed = self._failed or self.runtime.lost.script_failed
         self.runtime.lost.close()
-        if self._daemon is not None:
-
-            async def ask() -> bool:
-                if self._connected:
-                    await self.runtime.stop_cluster()
-                return self._connected
-
-            def failed() -> bool:
-                runtime = self.runtime
-                return bool(
-                    self._failed or self._gone or runtime.groups.failures or runtime.lost.count or runtime.output_left
-                )
-
-            kept = await self._daemon.stop(ask, failed=failed)
-            self.runtime.logs_moved = (self._daemon.run_dir, kept)
-            if kept:
-                say(f"the logs of this private cluster are kept in {kept}")
+        if self._daemon is None:
+            if await self.runtime.groups.stop_owned(STOP_GRACE_S):
+                await self.runtime.flush_output()
             return
-        if await self.runtime.groups.stop_owned(STOP_GRACE_S):
-            await self.runtime.flush_output()
+
+        def failed() -> bool:
+            runtime = self.runtime
+            return bool(
+                self._failed or self._gone or runtime.groups.failures or runtime.lost.count or runtime.output_left
+            )
+
+        kept = await self._daemon.stop(self.runtime.stop_cluster if self._connected else None, failed=failed)
+        self.runtime.logs_moved = (self._daemon.run_dir, kept)
+        if kept:
+            say(f"the logs of this private cluster are kept in {kept}")
 
     def __enter__(self) -> Cluster:
         return self
@@ -345,8 +338,7 @@ class Cluster:
 
     @classmethod
     def _asking(cls, ask: Callable[[Cluster], Coroutine[Any, Any, T]], what: str) -> AsyncWork[T]:
-        """Run the coroutine function *ask* with the Cluster of this process on the I/O thread. Start a worker's Cluster
-        first.
+        """Run coroutine function *ask* on the I/O thread with the Cluster of this process, which a worker first starts.
 
         Raises:
             UsageError: this driver has no Cluster.

@@ -8,6 +8,7 @@ such hardware for a node on its own machine.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -77,6 +78,7 @@ ANSWER_S = LIMIT_S + 10.0
 """Seconds that the head may take to answer. The head gives up on a node 5 s earlier and names the node."""
 
 _SCRIPT = ("__main__", "__mp_main__")
+"""Modules of the running script, which no other process can import."""
 
 Ask = Callable[[EnumerateHardware], Awaitable[Enumerated]]
 Pieces = Mapping[int, Sequence[Piece]]
@@ -126,14 +128,17 @@ async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask
     """
     infos = node_infos(states)
     queries = _queries(config, states, infos)
-    answers = await asyncio.gather(*(ask(_message(query)) for query in queries), return_exceptions=True)
+    questions = [EnumerateHardware(query.state.report.node_id, query.question) for query in queries]
+    answers = await asyncio.gather(*map(ask, questions), return_exceptions=True)
     found: dict[int, list[HardwareResource]] = {}
     for query, answer in zip(queries, answers, strict=True):
         if isinstance(answer, NodeLostError):
             raise NodeLostError(f"{query.path}: {answer}") from answer
         if isinstance(answer, BaseException):
             raise answer
-        if answer.answer.kind == "unregistered" and _is_the_scripts(query.question.type):
+        if answer.answer.kind == "unregistered" and any(
+            cls.__module__ in _SCRIPT for cls in hardware_classes(query.question.type)
+        ):
             resource = await _ask_here(query, host)
         else:
             resource = _resource(query, answer.answer)
@@ -227,15 +232,6 @@ def _extensions(kind: str) -> list[Extension]:
     return list(dict.fromkeys([*extensions.loaded(), *extensions.providers(cls.__module__ for cls in classes)]))
 
 
-def _message(query: _Query) -> EnumerateHardware:
-    return EnumerateHardware(query.state.report.node_id, query.question)
-
-
-def _is_the_scripts(kind: str) -> bool:
-    """True if the running script itself defines the class of the type, so that no other process can import it."""
-    return any(cls.__module__ in _SCRIPT for cls in hardware_classes(kind))
-
-
 async def _ask_here(query: _Query, host: str) -> HardwareResource | None:
     """Enumerate a hardware type that the script registers, on a thread because user code may block.
 
@@ -249,29 +245,19 @@ async def _ask_here(query: _Query, host: str) -> HardwareResource | None:
             f"module that can be imported there, and name that in {EXT_MODULE} if it is not on the script's path",
             path=f"{query.path}.type",
         )
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[HardwareResource | None] = loop.create_future()
-
-    def finish(resource: HardwareResource | None, error: Exception | None) -> None:
-        if answer.done():
-            return  # timed out
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(resource)
+    answer: concurrent.futures.Future[HardwareResource | None] = concurrent.futures.Future()
+    answer.set_running_or_notify_cancel()  # a timeout cannot cancel the thread
 
     def ask(section: HardwareSection) -> None:
         try:
-            found = enumerate_values(kind, rank, values_of(section, rank))
+            answer.set_result(enumerate_values(kind, rank, values_of(section, rank)))
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-            loop.call_soon_threadsafe(finish, None, error)
-        else:
-            loop.call_soon_threadsafe(finish, found, None)
+            answer.set_exception(error)
 
     # a daemon thread: one that hangs delays neither this wait nor the end of the script
     exhaustion.start(threading.Thread(target=ask, args=(query.group.hardware,), name=f"look for {kind}", daemon=True))
     try:
-        return await asyncio.wait_for(answer, LIMIT_S)
+        return await asyncio.wait_for(asyncio.wrap_future(answer), LIMIT_S)
     except asyncio.TimeoutError:
         raise ConfigError(
             f"enumerate() of {kind}, which the script registers, gave no answer for node {name} within {LIMIT_S:g} s",

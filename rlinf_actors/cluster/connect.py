@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -33,7 +33,7 @@ from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import without_types
-from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
+from rlinf_actors.model.node import NodeGroupInfo
 from rlinf_actors.net.discovery import CLIENT_FILE, PRIVATE, check_name, client_settings
 from rlinf_actors.net.host import endpoint_of
 from rlinf_actors.net.loop import Tasks
@@ -304,21 +304,8 @@ FIRST_S = 2.0  # before the first line that shows which nodes are there
 EVERY_S = 1.0
 
 
-@contextlib.asynccontextmanager
-async def waiting_line(runtime: Runtime, wanted: int) -> AsyncIterator[None]:
-    """Show on one line of the terminal how many nodes are ready. Do nothing if stderr is not a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield
-        return
-    tasks = Tasks()
-    tasks.start(_show(runtime, wanted), "showing which nodes are there", expected=RlinfActorsError)
-    try:
-        yield
-    finally:
-        await tasks.close()
-
-
-async def _show(runtime: Runtime, wanted: int) -> None:
+async def _show_ready_nodes(runtime: Runtime, wanted: int) -> None:
+    """Show on one line of the terminal how many nodes are ready, until this task is cancelled."""
     start, shown = time.monotonic(), False
     try:
         await asyncio.sleep(FIRST_S)
@@ -390,17 +377,10 @@ def worker_job() -> WorkerJob | None:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ClusterNodes:
-    states: list[NodeState]
-    pieces: Pieces
-    groups: dict[str, NodeGroupInfo]  # by label
-
-
 async def learn_nodes(
     runtime: Runtime, job: WorkerJob | None, config: ClusterConfig | None, wanted: int, timeout: float | None
-) -> ClusterNodes:
-    """Wait for *wanted* nodes and learn their configured hardware. Loop thread.
+) -> tuple[list[NodeState], Pieces, dict[str, NodeGroupInfo]]:
+    """Wait for nodes. Return the nodes, their configured hardware, and the node groups by label. Loop thread.
 
     Args:
         runtime: a runtime that is connected to the head.
@@ -414,25 +394,26 @@ async def learn_nodes(
         ClusterTimeoutError: nodes are missing; the message names them.
         ConfigError: a node cannot have the configured hardware.
     """
-    async with waiting_line(runtime, wanted):
+    shown = Tasks()
+    if sys.stderr is not None and sys.stderr.isatty():
+        shown.start(_show_ready_nodes(runtime, wanted), "showing which nodes are ready", expected=RlinfActorsError)
+    try:
         nodes = await runtime.nodes(wanted, timeout)
+    finally:
+        await shown.close()
     for warning in nodes.warnings:
         log.warning("%s", warning)
     states = [state for state in nodes.nodes if 0 <= state.rank < wanted or job is not None]
-    infos, pieces = await _with_hardware(runtime, job, config, states)
-    return ClusterNodes(states, pieces, build_node_groups(config, infos))
-
-
-async def _with_hardware(
-    runtime: Runtime, job: WorkerJob | None, config: ClusterConfig | None, states: Sequence[NodeState]
-) -> tuple[list[NodeInfo], Pieces]:
     kinds = [one.type for state in states for one in state.report.resources if one.registered_by]
     if kinds:
         await asyncio.to_thread(extensions.load_accelerators, kinds)  # foreign code: not on this thread
+    pieces: Pieces = {}
     if job is not None:
-        sent: Pieces = job.extras().get("hardware_pieces", {})
-        return with_pieces(node_infos(states), sent), sent
-    if config is None:
-        return node_infos(states), {}
-    infos = await ask_nodes(config, states, lambda query: runtime.ask(query, Enumerated, ANSWER_S), runtime.host)
-    return infos, pieces_of(config, infos)
+        pieces = job.extras().get("hardware_pieces", {})
+        infos = with_pieces(node_infos(states), pieces)
+    elif config is None:
+        infos = node_infos(states)
+    else:
+        infos = await ask_nodes(config, states, lambda query: runtime.ask(query, Enumerated, ANSWER_S), runtime.host)
+        pieces = pieces_of(config, infos)
+    return states, pieces, build_node_groups(config, infos)

@@ -66,12 +66,9 @@ class EventCursor:
                 0, ClusterEvent((oldest.seq if oldest else answer.next) - 1, answer.at, "events_missing", text)
             )
         self._log, self._since, self.more = answer.log, answer.next, answer.more
-        return [event for event in found if self._wants(event)]
-
-    def _wants(self, event: ClusterEvent) -> bool:
-        if self._kinds and event.kind not in self._kinds:
-            return False
-        return self._group is None or event.group == self._group
+        if self._kinds:
+            found = [event for event in found if event.kind in self._kinds]
+        return [event for event in found if self._group in (None, event.group)]
 
 
 def patience(request: GetEvents) -> float:

@@ -36,12 +36,12 @@ PATIENCE_S = 3.0
 """Seconds that a killed process may take to end, because it may be in an uninterruptible system call."""
 
 
-def processes_of(run_dir: str) -> list[int]:
-    """Return the pids of the living descendants of the agentd with this run directory, found by their environment."""
-    wanted, found = f"{CLUSTER_MARK}={run_dir}".encode(), []
+def processes_with(name: str, value: str) -> list[int]:
+    """Return the pids of the living processes, except this one, in whose environment variable *name* is *value*."""
+    wanted, found = f"{name}={value}".encode(), []
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
-            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if pid != os.getpid() and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 state = procfs.stat(pid)
                 if state is not None and state.state not in "ZX":
                     found.append(pid)
@@ -55,7 +55,7 @@ def end_all(run_dir: str) -> None:
     function also waits for the end of the keeper.
     """
     deadline = time.monotonic() + PATIENCE_S
-    while (left := processes_of(run_dir)) and time.monotonic() < deadline:
+    while (left := processes_with(CLUSTER_MARK, run_dir)) and time.monotonic() < deadline:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 pidfd = procfs.pidfd_of(pid)
@@ -123,12 +123,12 @@ class EmbeddedDaemon:
             asyncio.get_running_loop().add_reader(self._pidfd, self._died)
             line = await asyncio.wait_for(_read_line(ready), timeout or START_TIMEOUT_S)
         except asyncio.TimeoutError:
-            await self.stop(_cannot_ask)
+            await self.stop()
             raise ClusterTimeoutError(
                 f"the private agentd did not come up in {timeout or START_TIMEOUT_S:g} s{self._log_tail()}"
             ) from None
         except BaseException:
-            await self.stop(_cannot_ask)
+            await self.stop()
             raise
         finally:
             os.close(ready)
@@ -137,18 +137,21 @@ class EmbeddedDaemon:
         answer = json.loads(line) if line else {"error": "it ended before it was ready"}
         if "error" in answer:
             tail = self._log_tail()
-            await self.stop(_cannot_ask)
+            await self.stop()
             raise RlinfActorsError(f"the private agentd did not start: {answer['error']}{tail}")
         self.endpoint = str(answer["head"])
         return self.endpoint
 
     async def stop(
-        self, ask: Callable[[], Awaitable[bool]], timeout: float = 10.0, failed: Callable[[], bool] = lambda: True
+        self,
+        ask: Callable[[], Awaitable[object]] | None = None,
+        timeout: float = 10.0,
+        failed: Callable[[], bool] = lambda: True,
     ) -> str:
         """Stop the agentd. May be called twice. Loop thread.
 
         Args:
-            ask: asks the agentd to end. If it returns False or raises an RlinfActorsError, the agentd gets SIGTERM.
+            ask: asks the agentd to end. If it is None or raises an RlinfActorsError, the agentd gets SIGTERM.
             timeout: seconds after which the agentd gets SIGKILL.
             failed: returns True if the script failed, so that the logs are kept. Called after the agentd has ended.
 
@@ -159,8 +162,10 @@ class EmbeddedDaemon:
         process = self._process
         if process is not None and not self._ended.is_set() and self._pidfd >= 0:
             acknowledged = False
-            with contextlib.suppress(RlinfActorsError):  # it ended before it answered, or does not answer
-                acknowledged = await ask()
+            if ask is not None:
+                with contextlib.suppress(RlinfActorsError):  # it ended before it answered, or does not answer
+                    await ask()
+                    acknowledged = True
             if not acknowledged:
                 process.send_signal(signal.SIGTERM)
             try:
@@ -218,10 +223,6 @@ class EmbeddedDaemon:
         return "\nlast lines of its log:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
 
 
-async def _cannot_ask() -> bool:
-    return False
-
-
 def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start an agentd of this package that ends with this process. Its output goes to agentd.log in *run_dir*.
 
@@ -260,7 +261,7 @@ def _make_run_dir(parent: str | None) -> str:
 
 
 async def _read_line(fd: int) -> bytes:
-    loop = asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()  # no connect_read_pipe(): uvloop closes the descriptor twice
     done: asyncio.Future[bytes] = loop.create_future()
     os.set_blocking(fd, False)
     data = bytearray()

@@ -7,8 +7,9 @@ its config path. Callers pass the table of registered hardware types.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -410,17 +411,7 @@ def _check_labels(rules: Sequence[ComponentRule], labels: Sequence[str]) -> None
 
 def spell_ranks(ranks: Sequence[int]) -> str:
     """Return ascending ranks as people write them: ``0-3,5``; "none" for no rank."""
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in _runs(ranks)) or "none"
-
-
-def _runs(ranks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = previous = -1
-    for rank in ranks:
-        if previous < 0:
-            start = rank
-        elif rank != previous + 1:
-            yield start, previous
-            start = rank
-        previous = rank
-    if previous >= 0:
-        yield start, previous
+    # consecutive ranks have the same difference to their position
+    groups = itertools.groupby(enumerate(ranks), lambda item: item[1] - item[0])
+    runs = [[rank for _, rank in group] for _, group in groups]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"

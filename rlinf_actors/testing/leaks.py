@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from rlinf_actors import procfs
+from rlinf_actors.cluster.local_daemon import processes_with
 from rlinf_actors.net.loop import new_event_loop
 from rlinf_actors.net.zmq_network import start_shared_thread
 from rlinf_actors.settings import RUN_DIR, TEST_MARK
@@ -68,10 +69,10 @@ class LeakCheck:
 
     def _processes(self, deadline: float) -> list[str]:
         found = []
-        for pid in processes(self._mark):
+        for pid in processes_with(TEST_MARK, self._mark):
             if not _gone(pid, deadline):
                 found.append(f"process {pid}: {_command(pid)}")
-        while left := processes(self._mark):
+        while left := processes_with(TEST_MARK, self._mark):
             for pid in left:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -91,22 +92,6 @@ class LeakCheck:
     def _left_fds(self) -> list[str]:
         left = {fd: what for fd, what in _fds().items() if self._fds.get(fd) != what}
         return [f"file descriptor {fd}: {what}" for fd, what in left.items()]
-
-
-def processes(mark: str) -> list[int]:
-    """Return the pids of the living processes, except this one, whose environment has TEST_MARK=*mark*."""
-    wanted = f"{TEST_MARK}={mark}".encode()
-    me, found = os.getpid(), []
-    for pid in procfs.pids():
-        try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if pid != me and wanted in environ.split(b"\0"):
-            state = procfs.stat(pid)
-            if state is not None and state.state not in "ZX":
-                found.append(pid)
-    return found
 
 
 def _fds() -> dict[int, str]:

@@ -40,12 +40,8 @@ async def started(made):
 
 async def test_one_that_cannot_be_asked_gets_sigterm(daemon):
     made = await started(daemon(SAYS_READY))
-
-    async def ask():
-        return False
-
-    await made.stop(ask, 10.0)
-    await made.stop(ask)
+    await made.stop(None, 10.0)
+    await made.stop()
     assert made.process.returncode == -signal.SIGTERM
     assert made.deaths == []
 
@@ -66,7 +62,6 @@ async def test_one_that_agreed_does_not(daemon):
     async def ask():
         # ends it in its own way: by the kernel, since a handler of Python's may be called only after pause()
         made.process.send_signal(signal.SIGUSR1)
-        return True
 
     await made.stop(ask)
     assert made.process.returncode == -signal.SIGUSR1
