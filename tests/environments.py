@@ -6,11 +6,12 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Sequence
 from pathlib import Path
 
 RUNTIME = ("pyzmq", "msgspec", "cloudpickle")
 """What an interpreter needs to run workers; the project itself comes from agentd."""
+RUNTIME_310 = ("taskgroup", "exceptiongroup", "typing_extensions", "tomli")
+"""What Python 3.10 needs beside that."""
 
 
 def interpreter(minor: int) -> str | None:
@@ -23,26 +24,18 @@ def interpreter(minor: int) -> str | None:
     return None
 
 
-def make_venv(folder: Path, python: str, packages: Sequence[str]) -> str:
-    """Make a virtual environment with *packages* from the index, unless it is there; returns its interpreter."""
-    exe = folder / "bin" / "python"
-    if not exe.exists():
-        subprocess.run([python, "-m", "venv", folder], check=True, stdin=subprocess.DEVNULL)
-        command = [exe, "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
-    return str(exe)
-
-
 def installed(folder: Path, python: str, *packages: str) -> str:
     """Make a virtual environment of *python* with just these packages from the index, not what those require.
 
-    pip is this environment's: to install one there takes longer than all else. Returns its interpreter.
+    An environment that is there already is used as it is. pip is this environment's: to install one there takes longer
+    than all else. Returns its interpreter.
     """
-    subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True, stdin=subprocess.DEVNULL)
     exe = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", exe, "install", "-q", "--disable-pip-version-check"]
-    command = [*pip, "--only-binary=:all:", "--no-deps", "--no-compile", *packages]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    if not exe.exists():
+        subprocess.run([python, "-m", "venv", "--without-pip", folder], check=True, stdin=subprocess.DEVNULL)
+        pip = [sys.executable, "-m", "pip", "--python", exe, "install", "-q", "--disable-pip-version-check"]
+        command = [*pip, "--only-binary=:all:", "--no-deps", "--no-compile", *packages]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     return str(exe)
 
 

@@ -1,25 +1,13 @@
 """Workers in other interpreters, and interpreters that cannot run any."""
 
-import glob
-import os
-import subprocess
 import sys
 import venv
 
+import environments
 import pytest
 from workers_kit import children, order, spec
 
 pytestmark = pytest.mark.live
-
-OTHERS = [
-    path
-    for minor in (12, 10, 13, 11)
-    for path in [
-        *glob.glob(os.path.expanduser(f"~/.pyenv/versions/3.{minor}.*/bin/python")),
-        f"/usr/bin/python3.{minor}",
-    ]
-    if minor != sys.version_info[1] and os.path.exists(path)
-]
 
 
 def empty_environment(path):
@@ -90,16 +78,12 @@ async def test_failed_interpreter_is_tried_again(tmp_path):
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
-    if not OTHERS:
+    others = [environments.interpreter(minor) for minor in (12, 10, 13, 11) if minor != sys.version_info[1]]
+    python = next((path for path in others if path is not None), None)
+    if python is None:
         pytest.skip("needs a second Python, 3.10 or newer")
-    path = tmp_path_factory.mktemp("other")
-    subprocess.run([OTHERS[0], "-m", "venv", path], check=True)
-    python = str(path / "bin" / "python")
-    install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "pyzmq", "msgspec", "cloudpickle"]
-    if OTHERS[0].endswith(("3.10", "3.10.13/bin/python")):
-        install += ["taskgroup", "tomli"]
-    subprocess.run(install, check=True)
-    return python
+    folder = tmp_path_factory.mktemp("others") / "other"
+    return environments.installed(folder, python, *environments.RUNTIME, *environments.RUNTIME_310)
 
 
 @pytest.mark.timeout(600)  # pip downloads in it

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]  # pip downloads in it
 HERE = Path(__file__).parent
 OTHERS = (10, 12, 13)
 RUNTIME = [f"{name}=={version(name)}" for name in environments.RUNTIME]
-AGENTD = ["psutil", "nvidia-ml-py", "PyYAML", "taskgroup", "exceptiongroup", "typing_extensions", "tomli"]
+AGENTD = ["psutil", "nvidia-ml-py", "PyYAML", *environments.RUNTIME_310]
 """What agentd needs beside what workers need; on Python 3.10."""
 PACKAGES = {10: ["numpy==1.26.4", *AGENTD], 12: [f"numpy=={numpy.__version__}"], 13: []}
 ARROWS = [(10, 11), (11, 10), (10, 12), (12, 10), (12, 11), (10, 13), (13, 12)]

@@ -34,7 +34,7 @@ def venvs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         pytest.skip("there is no Python 3.12 or 3.10 on this machine")
     modules = ["zmq", "msgspec", "cloudpickle", "numpy", "torch"]
     ours = [netns_kit.own_venv(folder / name, modules) for name in ("one", "two")]
-    return [*ours, environments.make_venv(folder / "other", other, environments.RUNTIME)]
+    return [*ours, environments.installed(folder / "other", other, *environments.RUNTIME, *environments.RUNTIME_310)]
 
 
 @pytest.fixture
