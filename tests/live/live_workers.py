@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -380,3 +382,14 @@ class Stopped(Worker):
     async def stop(self) -> None:
         asyncio.get_running_loop().stop()
         await asyncio.Event().wait()
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop a child of this process by SIGSTOP for the length of the block."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -243,15 +243,16 @@ class TestGetIfExists:
         with local.cluster() as cluster:
             asyncio.run(use(cluster))
 
-    def test_a_handle_is_sent_when_it_is_known_whose_group_it_is(self, local):
+    def test_a_handle_is_sent_once_the_head_has_answered_its_launch(self, local):
         made(local, "sent")
 
         async def use(cluster):
-            group = dw.Keeper.create_group().launch(
-                cluster, NodePlacementStrategy([0]), name="sent", get_if_exists=True
-            )
-            with pytest.raises(SerializationError, match="await the group first"):
-                group.keep(group)
+            with lw.stopped(local.nodes[0].pid):  # the head, and the agentd of node 0
+                group = dw.Keeper.create_group().launch(
+                    cluster, NodePlacementStrategy([0]), name="sent", get_if_exists=True
+                )
+                with pytest.raises(SerializationError, match="await the group first"):
+                    group.keep(group)
             await group
             await group.keep(group)
             await group.shutdown()

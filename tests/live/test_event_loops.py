@@ -6,12 +6,10 @@ The loops that are watched are the caller's and the runtime's own. tests/loop_ro
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
 import types
 from collections.abc import AsyncIterator, Iterator
 
+import live_workers as lw
 import loop_rows
 import pace
 import pytest
@@ -27,18 +25,6 @@ HARDWARE = {"accelerators": 1, "model": "A800"}
 LATE = loop_rows.WAITS | loop_rows.MAY_WAIT
 ON_FAILURE = RestartPolicy.on_failure()
 CONFIG = {"num_nodes": 2, "component_placement": {"actor": "0-1"}}
-
-
-@contextlib.contextmanager
-def stopped(local: LocalCluster) -> Iterator[None]:
-    """The head, and the agentd of node 0, stand still."""
-    pid = local.nodes[0].pid
-    os.kill(pid, signal.SIGSTOP)
-    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +46,7 @@ async def test_no_call_of_a_driver_blocks(local, pulse):
     """Connecting, every row, and the end: each while the head stands still."""
     with no_blocking():
         connecting = local.connect()
-        with stopped(local):
+        with lw.stopped(local.nodes[0].pid):  # the head, and the agentd of node 0
             opening = asyncio.ensure_future(connecting.__aenter__())
             await pulse.next()
             assert not opening.done()
@@ -76,7 +62,7 @@ async def test_no_call_of_a_driver_blocks(local, pulse):
             channel=await Channel.connect("theirs", async_op=True), ended=await Channel.connect("ended", async_op=True),
             placement=ComponentPlacement(CONFIG, cluster), work=lambda: AsyncWork.on_thread(int, "a row"),
         )  # fmt: skip
-        with stopped(local):
+        with lw.stopped(local.nodes[0].pid):  # the head, and the agentd of node 0
             under_way = await begin(loop_rows.ROWS, scene)
             await end({name: one for name, one in under_way.items() if name not in LATE}, pace.PATIENCE_S)
             await pulse.next()
@@ -85,7 +71,7 @@ async def test_no_call_of_a_driver_blocks(local, pulse):
         came = await end(under_way, pace.PATIENCE_S)
         assert [node.node_rank for node in came["Cluster.get_alive_nodes"]] == [0, 1]
         assert await came["WorkerGroup.from_group_name"].add(2) == [2]
-        with stopped(local):
+        with lw.stopped(local.nodes[0].pid):  # the head, and the agentd of node 0
             ending = await begin(loop_rows.ENDS, scene)
             await pulse.next()
             await end(ending, pace.PATIENCE_S)
@@ -99,7 +85,7 @@ async def test_no_call_of_an_async_worker_blocks(local, tensors):
         await maker.execute_on(0).launch_far()
         far = await Plain.create_group().launch(cluster, places, name="argument")
         group = await Looped.create_group(far, tensors).launch(cluster, places, name="looped")
-        with stopped(local):
+        with lw.stopped(local.nodes[0].pid):  # the head, and the agentd of node 0
             waiting = await group.execute_on(0).begin(pace.PATIENCE_S)
             rows = loop_rows.TENSORS if tensors else loop_rows.WORKER
             assert loop_rows.WAITS & rows.keys() <= set(waiting[0])
