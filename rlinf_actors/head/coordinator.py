@@ -33,28 +33,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from rlinf_actors.head import commands
 from rlinf_actors.head.authority import Authority
 from rlinf_actors.head.client_table import ClientTable, abandoned
-from rlinf_actors.head.commands import (
-    Answer,
-    Command,
-    ConnectionRejected,
-    Event,
-    HeadStalled,
-    Identity,
-    LogEvent,
-    Message,
-    NoticeReceived,
-    Notify,
-    PeerUnreachable,
-    Persist,
-    Refuse,
-    Refused,
-    RequestReceived,
-    Snapshot,
-    StoreStatus,
-    Timing,
-)
 from rlinf_actors.head.event_log import EventLog, RefusalLog, of_driver, of_node, shown
 from rlinf_actors.head.group_table import GroupTable
 from rlinf_actors.head.handlers import Handlers
@@ -103,20 +84,20 @@ class Coordinator:
 
     def __init__(
         self,
-        identity: Identity,
-        timing: Timing,
+        identity: commands.Identity,
+        timing: commands.Timing,
         new_token: Callable[[], str],
         now: float,
-        before: Snapshot | None = None,
+        before: commands.Snapshot | None = None,
         own: OwnKeys = NO_OWN_KEYS,
         job_key: Callable[[str], str] = lambda token: "",
     ) -> None:
-        before = before or Snapshot()
+        before = before or commands.Snapshot()
         self.identity = identity
         self.timing = timing
         self.started_at = self.now = now
         self.wall = 0.0
-        self.out: list[Command] = []
+        self.out: list[commands.Command] = []
         self.speaker = LOCAL
         self.timers = TimerHeap()
         self.trouble: list[str] = []
@@ -143,14 +124,14 @@ class Coordinator:
 
     # --- events ---
 
-    def started(self, endpoints: Sequence[str], wall: float) -> list[Command]:
+    def started(self, endpoints: Sequence[str], wall: float) -> list[commands.Command]:
         """Log the start, and add the machine's own driver key. Called once, when the head listens at *endpoints*.
 
         *wall* is the present time in seconds since the epoch.
         """
         self._begin(self.now, wall)
         # added directly, not by `emit`: the head's own log file has another line about the start
-        self.log.add(LogEvent("head_started", f"the head has started: rlinf-actors {self.identity.version}"))
+        self.log.add(commands.LogEvent("head_started", f"the head has started: rlinf-actors {self.identity.version}"))
         self.listens = [endpoint for endpoint in endpoints if endpoint.startswith("tcp://")]
         if self.early.over:
             self.jobs.settle()
@@ -158,7 +139,7 @@ class Coordinator:
         self.keys.flush()
         return self.out
 
-    def handle(self, event: Event, now: float, wall: float = 0.0) -> list[Command]:
+    def handle(self, event: commands.Event, now: float, wall: float = 0.0) -> list[commands.Command]:
         """Change the state by *event*, and return the commands to carry out, in order.
 
         Args:
@@ -171,19 +152,19 @@ class Coordinator:
             self.keys.tick(wall)
             self.keys.flush()
         held = False
-        if isinstance(event, (RequestReceived, NoticeReceived)):
-            if self._passes(event) and self._has_room(event):
+        if isinstance(event, (commands.RequestReceived, commands.NoticeReceived)):
+            if self._passes(event, new=True):
                 held = self.early.holds(event)
                 if not held:
                     self._process(event)
-        elif isinstance(event, ConnectionRejected):
+        elif isinstance(event, commands.ConnectionRejected):
             self._connection_rejected(event)
-        elif isinstance(event, StoreStatus):
+        elif isinstance(event, commands.StoreStatus):
             self.trouble = [event.trouble] if event.trouble else []
-        elif isinstance(event, PeerUnreachable):
+        elif isinstance(event, commands.PeerUnreachable):
             self.nodes.unreachable(event.peer)
             self.clients.unreachable(event.peer)
-        elif isinstance(event, HeadStalled):
+        elif isinstance(event, commands.HeadStalled):
             self.nodes.stalled(event.seconds)
             self.clients.stalled(event.seconds)
             self.robots.stalled(event.seconds)
@@ -216,54 +197,47 @@ class Coordinator:
         """
         return min(self.timers.next_deadline(), self.now + self.keys.next_expiry() - self.wall)
 
-    def farewell(self, reason: str) -> list[Command]:
+    def farewell(self, reason: str) -> list[commands.Command]:
         """Return the messages that tell all clients that the head and the cluster end for this reason."""
-        return [Notify(client.peer, Goodbye(reason)) for client in self.clients.alive()]
+        return [commands.Notify(client.peer, Goodbye(reason)) for client in self.clients.alive()]
 
-    def restarting(self, reason: str) -> list[Command]:
+    def restarting(self, reason: str) -> list[commands.Command]:
         """Return the messages that tell agents and clients that the head restarts and that workers and groups go on."""
         sessions: list[Node | Client] = [*self.nodes.alive(), *self.clients.alive()]
         goodbye = Goodbye(reason, restarting=True)
-        return [Notify(session.peer, goodbye) for session in sessions]
+        return [commands.Notify(session.peer, goodbye) for session in sessions]
 
     def _begin(self, now: float, wall: float) -> None:
         self.now, self.wall, self.out, self.speaker = now, wall, [], LOCAL
 
-    def _process(self, event: Message) -> None:
+    def _process(self, event: commands.Message) -> None:
         self.speaker = event.member
-        if isinstance(event, NoticeReceived):
+        if isinstance(event, commands.NoticeReceived):
             self._handlers.notice(event)
         else:
             self._handlers.request(event)
 
-    def _passes(self, event: Message) -> bool:
-        """Return True if the member may send this message; else refuse the message and log the refusal."""
+    def _passes(self, event: commands.Message, new: bool = False) -> bool:
+        """Return True if the member may send this message; else refuse the message and log the refusal.
+
+        A *new* request must also be within the quota of open requests.
+        """
         try:
             if event.member.key and self.keys.admit(event.member.key, self.wall) is None:  # ended while it was held
-                raise Refused("authentication", self.keys.why_not(event.member.key, self.wall))
+                raise commands.Refused("authentication", self.keys.why_not(event.member.key, self.wall))
             self.authority.check(event)
-        except Refused as error:
-            self._refuse(event, error)
-            return False
-        return True
-
-    def _has_room(self, event: Message) -> bool:
-        try:
-            if isinstance(event, RequestReceived):
+            if new and isinstance(event, commands.RequestReceived):
                 self.requests.begin(event.peer, event.id, event.member)
-        except Refused as error:
-            self._refuse(event, error)
+        except commands.Refused as error:
+            if isinstance(event, commands.RequestReceived):
+                text = f"{error.text}: {error.advice}" if error.advice else error.text
+                # not by `emit`, which ends the count of an open request: a waiting request may have the same number
+                self.out.append(commands.Refuse(event.peer, event.id, error.kind, text))
+            self.refusals.note(str(event.member), type(event.body).__name__, f"refused: {error.text}")
             return False
         return True
 
-    def _refuse(self, event: Message, error: Refused) -> None:
-        if isinstance(event, RequestReceived):
-            text = f"{error.text}: {error.advice}" if error.advice else error.text
-            # not by `emit`, which ends the count of an open request: a waiting request may have the same number
-            self.out.append(Refuse(event.peer, event.id, error.kind, text))
-        self.refusals.note(str(event.member), type(event.body).__name__, f"refused: {error.text}")
-
-    def _connection_rejected(self, event: ConnectionRejected) -> None:
+    def _connection_rejected(self, event: commands.ConnectionRejected) -> None:
         why = event.why or self.keys.why_not(event.public, self.wall)
         text = f"refused a connection from {event.address or 'an unknown address'}: {why}"
         # All unlisted keys count as one kind, because any peer can make new keys without end.
@@ -279,19 +253,19 @@ class Coordinator:
 
     # --- what tables call ---
 
-    def emit(self, command: Command) -> None:
+    def emit(self, command: commands.Command) -> None:
         """Add *command* to the commands for the present event; add a LogEvent to the event log too."""
-        if isinstance(command, LogEvent):
+        if isinstance(command, commands.LogEvent):
             command = shown(command)
             self.log.add(command, self._share_of(command))
-        answer = command.then if isinstance(command, Persist) else command
-        if isinstance(answer, (Answer, Refuse)):
+        answer = command.then if isinstance(command, commands.Persist) else command
+        if isinstance(answer, (commands.Answer, commands.Refuse)):
             self.requests.done(answer.peer, answer.id)
         self.out.append(command)
 
-    def drop(self, event: Message) -> None:
+    def drop(self, event: commands.Message) -> None:
         """Drop a held message without an answer; a request no longer counts against its sender's quota."""
-        if isinstance(event, RequestReceived):
+        if isinstance(event, commands.RequestReceived):
             self.requests.done(event.peer, event.id)
 
     def node_lost(self, node: Node, reason: str, certain: bool, successor: AgentHello | None) -> None:
@@ -342,11 +316,11 @@ class Coordinator:
         self.log.forget_keys(keys)
         for node in [node for node in self.nodes.alive() if node.member.key in keys]:
             running = [worker.id for _, workers in self.groups.on_node(node.id) for worker in workers]
-            self.emit(Notify(node.peer, StopWorkers(running, self.timing.orphan_grace_s, reason)))
+            self.emit(commands.Notify(node.peer, StopWorkers(running, self.timing.orphan_grace_s, reason)))
             self.early.forget(node.peer)
             self.nodes.revoked(node, reason)
         for client in [client for client in self.clients.alive() if client.member.key in keys]:
-            self.emit(Notify(client.peer, abandoned(reason)))
+            self.emit(commands.Notify(client.peer, abandoned(reason)))
             self.clients.gone(client, reason)
         for key in ended:
             if not key.token and not self.keys.has(key.role, key.name):
@@ -364,14 +338,14 @@ class Coordinator:
     def _end_job(self, namespace: str, reason: str) -> None:
         for client in self.clients.of_job(namespace):
             if self.clients.get(client.incarnation) is client:  # ending one client may have ended this one too
-                self.emit(Notify(client.peer, abandoned(reason)))
+                self.emit(commands.Notify(client.peer, abandoned(reason)))
                 self.clients.gone(client, reason)
         for group in self.groups.of_job(namespace):
             if not group.stopping:
                 self.groups.stop_group(group, reason)
         self.jobs.forget(namespace)
 
-    def _share_of(self, event: LogEvent) -> str:
+    def _share_of(self, event: commands.LogEvent) -> str:
         """Return the share of the event log for an entry: that of the member that caused it, else that of its job."""
         if self.speaker.role in ("local", "worker"):
             return self.jobs.whose(self.speaker.job or event.namespace)

@@ -22,50 +22,7 @@ from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.validation import own_namespace
 from rlinf_actors.net.link import peer_name
 from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.wire.agent_messages import (
-    HELLO_AGAIN,
-    AgentHello,
-    Beat,
-    ClientHello,
-    Flushing,
-    FlushLogs,
-    Goodbye,
-    HardwareFound,
-    LogCredit,
-    LogLines,
-    ProcessGone,
-    RefusalReport,
-    Welcome,
-    WorkerExited,
-    WorkerReady,
-    WorkersHealth,
-)
-from rlinf_actors.wire.client_messages import (
-    AddKey,
-    Detach,
-    Done,
-    DrainNode,
-    EndGroup,
-    Enroll,
-    Enrolled,
-    EnumerateHardware,
-    EStop,
-    FindGroup,
-    GetEvents,
-    GetKeys,
-    GetNodes,
-    GetStatus,
-    Handles,
-    Keys,
-    KeyState,
-    Launch,
-    RevokeKey,
-    RotateKey,
-    Status,
-    StopCluster,
-    StopGroup,
-    WatchClients,
-)
+from rlinf_actors.wire import agent_messages, client_messages
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, printable, spoken, what_to_upgrade
 
@@ -78,7 +35,9 @@ NOT_KEPT = (
 )
 MAX_NODES = 100_000
 """Largest `num_nodes` of a GetNodes. It bounds the list of missing ranks in the error after a timeout."""
-Signed = TypeVar("Signed", DrainNode, EndGroup, EStop, StopCluster)
+Signed = TypeVar(
+    "Signed", client_messages.DrainNode, client_messages.EndGroup, client_messages.EStop, client_messages.StopCluster
+)
 
 
 class Handlers:
@@ -91,49 +50,53 @@ class Handlers:
         launches = head.launches
         # Command line tools have no session: `rlinf-actors status`, `plan`, `events`, `keys`.
         self._requests: Mapping[type[Any], Callable[[RequestReceived, Any], Body | None]] = {
-            AgentHello: self._agent_hello,
-            ClientHello: self._client_hello,
-            GetStatus: self._status,
-            GetEvents: self._events,
-            EnumerateHardware: head.queries.ask,
-            DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
-            EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
-            EndGroup: lambda event, body: launches.end(event, _signed(event, body)),
-            StopCluster: self._stop_for_good,
-            GetKeys: lambda event, body: self._keys(head.keys.all()),
-            AddKey: self._add_key,
-            RevokeKey: self._revoke_key,
-            Enroll: self._enroll,
-            RotateKey: self._rotate_key,
+            agent_messages.AgentHello: self._agent_hello,
+            agent_messages.ClientHello: self._client_hello,
+            client_messages.GetStatus: self._status,
+            client_messages.GetEvents: self._events,
+            client_messages.EnumerateHardware: head.queries.ask,
+            client_messages.DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
+            client_messages.EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
+            client_messages.EndGroup: lambda event, body: launches.end(event, _signed(event, body)),
+            client_messages.StopCluster: self._stop_for_good,
+            client_messages.GetKeys: lambda event, body: self._keys(head.keys.all()),
+            client_messages.AddKey: self._add_key,
+            client_messages.RevokeKey: self._revoke_key,
+            client_messages.Enroll: self._enroll,
+            client_messages.RotateKey: self._rotate_key,
         }
         self._requests_of_clients: Mapping[type[Any], Callable[[Client, RequestReceived, Any], Body | None]] = {
-            GetNodes: self._get_nodes,
-            GetEvents: self._events_of_job,
-            Launch: self._launch,
-            FindGroup: launches.find,
-            Detach: lambda client, event, body: launches.detach(client, body),
-            StopGroup: launches.stop,
-            FlushLogs: self._flush_logs,
-            StopCluster: self._stop_own,
+            client_messages.GetNodes: self._get_nodes,
+            client_messages.GetEvents: self._events_of_job,
+            client_messages.Launch: self._launch,
+            client_messages.FindGroup: launches.find,
+            client_messages.Detach: lambda client, event, body: launches.detach(client, body),
+            client_messages.StopGroup: launches.stop,
+            agent_messages.FlushLogs: self._flush_logs,
+            client_messages.StopCluster: self._stop_own,
         }
         self._notices_of_agents: Mapping[type[Any], Callable[[Node, Any], None]] = {
-            Beat: self._agent_beat,
-            WorkerReady: head.groups.ready,
-            WorkerExited: lambda node, body: head.groups.exited(node, body.id, validation.exit_report(body.exit)),
-            ProcessGone: lambda node, body: head.clients.process_ended(node, body.incarnation),
-            WorkersHealth: lambda node, body: head.health.report(node, validation.health(body)),
-            LogLines: self._route_lines,
-            HardwareFound: head.queries.found,
+            agent_messages.Beat: self._agent_beat,
+            agent_messages.WorkerReady: head.groups.ready,
+            agent_messages.WorkerExited: lambda node, body: head.groups.exited(
+                node, body.id, validation.exit_report(body.exit)
+            ),
+            agent_messages.ProcessGone: lambda node, body: head.clients.process_ended(node, body.incarnation),
+            agent_messages.WorkersHealth: lambda node, body: head.health.report(node, validation.health(body)),
+            agent_messages.LogLines: self._route_lines,
+            agent_messages.HardwareFound: head.queries.found,
             # from an agent of an earlier version: workers write refusals to their own logs now
-            RefusalReport: lambda node, body: None,
-            Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),
+            agent_messages.RefusalReport: lambda node, body: None,
+            agent_messages.Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),
         }
         self._notices_of_clients: Mapping[type[Any], Callable[[Client, Any], None]] = {
-            Beat: self._client_beat,
-            LogCredit: self._log_credit,
-            WatchClients: lambda client, body: head.clients.subscribe(client, body.incarnations),
-            Handles: head.reconciler.handles,
-            Goodbye: lambda client, body: head.clients.gone(client, printable(body.reason) or "it said goodbye"),
+            agent_messages.Beat: self._client_beat,
+            agent_messages.LogCredit: self._log_credit,
+            client_messages.WatchClients: lambda client, body: head.clients.subscribe(client, body.incarnations),
+            client_messages.Handles: head.reconciler.handles,
+            agent_messages.Goodbye: lambda client, body: head.clients.gone(
+                client, printable(body.reason) or "it said goodbye"
+            ),
         }
 
     def request(self, event: RequestReceived) -> None:
@@ -143,7 +106,7 @@ class Handlers:
             answer = self._answer(event)
         except Refused as error:
             head.emit(Refuse(event.peer, event.id, error.kind, error.text, (), error.path))
-            if isinstance(event.body, (AgentHello, ClientHello)):
+            if isinstance(event.body, (agent_messages.AgentHello, agent_messages.ClientHello)):
                 who = peer_name(event.peer) if event.member == LOCAL else str(event.member)
                 head.refusals.note(who, error.kind, f"refused {who} ({error.kind}): {error.text}")
         else:
@@ -161,7 +124,7 @@ class Handlers:
             return self._requests[kind](event, event.body)
         if client is not None:
             raise Refused("protocol", f"the head does not answer a {kind.__name__}")
-        head.emit(Notify(event.peer, Beat(HELLO_AGAIN)))
+        head.emit(Notify(event.peer, agent_messages.Beat(agent_messages.HELLO_AGAIN)))
         raise Refused("hello", "the head does not know this process: it was restarted, or no hello was sent")
 
     def notice(self, event: NoticeReceived) -> None:
@@ -175,16 +138,16 @@ class Handlers:
             elif client is not None:
                 client.last_seen = head.now
                 self._notices_of_clients.get(type(body), _unexpected)(client, body)
-            elif isinstance(body, Beat) and (reason := head.clients.ended(body.incarnation)) is not None:
+            elif isinstance(body, agent_messages.Beat) and (reason := head.clients.ended(body.incarnation)) is not None:
                 head.emit(Notify(peer, abandoned(reason)))
-            elif not isinstance(body, Goodbye):
-                head.emit(Notify(peer, Beat(HELLO_AGAIN)))
+            elif not isinstance(body, agent_messages.Goodbye):
+                head.emit(Notify(peer, agent_messages.Beat(agent_messages.HELLO_AGAIN)))
         except ProtocolError:  # a fault of that peer must not end the head
             head.unexpected += 1
 
     # --- sessions ---
 
-    def _agent_hello(self, event: RequestReceived, hello: AgentHello) -> Welcome:
+    def _agent_hello(self, event: RequestReceived, hello: agent_messages.AgentHello) -> agent_messages.Welcome:
         head = self._head
         protocol = self._protocol("this agentd", hello)
         validation.check_agent(hello)
@@ -204,7 +167,7 @@ class Handlers:
         head.clients.watch_on(node)
         return self._welcome("", protocol)
 
-    def _client_hello(self, event: RequestReceived, hello: ClientHello) -> Welcome:
+    def _client_hello(self, event: RequestReceived, hello: agent_messages.ClientHello) -> agent_messages.Welcome:
         head = self._head
         protocol = self._protocol(f"this {hello.role}", hello)
         validation.check_names(
@@ -221,7 +184,7 @@ class Handlers:
         head.clients.watch(client, head.nodes.on_host(client.host))
         return self._welcome(head.jobs.token(client.namespace), protocol)
 
-    def _protocol(self, who: str, hello: AgentHello | ClientHello) -> int:
+    def _protocol(self, who: str, hello: agent_messages.AgentHello | agent_messages.ClientHello) -> int:
         """Return the protocol version that the head and the peer share.
 
         Raises:
@@ -237,9 +200,9 @@ class Handlers:
             )
         return protocol
 
-    def _welcome(self, token: str, protocol: int) -> Welcome:
+    def _welcome(self, token: str, protocol: int) -> agent_messages.Welcome:
         identity, timing = self._head.identity, self._head.timing
-        return Welcome(
+        return agent_messages.Welcome(
             epoch=identity.epoch,
             version=identity.version,
             beat_s=timing.beat_s,
@@ -250,44 +213,44 @@ class Handlers:
             protocol=protocol,
         )
 
-    def _agent_beat(self, node: Node, beat: Beat) -> None:
-        self._head.emit(Notify(node.peer, Beat(self._head.identity.epoch, beat.at)))
+    def _agent_beat(self, node: Node, beat: agent_messages.Beat) -> None:
+        self._head.emit(Notify(node.peer, agent_messages.Beat(self._head.identity.epoch, beat.at)))
         self._head.groups.remind(node)
 
-    def _client_beat(self, client: Client, beat: Beat) -> None:
+    def _client_beat(self, client: Client, beat: agent_messages.Beat) -> None:
         client.answered = max(client.answered, min(beat.word, self._head.now))
-        self._head.emit(Notify(client.peer, Beat(self._head.identity.epoch, word=self._head.now)))
+        self._head.emit(Notify(client.peer, agent_messages.Beat(self._head.identity.epoch, word=self._head.now)))
 
     # --- status, events, nodes ---
 
-    def _status(self, event: RequestReceived, body: GetStatus) -> Status:
+    def _status(self, event: RequestReceived, body: client_messages.GetStatus) -> client_messages.Status:
         head = self._head
         sees = head.authority.sees(event)
         # An agent that knew the host ids of other machines could pose as an agent there and report false deaths.
         hosts = event.member.role != "agent"
         return head.status(head.now, lambda name: body.namespace in (None, name) and sees(name), hosts)
 
-    def _events(self, event: RequestReceived, body: GetEvents) -> Body | None:
+    def _events(self, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
         sees = self._head.authority.sees(event)
         return self._head.log.ask(event.peer, event.id, body, sees, event.member.key)
 
-    def _events_of_job(self, client: Client, event: RequestReceived, body: GetEvents) -> Body | None:
+    def _events_of_job(self, client: Client, event: RequestReceived, body: client_messages.GetEvents) -> Body | None:
         own_namespace(client, body.namespace or "")
         return self._head.log.ask(event.peer, event.id, body, lambda namespace: True, event.member.key)
 
-    def _get_nodes(self, client: Client, event: RequestReceived, body: GetNodes) -> None:
+    def _get_nodes(self, client: Client, event: RequestReceived, body: client_messages.GetNodes) -> None:
         if not 0 <= body.num_nodes <= MAX_NODES:
             raise Refused("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
         self._head.nodes.wait(event.peer, event.id, body)
 
-    def _launch(self, client: Client, event: RequestReceived, body: Launch) -> Body | None:
+    def _launch(self, client: Client, event: RequestReceived, body: client_messages.Launch) -> Body | None:
         if self._ending:
             raise Refused("usage", "the cluster is being stopped")
         return self._head.launches.launch(client, event, body)
 
     # --- output of workers ---
 
-    def _route_lines(self, node: Node, lines: LogLines) -> None:
+    def _route_lines(self, node: Node, lines: agent_messages.LogLines) -> None:
         """Forward output lines of workers to the first driver of their job.
 
         Without a driver the lines are dropped (the log files keep them), and the node gets credit for more. An agent
@@ -298,14 +261,16 @@ class Handlers:
         if driver is not None and (node.member == LOCAL or lines.owner in node.jobs):
             self._head.emit(Notify(driver.peer, lines))
         else:
-            self._head.emit(Notify(node.peer, LogCredit(lines.owner, lines.node, lines.cost)))
+            self._head.emit(Notify(node.peer, agent_messages.LogCredit(lines.owner, lines.node, lines.cost)))
 
-    def _log_credit(self, client: Client, credit: LogCredit) -> None:
+    def _log_credit(self, client: Client, credit: agent_messages.LogCredit) -> None:
         for node in self._head.nodes.alive():
             if node.log_name == credit.node:
                 self._head.emit(Notify(node.peer, credit))
 
-    def _flush_logs(self, client: Client, event: RequestReceived, body: FlushLogs) -> Flushing:
+    def _flush_logs(
+        self, client: Client, event: RequestReceived, body: agent_messages.FlushLogs
+    ) -> agent_messages.Flushing:
         """Ask the nodes that have, or had, workers of the client's job for the rest of their output.
 
         Returns the number of nodes that were asked. It is 0 if the client is not the job's first driver, which alone
@@ -315,12 +280,12 @@ class Handlers:
         if self._head.clients.driver_of(client.namespace) is not client:
             nodes = []
         for node in nodes:
-            self._head.emit(Notify(node.peer, FlushLogs(client.namespace, body.wait_s)))
-        return Flushing(len(nodes))
+            self._head.emit(Notify(node.peer, agent_messages.FlushLogs(client.namespace, body.wait_s)))
+        return agent_messages.Flushing(len(nodes))
 
     # --- the end of the cluster ---
 
-    def _stop_for_good(self, event: RequestReceived, body: StopCluster) -> None:
+    def _stop_for_good(self, event: RequestReceived, body: client_messages.StopCluster) -> None:
         """End the cluster for `rlinf-actors head stop`."""
         if self._head.identity.embedded:
             raise Refused("usage", "this is the private cluster of a script: it ends with that script")
@@ -331,12 +296,12 @@ class Handlers:
         self._why_ending += f": {asked.reason}" if asked.reason else ""
         self._end_all(event, body)
 
-    def _stop_own(self, client: Client, event: RequestReceived, body: StopCluster) -> None:
+    def _stop_own(self, client: Client, event: RequestReceived, body: client_messages.StopCluster) -> None:
         if not self._head.identity.embedded:
             raise Refused("usage", "this cluster is not the driver's own: `rlinf-actors head stop` ends it")
         self._end_all(event, body)
 
-    def _end_all(self, event: RequestReceived, body: StopCluster) -> None:
+    def _end_all(self, event: RequestReceived, body: client_messages.StopCluster) -> None:
         self._ending.append((event.peer, event.id, body.stay))
         self._head.launches.stop_all()
 
@@ -344,36 +309,37 @@ class Handlers:
         """Answer the StopCluster requests and end the head, once every group has stopped."""
         if self._ending and not len(self._head.groups):
             for peer, id, _ in self._ending:
-                self._head.emit(Answer(peer, id, Done()))
+                self._head.emit(Answer(peer, id, client_messages.Done()))
             if not all(stay for _, _, stay in self._ending):
                 self._head.emit(EndCluster(self._why_ending))
             self._ending = []
 
     # --- keys: a member rotates its own key, a join token adds one key, an administrator does everything else ---
 
-    def _add_key(self, event: RequestReceived, body: AddKey) -> None:
-        self._changed(event, [self._head.keys.add(body, signature(event.member, body.by), self._head.wall)])
+    def _add_key(self, event: RequestReceived, body: client_messages.AddKey) -> None:
+        key = self._head.keys.add(body, signature(event.member, body.by), self._head.wall)
+        self._answer_when_saved(event, self._keys([key]))
 
-    def _revoke_key(self, event: RequestReceived, body: RevokeKey) -> None:
-        self._changed(event, self._head.keys.revoke(body, signature(event.member, body.by), self._head.wall))
+    def _revoke_key(self, event: RequestReceived, body: client_messages.RevokeKey) -> None:
+        ended = self._head.keys.revoke(body, signature(event.member, body.by), self._head.wall)
+        self._answer_when_saved(event, self._keys(ended))
 
-    def _enroll(self, event: RequestReceived, body: Enroll) -> None:
-        self._enrolled(event, self._head.keys.enroll(event.member, body, self._head.wall))
+    def _enroll(self, event: RequestReceived, body: client_messages.Enroll) -> None:
+        key = self._head.keys.enroll(event.member, body, self._head.wall)
+        self._answer_when_saved(event, client_messages.Enrolled(key.role, key.name))
 
-    def _rotate_key(self, event: RequestReceived, body: RotateKey) -> None:
-        self._enrolled(event, self._head.keys.rotate(event.member, body, self._head.wall))
+    def _rotate_key(self, event: RequestReceived, body: client_messages.RotateKey) -> None:
+        key = self._head.keys.rotate(event.member, body, self._head.wall)
+        self._answer_when_saved(event, client_messages.Enrolled(key.role, key.name))
 
-    def _changed(self, event: RequestReceived, changed: list[KeyState]) -> None:
-        self._persist_keys(event, self._keys(changed), self._keys(changed, NOT_KEPT))
+    def _answer_when_saved(
+        self, event: RequestReceived, answer: client_messages.Keys | client_messages.Enrolled
+    ) -> None:
+        failed = replace(answer, warning=NOT_KEPT)
+        self._head.keys.flush(Answer(event.peer, event.id, answer), Answer(event.peer, event.id, failed))
 
-    def _enrolled(self, event: RequestReceived, key: KeyState) -> None:
-        self._persist_keys(event, Enrolled(key.role, key.name), Enrolled(key.role, key.name, NOT_KEPT))
-
-    def _persist_keys(self, event: RequestReceived, then: Body, instead: Body) -> None:
-        self._head.keys.flush(Answer(event.peer, event.id, then), Answer(event.peer, event.id, instead))
-
-    def _keys(self, keys: list[KeyState], warning: str = "") -> Keys:
-        return Keys(keys, self._head.keys.own.public, self._head.listens, self._head.wall, warning)
+    def _keys(self, keys: list[client_messages.KeyState]) -> client_messages.Keys:
+        return client_messages.Keys(keys, self._head.keys.own.public, self._head.listens, self._head.wall)
 
 
 def _unexpected(sender: Node | Client, body: Body) -> None:

@@ -21,19 +21,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from rlinf_actors.head.commands import (
-    KEPT,
-    Answer,
-    Change,
-    Emit,
-    ForgetJob,
-    ForgetKey,
-    KnownJob,
-    LogEvent,
-    Persist,
-    Refused,
-    Snapshot,
-)
+from rlinf_actors.head import commands
 from rlinf_actors.security.members import LOCAL, NAME_RULE, Member, fingerprint, is_key, is_name
 from rlinf_actors.wire.client_messages import AddKey, Enroll, KeyState, RevokeKey, RotateKey
 
@@ -82,14 +70,18 @@ class KeyRegistry:
     """
 
     def __init__(
-        self, emit: Emit, before: Snapshot, own: OwnKeys, on_ended: Callable[[Sequence[KeyState], str], None]
+        self,
+        emit: commands.Emit,
+        before: commands.Snapshot,
+        own: OwnKeys,
+        on_ended: Callable[[Sequence[KeyState], str], None],
     ) -> None:
         self._emit = emit
         self._on_ended = on_ended
         self._keys = {key.public: key for key in before.keys}
         self._jobs: dict[str, str] = {}
         self._members: dict[str, Member] = {}
-        self._changes: list[Change] = []
+        self._changes: list[commands.Change] = []
         self._next = math.inf
         self.own = own
         self._index()
@@ -139,18 +131,20 @@ class KeyRegistry:
         if own.driver and own.driver not in self._keys:
             self._end(self._of("driver", own.driver_name), "the head's machine has another driver key", wall)
             self._put(KeyState(own.driver, "driver", own.driver_name, wall, "the head's machine"))
-            self._emit(LogEvent("key_added", f"the key of this machine's driver {own.driver_name!r} is listed"))
+            self._emit(
+                commands.LogEvent("key_added", f"the key of this machine's driver {own.driver_name!r} is listed")
+            )
 
     def add(self, asked: AddKey, who: str, wall: float) -> KeyState:
         """Add a key or a join token at the request of *who* (text for people), and return it."""
         if not self.own.public:
-            raise Refused("usage", NO_KEYS)
+            raise commands.Refused("usage", NO_KEYS)
         if not is_name(asked.name):
-            raise Refused("usage", f"{asked.name[:100]!r} is no name: {NAME_RULE}")
+            raise commands.Refused("usage", f"{asked.name[:100]!r} is no name: {NAME_RULE}")
         self._check_new(asked.public)
         same = self._of(asked.role, asked.name)
         if not all(key.token for key in same):
-            raise Refused(
+            raise commands.Refused(
                 "usage",
                 f"{asked.role} {asked.name!r} has a key already: end that by `rlinf-actors keys revoke {asked.name}`, "
                 "or have its machine change it by `rlinf-actors keys rotate`",
@@ -160,36 +154,38 @@ class KeyRegistry:
         expires = None if asked.token_s is None else wall + min(max(asked.token_s, 0.0), TOKEN_S)
         key = KeyState(asked.public, asked.role, asked.name, wall, who, token, expires)
         self._put(key)
-        self._emit(LogEvent("key_added", f"{who} listed {_called(key)}"))
+        self._emit(commands.LogEvent("key_added", f"{who} listed {_called(key)}"))
         return key
 
     def enroll(self, member: Member, asked: Enroll, wall: float) -> KeyState:
         """Add the key of a member that has connected with a join token; return the new key. The token ends."""
         token = self._keys.get(member.key)
         if token is None or not token.token or self.admit(member.key, wall) is None:
-            raise Refused("authentication", "a key is listed by a join token alone: `rlinf-actors keys enroll NODE`")
+            raise commands.Refused(
+                "authentication", "a key is listed by a join token alone: `rlinf-actors keys enroll NODE`"
+            )
         self._check_new(asked.public)
         by = f"join token {fingerprint(token.public)} of {token.added_by}"
         key = KeyState(asked.public, token.role, token.name, wall, by)
         self._put(key)
         self._end([token], f"it was used for key {fingerprint(key.public)}", wall)
-        self._emit(LogEvent("key_enrolled", f"{_called(key)} is listed, by {by}"))
+        self._emit(commands.LogEvent("key_enrolled", f"{_called(key)} is listed, by {by}"))
         return key
 
     def rotate(self, member: Member, asked: RotateKey, wall: float) -> KeyState:
         """Replace a member's key, and return the new one. The old key stays valid for `keep_s`, at most RETIRING_S."""
         old = self._keys.get(member.key)
         if old is None or old.token:
-            raise Refused("usage", f"{member} has no key in the head's list, and so none to change")
+            raise commands.Refused("usage", f"{member} has no key in the head's list, and so none to change")
         if old.expires_at is not None:
-            raise Refused("usage", f"{_called(old)} was replaced already: this machine has an old key file")
+            raise commands.Refused("usage", f"{_called(old)} was replaced already: this machine has an old key file")
         self._check_new(asked.public)
         key = KeyState(asked.public, old.role, old.name, wall, f"rotation of {fingerprint(old.public)}")
         why = f"key {fingerprint(key.public)} has replaced it"
         self._end([other for other in self._of(old.role, old.name) if other is not old], why, wall)
         self._put(key)
         keep_s = min(asked.keep_s, RETIRING_S)
-        self._emit(LogEvent("key_rotated", f"{_called(key)} replaces {fingerprint(old.public)}"))
+        self._emit(commands.LogEvent("key_rotated", f"{_called(key)} replaces {fingerprint(old.public)}"))
         if keep_s > 0:
             self._put(replace(old, expires_at=wall + keep_s))
         else:
@@ -209,7 +205,7 @@ class KeyRegistry:
         if not hit:
             near = difflib.get_close_matches(asked.name, sorted({key.name for key in good}), 3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise Refused("not_found", f"no key or join token of {asked.name!r} is good{hint}")
+            raise commands.Refused("not_found", f"no key or join token of {asked.name!r} is good{hint}")
         return self._end(hit, f"{who} revoked it", wall)
 
     def tick(self, wall: float) -> None:
@@ -221,13 +217,13 @@ class KeyRegistry:
     def next_expiry(self) -> float:
         return self._next
 
-    def flush(self, then: Answer | None = None, instead: Answer | None = None) -> None:
+    def flush(self, then: commands.Answer | None = None, instead: commands.Answer | None = None) -> None:
         """Persist pending changes, then send *then*, or *instead* if they cannot be written now."""
         changes, self._changes = self._changes, []
         for change in changes[:-1]:
-            self._emit(Persist(change))
+            self._emit(commands.Persist(change))
         if changes:
-            self._emit(Persist(changes[-1], then, instead))
+            self._emit(commands.Persist(changes[-1], then, instead))
         elif then is not None:
             self._emit(then)
 
@@ -248,9 +244,9 @@ class KeyRegistry:
 
     def _check_new(self, public: str) -> None:
         if not is_key(public):
-            raise Refused("usage", f"{public[:60]!r} is no public key")
+            raise commands.Refused("usage", f"{public[:60]!r} is no public key")
         if public in self._keys or public == self.own.public or public in self._jobs.values():
-            raise Refused("usage", f"key {fingerprint(public)} is known already: make a new one")
+            raise commands.Refused("usage", f"key {fingerprint(public)} is known already: make a new one")
 
     def _of(self, role: str, name: str) -> list[KeyState]:
         """Return the keys and join tokens of a member that have not ended."""
@@ -265,7 +261,7 @@ class KeyRegistry:
         ended = [replace(key, ended_at=wall, why=why) for key in keys]
         for key in ended:
             self._put(key)
-            self._emit(LogEvent("key_ended", f"{_called(key)} is not valid any more: {why}"))
+            self._emit(commands.LogEvent("key_ended", f"{_called(key)} is not valid any more: {why}"))
         if ended:
             self._trim()
             self._on_ended(ended, why)
@@ -278,13 +274,13 @@ class KeyRegistry:
         """
         gone = sorted((k for k in self._keys.values() if k.ended_at is not None), key=lambda k: k.ended_at or 0.0)
         counts = Counter((key.role, key.name) for key in gone)
-        for _ in range(len(gone) - KEPT):
+        for _ in range(len(gone) - commands.KEPT):
             most = max(counts.values())
             key = next(key for key in gone if counts[key.role, key.name] == most)
             gone.remove(key)
             counts[key.role, key.name] -= 1
             del self._keys[key.public]
-            self._changes.append(ForgetKey(key.public))
+            self._changes.append(commands.ForgetKey(key.public))
 
     def _index(self) -> None:
         """Rebuild the dict that `admit` reads. The dict is replaced, not changed, because other threads read it."""
@@ -345,7 +341,7 @@ class Jobs:
     """
 
     def __init__(
-        self, head: Coordinator, new_token: Callable[[], str], job_key: Callable[[str], str], before: Snapshot
+        self, head: Coordinator, new_token: Callable[[], str], job_key: Callable[[str], str], before: commands.Snapshot
     ) -> None:
         self._head = head
         self._new_token = new_token
@@ -399,7 +395,7 @@ class Jobs:
         if job is not None:
             self._head.keys.forget_job(namespace)
         if self._keyed and (job is not None or known is not None):
-            self._head.emit(Persist(ForgetJob(namespace)))
+            self._head.emit(commands.Persist(commands.ForgetJob(namespace)))
 
     def settle(self) -> None:
         """Drop the jobs of an earlier head of which no member has come back."""
@@ -461,7 +457,7 @@ class Jobs:
         if (before is None or before.token != token) and (own.public or own.local):
             self._head.keys.add_job(namespace, self._job_key(token))
         if self._keyed and job != before:
-            self._head.emit(Persist(KnownJob(namespace, _proof(token), owner)))
+            self._head.emit(commands.Persist(commands.KnownJob(namespace, _proof(token), owner)))
         return job
 
 

@@ -13,19 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.head import commands
 from rlinf_actors.head.client_table import PING
-from rlinf_actors.head.commands import (
-    NODE,
-    REPLACED,
-    Answer,
-    ForgetNode,
-    KnownNode,
-    Notify,
-    Persist,
-    Refuse,
-    Refused,
-    Snapshot,
-)
 from rlinf_actors.head.event_log import of_node
 from rlinf_actors.head.quotas import Quota, Tombstones, label
 from rlinf_actors.head.records import Index, Node, NodeLife
@@ -64,7 +53,7 @@ class NodeTable:
         missing: ids of the nodes that were registered with the earlier head and have not registered with this head.
     """
 
-    def __init__(self, head: Coordinator, before: Snapshot) -> None:
+    def __init__(self, head: Coordinator, before: commands.Snapshot) -> None:
         self._head = head
         self._timing = head.timing
         self._by_peer: dict[bytes, Node] = {}
@@ -74,8 +63,8 @@ class NodeTable:
         self._ranked = {rank: id for id, rank in self._ranks.items()}
         self._timers: dict[str, HeapTimer] = {}
         self._requests: list[_NodeRequest] = []
-        self._lost = Tombstones(NODE, head.emit, before)
-        self._replaced = Tombstones(REPLACED, head.emit, before)
+        self._lost = Tombstones(commands.NODE, head.emit, before)
+        self._replaced = Tombstones(commands.REPLACED, head.emit, before)
         self._of_member = Quota("nodes")
         self._on_host: Index[Node] = Index()
         self.drained = dict(before.drained)
@@ -149,13 +138,17 @@ class NodeTable:
         now = self._head.now
         lost = self._lost.get(hello.incarnation)
         if lost is not None:
-            raise Refused("node_lost", f"incarnation {hello.incarnation} of this node {lost}; come back as a new one")
+            raise commands.Refused(
+                "node_lost", f"incarnation {hello.incarnation} of this node {lost}; come back as a new one"
+            )
         replaced = self._replaced.get(hello.incarnation)
         if replaced is not None:
-            raise Refused("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
+            raise commands.Refused("config", f"{replaced}: two agentds run as one node; give each its own --node-id")
         other = self._by_peer.get(peer)
         if other is not None and other.id != hello.node.node_id:
-            raise Refused("protocol", f"this connection is node {other.name}'s; another node's agentd has its own")
+            raise commands.Refused(
+                "protocol", f"this connection is node {other.name}'s; another node's agentd has its own"
+            )
         known = self._nodes.get(hello.node.node_id)
         protocol = agreed(hello.protocol, hello.newest)
         node = Node(
@@ -294,7 +287,7 @@ class NodeTable:
         else:
             node.step("silent", now)
             self._head.emit(of_node("node_suspect", node, f"was silent for {silence:.1f} s"))
-            self._head.emit(Notify(node.peer, Beat(PING)))
+            self._head.emit(commands.Notify(node.peer, Beat(PING)))
             self._arm(node)
 
     # --- ranks ---
@@ -312,10 +305,12 @@ class NodeTable:
     def _persist(self, node: Node) -> None:
         """Write this node, and its rank if that is frozen, to disk for a restarted head, if anything has changed."""
         member = node.member.name if node.member.role == "agent" else ""
-        known = KnownNode(node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive, member)
+        known = commands.KnownNode(
+            node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive, member
+        )
         if self._known.get(node.id) != known:
             self._known[node.id] = known
-            self._head.emit(Persist(known))
+            self._head.emit(commands.Persist(known))
 
     def _forget(self, node: Node) -> None:
         self._head.timers.cancel(self._timers.pop(node.id, None))
@@ -326,7 +321,7 @@ class NodeTable:
         self._on_host.discard(node.report.host, node.id)
         del self._nodes[node.id]
         if self._known.pop(node.id, None) is not None:
-            self._head.emit(Persist(ForgetNode(node.id)))
+            self._head.emit(commands.Persist(commands.ForgetNode(node.id)))
 
     def _freeze(self, node_id: str, rank: int) -> None:
         before = self._ranks.get(node_id)
@@ -351,22 +346,22 @@ class NodeTable:
             where = f"was lost {ago}" if lost else f"a head that was restarted {ago} awaits"
             if node.report.rank is not None and self.rank(holder) == node.report.rank:
                 left = holder.since + self._timing.rank_hold_s - now
-                raise Refused(
+                raise commands.Refused(
                     "unreachable",
                     f"rank {node.report.rank} belongs to node {holder.name}, which {where}; its workers may still be "
                     f"running, so it is given to another in {left:.0f} s at the earliest",
                 )
             if not lost and (node.report.rank is None) != (holder.report.rank is None):
                 stated = "not set" if node.report.rank is None else "set"
-                raise Refused(
+                raise commands.Refused(
                     "unreachable", f"{NODE_RANK} is {stated} here, unlike on node {holder.name}, which {where}"
                 )
         try:
             order_nodes([other.registered for other in [*others, node]], self._ranks, complete=False)
         except ConfigError as error:
             if node.member == LOCAL:
-                raise Refused("config", str(error.args[0]), error.path) from None
-            raise Refused("unreachable", f"{error.path} {error.args[0]}") from None
+                raise commands.Refused("config", str(error.args[0]), error.path) from None
+            raise commands.Refused("unreachable", f"{error.path} {error.args[0]}") from None
 
     def _order(self) -> dict[str, int]:
         """Return the rank that each usable node would get now, by node id."""
@@ -414,7 +409,7 @@ class NodeTable:
             self._freeze(id, rank)
             self._persist(self._nodes[id])
         states = [self._nodes[id].state(rank, self._head.now) for id, rank in ranked]
-        self._head.emit(Answer(request.peer, request.id, Nodes(states, [warning] if rest else [])))
+        self._head.emit(commands.Answer(request.peer, request.id, Nodes(states, [warning] if rest else [])))
 
     def _time_out(self, request: _NodeRequest) -> None:
         self._remove(request)
@@ -431,4 +426,4 @@ class NodeTable:
             f"{request.num_nodes - len(missing)} of {request.num_nodes} nodes after {now - request.since:.0f} s; "
             f"missing rank{'s' * (len(missing) > 1)} {ranks}{more}. Does agentd run there, with --connect to this head?"
         )
-        self._head.emit(Refuse(request.peer, request.id, "timeout", text, tuple(missing)))
+        self._head.emit(commands.Refuse(request.peer, request.id, "timeout", text, tuple(missing)))

@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlinf_actors.head import quotas
-from rlinf_actors.head.commands import (
-    Answer,
-    NodeDrained,
-    NodeUndrained,
-    Notify,
-    Persist,
-    Refuse,
-    Refused,
-    RequestReceived,
-)
+from rlinf_actors.head import commands, quotas
 from rlinf_actors.head.event_log import of_node, of_worker
 from rlinf_actors.head.records import Node, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
@@ -41,7 +31,7 @@ class DrainTable:
         self._empty: set[str] = set()
         self._changed = True
 
-    def ask(self, event: RequestReceived, asked: DrainNode) -> None:
+    def ask(self, event: commands.RequestReceived, asked: DrainNode) -> None:
         """Drain a node, replace the reason of its drain, or undo the drain. Answers when the change is on disk.
 
         Raises:
@@ -53,18 +43,18 @@ class DrainTable:
         unknown = f"node {id!r} is not known to this head"
         if asked.undo:
             if id not in nodes.drained:
-                raise Refused("usage", unknown if node is None else f"node {node.name} is not being drained")
+                raise commands.Refused("usage", unknown if node is None else f"node {node.name} is not being drained")
             self._undrain(asked, node)
         elif node is None:
-            raise Refused("usage", unknown)
+            raise commands.Refused("usage", unknown)
         else:
             if id not in nodes.drained:
                 quotas.check("drains", "the head", len(nodes.drained))
             self._drain(asked, node)
-        change = NodeUndrained(id) if asked.undo else NodeDrained(id, nodes.drained[id])
+        change = commands.NodeUndrained(id) if asked.undo else commands.NodeDrained(id, nodes.drained[id])
         state = None if node is None else node.state(nodes.rank(node), self._head.now)
-        answers = (Answer(event.peer, event.id, Drained(state, warning)) for warning in ("", NOT_KEPT))
-        self._head.emit(Persist(change, *answers))
+        answers = (commands.Answer(event.peer, event.id, Drained(state, warning)) for warning in ("", NOT_KEPT))
+        self._head.emit(commands.Persist(change, *answers))
 
     def _drain(self, asked: DrainNode, node: Node) -> None:
         why = f"{asked.reason or 'no reason was given'} (by {asked.by})"
@@ -77,7 +67,7 @@ class DrainTable:
             if owner is not None:
                 text = f"node {node.name} is being drained: {why}. Group {group.name!r} (ranks {ranks} there) goes on "
                 text += "until you shut it down; nothing new starts there"
-                self._head.emit(Notify(owner.peer, Warn(text)))
+                self._head.emit(commands.Notify(owner.peer, Warn(text)))
         self._head.launches.retry_waiting()  # what waits for a robot of that node is refused now
 
     def _undrain(self, asked: DrainNode, node: Node | None) -> None:
@@ -138,32 +128,32 @@ class HardwareQueries:
         self._number = 0
         self._queries: dict[str, _HardwareQuery] = {}
 
-    def ask(self, event: RequestReceived, asked: EnumerateHardware) -> None:
+    def ask(self, event: commands.RequestReceived, asked: EnumerateHardware) -> None:
         """Ask a node to enumerate its hardware; the node's answer goes to the sender of *event*."""
         node = self._head.nodes.get(asked.node_id)
         if node is None or not node.usable:
             state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
-            raise Refused("node_lost", f"node {asked.node_id}, asked for its {asked.question.type}, {state}")
+            raise commands.Refused("node_lost", f"node {asked.node_id}, asked for its {asked.question.type}, {state}")
         self._number += 1
         # a late answer to a query of an earlier head must not count as one of ours
         name = f"{self._head.identity.epoch}-{self._number}"
         deadline = self._head.now + min(asked.question.limit_s, MAX_LIMIT_S) + SPARE_S
         self._queries[name] = query = _HardwareQuery(event.peer, event.id, node, asked.question, self._head.now)
         query.timer = self._head.timers.at(deadline, lambda: self._time_out(name))
-        self._head.emit(Notify(node.peer, LookForHardware(name, asked.question)))
+        self._head.emit(commands.Notify(node.peer, LookForHardware(name, asked.question)))
 
     def found(self, node: Node, body: HardwareFound) -> None:
         """Send a node's answer to the client that asked. Unknown queries are ignored."""
         query = self._queries.get(body.id)
         if query is not None and query.node.incarnation == node.incarnation:
             self._remove(body.id)
-            self._head.emit(Answer(query.peer, query.id, Enumerated(body.answer)))
+            self._head.emit(commands.Answer(query.peer, query.id, Enumerated(body.answer)))
 
     def node_back(self, node: Node) -> None:
         """Resend to a reconnected node the open queries that may have been lost with its previous connection."""
         for name, query in self._queries.items():
             if query.node.incarnation == node.incarnation:
-                self._head.emit(Notify(node.peer, LookForHardware(name, query.question)))
+                self._head.emit(commands.Notify(node.peer, LookForHardware(name, query.question)))
 
     def node_lost(self, node: Node, reason: str) -> None:
         """Refuse the queries that a lost node will not answer."""
@@ -171,7 +161,7 @@ class HardwareQueries:
             if query.node.incarnation == node.incarnation:
                 self._remove(name)
                 text = f"node {node.name} was lost while it looked for its {query.question.type}: {reason}"
-                self._head.emit(Refuse(query.peer, query.id, "node_lost", text))
+                self._head.emit(commands.Refuse(query.peer, query.id, "node_lost", text))
 
     def forget(self, peer: bytes) -> None:
         """Cancel the queries of a client that has ended."""
@@ -184,13 +174,13 @@ class HardwareQueries:
         self._stop(name)
         waited = f"{self._head.now - query.since:.0f} s"
         text = f"node {query.node.name} gave no answer in {waited} when asked for its {query.question.type}"
-        self._head.emit(Refuse(query.peer, query.id, "timeout", text))
+        self._head.emit(commands.Refuse(query.peer, query.id, "timeout", text))
 
     def _stop(self, name: str) -> None:
         query = self._remove(name)
         node = self._head.nodes.get(query.node.id)  # it may have a new connection
         if node is not None and node.incarnation == query.node.incarnation:
-            self._head.emit(Notify(node.peer, StopLooking(name)))
+            self._head.emit(commands.Notify(node.peer, StopLooking(name)))
 
     def _remove(self, name: str) -> _HardwareQuery:
         query = self._queries.pop(name)

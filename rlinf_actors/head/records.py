@@ -16,17 +16,8 @@ from rlinf_actors.hardware.probe_report import accelerator_type_of
 from rlinf_actors.model.restart import rank_id
 from rlinf_actors.placement.node_order import RegisteredNode
 from rlinf_actors.security.members import LOCAL, Member
+from rlinf_actors.wire import values
 from rlinf_actors.wire.protocol import OLDEST
-from rlinf_actors.wire.values import (
-    Endpoint,
-    ExitReport,
-    GroupState,
-    NodeReport,
-    NodeState,
-    WorkerPulse,
-    WorkerSpec,
-    WorkerState,
-)
 
 
 class NodeLife(str, enum.Enum):
@@ -134,8 +125,8 @@ class Index(Generic[V]):
         self._values.setdefault(key, {})[id] = value
 
     def discard(self, key: Hashable, id: Hashable) -> None:
-        values = self._values.get(key)
-        if values is not None and values.pop(id, None) is not None and not values:
+        found = self._values.get(key)
+        if found is not None and found.pop(id, None) is not None and not found:
             del self._values[key]
 
     def of(self, key: Hashable) -> list[V]:
@@ -160,7 +151,7 @@ class Node:
         protocol: the protocol version of the agent's session.
     """
 
-    report: NodeReport
+    report: values.NodeReport
     incarnation: str
     peer: bytes
     is_head: bool
@@ -209,10 +200,10 @@ class Node:
         kind = accelerator_type_of(self.report.resources)
         return RegisteredNode(self.id, self.report.rank, self.is_head, kind, self.report.ip)
 
-    def state(self, rank: int, now: float) -> NodeState:
+    def state(self, rank: int, now: float) -> values.NodeState:
         """Return the node's state as clients receive it; *rank* is -1 if the node has none."""
         life, seen = self.life.value, now - self.last_seen
-        return NodeState(self.report, self.incarnation, rank, life, seen, self.is_head, self.draining)
+        return values.NodeState(self.report, self.incarnation, rank, life, seen, self.is_head, self.draining)
 
 
 @dataclass
@@ -252,16 +243,16 @@ class Client:
 class WorkerRecord:
     """One worker process of a group. Before its end, `exit` is the exit report of the rank's previous incarnation."""
 
-    spec: WorkerSpec
+    spec: values.WorkerSpec
     node_id: str
     node_ip: str
     life: WorkerLife = WorkerLife.STARTING
     pid: int = 0
-    endpoint: Endpoint | None = None
+    endpoint: values.Endpoint | None = None
     port: int = 0
     master_port: int = 0
-    exit: ExitReport | None = None
-    pulse: WorkerPulse | None = None
+    exit: values.ExitReport | None = None
+    pulse: values.WorkerPulse | None = None
 
     @property
     def id(self) -> str:
@@ -275,8 +266,8 @@ class WorkerRecord:
     def step(self, event: str) -> None:
         self.life = step(WORKER, self.life, event)
 
-    def state(self) -> WorkerState:
-        return WorkerState(
+    def state(self) -> values.WorkerState:
+        return values.WorkerState(
             self.id, self.spec.rank, self.spec.node_rank, self.node_ip, self.life.value, self.pid, self.endpoint,
             self.port, self.master_port, self.exit, self.spec.incarnation, None if self.gone else self.pulse,
         )  # fmt: skip
@@ -354,10 +345,10 @@ class Group:
             return "restarting"
         return "running" if lives == {WorkerLife.RUNNING} else "starting"
 
-    def state(self, token: str) -> GroupState:
+    def state(self, token: str) -> values.GroupState:
         """Return the group's state as clients receive it, with the job's *token*."""
         workers = sorted(self.workers.values(), key=lambda worker: worker.spec.rank)
         states = [worker.state() for worker in workers]
-        return GroupState(
+        return values.GroupState(
             self.namespace, self.name, self.cls, self.owner, self.summary, states, token, self.detail, not self.owner
         )

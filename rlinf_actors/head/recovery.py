@@ -19,47 +19,15 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from rlinf_actors.head import validation
+from rlinf_actors.head import commands, validation
 from rlinf_actors.head.claims import contradiction
-from rlinf_actors.head.commands import (
-    ConnectionRejected,
-    Event,
-    LogEvent,
-    Message,
-    NoticeReceived,
-    Notify,
-    Refused,
-    RequestReceived,
-)
 from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.quotas import Quota
 from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.security.members import LOCAL
-from rlinf_actors.wire.agent_messages import (
-    AgentHello,
-    Beat,
-    ClientHello,
-    FlushLogs,
-    LogCredit,
-    LogLines,
-    StopWorkers,
-    WorkerReady,
-    WorkersHealth,
-)
-from rlinf_actors.wire.client_messages import (
-    EndGroup,
-    FindGroup,
-    GetEvents,
-    GetNodes,
-    GetStatus,
-    Handles,
-    Launch,
-    StopCluster,
-    StopGroup,
-    WorkerChanged,
-)
+from rlinf_actors.wire import agent_messages, client_messages
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerSpec, WorkerState
 
 if TYPE_CHECKING:
@@ -109,7 +77,7 @@ class Reconciler:
                 if worker.life is not WorkerLife.STARTING:
                     groups.missing(worker, node, "its agent does not have it any more")
 
-    def replaced(self, node: Node, hello: AgentHello) -> None:
+    def replaced(self, node: Node, hello: agent_messages.AgentHello) -> None:
         """End the workers of a node's earlier agentd that the *hello* of its new agentd does not list.
 
         An agentd that keeps workers (`hello.keeps`) has searched for all workers that the earlier agentd was asked to
@@ -154,7 +122,9 @@ class Reconciler:
         if running.exit is not None:
             groups.exited(node, spec.id, running.exit)
         elif running.endpoint is not None:
-            ready = WorkerReady(spec.id, running.pid, running.endpoint, running.port, running.master_port)
+            ready = agent_messages.WorkerReady(
+                spec.id, running.pid, running.endpoint, running.port, running.master_port
+            )
             groups.ready(node, ready)
 
     def _adopt(self, node: Node, running: RunningWorker) -> bool:
@@ -195,7 +165,7 @@ class Reconciler:
         if running.exit is None:
             other = groups.claims.take(group, worker, node)
             if other is not None and not group.stopping:
-                self._head.emit(LogEvent("robot_conflict", contradiction(other, group)))
+                self._head.emit(commands.LogEvent("robot_conflict", contradiction(other, group)))
                 groups.stop_group(group, "")
             elif group.stopping:
                 self._stop(node, spec, grace_s)
@@ -204,7 +174,7 @@ class Reconciler:
         return True
 
     def _stop(self, node: Node, spec: WorkerSpec, grace_s: float, reason: str = "") -> None:
-        self._head.emit(Notify(node.peer, StopWorkers([spec.id], grace_s, reason)))
+        self._head.emit(commands.Notify(node.peer, agent_messages.StopWorkers([spec.id], grace_s, reason)))
 
     def _is_over(self, spec: WorkerSpec) -> bool:
         """True if the worker belongs to a group that this head has recorded as ended."""
@@ -223,13 +193,13 @@ class Reconciler:
 
     # --- clients ---
 
-    def check_owner(self, hello: ClientHello) -> None:
+    def check_owner(self, hello: agent_messages.ClientHello) -> None:
         """Raise Refused if the client's incarnation owns a group of another job."""
         for group in self._head.groups.of_owner(hello.incarnation):
             if group.namespace != hello.namespace:
-                raise Refused("authentication", f"this {hello.role} says that it owns groups of another job")
+                raise commands.Refused("authentication", f"this {hello.role} says that it owns groups of another job")
 
-    def handles(self, client: Client, message: Handles) -> None:
+    def handles(self, client: Client, message: client_messages.Handles) -> None:
         """Answer a reconnected client's handles with the present state of the workers in its groups.
 
         Stop a group of this owner that the owner's handles no longer name: the owner has shut it down.
@@ -261,7 +231,9 @@ class Reconciler:
                     self._add_ended(client, group, state)
             self._head.groups.subscribe(group, client)
             states = [worker.state() for worker in group.workers.values()]
-        self._head.emit(Notify(client.peer, WorkerChanged(handle.namespace, handle.name, states)))
+        self._head.emit(
+            commands.Notify(client.peer, client_messages.WorkerChanged(handle.namespace, handle.name, states))
+        )
 
     def _ends_of(self, client: Client, handle: GroupHandle) -> list[WorkerState]:
         """Return the final states of the workers in a handle whose group does not exist any more."""
@@ -322,7 +294,17 @@ class _KnownRanks:
         return spec.rank not in self._ranks and launch_of(spec.id) in self._launches
 
 
-_NO_NEWS = (Beat, LogLines, LogCredit, FlushLogs, WorkerReady, WorkersHealth, GetStatus, GetEvents, GetNodes)
+_NO_NEWS = (
+    agent_messages.Beat,
+    agent_messages.LogLines,
+    agent_messages.LogCredit,
+    agent_messages.FlushLogs,
+    agent_messages.WorkerReady,
+    agent_messages.WorkersHealth,
+    client_messages.GetStatus,
+    client_messages.GetEvents,
+    client_messages.GetNodes,
+)
 """Messages that cannot make a held message ready. After these, `EarlyMessages.take` does not examine held messages."""
 
 
@@ -339,20 +321,20 @@ class EarlyMessages:
         self._until = head.now + head.timing.patience_s
         self._timer: HeapTimer | None = None
         self._numbers = itertools.count()
-        self._held: dict[int, Message] = {}
+        self._held: dict[int, commands.Message] = {}
         self._last: dict[tuple[bytes, type[object]], int] = {}
         self._launches: Counter[tuple[bytes, str, str]] = Counter()
         self._arm()
 
-    def holds(self, event: Message) -> bool:
+    def holds(self, event: commands.Message) -> bool:
         """Keep a message for `take` and return True if the head cannot answer it yet; else return False."""
         if not self._too_early(event):
             return False
         number = next(self._numbers)
         self._held[number] = event
-        if isinstance(event.body, Launch):
+        if isinstance(event.body, client_messages.Launch):
             self._launches[event.peer, event.body.namespace, event.body.group] += 1
-        if isinstance(event.body, (ClientHello, Handles)):
+        if isinstance(event.body, (agent_messages.ClientHello, client_messages.Handles)):
             # peers send these again until they are answered, or complete: the last one counts
             before = self._last.pop((event.peer, type(event.body)), None)
             if before is not None:
@@ -368,7 +350,7 @@ class EarlyMessages:
         self.over = True
         return True
 
-    def take(self, after: Sequence[Event]) -> list[Message]:
+    def take(self, after: Sequence[commands.Event]) -> list[commands.Message]:
         """Return the held messages that can be handled after these events, in the order of their arrival.
 
         FindGroup requests come last, because Handles and Launch messages may report ranks that no agent has.
@@ -376,7 +358,7 @@ class EarlyMessages:
         if not self._held or all(map(_is_no_news, after)):
             return []
         ready = [number for number, event in self._held.items() if not self._too_early(event)]
-        return sorted(map(self._release, ready), key=lambda event: isinstance(event.body, FindGroup))
+        return sorted(map(self._release, ready), key=lambda event: isinstance(event.body, client_messages.FindGroup))
 
     def forget(self, peer: bytes) -> None:
         """Drop the held messages of a client that has ended."""
@@ -400,9 +382,9 @@ class EarlyMessages:
         if not self._late:  # the head stalled
             self._arm()
 
-    def _release(self, number: int) -> Message:
+    def _release(self, number: int) -> commands.Message:
         event = self._held.pop(number)
-        if isinstance(event.body, Launch):
+        if isinstance(event.body, client_messages.Launch):
             key = event.peer, event.body.namespace, event.body.group
             self._launches[key] -= 1
             if not self._launches[key]:
@@ -411,34 +393,36 @@ class EarlyMessages:
             del self._last[event.peer, type(event.body)]
         return event
 
-    def _too_early(self, event: Message) -> bool:
+    def _too_early(self, event: commands.Message) -> bool:
         body, groups = event.body, self._head.groups
-        if isinstance(body, (StopCluster, EndGroup)):
+        if isinstance(body, (client_messages.StopCluster, client_messages.EndGroup)):
             return not self.over  # groups of nodes that are not back yet end too
-        if not isinstance(body, ClientHello) and self._head.clients.of_peer(event.peer) is None:
+        if not isinstance(body, agent_messages.ClientHello) and self._head.clients.of_peer(event.peer) is None:
             return False  # it is asked to say hello first
-        if isinstance(body, FindGroup):
+        if isinstance(body, client_messages.FindGroup):
             group = groups.get(body.namespace, body.group)
             if not self._late and not (group is not None and group.whole):
                 unclaimed = group is not None and group.unclaimed and not group.stopping  # its owner may know more
                 return not self.over or unclaimed
         if self.over:
             return False
-        if isinstance(body, ClientHello):
+        if isinstance(body, agent_messages.ClientHello):
             # a worker is a member if an agent has it; a new driver must not be given a token that is not the job's
             return (
                 groups.namespace_of(body.parent or body.worker_id) is None if body.role == "worker" else not body.token
             )
-        if isinstance(body, StopGroup):
+        if isinstance(body, client_messages.StopGroup):
             if self._launches[event.peer, body.namespace, body.group]:
                 return True  # the launch that it stops is held back too
             group = groups.get(body.namespace, body.group)
             return group is None or not group.whole
-        if isinstance(body, GetNodes):
+        if isinstance(body, client_messages.GetNodes):
             return not body.num_nodes
-        return isinstance(body, (Launch, Handles))
+        return isinstance(body, (client_messages.Launch, client_messages.Handles))
 
 
-def _is_no_news(event: Event) -> bool:
-    message = isinstance(event, (RequestReceived, NoticeReceived)) and isinstance(event.body, _NO_NEWS)
-    return message or isinstance(event, ConnectionRejected)
+def _is_no_news(event: commands.Event) -> bool:
+    message = isinstance(event, (commands.RequestReceived, commands.NoticeReceived)) and isinstance(
+        event.body, _NO_NEWS
+    )
+    return message or isinstance(event, commands.ConnectionRejected)

@@ -13,17 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from rlinf_actors.head import quotas
-from rlinf_actors.head.commands import (
-    Answer,
-    LogEvent,
-    Persist,
-    Refused,
-    RequestReceived,
-    Snapshot,
-    StopPressed,
-    StopReleased,
-)
+from rlinf_actors.head import commands, quotas
 from rlinf_actors.head.event_log import of_group, of_worker
 from rlinf_actors.head.records import Client, Group, Node, NodeLife, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
@@ -70,7 +60,7 @@ class _OwnerWatch:
 class RobotTable:
     """The leases of groups with robot workers, and the emergency stops in force."""
 
-    def __init__(self, head: Coordinator, before: Snapshot) -> None:
+    def __init__(self, head: Coordinator, before: commands.Snapshot) -> None:
         self._head = head
         self._lease_s = head.timing.robot_lease_s
         self._watches: dict[tuple[str, str], _OwnerWatch] = {}
@@ -175,22 +165,26 @@ class RobotTable:
 
     # --- the emergency stop ---
 
-    def estop(self, event: RequestReceived, asked: EStop) -> None:
+    def estop(self, event: commands.RequestReceived, asked: EStop) -> None:
         """Stop the robots of one namespace or of all at once, or release an emergency stop.
 
         The orders to stop go out at once; the request is answered when the change is on disk.
         """
         key = asked.namespace if asked.namespace is not None else ALL
         answer = self._released(asked) if asked.release else self._pressed(asked)
-        change = StopReleased(key) if asked.release else StopPressed(key, self._stops[key])
+        change = commands.StopReleased(key) if asked.release else commands.StopPressed(key, self._stops[key])
         failed = replace(answer, warning=RELEASE_NOT_KEPT if asked.release else STOP_NOT_KEPT)
-        self._head.emit(Persist(change, Answer(event.peer, event.id, answer), Answer(event.peer, event.id, failed)))
+        self._head.emit(
+            commands.Persist(
+                change, commands.Answer(event.peer, event.id, answer), commands.Answer(event.peer, event.id, failed)
+            )
+        )
 
     def _released(self, asked: EStop) -> EStopped:
         key = asked.namespace if asked.namespace is not None else ALL
         released = self._stops.pop(key, None)
         text = f"{asked.by} released the emergency stop: {released or 'there was none'}"
-        self._head.emit(LogEvent("estop_released", text, namespace=asked.namespace or ""))
+        self._head.emit(commands.LogEvent("estop_released", text, namespace=asked.namespace or ""))
         return EStopped([], self.stopped(), lifted=released or "")
 
     def _pressed(self, asked: EStop) -> EStopped:
@@ -202,7 +196,9 @@ class RobotTable:
         because = f": {asked.reason}" if asked.reason else ""
         self._stops.setdefault(key, f"emergency stop by {asked.by}{because} ({where})")
         self._head.emit(
-            LogEvent("estop", f"emergency stop by {asked.by}{because} ({where})", namespace=asked.namespace or "")
+            commands.LogEvent(
+                "estop", f"emergency stop by {asked.by}{because} ({where})", namespace=asked.namespace or ""
+            )
         )
         self._head.launches.retry_waiting()  # launches that wait for a robot are refused at once
         reason = f"emergency stop by {asked.by}{because}"
@@ -218,7 +214,7 @@ class RobotTable:
         stop = self._in_force(asked.namespace)
         if robots and stop:
             option = "" if ALL in self._stops else f" --namespace {asked.namespace}"
-            raise Refused(
+            raise commands.Refused(
                 "emergency_stop",
                 f"group {asked.group!r} uses {', '.join(robots)}, and robots are stopped: {stop}. When it is safe, "
                 f"release it with `rlinf-actors estop --release{option}`",

@@ -16,26 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rlinf_actors import version
-from rlinf_actors.head.commands import (
-    Answer,
-    Command,
-    ConnectionRejected,
-    EndCluster,
-    Event,
-    HeadStalled,
-    Identity,
-    LogEvent,
-    NoticeReceived,
-    Notify,
-    PeerUnreachable,
-    Persist,
-    Refuse,
-    RequestReceived,
-    Snapshot,
-    StoreStatus,
-    TimerDue,
-    Timing,
-)
+from rlinf_actors.head import commands
 from rlinf_actors.head.coordinator import Coordinator
 from rlinf_actors.head.event_log import level
 from rlinf_actors.head.key_registry import OwnKeys
@@ -52,29 +33,8 @@ if TYPE_CHECKING:  # a private head remembers nothing, and need not load a datab
 log = logging.getLogger(__name__)
 
 
-class HeadGate:
-    """Admits connections (a `security.members.Gate`) by the keys that the coordinator knows.
-
-    Args:
-        coordinator: knows the keys.
-        handle: takes events; loop thread.
-    """
-
-    def __init__(self, coordinator: Coordinator, handle: Callable[[Event], None]) -> None:
-        self._admit = coordinator.admit
-        self._handle = handle
-
-    def admit(self, public_key: str) -> Member | None:
-        """As Gate.admit."""
-        return self._admit(public_key, time.time())
-
-    def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
-        """As Gate.refused."""
-        self._handle(ConnectionRejected(public_key, address, why, times))
-
-
 class HeadServer:
-    """A head that listens. Loop thread only.
+    """A head that listens; it is also the `security.members.Gate` of its sockets. Loop thread only, except `admit`.
 
     Args:
         network: the sockets of this process.
@@ -92,31 +52,31 @@ class HeadServer:
         self,
         network: Network,
         *,
-        timing: Timing | None = None,
+        timing: commands.Timing | None = None,
         embedded: bool = False,
         store: HeadStore | None = None,
         own: OwnKeys | None = None,
         on_end: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        before = store.remembered if store is not None else Snapshot()
+        before = store.remembered if store is not None else commands.Snapshot()
         epoch = f"{before.epoch}-{uuid.uuid4().hex[:12]}" if store is not None else uuid.uuid4().hex
-        identity = Identity(epoch, version.VERSION, embedded)
+        identity = commands.Identity(epoch, version.VERSION, embedded)
         new_token, now = lambda: secrets.token_hex(16), self._loop.time()
-        self._coordinator = Coordinator(identity, timing or Timing(), new_token, now, before, own or OwnKeys(), job_key)
-        self._shell = CoreShell[Event, Command](
-            self._loop, "the head", self._decide, self._coordinator.next_deadline, self._carry_out,
-            tick=TimerDue(), stalled=HeadStalled,
-        )  # fmt: skip
-        self.gate = HeadGate(self._coordinator, self._shell.handle)
-        self._store = store
-        self._server = ControlServer(
-            network, self._received, lambda peer: self._shell.handle(PeerUnreachable(peer)), self.gate
+        self._coordinator = Coordinator(
+            identity, timing or commands.Timing(), new_token, now, before, own or OwnKeys(), job_key
         )
+        self._shell = CoreShell[commands.Event, commands.Command](
+            self._loop, "the head", self._decide, self._coordinator.next_deadline, self._carry_out,
+            tick=commands.TimerDue(), stalled=commands.HeadStalled,
+        )  # fmt: skip
+        self._store = store
+        unreachable = lambda peer: self._shell.handle(commands.PeerUnreachable(peer))  # noqa: E731
+        self._server = ControlServer(network, self._received, unreachable, self)
         self._on_end = on_end
         self.endpoints: list[str] = []
 
-    def _persist(self, command: Persist) -> None:
+    def _persist(self, command: commands.Persist) -> None:
         store = self._store
         if store is None:
             if command.then is not None:
@@ -129,7 +89,7 @@ class HeadServer:
             answer = command.then if durable else command.instead
             if answer is not None:
                 self._shell.carry_out([answer])
-            self._shell.handle(StoreStatus(store.trouble))
+            self._shell.handle(commands.StoreStatus(store.trouble))
 
         store.write([command.change], written)
 
@@ -144,6 +104,14 @@ class HeadServer:
             self.endpoints.append(self._server.bind(endpoint))
         self._shell.carry_out(self._coordinator.started(self.endpoints, time.time()))
         return self.endpoints
+
+    def admit(self, public_key: str) -> Member | None:
+        """As `security.members.Gate.admit`."""
+        return self._coordinator.admit(public_key, time.time())
+
+    def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
+        """As `security.members.Gate.refused`."""
+        self._shell.handle(commands.ConnectionRejected(public_key, address, why, times))
 
     def status(self) -> Status:
         return self._coordinator.status(self._loop.time())
@@ -169,27 +137,27 @@ class HeadServer:
         if member is None:
             return  # its key has ended since the message arrived
         if isinstance(envelope, Request):
-            self._shell.handle(RequestReceived(peer, envelope.id, envelope.body, member))
+            self._shell.handle(commands.RequestReceived(peer, envelope.id, envelope.body, member))
         elif isinstance(envelope, Notice):
-            self._shell.handle(NoticeReceived(peer, envelope.body, member))
+            self._shell.handle(commands.NoticeReceived(peer, envelope.body, member))
         else:
             log.warning("%r sent a %s; the head sends no requests", peer_name(peer), type(envelope).__name__)
 
-    def _decide(self, event: Event, now: float) -> list[Command]:
+    def _decide(self, event: commands.Event, now: float) -> list[commands.Command]:
         return self._coordinator.handle(event, now, time.time())
 
-    def _carry_out(self, command: Command) -> None:
-        if isinstance(command, Notify):
+    def _carry_out(self, command: commands.Command) -> None:
+        if isinstance(command, commands.Notify):
             self._server.notify(command.peer, command.body)
-        elif isinstance(command, Answer):
+        elif isinstance(command, commands.Answer):
             self._server.reply(command.peer, command.id, command.body)
-        elif isinstance(command, Refuse):
+        elif isinstance(command, commands.Refuse):
             self._server.fail(command.peer, command.id, command.kind, command.text, command.missing_ranks, command.path)
-        elif isinstance(command, LogEvent):
+        elif isinstance(command, commands.LogEvent):
             log.log(level(command.kind), "%s", command.text)
-        elif isinstance(command, Persist):
+        elif isinstance(command, commands.Persist):
             self._persist(command)
-        elif isinstance(command, EndCluster):
+        elif isinstance(command, commands.EndCluster):
             self._on_end(command.reason)
 
 

@@ -21,22 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from rlinf_actors.errors import ConfigError
-from rlinf_actors.head.commands import (
-    KEPT,
-    Change,
-    ForgetJob,
-    ForgetKey,
-    ForgetNode,
-    ForgetTombstone,
-    KnownJob,
-    KnownNode,
-    NodeDrained,
-    NodeUndrained,
-    Snapshot,
-    StopPressed,
-    StopReleased,
-    Tombstone,
-)
+from rlinf_actors.head import commands
 from rlinf_actors.head.key_registry import NO_OWN_KEYS, OwnKeys
 from rlinf_actors.security import keyfile
 from rlinf_actors.security.keyfile import KeyFile
@@ -72,22 +57,22 @@ _TRIM = """
 """
 
 
-_STATEMENTS: dict[type[Change], tuple[str, ...]] = {
-    KnownNode: ("INSERT OR REPLACE INTO nodes VALUES (:id, :blob)",),
-    ForgetNode: ("DELETE FROM nodes WHERE id = :id",),
-    Tombstone: (
+_STATEMENTS: dict[type[commands.Change], tuple[str, ...]] = {
+    commands.KnownNode: ("INSERT OR REPLACE INTO nodes VALUES (:id, :blob)",),
+    commands.ForgetNode: ("DELETE FROM nodes WHERE id = :id",),
+    commands.Tombstone: (
         "DELETE FROM given_up WHERE id = :id AND kind = :kind",
         "INSERT INTO given_up (kind, id, reason) VALUES (:kind, :id, :reason)",
     ),
-    ForgetTombstone: ("DELETE FROM given_up WHERE id = :id AND kind = :kind",),
-    StopPressed: ("INSERT OR REPLACE INTO stops VALUES (:key, :text)",),
-    StopReleased: ("DELETE FROM stops WHERE key = :key",),
-    NodeDrained: ("INSERT OR REPLACE INTO drains VALUES (:id, :why)",),
-    NodeUndrained: ("DELETE FROM drains WHERE id = :id",),
+    commands.ForgetTombstone: ("DELETE FROM given_up WHERE id = :id AND kind = :kind",),
+    commands.StopPressed: ("INSERT OR REPLACE INTO stops VALUES (:key, :text)",),
+    commands.StopReleased: ("DELETE FROM stops WHERE key = :key",),
+    commands.NodeDrained: ("INSERT OR REPLACE INTO drains VALUES (:id, :why)",),
+    commands.NodeUndrained: ("DELETE FROM drains WHERE id = :id",),
     KeyState: ("INSERT OR REPLACE INTO keys VALUES (:public, :blob)",),
-    ForgetKey: ("DELETE FROM keys WHERE public = :public",),
-    KnownJob: ("INSERT OR REPLACE INTO jobs VALUES (:namespace, :proof, :owner)",),
-    ForgetJob: ("DELETE FROM jobs WHERE namespace = :namespace",),
+    commands.ForgetKey: ("DELETE FROM keys WHERE public = :public",),
+    commands.KnownJob: ("INSERT OR REPLACE INTO jobs VALUES (:namespace, :proof, :owner)",),
+    commands.ForgetJob: ("DELETE FROM jobs WHERE namespace = :namespace",),
 }
 """The SQL for each change. Tombstones are in table given_up, whose name is part of the file format."""
 
@@ -111,8 +96,8 @@ class HeadStore:
     def __init__(self, directory: str) -> None:
         self.path = os.path.join(directory, FILE)
         self.trouble = ""
-        self._asked: collections.deque[Change] = collections.deque()
-        self._unwritten: list[Change] = []
+        self._asked: collections.deque[commands.Change] = collections.deque()
+        self._unwritten: list[commands.Change] = []
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
             _check_owner(directory, os.stat(directory))
@@ -138,7 +123,7 @@ class HeadStore:
             raise ConfigError(_advice(error), path=self.path) from None
         self._writer = ThreadPoolExecutor(1, "head-store")
 
-    def write(self, changes: Sequence[Change], done: Callable[[bool], None]) -> None:
+    def write(self, changes: Sequence[commands.Change], done: Callable[[bool], None]) -> None:
         """Make *changes* durable, then call *done* on the loop: with True, or with False if the write failed.
 
         Changes that could not be written are kept, and written with the next call.
@@ -154,7 +139,7 @@ class HeadStore:
 
     # --- inside ---
 
-    def _open(self) -> Snapshot:
+    def _open(self) -> commands.Snapshot:
         database = self._database
         database.execute("PRAGMA locking_mode = EXCLUSIVE")  # one head at a time; the kernel frees it with the process
         database.execute("PRAGMA journal_mode = WAL")
@@ -169,11 +154,11 @@ class HeadStore:
         epoch = facts.get("epoch", 0) + 1
         with self._transaction():
             for (kind,) in database.execute("SELECT DISTINCT kind FROM given_up").fetchall():
-                database.execute(_TRIM, (kind, KEPT))
+                database.execute(_TRIM, (kind, commands.KEPT))
             database.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [("format", FORMAT), ("epoch", epoch)])
-        decode = msgspec.msgpack.Decoder(KnownNode).decode
+        decode = msgspec.msgpack.Decoder(commands.KnownNode).decode
         decode_key = msgspec.msgpack.Decoder(KeyState).decode
-        return Snapshot(
+        return commands.Snapshot(
             epoch,
             [decode(node) for (node,) in self._rows("node FROM nodes ORDER BY id", tuple[bytes])],
             {
@@ -184,7 +169,7 @@ class HeadStore:
             dict(self._rows("id, why FROM drains ORDER BY rowid", tuple[str, str])),
             [decode_key(key) for (key,) in self._rows("key FROM keys ORDER BY rowid", tuple[bytes])],
             [
-                KnownJob(*row)
+                commands.KnownJob(*row)
                 for row in self._rows("namespace, proof, owner FROM jobs ORDER BY rowid", tuple[str, str, str])
             ],
         )
@@ -229,9 +214,9 @@ class HeadStore:
             self.trouble = ""
         return True
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: commands.Change) -> None:
         values = {**msgspec.structs.asdict(change), "blob": msgspec.msgpack.encode(change)}
-        if isinstance(change, KnownNode):
+        if isinstance(change, commands.KnownNode):
             values["id"] = change.report.node_id
         for statement in _STATEMENTS[type(change)]:
             self._database.execute(statement, values)

@@ -6,22 +6,12 @@ notice.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Union
 
 from msgspec import Meta
 
+from rlinf_actors.wire import values
 from rlinf_actors.wire.protocol import ControlMessage, Count, Number, Pid
-from rlinf_actors.wire.values import (
-    Endpoint,
-    ExitReport,
-    HardwareAnswer,
-    HardwareQuestion,
-    NodeReport,
-    RunningWorker,
-    Value,
-    WorkerHealth,
-    WorkerSpec,
-)
 
 MAX_REFUSALS = 256
 
@@ -43,7 +33,7 @@ class StartWorkers(ControlMessage, frozen=True):
         detached: True if the group outlives the client that launched it.
     """
 
-    workers: list[WorkerSpec]
+    workers: list[values.WorkerSpec]
     owner: str = ""
     cls: str = ""
     detail: str = ""
@@ -66,14 +56,14 @@ class LookForHardware(ControlMessage, frozen=True):
     """Notice to an agent: enumerate hardware as `question` says, and send HardwareFound with the same id."""
 
     id: str
-    question: HardwareQuestion
+    question: values.HardwareQuestion
 
 
 class HardwareFound(ControlMessage, frozen=True):
     """Notice of an agent: the answer to the LookForHardware with this id. The head ignores an unknown id."""
 
     id: str
-    answer: HardwareAnswer
+    answer: values.HardwareAnswer
 
 
 class StopLooking(ControlMessage, frozen=True):
@@ -117,7 +107,7 @@ class WorkerReady(ControlMessage, frozen=True):
 
     id: str
     pid: Pid
-    endpoint: Endpoint
+    endpoint: values.Endpoint
     port: int = 0
     master_port: int = 0
 
@@ -126,7 +116,7 @@ class WorkerExited(ControlMessage, frozen=True):
     """Notice of an agent: this worker has ended, or could not be started."""
 
     id: str
-    exit: ExitReport
+    exit: values.ExitReport
 
 
 class WorkersHealth(ControlMessage, frozen=True):
@@ -135,10 +125,10 @@ class WorkersHealth(ControlMessage, frozen=True):
     A worker's health changes when its I/O thread stops or resumes answering, or when a long call begins or ends.
     """
 
-    workers: list[WorkerHealth]
+    workers: list[values.WorkerHealth]
 
 
-class Refusal(Value, frozen=True):
+class Refusal(values.Value, frozen=True):
     """Connections that a socket rejected, as entries of a RefusalReport: `times` of the same kind.
 
     `text` names the peer and the reason. `worker` is the id of the worker whose socket it was, "" for a template's.
@@ -246,9 +236,9 @@ class AgentHello(ControlMessage, frozen=True):
     protocol: int
     version: str
     incarnation: str
-    node: NodeReport
+    node: values.NodeReport
     is_head: bool = False
-    workers: list[RunningWorker] = []
+    workers: list[values.RunningWorker] = []
     keeps: bool = False
     ended: dict[str, str] = {}
     watched: list[str] = []
@@ -347,3 +337,11 @@ class Beat(ControlMessage, frozen=True):
     incarnation: str = ""
     at: Number = 0.0
     word: Number = 0.0
+
+
+AgentMessage = Union[
+    AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
+    StopLooking, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines, LogCredit, FlushLogs,
+    Flushing, RefusalReport,
+]  # fmt: skip
+"""Every control message of this file."""

@@ -7,12 +7,13 @@ worker checks the peer's process before it reads a packet (`worker.children`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, TypeVar, Union
 
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.wire.protocol import MALFORMED, ChildPath, ControlMessage, Size, WorkerId
+from rlinf_actors.wire.protocol import MALFORMED, ChildPath, ControlMessage, Size, WorkerId, checked
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
 
@@ -69,8 +70,10 @@ Answer = Union[Granted, Denied, Registered]
 
 M = TypeVar("M", Enter, Listening)
 
-_encoder = msgspec.msgpack.Encoder()
 _answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+encode: Callable[[Enter | Listening | Answer], bytes] = msgspec.msgpack.Encoder().encode
+decode_answer = checked(_answer, "an answer to a child")
 
 
 def socket_path(run_dir: str, worker_id: str) -> str:
@@ -81,21 +84,9 @@ def socket_path(run_dir: str, worker_id: str) -> str:
     return f"{run_dir}/w/{worker_id}_"
 
 
-def encode(packet: Enter | Listening | Answer) -> bytes:
-    return _encoder.encode(packet)
-
-
 def decode(data: bytes, kind: type[M]) -> M:
     """Return the packet of a child. Raises RemoteWireError if *data* is not a packet of class *kind*."""
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except MALFORMED as error:
         raise RemoteWireError(f"not what a child says now: {error}") from None
-
-
-def decode_answer(data: bytes) -> Answer:
-    """Return the packet of a worker. Raises RemoteWireError if *data* is not such a packet."""
-    try:
-        return _answer.decode(data)
-    except MALFORMED as error:
-        raise RemoteWireError(f"not an answer to a child: {error}") from None

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, Union
 
+from rlinf_actors.wire import values
 from rlinf_actors.wire.protocol import ControlMessage, Number
-from rlinf_actors.wire.values import (
-    ClusterEvent,
-    GroupHandle,
-    GroupState,
-    HardwareAnswer,
-    HardwareQuestion,
-    LeaseState,
-    NodeState,
-    RobotStop,
-    Value,
-    WorkerSpec,
-    WorkerState,
-)
 
 
 class GetNodes(ControlMessage, frozen=True):
@@ -34,7 +22,7 @@ class GetNodes(ControlMessage, frozen=True):
 class Nodes(ControlMessage, frozen=True):
     """Reply to GetNodes: the nodes by rank, and warnings for the user."""
 
-    nodes: list[NodeState]
+    nodes: list[values.NodeState]
     warnings: list[str] = []
 
 
@@ -46,11 +34,11 @@ class EnumerateHardware(ControlMessage, frozen=True):
     """
 
     node_id: str
-    question: HardwareQuestion
+    question: values.HardwareQuestion
 
 
 class Enumerated(ControlMessage, frozen=True):
-    answer: HardwareAnswer
+    answer: values.HardwareAnswer
 
 
 class Launch(ControlMessage, frozen=True):
@@ -75,7 +63,7 @@ class Launch(ControlMessage, frozen=True):
     namespace: str
     group: str
     cls: str
-    workers: list[WorkerSpec]
+    workers: list[values.WorkerSpec]
     detail: str = ""
     detached: bool = False
     wait_s: Number = 0.0
@@ -86,7 +74,7 @@ class Launch(ControlMessage, frozen=True):
 class Launched(ControlMessage, frozen=True):
     """Reply to Launch and FindGroup: the group."""
 
-    group: GroupState
+    group: values.GroupState
 
 
 class FindGroup(ControlMessage, frozen=True):
@@ -132,7 +120,7 @@ class Handles(ControlMessage, frozen=True):
         launching: ids of the workers of launches whose reply the client waits for.
     """
 
-    groups: list[GroupHandle]
+    groups: list[values.GroupHandle]
     launching: list[str] = []
 
 
@@ -154,7 +142,7 @@ class WorkerChanged(ControlMessage, frozen=True):
 
     namespace: str
     group: str
-    workers: list[WorkerState]
+    workers: list[values.WorkerState]
 
 
 class WatchClients(ControlMessage, frozen=True):
@@ -228,10 +216,10 @@ class Status(ControlMessage, frozen=True):
     epoch: str
     version: str
     uptime_s: Number
-    nodes: list[NodeState]
-    groups: list[GroupState]
+    nodes: list[values.NodeState]
+    groups: list[values.GroupState]
     clients: list[str]
-    leases: list[LeaseState] = []
+    leases: list[values.LeaseState] = []
     stopped: list[str] = []
     trouble: list[str] = []
     at: Number = 0.0
@@ -272,7 +260,7 @@ class Events(ControlMessage, frozen=True):
 
     log: str
     at: Number
-    events: list[ClusterEvent]
+    events: list[values.ClusterEvent]
     next: int
     missing: int = 0
     more: bool = False
@@ -307,7 +295,7 @@ class EStopped(ControlMessage, frozen=True):
         lifted: the text of the stop that `release` lifted, "" if none was in force. None from a head before protocol 6.
     """
 
-    hits: list[RobotStop] = []
+    hits: list[values.RobotStop] = []
     stopped: list[str] = []
     warning: str = ""
     lifted: Union[str, None] = None
@@ -346,7 +334,7 @@ class Drained(ControlMessage, frozen=True):
     `warning` is text if the change is in effect but could not be saved, so that a restarted head would not know it.
     """
 
-    node: Union[NodeState, None] = None
+    node: Union[values.NodeState, None] = None
     warning: str = ""
 
 
@@ -354,7 +342,7 @@ KeyRole = Literal["agent", "driver"]
 """Roles that a listed key can have."""
 
 
-class KeyState(Value, frozen=True):
+class KeyState(values.Value, frozen=True):
     """One key or join token that the head has listed. Times are in seconds since the epoch, by the head's clock.
 
     Attributes:
@@ -462,3 +450,11 @@ class Keys(ControlMessage, frozen=True):
     listens: list[str]
     at: Number
     warning: str = ""
+
+
+ClientMessage = Union[
+    GetNodes, Nodes, EnumerateHardware, Enumerated, Launch, Launched, FindGroup, Handles, Detach, StopGroup,
+    WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events, EStop,
+    EStopped, EndGroup, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
+]  # fmt: skip
+"""Every control message of this file."""

@@ -15,75 +15,11 @@ from typing import Union
 import msgspec
 
 from rlinf_actors.errors import RemoteWireError, UsageError
-from rlinf_actors.wire.agent_messages import (
-    AgentHello,
-    Beat,
-    ClientHello,
-    Flushing,
-    FlushLogs,
-    Goodbye,
-    HardwareFound,
-    LogCredit,
-    LogLines,
-    LookForHardware,
-    ProcessGone,
-    RefusalReport,
-    StartWorkers,
-    StopLooking,
-    StopWorkers,
-    Unwatch,
-    Watch,
-    Welcome,
-    WorkerExited,
-    WorkerReady,
-    WorkersHealth,
-)
-from rlinf_actors.wire.client_messages import (
-    AddKey,
-    ClientGone,
-    Detach,
-    Done,
-    Drained,
-    DrainNode,
-    EndGroup,
-    Enroll,
-    Enrolled,
-    Enumerated,
-    EnumerateHardware,
-    EStop,
-    EStopped,
-    Events,
-    FindGroup,
-    GetEvents,
-    GetKeys,
-    GetNodes,
-    GetStatus,
-    Handles,
-    Keys,
-    Launch,
-    Launched,
-    Nodes,
-    RevokeKey,
-    RotateKey,
-    Status,
-    StopCluster,
-    StopGroup,
-    Warn,
-    WatchClients,
-    WorkerChanged,
-)
-from rlinf_actors.wire.protocol import MALFORMED, MAX_CONTROL_BYTES, ControlMessage
+from rlinf_actors.wire.agent_messages import AgentMessage
+from rlinf_actors.wire.client_messages import ClientMessage
+from rlinf_actors.wire.protocol import MAX_CONTROL_BYTES, ControlMessage, checked
 
-Body = Union[
-    AgentHello, ClientHello, Welcome, Goodbye, Beat,
-    GetNodes, Nodes, EnumerateHardware, Enumerated, Launch, Launched, FindGroup, Handles, Detach, StopGroup,
-    WorkerChanged,
-    WatchClients, ClientGone, Warn, StopCluster, Done,
-    GetStatus, Status, GetEvents, Events, EStop, EStopped, EndGroup, DrainNode, Drained,
-    StartWorkers, StopWorkers, LookForHardware, HardwareFound, StopLooking, Watch, Unwatch, ProcessGone, WorkerReady,
-    WorkerExited, WorkersHealth, LogLines, LogCredit, FlushLogs, Flushing, RefusalReport,
-    Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
-]  # fmt: skip
+Body = Union[AgentMessage, ClientMessage]
 """Every control message."""
 
 
@@ -137,6 +73,7 @@ class TooLongError(UsageError):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Envelope] = msgspec.msgpack.Decoder(Envelope)
+_decode = checked(_decoder, "a control message")
 
 
 def encode(envelope: Envelope, limit: int = MAX_CONTROL_BYTES) -> bytes:
@@ -153,7 +90,4 @@ def decode(data: bytes | memoryview) -> Envelope:
     """Return the envelope in *data*. Raises RemoteWireError if *data* is too long or is not a valid message."""
     if len(data) > MAX_CONTROL_BYTES:
         raise RemoteWireError(f"a control message of {len(data)} bytes; the limit is {MAX_CONTROL_BYTES}")
-    try:
-        return _decoder.decode(data)
-    except MALFORMED as error:
-        raise RemoteWireError(f"not a control message: {error}") from None
+    return _decode(data)

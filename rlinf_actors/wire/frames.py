@@ -13,8 +13,7 @@ from typing import Union
 
 import msgspec
 
-from rlinf_actors.errors import RemoteWireError
-from rlinf_actors.wire.protocol import MALFORMED, ChildPath, Number, Pid, WorkerId
+from rlinf_actors.wire.protocol import ChildPath, Number, Pid, WorkerId, checked
 from rlinf_actors.wire.values import Endpoint, ExitReport, Extension
 
 
@@ -480,13 +479,6 @@ AnyFrame = Union[
 encode = msgspec.msgpack.Encoder().encode
 """Return a header as bytes."""
 
-_decode = msgspec.msgpack.Decoder(AnyFrame).decode
-
-
-def decode(data: bytes) -> AnyFrame:
-    """Return the header in *data*. Raises RemoteWireError if *data* is no header."""
-    try:
-        frame: AnyFrame = _decode(data)
-    except MALFORMED as error:
-        raise RemoteWireError(f"not a header: {error}") from None
-    return frame
+_decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
+decode = checked(_decoder, "a header")
+"""Return the header in the given bytes. Raises RemoteWireError if the bytes are no header."""

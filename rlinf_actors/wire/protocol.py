@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from rlinf_actors.errors import UsageError
+from rlinf_actors.errors import RemoteWireError, UsageError
 
 PROTOCOL = 7
 """The newest protocol that this version speaks.
@@ -141,3 +142,18 @@ MALFORMED = (
     UsageError,  # a value that checks itself, like model.restart.RestartPolicy
 )
 """Errors of decoding malformed bytes. Each decoder turns these into RemoteWireError and raises nothing else."""
+
+T = TypeVar("T")
+
+
+def checked(decoder: msgspec.msgpack.Decoder[T], what: str) -> Callable[[bytes | memoryview], T]:
+    """Return a function that decodes bytes with *decoder*, or raises RemoteWireError: the bytes are not *what*."""
+    decode = decoder.decode
+
+    def checked_decode(data: bytes | memoryview) -> T:
+        try:
+            return decode(data)
+        except MALFORMED as error:
+            raise RemoteWireError(f"not {what}: {error}") from None
+
+    return checked_decode

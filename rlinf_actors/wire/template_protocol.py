@@ -6,13 +6,13 @@ the fork happens in the template. A packet has at most MAX_PACKET bytes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Union
 
 import msgspec
 
-from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.wire.agent_messages import RefusalReport
-from rlinf_actors.wire.protocol import MALFORMED, ControlMessage, Number, Pid
+from rlinf_actors.wire.protocol import ControlMessage, Number, Pid, checked
 from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec
 
 MAX_PACKET = 1 << 20
@@ -353,35 +353,11 @@ ToAgent = Union[
 ]  # fmt: skip
 """Packets that agentd receives. RefusalReport comes only from templates of an earlier version; agentd ignores it."""
 
-_encoder = msgspec.msgpack.Encoder()
+encode: Callable[[ToTemplate | ToAgent | ToWorker], bytes] = msgspec.msgpack.Encoder().encode
+
 _to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)
 _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
 _to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-
-
-def encode(packet: ToTemplate | ToAgent | ToWorker) -> bytes:
-    return _encoder.encode(packet)
-
-
-def decode_to_template(data: bytes | memoryview) -> ToTemplate:
-    """Return the packet in *data*. Raises RemoteWireError if *data* is not a packet for a template."""
-    try:
-        return _to_template.decode(data)
-    except MALFORMED as error:
-        raise RemoteWireError(f"not a packet for a template: {error}") from None
-
-
-def decode_to_agent(data: bytes | memoryview) -> ToAgent:
-    """Return the packet in *data*. Raises RemoteWireError if *data* is not a packet for agentd."""
-    try:
-        return _to_agent.decode(data)
-    except MALFORMED as error:
-        raise RemoteWireError(f"not a packet for agentd: {error}") from None
-
-
-def decode_to_worker(data: bytes | memoryview) -> ToWorker:
-    """Return the packet in *data*. Raises RemoteWireError if *data* is not a packet for a worker."""
-    try:
-        return _to_worker.decode(data)
-    except MALFORMED as error:
-        raise RemoteWireError(f"not a packet for a worker: {error}") from None
+decode_to_template = checked(_to_template, "a packet for a template")
+decode_to_agent = checked(_to_agent, "a packet for agentd")
+decode_to_worker = checked(_to_worker, "a packet for a worker")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from keys_kit import OWN, KeysKit, key
 
-from rlinf_actors.head import key_registry
+from rlinf_actors.head import commands, key_registry
 from rlinf_actors.head.commands import Answer, Persist, Refuse, RequestReceived
 from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.wire.agent_messages import Welcome
@@ -182,7 +182,7 @@ def test_change_that_is_not_on_disk_is_made_and_the_answer_warns():
 
 
 def test_ended_keys_are_bounded(monkeypatch):
-    monkeypatch.setattr(key_registry, "KEPT", 2)
+    monkeypatch.setattr(commands, "KEPT", 2)
     kit = KeysKit()
     for letter in "abcd":
         kit.give("a:n1", letter)

@@ -7,7 +7,7 @@ from head_kit import agent_hello, client_hello, running, specs
 from keys_kit import KeysKit, key, two_jobs
 from msgspec.structs import replace
 
-from rlinf_actors.head import key_registry
+from rlinf_actors.head import commands, key_registry
 from rlinf_actors.head.commands import ConnectionRejected, Refuse, RequestReceived, TimerDue
 from rlinf_actors.head.event_log import KEPT_EVENTS, KINDS, WINDOW_S
 from rlinf_actors.head.quotas import KEPT_OF_ONE, LIMITS
@@ -177,7 +177,7 @@ def test_driver_that_comes_and_goes_pushes_out_only_its_own(kit):
 
 
 def test_a_key_that_is_changed_again_and_again_pushes_out_no_other_that_has_ended(kit, monkeypatch):
-    monkeypatch.setattr(key_registry, "KEPT", 4)
+    monkeypatch.setattr(commands, "KEPT", 4)
     kit.give("a:n2", "x", "n2")
     kit.revoke("n2")
     for letter in "qrstuvw":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from head_kit import HeadKit, agent_hello, running, specs
 
-from rlinf_actors.wire.control_codec import Beat, Goodbye, StopWorkers
+from rlinf_actors.wire.agent_messages import Beat, Goodbye, StopWorkers
 from rlinf_actors.wire.values import Endpoint, ExitReport
 
 LEASE_S = 10.0
