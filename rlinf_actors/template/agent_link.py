@@ -21,7 +21,7 @@ from functools import partial
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.net.link import LogThrottle
 from rlinf_actors.net.unix_sockets import PacketQueue, peer_of
-from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire import template_protocol as packets
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class AgentLink:
         sock: socket.socket,
         keep: str,
         keep_s: float,
-        take: Callable[[template_protocol.ToTemplate], bool],
+        take: Callable[[packets.ToTemplate], bool],
         lost: Callable[[], None],
     ) -> None:
         self._selector = selector
@@ -64,7 +64,7 @@ class AgentLink:
         self._callers: set[socket.socket] = set()
         self._rejected = LogThrottle()
         self._outgoing = PacketQueue(sock)
-        self._buffer = memoryview(bytearray(template_protocol.MAX_PACKET))
+        self._buffer = memoryview(bytearray(packets.MAX_PACKET))
         sock.setblocking(False)
 
     def start(self) -> None:
@@ -92,13 +92,13 @@ class AgentLink:
         """Handle KeepFor: the head has registered this agentd. After its end another agentd has *keep_s* seconds."""
         self.keep_s, self.since = keep_s, 0.0
 
-    def send(self, packet: template_protocol.ToAgent) -> None:
+    def send(self, packet: packets.ToAgent) -> None:
         """Send or queue a packet for agentd. Drop the packet if no agentd is connected."""
-        if isinstance(packet, template_protocol.Exited):
+        if isinstance(packet, packets.Exited):
             self._hear()  # that freed descriptors
         if self.orphaned:
             return
-        if not self._outgoing.send(template_protocol.encode(packet)):
+        if not self._outgoing.send(packets.encode(packet)):
             self._watch_agent()
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class AgentLink:
                 self._lose()
                 return
             try:
-                packet = template_protocol.decode_to_template(self._buffer[:size])
+                packet = packets.decode_to_template(self._buffer[:size])
             except RemoteWireError as error:  # from an agentd of another version: the workers go on
                 log.warning("dropped a packet of agentd: %s", error)
                 continue
@@ -182,14 +182,14 @@ class AgentLink:
     def _on_caller(self, caller: socket.socket, _: int) -> None:
         """Let *caller* adopt the template if its first packet is Adopt. The previous agentd has ended by then."""
         try:
-            packet = template_protocol.decode_to_template(caller.recv(template_protocol.MAX_PACKET))
+            packet = packets.decode_to_template(caller.recv(packets.MAX_PACKET))
         except BlockingIOError:
             return
         except (ConnectionError, RemoteWireError):  # closed already, or no agentd
             packet = None
         self._selector.unregister(caller)
         self._callers.discard(caller)
-        if not isinstance(packet, template_protocol.Adopt):
+        if not isinstance(packet, packets.Adopt):
             caller.close()
             self._log_rejected("its process is no agentd")
             self._hear()

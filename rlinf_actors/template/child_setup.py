@@ -1,6 +1,6 @@
 """The set-up of a worker process, between its start and the first code of the user. Includes NUMA binding.
 
-`run` (after a fork) and `spawned` turn the process into the worker: signals, session, cgroup, environment, limits,
+`run` turns a forked process, or a new interpreter, into the worker: signals, session, cgroup, environment, limits,
 directory, import path, streams, random seeds, CPUs. The new process has one thread until then, so all its later threads
 inherit the NUMA binding.
 """
@@ -21,17 +21,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from rlinf_actors import environ_block, forks, procfs
 from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.settings import CHILDREN, PROBE_ROOT
-from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.child_protocol import socket_path
-from rlinf_actors.wire.values import WorkerSpec
 
 SYSFS = "/sys/devices/system/node"
 
@@ -45,17 +42,11 @@ _LONG_BITS = ctypes.sizeof(ctypes.c_ulong) * 8
 
 @dataclass(frozen=True)
 class NumaBinding:
-    """The CPUs and NUMA nodes to which a worker is bound.
+    """The CPUs and NUMA nodes to which a worker is bound."""
 
-    Attributes:
-        cpus: CPUs to run on; empty for no change.
-        memory: NUMA nodes whose memory is preferred; empty for no change.
-        note: why the worker is not bound, or only in part; "" if the worker is bound.
-    """
-
-    cpus: frozenset[int] = frozenset()
-    memory: tuple[int, ...] = ()
-    note: str = ""
+    cpus: frozenset[int] = frozenset()  # empty for no change
+    memory: tuple[int, ...] = ()  # NUMA nodes whose memory is preferred; empty for no change
+    note: str = ""  # why the worker is not bound, or only in part
 
 
 def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> NumaBinding:
@@ -77,7 +68,11 @@ def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> NumaBi
         if not mine & set(allowed):
             return NumaBinding(note=f"none of the CPUs of NUMA node {node} is among those that this process may use")
         cpus |= mine & set(allowed)
-    memory = tuple(node for node in wanted if _has_memory(node, tree))
+    try:
+        with_memory = parse_cpus(Path(tree, "has_memory").read_text())
+    except OSError:
+        with_memory = set(wanted)  # an older kernel has no such file
+    memory = tuple(node for node in wanted if node in with_memory)  # the kernel refuses nodes that have only CPUs
     missing = [str(node) for node in wanted if node not in memory]
     return NumaBinding(frozenset(cpus), memory, f"NUMA node {', '.join(missing)} has no memory" if missing else "")
 
@@ -134,16 +129,6 @@ def prefer_memory(nodes: Sequence[int]) -> str:
     return ""
 
 
-def _has_memory(node: int, tree: str) -> bool:
-    try:
-        return node in parse_cpus(Path(tree, "has_memory").read_text())
-    except OSError:
-        return True  # an older kernel has no such file
-
-
-RunWorker = Callable[[WorkerSpec, template_protocol.WorkerPlace, int], None]
-"""Type of `worker.main.run_worker`. The third argument is the descriptor of the control socket to the template."""
-
 LATE_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
 """Variables that Create sets after the worker has threads: rank 0 chooses the port once it runs."""
 SLOTS = 8
@@ -160,28 +145,17 @@ _OF_AN_INTERPRETER = re.compile(r"/lib(64)?/python3(\d+\.zip|\.\d+(/|$))|/(site|
 
 @dataclass
 class ChildStart:
-    """The start of one worker process.
+    """The start of one worker process."""
 
-    Attributes:
-        fork: the packet that requested the worker.
-        control: descriptor of the worker's end of the control socket.
-        entry: ``module:function`` that runs the worker, a RunWorker.
-        template: pid of the template.
-        forked: False if the worker runs in a new interpreter.
-        slot: address and size in bytes of the worker mark in the environment block.
-        nofile: soft limit of open files to restore, None for no change.
-        threads: restores the thread counts of libraries that the template has loaded.
-    """
-
-    fork: template_protocol.Fork
-    control: int
-    entry: str
-    template: int
-    forked: bool = False
-    slot: tuple[int, int] = (0, 0)
-    nofile: int | None = None
+    fork: packets.Fork
+    control: int  # descriptor of the worker's end of the control socket
+    entry: str  # module:function that runs the worker
+    template: int  # pid of the template
+    cgroup: Cgroup
+    forked: bool = False  # False: in a new interpreter
+    slot: tuple[int, int] = (0, 0)  # address and size in bytes of the worker mark in the environment block
+    nofile: int | None = None  # soft limit of open files to restore
     threads: LibraryThreads | None = None
-    cgroup: Cgroup = field(default_factory=Cgroup)
 
 
 def run(start: ChildStart) -> None:
@@ -190,16 +164,12 @@ def run(start: ChildStart) -> None:
     try:
         prepare(start)
         module, _, name = start.entry.partition(":")
-        run_worker: RunWorker = getattr(importlib.import_module(module), name)
+        run_worker = getattr(importlib.import_module(module), name)
     except Exception as error:
-        tell_failure(start.control, spec.id, f"{type(error).__name__}: {error}")
+        with socket.socket(fileno=os.dup(start.control)) as to_template:
+            to_template.send(packets.encode(packets.StartFailed(spec.id, f"{type(error).__name__}: {error}")))
         raise
     run_worker(spec, start.fork.place, start.control)
-
-
-def tell_failure(control: int, worker: str, text: str) -> None:
-    with socket.socket(fileno=os.dup(control)) as to_template:
-        to_template.send(template_protocol.encode(template_protocol.StartFailed(worker, text)))
 
 
 def prepare(start: ChildStart) -> None:
@@ -235,10 +205,7 @@ def prepare(start: ChildStart) -> None:
 def _take_environment(env: Mapping[str, str]) -> None:
     for name in os.environ.keys() - env.keys():
         del os.environ[name]
-    for (
-        name,
-        value,
-    ) in env.items():  # most are the same, and a putenv for each would take long
+    for name, value in env.items():  # most are the same, and a putenv for each would take long
         if os.environ.get(name) != value:
             os.environ[name] = value
 
@@ -349,12 +316,3 @@ def _openblas_setters() -> Iterable[Callable[[int], None]]:
             if hasattr(library, name):
                 yield getattr(library, name)
                 break
-
-
-def spawned(packet: int, control: int, entry: str, template: int, cgroup: Cgroup) -> None:
-    """Run a worker in a new interpreter. *packet* is the descriptor of a file with the worker's Fork packet."""
-    with open(packet, "rb") as file:
-        data = file.read()
-    os.set_inheritable(control, False)
-    fork = msgspec.msgpack.decode(data, type=template_protocol.Fork)
-    run(ChildStart(fork, control, entry, template, cgroup=cgroup))

@@ -25,7 +25,7 @@ from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.net.unix_sockets import PacketQueue
 from rlinf_actors.template.log_pump import LogPump
-from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker.lease_guard import Lease
 
@@ -48,14 +48,12 @@ class ForkedWorker:
         OSError: no descriptor is free, or the cgroup cannot be created.
     """
 
-    def __init__(
-        self, fork: template_protocol.Fork, cgroup: Cgroup, limits: Mapping[str, int], log_bytes: int = 0
-    ) -> None:
+    def __init__(self, fork: packets.Fork, cgroup: Cgroup, limits: Mapping[str, int], log_bytes: int = 0) -> None:
         self.fork = fork
         self.cgroup = cgroup
         self.id = fork.spec.id
         self.pid = 0
-        self.up: template_protocol.WorkerUp | None = None
+        self.up: packets.WorkerUp | None = None
         self.failure = ""
         self.status: os.waitid_result | None = None
         self.deadline = 0.0
@@ -65,7 +63,7 @@ class ForkedWorker:
         self.lease_lost = False  # its guard has sent LeaseLost
         self.told = self.watched = False
         self.unanswered = 0  # probes since the last Pong
-        self.pong: template_protocol.Pong | None = None  # not yet sent to agentd
+        self.pong: packets.Pong | None = None  # not yet sent to agentd
         self.unread = self.announced = False  # output that agentd has not read; LogsGrew sent since the last Read
         with contextlib.ExitStack() as stack:
             self.out = LogPump(fork.place.out_path, log_bytes)
@@ -78,9 +76,9 @@ class ForkedWorker:
             stack.callback(self.child.close)
             self.control.setblocking(False)
             cgroup.make(limits)
-            stack.pop_all()
+            self._opened = stack.pop_all()
         self.read = (self.out.began, self.err.began)  # positions up to which agentd has read the files
-        self.asked: template_protocol.LockDevices | None = None
+        self.asked: packets.LockDevices | None = None
         self.asked_at = 0.0
         self.granted = False
 
@@ -97,7 +95,7 @@ class ForkedWorker:
     def guard_reported(self, now: float) -> None:
         """Handle LeaseLost: the worker has ROBOT_END_S seconds from *now* to make its robots safe and end."""
         self.lease_lost, self.guard_due = True, 0.0
-        self.kill_at = min(self.kill_at or math.inf, now + template_protocol.ROBOT_END_S)
+        self.kill_at = min(self.kill_at or math.inf, now + packets.ROBOT_END_S)
 
     def due(self, now: float) -> float:
         """Return the next time at which the template must call `must_die`, infinity for never."""
@@ -132,21 +130,18 @@ class ForkedWorker:
         self.child.close()
 
     def close(self) -> None:
-        self.out.close()
-        self.err.close()
-        self.control.close()
-        self.child.close()
+        self._opened.close()
 
-    def locks(self, packet: template_protocol.LockDevices | template_protocol.UnlockDevices) -> None:
+    def locks(self, packet: packets.LockDevices | packets.UnlockDevices) -> None:
         """Store the request of LockDevices, for an agentd that adopts the template. Drop it at UnlockDevices."""
-        if isinstance(packet, template_protocol.LockDevices):
+        if isinstance(packet, packets.LockDevices):
             self.asked, self.asked_at, self.granted = packet, time.monotonic(), False
         elif self.asked is not None and self.asked.request == packet.request:
             self.asked = None
 
-    def kept(self, exit: ExitReport | None = None) -> template_protocol.SurvivingWorker:
+    def kept(self, exit: ExitReport | None = None) -> packets.SurvivingWorker:
         """Return the worker's state for an agentd that adopts the template. *exit* is None while the worker runs."""
-        return template_protocol.SurvivingWorker(
+        return packets.SurvivingWorker(
             self.id,
             self.pid,
             self.up,
@@ -202,12 +197,12 @@ class ForkedWorkers:
     """
 
     def __init__(
-        self, selector: selectors.BaseSelector, send: Callable[[template_protocol.ToAgent], None], keeps: bool = False
+        self, selector: selectors.BaseSelector, send: Callable[[packets.ToAgent], None], keeps: bool = False
     ) -> None:
         self._selector = selector
         self._send = send
         self._keeps = keeps
-        self._ends: dict[str, template_protocol.SurvivingWorker] = {}
+        self._ends: dict[str, packets.SurvivingWorker] = {}
         self._workers: dict[str, ForkedWorker] = {}
         self._pids: dict[int, ForkedWorker] = {}
         self._woken = False
@@ -238,7 +233,7 @@ class ForkedWorkers:
             worker.watched = True
             self._reap(worker)
 
-    def read(self, packet: template_protocol.Read) -> None:
+    def read(self, packet: packets.Read) -> None:
         """Handle Read: store the positions up to which agentd has read the log files of a worker."""
         worker = self._workers.get(packet.id)
         if worker is not None:
@@ -249,7 +244,7 @@ class ForkedWorkers:
             worker.announced = False
             self._announce(worker)
 
-    def renew(self, packet: template_protocol.Renew) -> None:
+    def renew(self, packet: packets.Renew) -> None:
         """Handle Renew: extend the leases of all robot workers. Pass the packet on to those without unsent packets."""
         now = time.monotonic()
         for worker in self._workers.values():
@@ -261,67 +256,62 @@ class ForkedWorkers:
     def probe(self) -> None:
         """Handle Probe: send agentd the Pongs since the last Probe. Ping each worker that answered the last Ping."""
         pongs = [worker.pong for worker in self._workers.values() if worker.pong is not None]
-        self._send(template_protocol.Pulses(pongs))
+        self._send(packets.Pulses(pongs))
         for worker in self._workers.values():
             worker.pong = None
             if worker.up:
                 worker.unanswered += 1
                 if worker.unanswered == 1:
-                    self._pass_on(worker, template_protocol.Ping())
+                    self._pass_on(worker, packets.Ping())
 
-    def _on_pong(self, worker: ForkedWorker, packet: template_protocol.Pong) -> None:
+    def _on_pong(self, worker: ForkedWorker, packet: packets.Pong) -> None:
         late, worker.unanswered = worker.unanswered > 1, 0
         if late:
-            self._send(template_protocol.Pulses([packet]))
+            self._send(packets.Pulses([packet]))
         else:
             worker.pong = packet
 
-    def tell(
-        self, packet: template_protocol.DevicesLocked | template_protocol.DevicesBusy | template_protocol.Revoke
-    ) -> None:
+    def tell(self, packet: packets.DevicesLocked | packets.DevicesBusy | packets.Revoke) -> None:
         """Pass a packet of agentd on to the worker that the packet names."""
         worker = self._workers.get(packet.id)
-        if worker is not None:
-            if (
-                isinstance(packet, template_protocol.DevicesLocked)
-                and worker.asked
-                and worker.asked.request == packet.request
-            ):
-                worker.granted = True
-            self._pass_on(worker, packet)
+        if worker is None:
+            return
+        if isinstance(packet, packets.DevicesLocked) and worker.asked and worker.asked.request == packet.request:
+            worker.granted = True
+        self._pass_on(worker, packet)
 
     def orphaned(self, reason: str) -> None:
         """Revoke the leases of robot workers and reap ended workers after the end of agentd. Other workers continue."""
         for worker in self.workers:
             worker.watched = True
             if worker.has_robots and not worker.told and not worker.kill_at:
-                self._pass_on(worker, template_protocol.Revoke(worker.id, reason))
-                worker.kill_at = time.monotonic() + template_protocol.ROBOT_END_S
+                self._pass_on(worker, packets.Revoke(worker.id, reason))
+                worker.kill_at = time.monotonic() + packets.ROBOT_END_S
             self._reap(worker)
 
-    def inventory(self) -> list[template_protocol.SurvivingWorker]:
+    def inventory(self) -> list[packets.SurvivingWorker]:
         """Return the state of every worker for an agentd that adopts the template. That agentd reads all log files."""
         living = [worker for worker in self._workers.values() if not worker.told]
         for worker in living:
             worker.watched, worker.unread, worker.announced = False, False, True
         return [*self._ends.values(), *(worker.kept() for worker in living)]
 
-    def told(self, end: template_protocol.SurvivingWorker) -> None:
+    def told(self, end: packets.SurvivingWorker) -> None:
         """Send agentd the exit report of a worker. If workers are kept, store the report until agentd sends Settled."""
         assert end.exit is not None
         if self._keeps:
             self._ends[end.id] = end
-        self._send(template_protocol.Exited(end.id, end.exit))
+        self._send(packets.Exited(end.id, end.exit))
 
     def settled(self, ids: list[str]) -> None:
         """Handle Settled: drop the stored exit reports of the workers *ids*."""
         for id in ids:
             self._ends.pop(id, None)
 
-    def _pass_on(self, worker: ForkedWorker, packet: template_protocol.ToWorker) -> None:
+    def _pass_on(self, worker: ForkedWorker, packet: packets.ToWorker) -> None:
         if worker.told:
             return  # its socket is closed: the selector would raise
-        data = template_protocol.encode(packet)
+        data = packets.encode(packet)
         if worker.control in self._selector.get_map() and not worker.outgoing.send(data):
             self._watch_control(worker)
 
@@ -347,7 +337,7 @@ class ForkedWorkers:
         if ended:
             self._selector.unregister(pump)
         if bool(pump.lost) != bool(before):
-            self._send(template_protocol.LogsLost(worker.id, pump.fault if pump.lost else ""))
+            self._send(packets.LogsLost(worker.id, pump.fault if pump.lost else ""))
         if got:
             worker.unread = True
             self._announce(worker)
@@ -355,7 +345,7 @@ class ForkedWorkers:
     def _announce(self, worker: ForkedWorker) -> None:
         if worker.unread and not worker.announced and worker.fork.spec.forward_logs:
             worker.unread, worker.announced = False, True
-            self._send(template_protocol.LogsGrew([worker.id]))
+            self._send(packets.LogsGrew([worker.id]))
 
     def _watch_control(self, worker: ForkedWorker) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outgoing else 0)
@@ -367,7 +357,7 @@ class ForkedWorkers:
             self._watch_control(worker)
         while True:
             try:
-                data = worker.control.recv(template_protocol.MAX_PACKET >> 4)
+                data = worker.control.recv(packets.MAX_PACKET >> 4)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -378,26 +368,21 @@ class ForkedWorkers:
                 self._selector.unregister(worker.control)
                 return
             try:
-                packet = template_protocol.decode_to_agent(data)
+                packet = packets.decode_to_agent(data)
             except RemoteWireError as error:
-                packet = template_protocol.StartFailed(worker.id, str(error))
-            if isinstance(packet, template_protocol.WorkerUp) and packet.id == worker.id:
+                packet = packets.StartFailed(worker.id, str(error))
+            if isinstance(packet, packets.WorkerUp) and packet.id == worker.id:
                 if worker.up is None:  # the first counts: a worker must not flood the head
                     worker.up = packet
                     self._send(packet)
-            elif (
-                isinstance(packet, (template_protocol.LockDevices, template_protocol.UnlockDevices))
-                and packet.id == worker.id
-            ):
+            elif isinstance(packet, (packets.LockDevices, packets.UnlockDevices)) and packet.id == worker.id:
                 worker.locks(packet)
                 self._send(packet)
-            elif isinstance(packet, template_protocol.Pong) and packet.id == worker.id:
+            elif isinstance(packet, packets.Pong) and packet.id == worker.id:
                 self._on_pong(worker, packet)
-            elif isinstance(
-                packet, (template_protocol.StartFailed, template_protocol.LeaseLost, template_protocol.TemplateFailed)
-            ):
+            elif isinstance(packet, (packets.StartFailed, packets.LeaseLost, packets.TemplateFailed)):
                 worker.failure = packet.text
-                if isinstance(packet, template_protocol.LeaseLost):
+                if isinstance(packet, packets.LeaseLost):
                     worker.guard_reported(time.monotonic())
 
     def check_ends(self) -> None:
@@ -444,11 +429,14 @@ class ForkedWorkers:
                     continue
                 stat = procfs.stat(pid)
                 if stat is None or stat.state in "ZX":
-                    again |= self._reap_orphan(pid)  # its own children become ours only now
+                    with contextlib.suppress(ChildProcessError):
+                        again |= os.waitpid(pid, os.WNOHANG)[0] != 0  # its own children become ours only now
                     continue
                 executing = procfs.in_exec(pid)  # before its mark is read, which an exec sets
-                owner = self._of_cgroup(pid) or procfs.branded(pid, self._workers)
-                owner = owner or procfs.mark_of(pid) or self._of_session(stat.session)
+                owner = next((id for id in cgroups.workers_of(pid) if id in self._workers), None)
+                owner = owner or procfs.branded(pid, self._workers) or procfs.mark_of(pid)
+                if owner is None and stat.session in self._pids:
+                    owner = self._pids[stat.session].id
                 if owner is None and (executing or procfs.in_exec(pid)):
                     self._look_again = time.monotonic() + EXEC_S
                     left |= {w.id for w in self._ending}  # it may belong to any of them
@@ -460,26 +448,16 @@ class ForkedWorkers:
                     procfs.kill(process)
         return left
 
-    def _of_cgroup(self, pid: int) -> str | None:
-        return next((id for id in cgroups.workers_of(pid) if id in self._workers), None)
-
-    def _of_session(self, session: int) -> str | None:
-        worker = self._pids.get(session)
-        return worker.id if worker is not None else None
-
-    def _reap_orphan(self, pid: int) -> bool:
-        try:
-            return os.waitpid(pid, os.WNOHANG)[0] != 0
-        except ChildProcessError:
-            return False
-
     def _tell(self, worker: ForkedWorker, left: bool) -> None:
         assert worker.status is not None
         for pump in (worker.out, worker.err):
             pump.finish()
             if pump in self._selector.get_map():
                 self._selector.unregister(pump)
-        self._on_last_words(worker)
+        if worker.control in self._selector.get_map():
+            self._on_control(worker)
+        if worker.control in self._selector.get_map():
+            self._selector.unregister(worker.control)  # a process of the worker may still have the other end
         now = procfs.oom_kills()
         killed = worker.status.si_code != os.CLD_EXITED and worker.status.si_status == signal.SIGKILL
         oom = now.blame(self._oom) if killed else "no"
@@ -493,12 +471,6 @@ class ForkedWorkers:
         self._reap(worker)
         self.told(end)  # last: agentd finds no trace of the worker here any more
 
-    def _on_last_words(self, worker: ForkedWorker) -> None:
-        if worker.control in self._selector.get_map():
-            self._on_control(worker)
-        if worker.control in self._selector.get_map():
-            self._selector.unregister(worker.control)  # a process of the worker may still have the other end
-
     def _reap(self, worker: ForkedWorker) -> None:
         if worker.told and worker.watched:
             os.waitpid(worker.pid, 0)  # a zombie already
@@ -507,4 +479,4 @@ class ForkedWorkers:
     def revoke_all(self, reason: str) -> None:
         for worker in self._workers.values():
             if worker.has_robots and not worker.told:
-                self._pass_on(worker, template_protocol.Revoke(worker.id, reason))
+                self._pass_on(worker, packets.Revoke(worker.id, reason))

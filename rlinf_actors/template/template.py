@@ -62,7 +62,7 @@ from rlinf_actors.template import child_setup
 from rlinf_actors.template.agent_link import AgentLink
 from rlinf_actors.template.bootstrap import fail
 from rlinf_actors.template.forked_workers import ForkedWorker, ForkedWorkers
-from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.values import ExitReport
 
 END_S = 5.0
@@ -109,7 +109,7 @@ def _wait_for_robots(workers: Sequence[ForkedWorker], selector: selectors.BaseSe
     for worker in workers:
         if worker.id not in robots:
             procfs.kill_group(worker.pid)
-    deadline = time.monotonic() + template_protocol.ROBOT_END_S
+    deadline = time.monotonic() + packets.ROBOT_END_S
     while True:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         robots = {id: one for id, one in robots.items() if os.waitid(os.P_PID, one.pid, flags) is None}
@@ -133,34 +133,19 @@ OPTIONAL_IMPORTS = ("uvloop",)
 
 
 class TemplateConfig(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The configuration of a template process: the last argument of its command line, as JSON.
+    """The configuration of a template process: the last argument of its command line, as JSON."""
 
-    Attributes:
-        agent: pid of the template; set only together with *packet*.
-        owner: inherited pidfd of the process with whose end the template ends, -1 without one.
-        entry: ``module:function`` that runs a worker.
-        preload: modules to import in addition to those that every worker needs.
-        keep: path of the unix socket at which a later agentd can adopt the workers; "" if workers end with their
-            agentd.
-        keep_s: seconds from the end of an agentd until the template ends if no other agentd has adopted it.
-        slot: bytes reserved for the worker mark in the environment of the template.
-        packet: descriptor of a file with one Fork packet: become that worker instead of a template. -1 for a template.
-        cgroups: parents of the workers' cgroups.
-        cgroup: cgroup of the worker; set only together with *packet*.
-        log_bytes: size in bytes at which a worker's log file is rotated, 0 for never.
-    """
-
-    agent: int = 0
-    owner: int = -1
-    entry: str = "rlinf_actors.worker.main:run_worker"
-    preload: Sequence[str] = ()
-    keep: str = ""
-    keep_s: float = 0.0
-    slot: int = 0
-    packet: int = -1
-    cgroups: Roots = Roots()
-    cgroup: Cgroup = Cgroup()
-    log_bytes: int = 0
+    agent: int = 0  # with packet: pid of the template
+    owner: int = -1  # inherited pidfd of the process with whose end the template ends, -1 without one
+    entry: str = "rlinf_actors.worker.main:run_worker"  # runs a worker
+    preload: Sequence[str] = ()  # modules to import in addition to those that every worker needs
+    keep: str = ""  # path of the unix socket at which a later agentd adopts the workers; "": they end with agentd
+    keep_s: float = 0.0  # seconds that a later agentd has to adopt them
+    slot: int = 0  # bytes that the environment reserves for the worker mark
+    packet: int = -1  # descriptor of a file with one Fork packet: become that worker instead of a template
+    cgroups: Roots = Roots()  # parents of the workers' cgroups
+    cgroup: Cgroup = Cgroup()  # with packet: the cgroup of that worker
+    log_bytes: int = 0  # size at which a worker's log file is rotated, 0 for never
 
 
 def main(fd: int, node: str, config_json: str) -> None:
@@ -175,7 +160,10 @@ def main(fd: int, node: str, config_json: str) -> None:
     config = msgspec.json.decode(config_json, type=TemplateConfig)
     fault_injection.load(Settings.load().faults)
     if config.packet >= 0:
-        child_setup.spawned(config.packet, fd, config.entry, config.agent, config.cgroup)
+        os.set_inheritable(fd, False)
+        with open(config.packet, "rb") as file:
+            fork = msgspec.msgpack.decode(file.read(), type=packets.Fork)
+        child_setup.run(child_setup.ChildStart(fork, fd, config.entry, config.agent, config.cgroup))
         return
     with ends_process():
         start = Template(fd, node, config).run()
@@ -199,9 +187,8 @@ class Template:
         self._over = False
         self._why = ""
         self._child: child_setup.ChildStart | None = None
-        keep = config.keep
-        self._link = AgentLink(self._selector, self._agent, keep, config.keep_s, self._obey, self._orphaned)
-        self._workers = ForkedWorkers(self._selector, self._link.send, bool(keep))
+        self._link = AgentLink(self._selector, self._agent, config.keep, config.keep_s, self._obey, self._orphaned)
+        self._workers = ForkedWorkers(self._selector, self._link.send, bool(config.keep))
         self._nofile, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # five fds a worker
         self._wakeup = socket.socketpair()
@@ -219,9 +206,7 @@ class Template:
         why = cannot_fork()
         procfs.die_with_parent(0)  # until here the keeper's end killed it; from here on agentd's end is an EOF
         self._link.send(
-            template_protocol.TemplateReady(
-                os.getpid(), sys.version.split()[0], not why, why, self._installed, self._paths
-            )
+            packets.TemplateReady(os.getpid(), sys.version.split()[0], not why, why, self._installed, self._paths)
         )
         while not self._over:
             for key, mask in self._selector.select(self._patience()):
@@ -270,21 +255,15 @@ class Template:
             end.setblocking(False)
         signal.set_wakeup_fd(signals.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to wake the loop; the default discards the signal
-        signal.signal(signal.SIGTERM, self._on_terminate)
+        signal.signal(signal.SIGTERM, lambda *_: self._end("its template was stopped"))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         self._selector.register(ours, selectors.EVENT_READ, self._on_wakeup)
         self._link.start()
         if self._config.owner >= 0:
-            self._selector.register(self._config.owner, selectors.EVENT_READ, self._on_owner_end)
+            self._selector.register(self._config.owner, selectors.EVENT_READ, lambda _: self._end("the driver ended"))
 
     # --- events ---
-
-    def _on_terminate(self, *_: object) -> None:
-        self._end("its template was stopped")
-
-    def _on_owner_end(self, _: int) -> None:
-        self._end("the driver ended")
 
     def _end(self, why: str) -> None:
         self._over, self._why = True, self._why or why
@@ -294,24 +273,24 @@ class Template:
             while self._wakeup[0].recv(4096):
                 self._workers.wake()
 
-    def _obey(self, packet: template_protocol.ToTemplate) -> bool:
-        if isinstance(packet, template_protocol.Fork):
+    def _obey(self, packet: packets.ToTemplate) -> bool:
+        if isinstance(packet, packets.Fork):
             self._start(packet)
-        elif isinstance(packet, template_protocol.Watching):
+        elif isinstance(packet, packets.Watching):
             self._workers.watched(packet.id)
-        elif isinstance(packet, template_protocol.Read):
+        elif isinstance(packet, packets.Read):
             self._workers.read(packet)
-        elif isinstance(packet, template_protocol.Renew):
+        elif isinstance(packet, packets.Renew):
             self._workers.renew(packet)
-        elif isinstance(packet, template_protocol.Probe):
+        elif isinstance(packet, packets.Probe):
             self._workers.probe()
-        elif isinstance(packet, template_protocol.Shutdown):
+        elif isinstance(packet, packets.Shutdown):
             self._end("its agentd was stopped")
-        elif isinstance(packet, template_protocol.Adopt):
+        elif isinstance(packet, packets.Adopt):
             self._adopted()
-        elif isinstance(packet, template_protocol.KeepFor):
+        elif isinstance(packet, packets.KeepFor):
             self._link.registered(packet.seconds)
-        elif isinstance(packet, template_protocol.Settled):
+        elif isinstance(packet, packets.Settled):
             self._workers.settled(packet.ids)
         else:
             self._workers.tell(packet)
@@ -327,11 +306,11 @@ class Template:
         self._link.adopted()
         for kept in self._workers.inventory():
             self._link.send(kept)
-        self._link.send(template_protocol.Inventory(self._link.since, self._installed, self._paths))
+        self._link.send(packets.Inventory(self._link.since, self._installed, self._paths))
 
     # --- starting a worker ---
 
-    def _start(self, fork: template_protocol.Fork) -> None:
+    def _start(self, fork: packets.Fork) -> None:
         spec = fork.spec
         why = "" if spec.start_method == "spawn" else cannot_fork()
         roots, keeper = self._config.cgroups, procfs.stat(os.getpid())
@@ -356,12 +335,10 @@ class Template:
         if pid:
             worker.started(pid)
             self._workers.add(worker)
-            self._link.send(template_protocol.Forked(spec.id, pid))
+            self._link.send(packets.Forked(spec.id, pid))
 
-    def _refuse(self, fork: template_protocol.Fork, reason: str) -> None:
-        self._workers.told(
-            template_protocol.SurvivingWorker(fork.spec.id, exit=ExitReport("start_failed", reason=reason))
-        )
+    def _refuse(self, fork: packets.Fork, reason: str) -> None:
+        self._workers.told(packets.SurvivingWorker(fork.spec.id, exit=ExitReport("start_failed", reason=reason)))
 
     def _fork(self, worker: ForkedWorker) -> int:
         """Fork the worker. Return its pid. In the worker, return 0; `run` then returns to `main`."""
@@ -382,10 +359,10 @@ class Template:
         control = worker.child.detach()
         worker.close()
         self._close()
-        config = self._config
-        self._child = child_setup.ChildStart(worker.fork, control, config.entry, template, True, slot=self._slot)
-        self._child.cgroup = worker.cgroup
-        self._child.nofile, self._child.threads = self._nofile, self._threads
+        entry = self._config.entry
+        self._child = child_setup.ChildStart(
+            worker.fork, control, entry, template, worker.cgroup, True, self._slot, self._nofile, self._threads
+        )
         return 0
 
     def _close(self) -> None:
@@ -403,7 +380,7 @@ class Template:
         if fault_injection.active is not None:
             fault_injection.active.start("spawn.exec", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
         with open(os.memfd_create("fork"), "w+b") as packet:
-            packet.write(template_protocol.encode(worker.fork))
+            packet.write(packets.encode(worker.fork))
             packet.seek(0)
             fds = (worker.child.fileno(), packet.fileno())
             config = TemplateConfig(os.getpid(), entry=self._config.entry, packet=packet.fileno(), cgroup=worker.cgroup)

@@ -28,14 +28,10 @@ from typing import Any
 import msgspec
 
 from rlinf_actors import procfs
-from rlinf_actors.cluster.connect import WorkerJob, set_worker_job
 from rlinf_actors.errors import ClusterTimeoutError, RemoteWireError, UsageError
 from rlinf_actors.exhaustion import explain
-from rlinf_actors.messaging.broadcast import Broadcaster
-from rlinf_actors.messaging.messenger import Messenger
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.net.unix_sockets import peer_of
 from rlinf_actors.settings import CHILDREN
 from rlinf_actors.wire import child_protocol as packets
@@ -43,11 +39,9 @@ from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import MAX_DEPTH, MAX_SIZE
 from rlinf_actors.wire.template_protocol import WorkerPlace
-from rlinf_actors.wire.values import Endpoint, ExitReport, WorkerSpec, ending
+from rlinf_actors.wire.values import ExitReport, WorkerSpec, ending
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.child_table import Child, ChildRefused, ChildTable, Outgoing
-from rlinf_actors.worker.context import listen, new_runtime, tcp_port
-from rlinf_actors.worker.worker_server import WorkerServer
 
 log = logging.getLogger(__name__)
 
@@ -300,17 +294,22 @@ def _enter(sock: socket.socket, path: str, address: WorkerAddress, siblings: int
     _, uid = peer_of(sock)
     if uid != os.geteuid():
         raise PermissionError(f"user {uid} listens at {path}")
-    granted, extras = _request(sock, packets.Enter(worker.get_name(), list(address.rank_path[1:]), siblings))
+    granted, attached = _request(sock, packets.Enter(worker.get_name(), list(address.rank_path[1:]), siblings))
     if not isinstance(granted, packets.Granted):
         raise RemoteWireError(f"it answered {type(granted).__name__}")
-    context, job, endpoint = _bring_up(granted, extras, address)
+    parts = msgspec.msgpack.decode(attached, type=list[bytes]) if attached else []
+    extras = payload.decode(AuthenticatedParts(parts)) if parts else {}
+    context = worker_context.start(address, granted.spec, granted.place, extras, parent=granted.parent)
+    forked_from = worker_context.current()
+    context.lease_page = forked_from.lease_page if forked_from is not None else None
+    refusal = UsageError(f"{address.get_name()} is a child of a worker, and takes no calls: call its worker")
+    context.server.refuse(refusal)
     try:
-        _request(sock, packets.Listening(endpoint))
+        _request(sock, packets.Listening(context.endpoint))
     except BaseException:
         context.runtime.close()
         raise
     worker_context.install(context)
-    set_worker_job(job)
     context.connection = sock  # stays open until this process ends: the worker notices
     util = sys.modules.get("multiprocessing.util")
     if util is not None:  # a child forked by multiprocessing runs these, and no atexit functions
@@ -343,47 +342,6 @@ def _request(sock: socket.socket, packet: packets.Enter | packets.Listening) -> 
     if isinstance(answer, packets.Denied):
         raise UsageError(answer.text)
     return answer, attached
-
-
-def _bring_up(
-    granted: packets.Granted, extras_parts: bytes, address: WorkerAddress
-) -> tuple[worker_context.WorkerContext, WorkerJob, Endpoint]:
-    """Make the runtime and context of this child process, and bind its sockets. Return context, job and endpoint."""
-    spec, place, name = granted.spec, granted.place, address.get_name()
-    runtime, security = new_runtime(spec, place, parent=granted.parent)
-    forked_from = worker_context.current()
-    extras = (
-        payload.decode(AuthenticatedParts(msgspec.msgpack.decode(extras_parts, type=list[bytes])))
-        if extras_parts
-        else {}
-    )
-    job = WorkerJob(runtime, place.head, lambda: extras, spec.node_rank, name)
-    try:
-
-        async def start_listening() -> tuple[WorkerServer, Endpoint, Messenger]:
-            return listen(name, spec, place, runtime, security, job)
-
-        server, endpoint, messenger = runtime.io.submit(start_listening()).result()
-    except BaseException:
-        runtime.close()
-        raise
-    server.refuse(UsageError(f"{name} is a child of a worker, and takes no calls: call its worker"))
-    context = worker_context.WorkerContext(
-        address=address,
-        spec=spec,
-        place=place,
-        runtime=runtime,
-        environ=dict(os.environ),
-        ports=HeldPorts(),
-        messenger=messenger,
-        broadcaster=Broadcaster(messenger, address),
-        server=server,
-        device_lock=None,
-        extras=extras,
-        tcp_port=tcp_port(endpoint),
-        lease_page=forked_from.lease_page if forked_from is not None else None,
-    )
-    return context, job, endpoint
 
 
 class _Answered:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlinf_actors.cluster.connect import WorkerJob
+from rlinf_actors.cluster.connect import WorkerJob, set_worker_job
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.messaging.broadcast import Broadcaster
 from rlinf_actors.messaging.cuda_ipc import LazyDevices
@@ -41,43 +41,31 @@ if TYPE_CHECKING:
 
 @dataclass
 class WorkerContext:
-    """The state of one worker process or child member.
-
-    Attributes:
-        address: group and rank path.
-        spec, place: spec and place of the worker. In a child, the spec has the child's own id.
-        runtime: the connections of this process.
-        environ: the environment as agentd made it, with the ranks.
-        ports: TCP ports that `acquire_free_port` has reserved.
-        messenger, broadcaster: send and receive messages and broadcasts.
-        server: accepts connections of peers.
-        device_lock: lock over the worker's accelerators; None in a child.
-        extras: values that the owner sent with the class, such as hardware_infos.
-        tcp_port: port of the server's TCP socket, 0 without one.
-        pid: pid of the worker or child. A process forked from it inherits the context, and has another pid.
-        guard: guard of a robot worker, None in other processes.
-        children: accepts child members; None in a child.
-        lease_page: lease page of a robot worker. In other workers None until user code asks for it.
-        connection: socket of a child to its worker, None in a worker.
-    """
+    """The state of one worker process or child member. In a child, the spec has the child's own id."""
 
     address: WorkerAddress
     spec: WorkerSpec
     place: WorkerPlace
     runtime: Runtime
-    environ: Mapping[str, str]
-    ports: HeldPorts
+    job: WorkerJob
+    endpoint: Endpoint  # where the server listens
     messenger: Messenger
     broadcaster: Broadcaster
     server: WorkerServer
-    device_lock: DeviceLock | None
-    extras: dict[str, Any] = field(default_factory=dict)
-    tcp_port: int = 0
-    pid: int = field(default_factory=os.getpid)
-    guard: Guard | None = None
-    children: Children | None = None
-    lease_page: LeasePage | None = None
-    connection: socket.socket | None = None
+    extras: dict[str, Any]  # values that the owner sent with the class, such as hardware_infos
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))  # before user code changes it
+    ports: HeldPorts = field(default_factory=HeldPorts)
+    pid: int = field(default_factory=os.getpid)  # a process forked from this one inherits the context
+    device_lock: DeviceLock | None = None  # None in a child
+    guard: Guard | None = None  # of a robot worker
+    children: Children | None = None  # None in a child
+    lease_page: LeasePage | None = None  # in a worker without robots None until user code asks for it
+    connection: socket.socket | None = None  # of a child to its worker
+
+    @property
+    def tcp_port(self) -> int:
+        """Port of the server's TCP socket, 0 without one."""
+        return int(self.endpoint.tcp.rpartition(":")[2] or 0)
 
     @property
     def is_child(self) -> bool:
@@ -87,9 +75,6 @@ class WorkerContext:
     def is_here(self) -> bool:
         """True in the worker or child itself, False in a process forked from it."""
         return self.pid == os.getpid()
-
-    def accelerator_type(self) -> AcceleratorType:
-        return accelerator_type(self.environ)
 
 
 def accelerator_type(environ: Mapping[str, str]) -> AcceleratorType:
@@ -104,6 +89,7 @@ def install(context: WorkerContext) -> None:
     """Set the context of this process. Call once, in a worker or a child member."""
     global _current
     _current = context
+    set_worker_job(context.job)
 
 
 def current() -> WorkerContext | None:
@@ -133,11 +119,32 @@ default of 0.005 s it takes 5 ms. User code gets 4 % slower.
 """
 
 
-def new_runtime(
-    spec: WorkerSpec, place: WorkerPlace, on_given_up: Callable[[str], None] = lambda reason: None, parent: str = ""
-) -> tuple[Runtime, Security]:
-    """Return the runtime and socket keys of the worker of *spec*, or of a child of the worker with the id *parent*."""
+def start(
+    address: WorkerAddress,
+    spec: WorkerSpec,
+    place: WorkerPlace,
+    extras: dict[str, Any],
+    *,
+    parent: str = "",
+    on_given_up: Callable[[str], None] = lambda reason: None,
+    on_closed: Callable[[], None] = lambda: None,
+) -> WorkerContext:
+    """Start the I/O thread of this worker or child, bind its sockets, and return its context, which is not installed.
+
+    Args:
+        address: address of the worker or child.
+        spec: its spec.
+        place: place of the worker.
+        extras: values that the owner sent with the class; the worker adds them later.
+        parent: id of the worker that started this child, "" in a worker.
+        on_given_up: called on the I/O thread with the reason when the head counts the worker as dead.
+        on_closed: called when `_close` of the user's instance has returned.
+
+    Raises:
+        OSError, RuntimeError: this machine has run out of descriptors or threads.
+    """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    name = address.get_name()
     security = Security.of_worker(spec.token, place.head_key, place.head, place.listen_ip)
     runtime = Runtime(
         "worker",
@@ -148,51 +155,39 @@ def new_runtime(
         security=security,
         on_given_up=on_given_up,
     )
-    return runtime, security
+    job = WorkerJob(runtime, place.head, lambda: extras, spec.node_rank, name)
 
+    async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
+        rejected = RejectedPeers()
+        gate = JobGate(security.pair.public, spec.namespace, rejected.add) if security.pair is not None else None
+        server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed, gate, rejected)
+        server.remote_peers = RemotePeers(runtime.watched.watch, job.connected, server.peer_gone)
+        settings = Settings.load()
+        transfers = TransferEndpoint(
+            runtime.io,
+            spec.id,
+            name,
+            runtime.host,
+            place.node_ip,
+            LazyDevices(dict(os.environ)),
+            settings.paths,
+            settings.comm_net_devices or os.environ.get(GLOO_NIC_VARIABLE),
+            settings.timeout_minutes,
+            job_name(spec.token),
+        )
+        messenger = Messenger(runtime, job.connected, server.answer, settings.send_window_bytes, transfers)
+        server.serve((frames.UserMessage,), messenger.arrived)
+        server.on_link_lost(messenger.link_lost)
+        server.on_forgotten(messenger.link_forgotten)
+        server.serve((frames.Ask, frames.LaneEnded), messenger.tensor_receiver.handle)
+        ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
+        tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
+        return server, Endpoint(place.host, ipc, tcp), messenger
 
-def listen(
-    name: str,
-    spec: WorkerSpec,
-    place: WorkerPlace,
-    runtime: Runtime,
-    security: Security,
-    job: WorkerJob,
-    on_closed: Callable[[], None] = lambda: None,
-) -> tuple[WorkerServer, Endpoint, Messenger]:
-    """Bind the sockets of this worker or child, and serve links and messages. Runs on the I/O thread.
-
-    Args:
-        name: ``group:rank``, or the name of a child.
-        spec, place, runtime, security, job: those of this process.
-        on_closed: called when `_close` of the user's instance has returned.
-    """
-    rejected = RejectedPeers()
-    gate = JobGate(security.pair.public, spec.namespace, rejected.add) if security.pair is not None else None
-    server = WorkerServer(runtime.network, spec.id, name, spec.token, on_closed, gate, rejected)
-    server.remote_peers = RemotePeers(runtime.watched.watch, job.connected, server.peer_gone)
-    settings = Settings.load()
-    transfers = TransferEndpoint(
-        runtime.io,
-        spec.id,
-        name,
-        runtime.host,
-        place.node_ip,
-        LazyDevices(dict(os.environ)),
-        settings.paths,
-        settings.comm_net_devices or os.environ.get(GLOO_NIC_VARIABLE),
-        settings.timeout_minutes,
-        job_name(spec.token),
-    )
-    messenger = Messenger(runtime, job.connected, server.answer, settings.send_window_bytes, transfers)
-    server.serve((frames.UserMessage,), messenger.arrived)
-    server.on_link_lost(messenger.link_lost)
-    server.on_forgotten(messenger.link_forgotten)
-    server.serve((frames.Ask, frames.LaneEnded), messenger.tensor_receiver.handle)
-    ipc = server.bind(f"ipc://{place.run_dir}/w/{spec.id}")
-    tcp = server.bind(f"tcp://{place.listen_ip}:0") if place.listen_ip else ""
-    return server, Endpoint(place.host, ipc, tcp), messenger
-
-
-def tcp_port(endpoint: Endpoint) -> int:
-    return int(endpoint.tcp.rpartition(":")[2]) if endpoint.tcp else 0
+    try:
+        server, endpoint, messenger = runtime.io.submit(listen()).result()
+    except BaseException:
+        runtime.close()
+        raise
+    broadcaster = Broadcaster(messenger, address)
+    return WorkerContext(address, spec, place, runtime, job, endpoint, messenger, broadcaster, server, extras)

@@ -34,21 +34,16 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from rlinf_actors import environ_block
-from rlinf_actors.cluster.connect import WorkerJob, set_worker_job
 from rlinf_actors.errors import ConfigError, ProtocolMismatchError, UsageError, WorkerStartError
 from rlinf_actors.group.class_facts import check_lease_hook, public_methods
-from rlinf_actors.messaging.broadcast import Broadcaster
-from rlinf_actors.messaging.messenger import Messenger
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
-from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.settings import EXT_MODULE
 from rlinf_actors.wire import failure, frames, payload, template_protocol
-from rlinf_actors.wire.values import Endpoint, WorkerSpec
+from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.children import Children
-from rlinf_actors.worker.context import listen, new_runtime, tcp_port
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.executors import (
     STOPPED,
@@ -64,7 +59,7 @@ from rlinf_actors.worker.lease_guard import Guard
 from rlinf_actors.worker.standstill import Unwound
 from rlinf_actors.worker.template_socket import TemplateSocket
 from rlinf_actors.worker.worker import Worker
-from rlinf_actors.worker.worker_server import Creation, WorkerServer
+from rlinf_actors.worker.worker_server import Creation
 
 STUCK_S = 0.1
 """Seconds that the main thread has to run its signal handler before the I/O thread may end the process."""
@@ -159,14 +154,14 @@ def run_worker(spec: WorkerSpec, place: template_protocol.WorkerPlace, control_f
     leaving = OrderlyExit() if guard is None else None
     try:
         try:
-            context, server = _start(spec, place, control, guard)
+            context = _start(spec, place, control, guard)
             if leaving is not None:
                 leaving.watch(context.runtime.io)
         except (OSError, RuntimeError) as error:  # this machine has run out of something
             text = (error.strerror if isinstance(error, OSError) else "") or str(error)
             control.send(template_protocol.StartFailed(spec.id, f"node {place.node} cannot start it: {text}"))
             raise
-        _serve(context, server, leaving)
+        _serve(context, leaving)
     except Unwound:  # the guard ends the process
         pass
     except BaseException:  # noqa: BLE001 - no caller: the tail of stderr is in the exit report
@@ -189,59 +184,48 @@ def _failed(guard: Guard | None) -> NoReturn:
 
 def _start(
     spec: WorkerSpec, place: template_protocol.WorkerPlace, control: TemplateSocket, guard: Guard | None
-) -> tuple[worker_context.WorkerContext, WorkerServer]:
+) -> worker_context.WorkerContext:
     """Start the runtime, bind the sockets, and send WorkerUp to the template. Runs before any user code."""
-    runtime, security = new_runtime(spec, place, lambda reason: _given_up(reason, guard))
-    address = WorkerAddress(spec.group, spec.rank)
-    name = address.get_name()
-    job = WorkerJob(runtime, place.head, lambda: context.extras, spec.node_rank, name)
+    context = worker_context.start(
+        WorkerAddress(spec.group, spec.rank),
+        spec,
+        place,
+        {},
+        on_given_up=lambda reason: _given_up(reason, guard),
+        on_closed=guard.closed if guard is not None else lambda: None,
+    )
+    server, name = context.server, context.address.get_name()
 
-    async def start_listening() -> tuple[WorkerServer, Endpoint, Messenger, Children]:
-        on_closed = guard.closed if guard is not None else lambda: None
-        server, endpoint, messenger = listen(name, spec, place, runtime, security, job, on_closed)
+    async def take_children() -> Children:
         loop = asyncio.get_running_loop()
         children = Children(loop, spec, place, server.send, server.rejected.add)
         server.serve((frames.WhereIs,), children.asked)
         server.on_forgotten(children.table.forget)
         control.listen(loop, guarded=guard is not None)
-        return server, endpoint, messenger, children
+        return children
 
-    server, endpoint, messenger, children = runtime.io.submit(start_listening()).result()
-    ports = HeldPorts()
-    master_port = ports.hold() if spec.rank == 0 else 0
-    has_devices = worker_context.accelerator_type(os.environ) is not AcceleratorType.NO_ACCEL
-    device_lock = DeviceLock(spec.id, name, has_devices, control.post, worker_context.make_logger(name))
-    context = worker_context.WorkerContext(
-        address=address,
-        spec=spec,
-        place=place,
-        runtime=runtime,
-        environ=dict(os.environ),
-        ports=ports,
-        messenger=messenger,
-        broadcaster=Broadcaster(messenger, address),
-        server=server,
-        device_lock=device_lock,
-        tcp_port=tcp_port(endpoint),
-        guard=guard,
-        children=children,
-        lease_page=guard.page if guard is not None else None,
-    )
+    context.children = context.runtime.io.submit(take_children()).result()
+    if guard is not None:
+        context.guard, context.lease_page = guard, guard.page
+    has_devices = worker_context.accelerator_type(context.environ) is not AcceleratorType.NO_ACCEL
+    lock = DeviceLock(spec.id, name, has_devices, control.post, worker_context.make_logger(name))
+    context.device_lock = lock
     worker_context.install(context)
-    set_worker_job(job)
-    control.serve(template_protocol.DevicesLocked, device_lock.granted)
-    control.serve(template_protocol.DevicesBusy, device_lock.busy)
+    control.serve(template_protocol.DevicesLocked, lock.granted)
+    control.serve(template_protocol.DevicesBusy, lock.busy)
     control.serve(template_protocol.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
-    control.send(template_protocol.WorkerUp(spec.id, endpoint, context.tcp_port, master_port))
-    return context, server
+    master_port = context.ports.hold() if spec.rank == 0 else 0
+    control.send(template_protocol.WorkerUp(spec.id, context.endpoint, context.tcp_port, master_port))
+    return context
 
 
 def _pong(id: str, doing: Activity) -> template_protocol.Pong:
     return template_protocol.Pong(id, doing.method[: template_protocol.TEXT_CHARS], doing.since, doing.waiting)
 
 
-def _serve(context: worker_context.WorkerContext, server: WorkerServer, leaving: OrderlyExit | None) -> None:
+def _serve(context: worker_context.WorkerContext, leaving: OrderlyExit | None) -> None:
     """Construct the user's class and run its calls on the main thread. Return only if the process must end."""
+    server = context.server
     creation = server.creations.get()
     server.constructing()
     try:

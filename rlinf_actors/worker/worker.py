@@ -52,7 +52,7 @@ class _ClassValue(Generic[T]):
 
 def _accelerator_type() -> AcceleratorType:
     context = worker_context.current()
-    return context.accelerator_type() if context else AcceleratorType.NO_ACCEL
+    return worker_context.accelerator_type(context.environ) if context else AcceleratorType.NO_ACCEL
 
 
 def _torch_device_type() -> str:
@@ -159,7 +159,7 @@ class Worker(Messaging, Channels):
         self._local_rank = number("LOCAL_RANK", 0)
         self._local_world_size = number("LOCAL_WORLD_SIZE", 1)
         self._local_accelerator_rank = number("LOCAL_ACCELERATOR_RANK", -1)
-        self._accelerator_type = AcceleratorType.named(environ.get("ACCELERATOR_TYPE") or "NO_ACCEL")
+        self._accelerator_type = worker_context.accelerator_type(environ)
         self._accelerator_model = environ.get("ACCELERATOR_MODEL", "")
         ranks = environ.get("LOCAL_HARDWARE_RANKS", "")
         self._local_hardware_ranks = [int(rank) for rank in ranks.split(",") if rank.strip()]

@@ -1,7 +1,7 @@
 """The server of a worker process: it accepts links of peers, and hands their calls to the executor.
 
 A link is a connection of a driver, another worker or a channel client to this worker. The server drops all frames of a
-link until it has accepted the link's Join; from then on the link is a member. `context.listen` makes one server for
+link until it has accepted the link's Join; from then on the link is a member. `context.start` makes one server for
 each worker and each child member. Calls wait here until the user's class is constructed (`open`), or its construction
 has failed (`refuse`).
 
@@ -171,7 +171,7 @@ class WorkerServer:
         rejected: counts rejected links; None for a new counter.
 
     Attributes:
-        remote_peers: watches peers on other machines. `context.listen` sets it; while None, such peers are not watched.
+        remote_peers: watches peers on other machines. `context.start` sets it; while None, such peers are not watched.
         creations: Create frames for the main thread.
     """
 
