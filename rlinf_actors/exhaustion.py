@@ -22,7 +22,7 @@ NO_THREAD = "can't start new thread"
 """Python's text for a failed pthread_create."""
 WORKERS = "rlinf-actors"
 """Name of the directory that holds workers' cgroups, as `cgroups.roots.PARENT`."""
-_PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def explain(error: OSError) -> str:
@@ -40,8 +40,9 @@ def explain(error: OSError) -> str:
     if error.errno == errno.ENFILE:
         return f"{said}: the whole machine's limit is met; raise it with 'sysctl fs.file-max=…'"
     if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
+        ports = "-".join(_text(_PORT_RANGE).split()) or "a range"
         return (
-            f"no TCP port is free: the kernel gives out {_ports()}, and all are taken; 'ss -tanp' shows by whom, "
+            f"no TCP port is free: the kernel gives out {ports}, and all are taken; 'ss -tanp' shows by whom, "
             "'sysctl net.ipv4.ip_local_port_range=\"10000 65535\"' adds more"
         )
     if error.errno == errno.EAGAIN:
@@ -68,7 +69,8 @@ def start(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
-        raise _explained(error) from None
+        why = cause(error)
+        raise RuntimeError(f"{error}: {why}" if why else str(error)) from None
 
 
 def check_threads(count: int) -> None:
@@ -99,11 +101,6 @@ def _until_gone(thread: threading.Thread) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"thread {thread.native_id} has ended, and is still there {_FREED_S:g} s later")
         time.sleep(_POLL_S)
-
-
-def _explained(error: RuntimeError) -> RuntimeError:
-    why = cause(error)
-    return RuntimeError(f"{error}: {why}") if why else error
 
 
 def no_process(proc: Path = Path("/proc")) -> str:
@@ -143,11 +140,8 @@ def _met(proc: Path) -> str:
 def _pids_cgroups(proc: Path) -> list[Path]:
     """Return the directories of the cgroups that may limit this process's threads, from its own cgroup upwards."""
     found = []
-    try:
-        mounts = [line.split() for line in (proc / "self/mountinfo").read_text().splitlines()]
-        own = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
-    except OSError:
-        return []
+    mounts = [line.split() for line in _text(proc / "self/mountinfo").splitlines()]
+    own = [line.split(":", 2) for line in _text(proc / "self/cgroup").splitlines()]
     for _, controllers, path in own:
         if controllers and "pids" not in controllers.split(","):
             continue
@@ -164,11 +158,8 @@ def _pids_cgroups(proc: Path) -> list[Path]:
 
 def _count(file: Path) -> int | None:
     """Return the number in a file of the pids controller; None if the file has no number or cannot be read."""
-    try:
-        words = file.read_text().split()
-        return int(words[-1])
-    except (OSError, ValueError, IndexError):  # "max": no limit
-        return None
+    word = _text(file).rpartition(" ")[2].strip()
+    return int(word) if word.isdigit() else None  # "max": no limit
 
 
 def _threads_of(proc: Path, uid: int) -> int:
@@ -193,9 +184,8 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _ports() -> str:
+def _text(file: Path) -> str:
     try:
-        first, last = Path(_PORT_RANGE).read_text().split()
-    except (OSError, ValueError):
-        return "a range"
-    return f"{first}-{last}"
+        return file.read_text()
+    except OSError:
+        return ""

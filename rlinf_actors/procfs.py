@@ -36,7 +36,16 @@ _DEEPEST = 1000
 """Most ancestors that a process can have; a longer chain is a loop of reused pids."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_MARK = WORKER_MARK.encode() + b"="
+_MARK = f"{WORKER_MARK}="
+
+
+def text_of(path: str) -> str:
+    """Return the text of a file, "" if the file cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
@@ -111,14 +120,8 @@ def write_mark(slot: int, size: int, mark: str) -> None:
 
 def mark_of(pid: int) -> str | None:
     """Return the worker id in the mark of process *pid*; None if it has no mark or its environment cannot be read."""
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return None
-    at = 0 if environ.startswith(_MARK) else environ.find(b"\0" + _MARK) + 1
-    if at == 0 and not environ.startswith(_MARK):
-        return None
-    return environ[at + len(_MARK) :].split(b"\0", 1)[0].decode(errors="replace") or None
+    found = (entry for entry in text_of(f"/proc/{pid}/environ").split("\0") if entry.startswith(_MARK))
+    return next(found, "").removeprefix(_MARK) or None
 
 
 def brand(worker: str) -> bool:
@@ -148,8 +151,9 @@ def branded(pid: int, workers: Iterable[str]) -> str | None:
 
     A process of another user is ignored unless this user is root: that user may have set such a limit on purpose.
     """
-    number = _limit(pid)
-    if number is None or not _MIN_BRAND_BITS <= number.bit_length() <= _BRAND_BITS:
+    words = text_of(f"/proc/{pid}/limits").partition("Max file locks")[2].split(None, 2)
+    number = int(words[1]) if len(words) == 3 and words[1].isdigit() else 0
+    if not _MIN_BRAND_BITS <= number.bit_length() <= _BRAND_BITS:
         return None
     shift = _BRAND_BITS - number.bit_length()
     found = next((worker for worker in workers if _brand(worker) >> shift == number), None)
@@ -162,30 +166,20 @@ def _brand(worker: str) -> int:
     return 1 << (_BRAND_BITS - 1) | digest >> (64 - _BRAND_BITS + 1)
 
 
-def _limit(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/limits", "rb") as file:
-            text = file.read()
-    except OSError:
-        return None
-    at = text.find(b"Max file locks")
-    words = text[at + 14 :].split(None, 2)[:2] if at >= 0 else []
-    return int(words[1]) if len(words) == 2 and words[1].isdigit() else None
-
-
 def _user(pid: int) -> int:
     """Return the real user id of a process, -1 if the process has ended."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            text = file.read()
-    except OSError:
-        return -1
-    return int(text[text.index(b"\nUid:") + 5 :].split(None, 1)[0])
+    words = text_of(f"/proc/{pid}/status").partition("\nUid:")[2].split(None, 1)
+    return int(words[0]) if words else -1
 
 
 @dataclass(frozen=True)
 class Stat:
-    """Fields of /proc/PID/stat. `started` is in clock ticks since boot; with the pid it identifies a process."""
+    """Fields of /proc/PID/stat.
+
+    Attributes:
+        started: in clock ticks since boot; with the pid it identifies a process.
+        status: how a zombie has ended, as of wait(); 0 for a process of another user.
+    """
 
     pid: int
     state: str
@@ -193,6 +187,7 @@ class Stat:
     group: int
     session: int
     started: int
+    status: int
 
 
 def stat(pid: int) -> Stat | None:
@@ -209,8 +204,7 @@ def stat_of(pid: int) -> Stat:
     """
     text = Path(f"/proc/{pid}/stat").read_bytes()
     fields = text[text.rindex(b")") + 2 :].split()
-    state, parent, group, session = fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3])
-    return Stat(pid, state, parent, group, session, int(fields[19]))
+    return Stat(pid, fields[0].decode(), *(int(fields[n]) for n in (1, 2, 3, 19, 49)))
 
 
 def pidfd_of(pid: int) -> int:
@@ -232,24 +226,20 @@ def open_pidfd(pid: int, started: int) -> int:
     """Open a pidfd of the process with this pid and start (clock ticks since boot). Return -1 if that process has
     ended. Raises OSError if this process has no free file descriptor.
     """
-    pidfd = -1
+    same = False
     try:
         found = stat_of(pid)
         if found.started != started or found.state in "ZX":
             return -1
         pidfd = pidfd_of(pid)
-        same = stat_of(pid).started == started
+        try:
+            same = stat_of(pid).started == started
+        finally:
+            if not same:
+                os.close(pidfd)
     except (FileNotFoundError, ProcessLookupError):
-        same = False
-    except OSError:
-        if pidfd >= 0:
-            os.close(pidfd)
-        raise
-    if same:
-        return pidfd
-    if pidfd >= 0:
-        os.close(pidfd)
-    return -1
+        return -1
+    return pidfd if same else -1
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
@@ -301,8 +291,10 @@ def exit_of(pidfd: int, pid: int, started: int) -> tuple[int | None, int | None]
         pidfd: of the process, which has ended.
         pid, started: pid and start of the process (see Stat).
     """
-    status = _status_of_zombie(pid, started)
-    if status is None:
+    found = stat(pid)
+    if found is not None and found.started == started and found.state in "ZX":
+        status = found.status
+    else:
         info = bytearray(_PIDFD_INFO.size)
         _PIDFD_INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, 0)
         try:
@@ -313,15 +305,6 @@ def exit_of(pidfd: int, pid: int, started: int) -> tuple[int | None, int | None]
         if not mask & _PIDFD_INFO_EXIT:
             return None
     return (os.WEXITSTATUS(status), None) if os.WIFEXITED(status) else (None, os.WTERMSIG(status))
-
-
-def _status_of_zombie(pid: int, started: int) -> int | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    fields = text[text.rindex(b")") + 2 :].split()
-    return int(fields[49]) if fields[0] in (b"Z", b"X") and int(fields[19]) == started else None
 
 
 def in_exec(pid: int) -> bool:
@@ -409,33 +392,22 @@ class OomKills:
 
 def oom_kills() -> OomKills:
     """Return the present numbers of processes that the kernel killed for lack of memory."""
-    return OomKills(_first_count(_memory_files(), b"oom_kill"), _first_count([Path("/proc/vmstat")], b"oom_kill"))
-
-
-def _memory_files() -> list[Path]:
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
     files = []
-    for line in lines:
+    for line in text_of("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            files += [Path(f"{root}{path}/memory.events") for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")]
+            files += [f"{root}{path}/memory.events" for root in ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")]
         elif "memory" in controllers.split(","):
-            files.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
-    return files
+            files.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
+    return OomKills(oom_count(files), oom_count(["/proc/vmstat"]))
 
 
-def _first_count(files: list[Path], name: bytes) -> int | None:
+def oom_count(files: Iterable[str]) -> int | None:
+    """Return the number of OOM kills in the first of these kernel files that has one, None if none has."""
     for file in files:
-        try:
-            lines = file.read_bytes().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            key, _, count = line.partition(b" ")
-            if key == name:
+        for line in text_of(file).splitlines():
+            key, _, count = line.partition(" ")
+            if key == "oom_kill":
                 return int(count)
     return None
 

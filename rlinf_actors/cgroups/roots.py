@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlinf_actors import procfs
+
 PARENT = "rlinf-actors"
 """Name of the directory below a root (see Roots) that holds only workers' cgroups."""
 LEAF = "keeper"
@@ -236,7 +238,4 @@ def _with_v1(found: Roots, own: dict[str, str], mounts: Sequence[_Mount], user: 
 
 def words(path: str) -> list[str]:
     """Return the words in a file of the kernel; an empty list if the file cannot be read."""
-    try:
-        return Path(path).read_text().split()
-    except OSError:
-        return []
+    return procfs.text_of(path).split()

@@ -8,12 +8,12 @@ All state is in the file system.
 from __future__ import annotations
 
 import contextlib
+import glob
 import itertools
 import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import LEAF, PARENT, Roots, own_directory, words
@@ -140,12 +140,7 @@ class Cgroup:
     def oom_kills(self) -> int | None:
         """Return how many processes the kernel killed here for lack of memory; None without a memory controller."""
         files = [f"{self.v1['memory']}/memory.oom_control"] if "memory" in self.v1 else []
-        for path in [*files, f"{self.unified}/memory.events"]:
-            for line in _lines(path):
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-        return None
+        return procfs.oom_count([*files, f"{self.unified}/memory.events"])
 
     def remove(self) -> bool:
         """Remove the cgroup's directories that hold no process. Return True if none is left."""
@@ -167,9 +162,12 @@ def cgroup_of(roots: Roots, keeper: procfs.Stat, worker: str) -> Cgroup:
         keeper: the worker's template process.
         worker: id of the worker.
     """
-    name = f"{PARENT}/{_keeper_name(keeper)}.{worker}"
-    unified = f"{roots.unified}/{name}" if roots.unified else ""
-    return Cgroup(unified, {controller: f"{root}/{name}" for controller, root in roots.v1.items()})
+    return _cgroup(roots, f"{_pid_namespace()}.{keeper.pid}.{keeper.started}.{worker}")
+
+
+def _cgroup(roots: Roots, name: str) -> Cgroup:
+    unified = f"{roots.unified}/{PARENT}/{name}" if roots.unified else ""
+    return Cgroup(unified, {controller: f"{root}/{PARENT}/{name}" for controller, root in roots.v1.items()})
 
 
 def workers_of(pid: int) -> list[str]:
@@ -178,7 +176,7 @@ def workers_of(pid: int) -> list[str]:
     A worker that another worker started has a cgroup below that worker's. A process cannot hide its cgroup.
     """
     found: dict[str, None] = {}
-    for line in _lines(f"/proc/{pid}/cgroup"):
+    for line in procfs.text_of(f"/proc/{pid}/cgroup").splitlines():
         parts = line.split(":", 2)[2].removesuffix(" (deleted)").split("/")
         for parent, name in itertools.pairwise(parts):
             if parent == PARENT:
@@ -188,28 +186,14 @@ def workers_of(pid: int) -> list[str]:
 
 def leftovers(roots: Roots) -> list[Cgroup]:
     """Return the cgroups of workers whose template, a process of this pid namespace, has ended."""
-    names = {name for root in roots.directories() for name in _names(f"{root}/{PARENT}")}
-    found = []
-    for name in sorted(names):
-        if _is_gone(".".join(name.split(".", 3)[:3])):
-            unified = f"{roots.unified}/{PARENT}/{name}" if roots.unified else ""
-            found.append(Cgroup(unified, {c: f"{root}/{PARENT}/{name}" for c, root in roots.v1.items()}))
-    return found
-
-
-def _names(directory: str) -> Iterable[str]:
-    try:
-        return [entry.name for entry in os.scandir(directory) if entry.is_dir()]
-    except OSError:
-        return []
+    names = {
+        os.path.basename(path) for root in roots.directories() for path in glob.glob(f"{glob.escape(root)}/{PARENT}/*")
+    }
+    return [_cgroup(roots, name) for name in sorted(names) if _is_gone(".".join(name.split(".", 3)[:3]))]
 
 
 def _worker_name(name: str) -> str:
     return name.split(".", 3)[-1]
-
-
-def _keeper_name(keeper: procfs.Stat) -> str:
-    return f"{_pid_namespace()}.{keeper.pid}.{keeper.started}"
 
 
 def _pid_namespace() -> int:
@@ -223,13 +207,6 @@ def _is_gone(name: str) -> bool:
         return False
     now = procfs.stat(pid)
     return namespace == _pid_namespace() and (now is None or now.started != started or now.state in "ZX")
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:
-        return []
 
 
 def _write(path: str, text: str) -> None:
