@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from rlinf_actors.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from rlinf_actors.channel.backend import Take as Take
-    from rlinf_actors.channel.backend import UndeliverableItem as UndeliverableItem
     from rlinf_actors.channel.channel import Channel as Channel
+    from rlinf_actors.channel.results import Take as Take
+    from rlinf_actors.channel.results import UndeliverableItem as UndeliverableItem
     from rlinf_actors.cluster.cluster import Cluster as Cluster
     from rlinf_actors.config.cluster_config import ClusterConfig as ClusterConfig
     from rlinf_actors.config.cluster_config import NodeGroupConfig as NodeGroupConfig
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from rlinf_actors.hardware.robots.turtle2 import Turtle2Config as Turtle2Config
     from rlinf_actors.hardware.robots.turtle2 import Turtle2HWInfo as Turtle2HWInfo
     from rlinf_actors.hardware.vendors.catalog import FoundAccelerators as FoundAccelerators
-    from rlinf_actors.messaging.options import CollectiveGroupOptions as CollectiveGroupOptions
+    from rlinf_actors.messaging.process_groups import CollectiveGroupOptions as CollectiveGroupOptions
     from rlinf_actors.model.accelerator_table import AcceleratorFacts as AcceleratorFacts
     from rlinf_actors.model.accelerator_table import ProcessGroupFacts as ProcessGroupFacts
     from rlinf_actors.model.address import WorkerAddress as WorkerAddress
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from rlinf_actors.worker.worker import Worker as Worker
 
 _MODULES = {
-    "channel.backend": ("Take", "UndeliverableItem"),
+    "channel.results": ("Take", "UndeliverableItem"),
     "channel.channel": ("Channel",),
     "cluster.cluster": ("Cluster",),
     "config.cluster_config": ("ClusterConfig", "NodeGroupConfig"),
@@ -143,7 +143,7 @@ _MODULES = {
         "StridedPlacementStrategy",
     ),
     "runtime.future": ("AsyncWork",),
-    "messaging.options": ("CollectiveGroupOptions",),
+    "messaging.process_groups": ("CollectiveGroupOptions",),
     "worker.worker": ("Worker",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -25,7 +25,7 @@ from rlinf_actors import (
     WorkerGroup,
     WorkerGroupFuncResult,
 )
-from rlinf_actors.channel.backend import Take
+from rlinf_actors.channel.results import Take
 from rlinf_actors.cluster.connect import Connecting
 from rlinf_actors.cluster.event_stream import EventStream
 from rlinf_actors.group.control import GroupControl

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterat
 from typing import Any, Literal, overload
 
 from rlinf_actors import forks
-from rlinf_actors.channel.backend import Backend, T, Take
 from rlinf_actors.channel.client import JoinedWork
 from rlinf_actors.channel.connecting import ConnectingChannel, find, make, member
-from rlinf_actors.channel.inspection import ChannelViews
+from rlinf_actors.channel.inspection import Backend, ChannelViews
 from rlinf_actors.channel.key_encoding import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel
 from rlinf_actors.channel.queue import MAX_DELIVERIES
+from rlinf_actors.channel.results import T, Take
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import ChannelClosedError, ConnectionLostError, SerializationError, UsageError
 from rlinf_actors.runtime.future import AsyncWork

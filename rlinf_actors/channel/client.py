@@ -17,7 +17,6 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from rlinf_actors import forks
-from rlinf_actors.channel.backend import View, not_processed, refusal
 from rlinf_actors.channel.key_encoding import key_of
 from rlinf_actors.channel.requests import (
     FrameMaker,
@@ -29,6 +28,7 @@ from rlinf_actors.channel.requests import (
     description,
     reference,
 )
+from rlinf_actors.channel.results import View, not_processed, refusal
 from rlinf_actors.errors import (
     ChannelBrokenError,
     ChannelClosedError,

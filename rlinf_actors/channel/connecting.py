@@ -12,10 +12,10 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_actors.channel.backend import View
 from rlinf_actors.channel.client import DeferredQuery, RemoteChannel, RequestBuffer, end_of_channel, remote_channel
 from rlinf_actors.channel.queue import MAX_DELIVERIES
 from rlinf_actors.channel.requests import Request, RequestMaker
+from rlinf_actors.channel.results import View
 from rlinf_actors.cluster.cluster import Cluster
 from rlinf_actors.cluster.connect import WorkerJob, worker_job
 from rlinf_actors.cluster.service import launch_service
@@ -49,14 +49,6 @@ class JobMember:
     job: WorkerJob | None
     node_rank: int
     name: str
-
-    async def connected(self) -> Runtime:
-        """Return the runtime as soon as it is in session with the head. I/O thread only."""
-        return self.runtime if self.job is None else await self.job.connected()
-
-    async def cluster(self) -> Cluster:
-        """Return the Cluster of this process; in a worker the first call makes it. I/O thread only."""
-        return await Cluster.connect() if self.job is not None else Cluster.current()
 
 
 def member() -> JobMember:
@@ -96,7 +88,7 @@ async def make(
     Raises:
         PlacementError: no node has the rank *node_rank*.
     """
-    cluster = await here.cluster()
+    cluster = Cluster.current() if here.job is None else await Cluster.connect()
     nodes = list(range(cluster.num_nodes)) if node_rank is None else [node_rank]
     detail = json.dumps({"maxsize": maxsize, "distributed": node_rank is None})
     args: tuple[int, ...] = (maxsize, Settings.load().channel_bytes)
@@ -122,7 +114,7 @@ async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:
     Raises:
         GroupNotFoundError: no channel has that name.
     """
-    runtime = await here.connected()
+    runtime = here.runtime if here.job is None else await here.job.connected()
     try:
         group = await runtime.groups.find(runtime.namespace, CHANNEL_GROUPS + name)
     except GroupNotFoundError:

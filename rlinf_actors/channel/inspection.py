@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from rlinf_actors.channel.backend import Backend, ShownItem, T, UndeliverableItem, View
-from rlinf_actors.channel.client import JoinedWork
+from rlinf_actors.channel.client import JoinedWork, RemoteChannel
+from rlinf_actors.channel.connecting import ConnectingChannel
 from rlinf_actors.channel.key_encoding import DEFAULT_KEY
+from rlinf_actors.channel.local import LocalChannel
+from rlinf_actors.channel.results import ShownItem, T, UndeliverableItem, View
 from rlinf_actors.errors import ChannelBrokenError, ChannelClosedError
 from rlinf_actors.runtime.future import AsyncWork
 
 V = TypeVar("V")
+
+Backend = RemoteChannel | ConnectingChannel | LocalChannel
+"""The items are in host processes; the host is not found yet; the items are in this process. No method blocks."""
 
 
 class ChannelViews(Generic[T]):

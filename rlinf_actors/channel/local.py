@@ -9,7 +9,9 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
-from rlinf_actors.channel.backend import (
+from rlinf_actors.channel.key_encoding import key_bytes, key_of
+from rlinf_actors.channel.queue import AcceptPut, ChannelQueue, Command, DeliverItems, QueuedItem, Ticket
+from rlinf_actors.channel.results import (
     PendingGet,
     PendingTake,
     ShownItem,
@@ -18,8 +20,6 @@ from rlinf_actors.channel.backend import (
     not_processed,
     refusal,
 )
-from rlinf_actors.channel.key_encoding import key_bytes, key_of
-from rlinf_actors.channel.queue import AcceptPut, ChannelQueue, Command, DeliverItems, QueuedItem, Ticket
 from rlinf_actors.runtime.deadline_timers import timers
 from rlinf_actors.runtime.future import AsyncWork
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rlinf_actors.channel.backend import PendingGet, PendingTake, ShownItem, UndeliverableItem, View
 from rlinf_actors.channel.key_encoding import key_bytes, key_of
 from rlinf_actors.channel.queue import ERROR_CHARS
+from rlinf_actors.channel.results import PendingGet, PendingTake, ShownItem, UndeliverableItem, View
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError, ConnectionLostError, ProtocolMismatchError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.loop import IoThread
@@ -335,7 +335,7 @@ def reference(request: AsyncWork[Any]) -> Callable[[], Any]:
 
 
 class RequestMaker:
-    """Makes the requests to a channel: most of the methods of backend.Backend. A subclass sends the requests.
+    """Makes the requests to a channel whose items are in host processes. A subclass sends the requests.
 
     Args:
         io: the I/O thread.

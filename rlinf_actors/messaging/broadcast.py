@@ -21,8 +21,8 @@ from rlinf_actors.messaging import addressing, contents
 from rlinf_actors.messaging.directory import peer_gone_error, prefixed
 from rlinf_actors.messaging.mailbox import ArrivedMessage
 from rlinf_actors.messaging.messenger import Messenger
-from rlinf_actors.messaging.options import CollectiveGroupOptions
 from rlinf_actors.messaging.outbox import OutgoingMessage
+from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
 from rlinf_actors.messaging.tensor_receiver import IncomingTensors
 from rlinf_actors.messaging.tensor_transfer import DetachedTensors
@@ -242,7 +242,9 @@ class BroadcastTree:
             work: AsyncWork[None] = AsyncWork(f"broadcast from {self.order[0]} to {child.name}")
             work._seen = True  # its error is the tree's
             work._on_done(partial(one_done, child, work))
-            self._messenger.post(child, OutgoingMessage(self._stream, parts, borrowed, work, tensors, options))
+            self._messenger.post(
+                child, OutgoingMessage(self._stream, parts, borrowed, work, tensors or DetachedTensors(), options)
+            )
 
     def receive(self, posted: PostedReceive) -> None:
         """Let *posted* wait for the parent's next message."""

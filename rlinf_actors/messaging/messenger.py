@@ -41,8 +41,8 @@ from rlinf_actors.messaging import contents
 from rlinf_actors.messaging.directory import WorkerDirectory, peer_gone_error, prefixed
 from rlinf_actors.messaging.flow_control import CreditAccumulator
 from rlinf_actors.messaging.mailbox import ArrivedMessage, Key, Mailbox, Recent
-from rlinf_actors.messaging.options import CollectiveGroupOptions
 from rlinf_actors.messaging.outbox import Outbox, OutgoingMessage
+from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
 from rlinf_actors.messaging.routes import CPU, LANE
 from rlinf_actors.messaging.tensor_receiver import Reply, TensorReceiver

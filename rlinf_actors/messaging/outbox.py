@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from rlinf_actors.messaging.contents import size_of
 from rlinf_actors.messaging.directory import peer_gone_error
 from rlinf_actors.messaging.flow_control import OVERHEAD, Window
-from rlinf_actors.messaging.options import CollectiveGroupOptions
+from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork
@@ -22,47 +23,36 @@ from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire import frames
 
 
+@dataclass(eq=False)
 class OutgoingMessage:
     """A message to send.
 
-    Args:
+    Attributes:
         stream: "" for send and recv, else the stream of a broadcast tree.
         parts: contents of the message.
         borrowed: True if some parts are the sender's own memory, which must not change before `work` is done.
         work: done when the message was sent.
         tensors: tensors that travel beside the message.
-        options: options of the process group that carries these tensors.
+        options: options of the process group that carries these tensors; None for the defaults.
         now: True if a thread waits for the send, so that the link must not delay the message.
-
-    Attributes:
         transfer: header of the tensors beside the message; set by the tensor sender.
         extra_bytes: bytes of these tensors, which count in the window.
         on_sent: called with the outbox's lock held when the message is on the link.
         pending: number of operations that `work` waits for: the message itself, and the lane if tensors use a lane.
     """
 
-    def __init__(
-        self,
-        stream: str,
-        parts: Sequence[Buffer],
-        borrowed: bool,
-        work: AsyncWork[None],
-        tensors: DetachedTensors | None = None,
-        options: CollectiveGroupOptions | None = None,
-        now: bool = False,
-    ) -> None:
-        self.stream = stream
-        self.parts = parts
-        self.borrowed = borrowed
-        self.work = work
-        self.tensors = tensors or DetachedTensors()
-        self.options = options or CollectiveGroupOptions()
-        self.now = now
-        self.transfer: frames.TensorTransfer | None = None
-        self.extra_bytes = 0
-        self.on_sent: Callable[[], None] | None = None
-        self.pending = 1
-        self._lock = threading.Lock()
+    stream: str
+    parts: Sequence[Buffer]
+    borrowed: bool
+    work: AsyncWork[None]
+    tensors: DetachedTensors
+    options: CollectiveGroupOptions | None = None
+    now: bool = False
+    transfer: frames.TensorTransfer | None = None
+    extra_bytes: int = 0
+    on_sent: Callable[[], None] | None = None
+    pending: int = 1
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def size(self) -> int:

@@ -7,7 +7,7 @@ buffer, which is used for every pair of workers between which that path is possi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 SMALL, CPU, ACCELERATOR = "small", "cpu", "accelerator"
 INLINE, SHARED, PIECES, LOCAL, IPC, LANE, STAGED = "inline", "shared", "pieces", "local", "ipc", "lane", "staged"
@@ -44,29 +44,25 @@ class Pair:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table; None in a column matches True and False."""
+    """A row of the table: *kind* takes *path* between a Pair with the facts in *needs*."""
 
     kind: str
     path: str
-    same_process: bool | None = None
-    same_node: bool | None = None
-    same_device: bool | None = None
-    ccl: bool | None = None
-    shared: bool | None = None
+    needs: Mapping[str, bool] = field(default_factory=dict)
 
     def fits(self, kind: str, pair: Pair) -> bool:
-        return kind == self.kind and all(getattr(self, column) in (None, getattr(pair, column)) for column in COLUMNS)
+        return kind == self.kind and all(getattr(pair, column) == value for column, value in self.needs.items())
 
 
-COLUMNS = ("same_process", "same_node", "same_device", "ccl", "shared")
+COLUMNS = tuple(fact.name for fact in fields(Pair))
 
 TABLE: tuple[Row, ...] = (
     Row(SMALL, INLINE),
-    Row(CPU, SHARED, same_node=True, shared=True),
+    Row(CPU, SHARED, {"same_node": True, "shared": True}),
     Row(CPU, PIECES),
-    Row(ACCELERATOR, LOCAL, same_process=True),
-    Row(ACCELERATOR, IPC, same_node=True, same_device=True, shared=True),
-    Row(ACCELERATOR, LANE, same_device=False, ccl=True),
+    Row(ACCELERATOR, LOCAL, {"same_process": True}),
+    Row(ACCELERATOR, IPC, {"same_node": True, "same_device": True, "shared": True}),
+    Row(ACCELERATOR, LANE, {"same_device": False, "ccl": True}),
     Row(ACCELERATOR, STAGED),
 )
 
@@ -101,12 +97,12 @@ def lines(overrides: Mapping[str, str]) -> list[tuple[str, ...]]:
         if row.kind in overrides and row.kind not in shown:
             shown.add(row.kind)
             path = overrides[row.kind]
-            lane = Row(row.kind, path, same_process=False, same_device=False, ccl=True)
-            found.append(_line(lane if path == LANE else Row(row.kind, path), " (RLINF_ACTORS_PATHS)"))
+            needs = {"same_process": False, "same_device": False, "ccl": True} if path == LANE else {}
+            found.append(_line(Row(row.kind, path, needs), " (RLINF_ACTORS_PATHS)"))
         found.append(_line(row, ""))
     return found
 
 
 def _line(row: Row, why: str) -> tuple[str, ...]:
     words = {None: "-", True: "yes", False: "no"}
-    return (row.kind, *(words[getattr(row, column)] for column in COLUMNS), row.path, MEANING[row.path] + why)
+    return (row.kind, *(words[row.needs.get(column)] for column in COLUMNS), row.path, MEANING[row.path] + why)

@@ -17,8 +17,7 @@ from rlinf_actors.errors import PeerDiedError
 from rlinf_actors.messaging import cuda_ipc, process_groups, routes
 from rlinf_actors.messaging.directory import WorkerDirectory, peer_gone_error
 from rlinf_actors.messaging.lanes import Lane, Lanes, OpenLane
-from rlinf_actors.messaging.options import CollectiveGroupOptions
-from rlinf_actors.messaging.process_groups import Wire
+from rlinf_actors.messaging.process_groups import CollectiveGroupOptions, Wire
 from rlinf_actors.messaging.tensor_transfer import (
     DetachedTensors,
     TransferEndpoint,

@@ -24,9 +24,8 @@ from rlinf_actors.messaging import cuda_ipc, process_groups, routes
 from rlinf_actors.messaging.cuda_ipc import CudaError
 from rlinf_actors.messaging.directory import peer_gone_error
 from rlinf_actors.messaging.lanes import Lane, Lanes, OpenLane
-from rlinf_actors.messaging.options import CollectiveGroupOptions
 from rlinf_actors.messaging.outbox import Outbox, OutgoingMessage
-from rlinf_actors.messaging.process_groups import Wire
+from rlinf_actors.messaging.process_groups import CollectiveGroupOptions, Wire
 from rlinf_actors.messaging.tensor_transfer import (
     DetachedTensors,
     TransferEndpoint,
@@ -249,7 +248,8 @@ class TensorSender:
         transfer = frames.TensorTransfer(self.id, next(self._numbers), plan.headers)
         if plan.by_lane:
             message.pending = 2
-            open_lane = self._lane(plan.by_lane[0], message.options, facts.host == self._endpoint.host)
+            options = message.options or CollectiveGroupOptions()
+            open_lane = self._lane(plan.by_lane[0], options, facts.host == self._endpoint.host)
             transfer = msgspec.structs.replace(transfer, **open_lane.header)
             job = LaneSend(message, plan.by_lane)
             message.on_sent = lambda: open_lane.lane.post(job)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import UsageError
 from rlinf_actors.messaging import addressing, contents
-from rlinf_actors.messaging.options import CollectiveGroupOptions
+from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.settings import CHILDREN
 from rlinf_actors.wire.protocol import waiting

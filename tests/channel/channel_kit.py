@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import typing
 
-from rlinf_actors.channel.backend import Take
 from rlinf_actors.channel.client import RemoteChannel, remote_channel
 from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.channel.queue_server import QueueServer
+from rlinf_actors.channel.results import Take
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from rlinf_actors.channel.backend import PendingGet
+from rlinf_actors.channel.results import PendingGet
 
 
 class Recorded(PendingGet):

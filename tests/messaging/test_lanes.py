@@ -15,7 +15,7 @@ import torch.distributed as dist  # noqa: E402
 
 from rlinf_actors.errors import CallTimeoutError, PeerDiedError, RlinfActorsError  # noqa: E402
 from rlinf_actors.messaging import lanes, process_groups  # noqa: E402
-from rlinf_actors.messaging.options import CollectiveGroupOptions  # noqa: E402
+from rlinf_actors.messaging.process_groups import CollectiveGroupOptions  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlinf_actors.messaging import process_groups
-from rlinf_actors.messaging.options import CollectiveGroupOptions
+from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.model import accelerator_table
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, AcceleratorFacts, ProcessGroupFacts, group_facts
 from rlinf_actors.model.hardware import AcceleratorType

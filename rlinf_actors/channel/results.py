@@ -1,8 +1,4 @@
-"""The parts of a Channel: the interface `Backend`, the pending gets and takes, and the `Take` that users hold.
-
-There are three backends: `client.RemoteChannel` (the items are in a host process), `connecting.ConnectingChannel` (the
-host is not found yet) and `local.LocalChannel` (the items are in this process).
-"""
+"""The results of requests to a channel: pending gets and takes, the `Take` that users hold, and described items."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import traceback
 from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import TYPE_CHECKING, Any, Generic
 
 from rlinf_actors import forks
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError, ItemNotProcessedError, UsageError
@@ -277,37 +273,3 @@ View = tuple[bool, list[tuple[Any, int, list[ShownItem]]], dict[Any, int]]
 """The state of a channel: True if closed; (key, number of waiting items, the first of them) for each key with items;
 number of undeliverable items by key.
 """
-
-
-class Backend(Protocol):
-    """The operations of a channel. None of them blocks. Call them on any thread but the I/O thread.
-
-    A *timeout* is in seconds; None means no limit.
-    """
-
-    def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
-        """Put an item of *weight* under *key*; the work is done when the queue has accepted the item.
-
-        If *nowait* is True and the key is full, the work fails with asyncio.QueueFull.
-        """
-
-    def get(self, key: Hashable, nowait: bool, timeout: float | None) -> PendingGet[Any]:
-        """Get the item at the head of a key. If *nowait* is True and there is none, fail with asyncio.QueueEmpty."""
-
-    def batch(self, key: Hashable, target: float, timeout: float | None) -> PendingGet[list[Any]]:
-        """Get items whose total weight is at most *target*; see `Channel.get_batch`."""
-
-    def take(self, key: Hashable, timeout: float | None) -> PendingTake[Any]:
-        """Take the item at the head of a key until the caller releases it or reports a failure."""
-
-    def look(self, key: Hashable) -> AsyncWork[tuple[int, bool]]:
-        """Return the number of waiting items of a key, and True if a put would wait."""
-
-    def show(self) -> AsyncWork[View]:
-        """Return the state of the whole channel."""
-
-    def undeliverable(self, key: Hashable, drain: bool) -> AsyncWork[list[UndeliverableItem[Any]]]:
-        """Return the undeliverable items of a key. If *drain* is True, also remove them from the channel."""
-
-    def close(self) -> AsyncWork[None]:
-        """Close the channel: it accepts no more puts."""
