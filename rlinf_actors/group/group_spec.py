@@ -234,12 +234,7 @@ def encode(detail: GroupDetail) -> str:
         }
         for one in detail.placements
     ]
-    found: dict[str, Any] = {"placements": placements, "nodes": detail.nodes, "models": detail.models}
-    if detail.hardware:
-        found["hardware"] = detail.hardware
-    if not detail.restarts:
-        found["restarts"] = False
-    return msgspec.json.encode(found).decode()
+    return msgspec.json.encode(replace(detail, placements=placements)).decode()
 
 
 def decode(text: str, group: str) -> GroupDetail:

@@ -19,6 +19,7 @@ import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlinf_actors.errors import SerializationError, UsageError
@@ -393,11 +394,7 @@ class MapResult(Generic[V]):
             if self._items is None:
                 self._items = iter(self._given)
             while self._error is None and self._pool.room():
-                try:
-                    item = next(self._items, _END)
-                    self._pool.end_of_items() if item is _END else self._pool.send(self._encode(item))
-                except Exception as error:  # noqa: BLE001 - the next step raises it; this one may have a result
-                    self._error = error
+                self._send(partial(next, self._items, _END))
 
     def _fill_async(self) -> None:
         pool = self._pool  # what a callback holds: this object is dropped, and closed, while the next item is awaited
@@ -411,11 +408,15 @@ class MapResult(Generic[V]):
             if not self._asked.done():
                 return
             asked, self._asked = self._asked, None
-            try:
-                item = asked.result()
-                self._pool.end_of_items() if item is _END else self._pool.send(self._encode(item))
-            except Exception as error:  # noqa: BLE001 - as above
-                self._error = error
+            self._send(asked.result)
+
+    def _send(self, draw: Callable[[], Any]) -> None:
+        """Send the item that *draw* returns, or record that *draw* returned _END or raised."""
+        try:
+            item = draw()
+            self._pool.end_of_items() if item is _END else self._pool.send(self._encode(item))
+        except Exception as error:  # noqa: BLE001 - the next step raises it; this one may have a result
+            self._error = error
 
     def _take(self) -> _Item | bool:
         try:

@@ -109,17 +109,12 @@ class GroupRegistry:
             launched: worker ids, by rank.
             wait_s: seconds that the launch may wait for hardware.
         """
-        runtime = self._runtime
-        group = RemoteGroup(
-            runtime.network,
-            runtime.identity,
-            runtime.host,
+        group = self._make(
             namespace,
             name,
             node_names,
-            construction,
-            self._construction_failed,
-            me=runtime.worker_id,
+            construction=construction,
+            on_failure=self._construction_failed,
             on_constructed=self._detach,
         )
         group.launched = list(launched)
@@ -163,21 +158,14 @@ class GroupRegistry:
         reach: Callable[[RemoteGroup], object] | None = None,
     ) -> RemoteGroup:
         """Make the RemoteGroup of a group that another process launched. The caller holds the lock."""
-        runtime = self._runtime
-        group = RemoteGroup(
-            runtime.network,
-            runtime.identity,
-            runtime.host,
-            namespace,
-            name,
-            node_names,
-            soon=runtime.io.call,
-            me=runtime.worker_id,
-            launch=launch,
-            reach=reach,
-        )
+        group = self._make(namespace, name, node_names, soon=self._runtime.io.call, launch=launch, reach=reach)
         self._known[namespace, name, launch] = group
         return group
+
+    def _make(self, namespace: str, name: str, node_names: Sequence[str], **more: Any) -> RemoteGroup:
+        runtime = self._runtime
+        network, me = runtime.network, runtime.worker_id
+        return RemoteGroup(network, runtime.identity, runtime.host, namespace, name, node_names, me=me, **more)
 
     # --- finding groups ---
 
@@ -394,20 +382,13 @@ class GroupRegistry:
 
         If the head stays silent for SILENT_HEAD_S, return and let the stop go on in the background.
         """
-        head = self._runtime.head
         stopping = self._stopping.get(group)
         if stopping is None:
             stop = self.stop(group, grace_s)
             stopping = self._tasks.start(stop, f"stopping group {group.name!r}", expected=RlinfActorsError)
             self._stopping[group] = stopping
             stopping.add_done_callback(lambda _: self._stopping.pop(group, None))
-        silence = head.silent(SILENT_HEAD_S) if head is not None else _for_ever()
-        silent = self._tasks.start(silence, "waiting for the head's silence")
-        try:
-            await asyncio.wait([stopping, silent], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            silent.cancel()
-        if stopping.done():
+        if await self._ended_before_silence(stopping):
             stopping.result()
             return
         stopping.remove_done_callback(self._left_stop_ended)  # once, however often it was waited for
@@ -426,18 +407,12 @@ class GroupRegistry:
         groups = [group for group in self.all() if group.owned and not group.gone.done()]
         stops = [self.stop(group, grace_s) for group in groups]
         stopped: asyncio.Future[list[BaseException | None]] = asyncio.gather(*stops, return_exceptions=True)
-        head = self._runtime.head
-        silence = head.silent(SILENT_HEAD_S) if head is not None else _for_ever()
-        silent = self._tasks.start(silence, "waiting for the head's silence")
-        either: list[asyncio.Future[Any]] = [stopped, silent]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        silent.cancel()
-        if stopped.done():
+        if await self._ended_before_silence(stopped):
             for outcome in stopped.result():
                 if isinstance(outcome, Exception):
                     log.warning("a group was not stopped by this process; the head does it: %s", outcome)
             return True
-        left = [group.name for group in groups if not group.gone.done()]
+        head, left = self._runtime.head, [group.name for group in groups if not group.gone.done()]
         stopped.cancel()
         await asyncio.wait([stopped])
         if not stopped.cancelled():
@@ -449,6 +424,18 @@ class GroupRegistry:
             head.endpoint if head is not None else "", SILENT_HEAD_S, ", ".join(f"group {name!r}" for name in left),
         )  # fmt: skip
         return False
+
+    async def _ended_before_silence(self, stop: asyncio.Future[Any]) -> bool:
+        """Wait for *stop* until the head has been silent for SILENT_HEAD_S. Return True if *stop* has ended."""
+        waits, head = [stop], self._runtime.head
+        if head is not None:
+            waits.append(self._tasks.start(head.silent(SILENT_HEAD_S), "waiting for the head's silence"))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for silent in waits[1:]:
+                silent.cancel()
+        return stop.done()
 
     def _left_stop_ended(self, stop: asyncio.Task[None]) -> None:
         error = None if stop.cancelled() else stop.exception()
@@ -488,10 +475,6 @@ class GroupRegistry:
             peer = group.peers[worker.rank]
             if not peer.pending:
                 log.warning("%s", death(exit, peer.name, peer.rank, peer.node))
-
-
-async def _for_ever() -> None:
-    await asyncio.Event().wait()
 
 
 def _launch_of(state: GroupState) -> str:

@@ -6,6 +6,7 @@ The loop thread queues the lines. A thread of the printer writes them, because a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import queue
@@ -73,22 +74,15 @@ class LogPrinter:
         self._until = min(self._until, time.monotonic() + patience_s)
         self._queue.put(None)
         self._thread.join(patience_s + STUCK_S)
-        # a thread that ended in order has left nothing; one that is blocked in a write, or died, has
-        left = self._printing
-        while left is not None:
-            self._leave_out(left)
-            left = self._next_lines()
+        if self._printing is not None:  # the thread is blocked in a write, or died
+            self._leave_out(self._printing)
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    left = self._queue.get_nowait()
+                    if isinstance(left, LogLines):
+                        self._leave_out(left)
         if self._thread.is_alive():
             self._queue.put(None)
-
-    def _next_lines(self) -> LogLines | None:
-        """Return the next lines in the queue, None if the queue has none."""
-        while not self._queue.empty():
-            with contextlib.suppress(queue.Empty):
-                lines = self._queue.get_nowait()
-                if isinstance(lines, LogLines):
-                    return lines
-        return None
 
     def hurry(self) -> None:
         """From now on, count the remaining lines instead of printing them."""
@@ -117,7 +111,8 @@ class LogPrinter:
         self.left_out(lines.node, "", _counted(text for _, _, text in lines.entries) + lines.skipped)
 
     def _print(self, lines: LogLines) -> None:
-        for stream, group in _by_stream(lines):
+        for stream, entries in itertools.groupby(lines.entries, key=lambda entry: entry[1]):
+            group = [(f"[{worker}@{lines.node}] ", text) for worker, _, text in entries]
             if not self._tried(self._write, stream, group):
                 self.left_out(lines.node, "", _counted(text for _, text in group))
         if lines.skipped:
@@ -228,13 +223,3 @@ def _columns(out: TextIO) -> int:
 def _counted(texts: Iterable[str]) -> int:
     """Return the number of lines in *texts*, without the updates of progress bars."""
     return sum(not text.endswith(UPDATE) for text in texts)
-
-
-def _by_stream(lines: LogLines) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Split lines into runs of the same stream: a list of (stream, [(prefix, text), ...]), in order."""
-    runs: list[tuple[str, list[tuple[str, str]]]] = []
-    for worker, stream, text in lines.entries:
-        if not runs or runs[-1][0] != stream:
-            runs.append((stream, []))
-        runs[-1][1].append((f"[{worker}@{lines.node}] ", text))
-    return runs

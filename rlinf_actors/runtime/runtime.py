@@ -70,34 +70,27 @@ def shared_memory(limit: int, io: IoThread) -> Arena | None:
     except OSError as error:
         log.warning("no shared memory, so large arrays are copied through sockets: %s", error)
         return None
-    trimmer = _Trimmer(arena, io)
-    arena.on_store = trimmer.stored
+    armed = False  # no timer runs while the process is idle
+
+    def stored() -> None:  # any thread
+        nonlocal armed
+        if not armed:
+            armed = True
+            io.call(start_timer, arena.stores)
+
+    def start_timer(seen: int) -> None:
+        io.loop.call_later(IDLE_S, check, seen)
+
+    def check(seen: int) -> None:
+        nonlocal armed
+        if arena.stores != seen:
+            start_timer(arena.stores)
+        else:
+            armed = False
+            arena.trim()
+
+    arena.on_store = stored
     return arena
-
-
-class _Trimmer:
-    """Trims the arena after IDLE_S without new blocks. No timer runs while the process is idle."""
-
-    def __init__(self, arena: Arena, io: IoThread) -> None:
-        self._arena = arena
-        self._io = io
-        self._armed = False
-
-    def stored(self) -> None:
-        """Start the timer if it is not running. The arena calls this on any thread when it has stored a block."""
-        if not self._armed:
-            self._armed = True
-            self._io.call(self._arm, self._arena.stores)
-
-    def _arm(self, seen: int) -> None:
-        self._io.loop.call_later(IDLE_S, self._check, seen)
-
-    def _check(self, seen: int) -> None:
-        if self._arena.stores != seen:
-            self._arm(self._arena.stores)
-            return
-        self._armed = False
-        self._arena.trim()
 
 
 T = TypeVar("T")
@@ -306,11 +299,6 @@ class Runtime:
         if self._output_cut and not left:
             say("not every node has said whether all output was shown; the log files there have it")
 
-    async def head_silent(self, seconds: float) -> None:
-        """Wait until the head has been silent for *seconds*. Returns at once without a session. Loop thread."""
-        if self.head is not None:
-            await self.head.silent(seconds)
-
     @property
     def protocol(self) -> int:
         """The protocol version of the session with the head, 0 without a session. Any thread."""
@@ -381,7 +369,7 @@ class Runtime:
             self.watched.gone(body.incarnation)
         elif isinstance(body, LogLines):
             if self._printer is None:
-                self._printer = LogPrinter(self._shown)
+                self._printer = LogPrinter(lambda credit: self.io.call(self._tell, credit))
             self._printer.show(body)
             if body.final:
                 self._flushed += 1
@@ -413,9 +401,6 @@ class Runtime:
     def _tell(self, body: Body) -> None:
         if self.head is not None and not self.closed:
             self.head.notify(body)
-
-    def _shown(self, credit: Body) -> None:
-        self.io.call(self._tell, credit)
 
 
 def _runs_tests() -> bool:
