@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 else:
 
     class yielding:
-        """A property that an instance attribute of the same name hides: the worker's own method."""
+        """A property that an instance attribute of the same name hides, so that a worker's method of this name wins."""
 
         def __init__(self, read: Callable[[Any], Any]) -> None:
             self._read = read
@@ -194,7 +194,7 @@ class Calls(Generic[T]):
 
 
 def _missing(control: GroupControl, name: str) -> Any:
-    """Return a function that raises ValueError for a private method; raise AttributeError for another name."""
+    """Return a function that raises ValueError for a private method of the worker class; else raise AttributeError."""
     if name in control.facts.private:
 
         def refuse(*_args: Any, **_kwargs: Any) -> Any:

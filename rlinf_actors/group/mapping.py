@@ -44,7 +44,7 @@ _END = object()
 
 
 class Loads:
-    """The number of items that each rank has, at most *limit*. Not thread-safe."""
+    """The number of items that each rank is working on, at most *limit*. Not thread-safe."""
 
     def __init__(self, ranks: Sequence[int], limit: int) -> None:
         self._of = dict.fromkeys(ranks, 0)
@@ -52,11 +52,11 @@ class Loads:
         self.capacity = len(ranks) * limit
 
     def free(self) -> Iterator[int]:
-        """Return the ranks below the limit, fewest items first; of equal ranks, the longest waiting one first."""
+        """Return the ranks with fewer items than the maximum: fewest items first, then the longest waiting rank."""
         return (rank for ranks in self._by_load[:-1] for rank in ranks)
 
     def full(self) -> Iterable[int]:
-        """Return the ranks at the limit."""
+        """Return the ranks with the maximum number of items."""
         return self._by_load[-1]
 
     def change(self, rank: int, by: int) -> None:
@@ -78,7 +78,7 @@ class Loads:
 
 @dataclass(eq=False)
 class _Item:
-    """An item that was drawn.
+    """An item that the map has drawn from the user's iterable.
 
     Attributes:
         number: index of the item, from 0.
@@ -103,7 +103,7 @@ class Pool:
         runtime, group: runtime of this process and the group that is called.
         name, method: name and facts of the method that is called.
         ranks: ranks that may get items.
-        limit: maximum number of items per rank.
+        limit: maximum number of items that a rank has at a time.
         timeout: deadline of each call, in seconds; None for no deadline.
         ordered: True to return results in the order of the items.
         tries: maximum number of times that an item is sent; 1 for a method that is not idempotent.
@@ -152,7 +152,7 @@ class Pool:
             return free and not (self.closed or self._drawn_all or self._again)
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send a new item."""
+        """Send a new item, given as an encoded call, to a free rank."""
         self._send(_Item(next(self._numbers), parts))
 
     def end_of_items(self) -> None:
@@ -183,9 +183,9 @@ class Pool:
             return True
 
     def wait(self) -> None:
-        """Block until an item can be taken or sent.
+        """Block until a result can be taken or an item can be sent.
 
-        Raises UsageError on a worker's thread that must run one of the calls.
+        Raises UsageError on a thread that must run one of the calls.
         """
         self._runtime.check_usable()
         change = self._next_change(drawn=True)
@@ -204,7 +204,7 @@ class Pool:
             await change
 
     def _next_change(self, drawn: bool) -> Promise[None] | None:
-        """Return a promise that ends at the next change; None if an item can be taken or sent now.
+        """Return a promise that ends when a call ends or a worker changes; None if `take` or `send` can go on now.
 
         *drawn*: the caller has drawn items as far as there was room. The result is then None also if no call is
         running, because another thread has taken the last result.
@@ -270,7 +270,7 @@ class Pool:
             call.cancel()
 
     def _choose(self) -> Peer | None:
-        """Return the worker for the next item, None if there is none. The caller holds the lock."""
+        """Return the Peer of the worker that gets the next item, None if no rank is free. The caller holds the lock."""
         while (rank := self._free()) is not None:
             peer = self._group.peers[rank]
             if peer.error is None:
@@ -281,7 +281,7 @@ class Pool:
         return None
 
     def _free(self) -> int | None:
-        """Return the rank for the next item, None if there is none. The caller holds the lock.
+        """Return the rank that gets the next item, None if no rank is free. The caller holds the lock.
 
         A rank whose worker is starting gets items only if no worker is up, because the items would wait for the start.
         """
@@ -293,7 +293,7 @@ class Pool:
         return next(self._loads.free(), None)
 
     def _ended(self, item: _Item, peer: Peer, call: WorkerGroupFuncResult[Any]) -> None:
-        """Update the state for a call that has ended. Loop thread, or the thread that finds the Peer failed."""
+        """Record that the call of *item* has ended. Loop thread, or the thread that finds the Peer failed."""
         died = isinstance(call.cause, WORKER_GONE)
         again = died and item.tries < self._tries
         with self._lock:

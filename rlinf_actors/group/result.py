@@ -46,7 +46,7 @@ _Answer = Union[tuple[frames.AnyFrame, AuthenticatedParts], _Value, Exception, N
 
 
 class RankCall:
-    """The call of one rank. The rank's Peer keeps it until the rank answers (runtime.peer.Pending)."""
+    """A call on one rank, which the rank's Peer keeps until the rank answers (runtime.peer.Pending)."""
 
     __slots__ = ("_index", "_result")
 
@@ -264,7 +264,10 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         return isinstance(self._error, concurrent.futures.CancelledError)
 
     def exception(self) -> BaseException | None:
-        """Return the error that `wait` raises, None if the call has not ended or has succeeded. Marks it as seen."""
+        """Return the error that `wait` raises, None if the call has not ended or has succeeded.
+
+        The error then counts as seen, and is not reported as lost.
+        """
         if not self._finished or (self._failed is None and self._error is None):
             return None
         self._mark_seen()

@@ -30,7 +30,7 @@ WINDOW = 16
 
 
 class _RankStream:
-    """The stream of one rank. The rank's Peer keeps it until the stream ends (runtime.peer.Pending)."""
+    """The stream of one rank, which the rank's Peer keeps until the stream ends (runtime.peer.Pending)."""
 
     __slots__ = ("_feed", "call", "peer", "taken")
 
@@ -98,7 +98,7 @@ class _Feed:
             stream.peer.send(header, parts[index] if own else parts[0], now=True, alone=own)
 
     def begin(self) -> None:
-        """Record that a loop iterates from now on. An error that has already arrived counts as seen."""
+        """Record that a loop over the stream has begun. An error that has already arrived counts as seen."""
         with self._lock:
             self.iterated = True
             if self._failed is not None:

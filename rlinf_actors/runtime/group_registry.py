@@ -69,7 +69,7 @@ class GroupRegistry:
         self._stopping_failed: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def all(self) -> list[RemoteGroup]:
-        """Return the groups that the head reports on."""
+        """Return the groups whose workers the head reports to this process."""
         return list(self._groups.values())
 
     def get(self, namespace: str, name: str) -> RemoteGroup | None:

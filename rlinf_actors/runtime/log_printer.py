@@ -35,7 +35,7 @@ Source = tuple[str, str]
 
 
 class LogPrinter:
-    """Prints ``[group:rank@node] text``.
+    """Prints workers' output as ``[group:rank@node] text`` on stdout and stderr.
 
     A progress bar, which rewrites its line by carriage returns, keeps one line of the terminal up to date. If the
     output is not a terminal, only the last state of the bar is printed.

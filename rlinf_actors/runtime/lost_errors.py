@@ -40,7 +40,7 @@ class FailedOperation(Protocol):
 
     @property
     def cause(self) -> Exception | None:
-        """The error object if other operations may have failed with the same object, else None. Reported once."""
+        """The error object if other operations may have failed with the same object, else None."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -223,7 +223,7 @@ class _ExitCode:
 
     @classmethod
     def watched(cls) -> _ExitCode:
-        """Return the instance of this process; the caller must `release` it."""
+        """Return the _ExitCode of this process, made on first use. The caller must `release` it."""
         if cls._current is None:
             cls._current = cls()
         cls._current._users += 1

@@ -66,7 +66,7 @@ _ANSWERS = (frames.Ok, frames.Item, frames.Raised, frames.Runs)
 
 
 class Pending(Protocol):
-    """A registered call that waits for its answer."""
+    """A registered call that waits for its answer or answers."""
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
         """Handle an answer. Return True if no further answer will come. Loop thread."""
@@ -229,7 +229,7 @@ class Peer:
             self._link = link  # last: a thread that sees the link sends without the lock, and must not overtake
 
     def succeed(self, old: Peer) -> None:
-        """Take over from *old*, a Peer of the same process whose connection was lost."""
+        """Take over from *old*, the Peer of the same worker process whose connection was lost."""
         self.worker_id, self.wanted = old.worker_id, True
         # a link that brought nothing may never have joined: the worker may not know that its predecessors are lost
         self.succeeds = [*([] if old.received else old.succeeds), old.link_identity]

@@ -122,7 +122,7 @@ class RemoteGroup:
 
     @property
     def found(self) -> bool:
-        """True if the head has described the group."""
+        """True if the head has described the group to this process."""
         return bool(self.states)
 
     def serves(self, rank: int) -> bool:
@@ -401,7 +401,7 @@ class RemoteGroup:
                 self.ready.resolve(None)
 
     def detached(self) -> None:
-        """Record that the group is up and that the head has taken over the ownership."""
+        """Record that the group is up and that the head has taken over its ownership."""
         self.owned = False
         self.ready.resolve(None)
 

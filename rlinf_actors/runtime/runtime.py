@@ -101,7 +101,9 @@ _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
 class Runtime:
-    """The runtime of one process. Methods may be called on any thread but the I/O thread, unless said otherwise.
+    """The I/O thread and the connections of one driver or worker process.
+
+    Methods may be called on any thread but the I/O thread, unless said otherwise.
 
     Args:
         role: "driver" or "worker".
@@ -249,9 +251,9 @@ class Runtime:
             self._stopped = True  # no head is left for a Goodbye
 
     async def flush_output(self) -> None:
-        """Wait until the output of this job's ended workers is printed. Loop thread.
+        """Wait until the last output of this job's workers is printed, at most 2 * END_S + ANSWER_S. Loop thread.
 
-        Waits at most 2 * END_S + ANSWER_S: for the head's answer, and then for the last lines of the agentds and the
+        Asks the head to have the agentds send the output, waits for the last lines of each agentd, and then for the
         printer.
         """
         head, loop = self.head, asyncio.get_running_loop()
