@@ -49,7 +49,7 @@ class AcceleratorUtil:
         if named:
             return AcceleratorType.named(named)
         machine = Machine(env)
-        vendors = [*catalog.VENDORS, *(found.vendor for found in catalog.registered_vendors().values())]
+        vendors = (*catalog.VENDORS, *catalog.registered_vendors())
         present = (vendor.kind for vendor in vendors if vendor.may_be_present(env, machine))
         return next(present, AcceleratorType.NO_ACCEL)
 
@@ -163,7 +163,7 @@ class AcceleratorUtil:
 
         def decorate(find: _Found) -> _Found:
             kind = accelerator_table.register(name, facts, f"{find.__module__}.{find.__qualname__}")
-            catalog.add(Vendor(kind, tuple(devices), tuple(libraries), find.__module__), find)
+            catalog.add(Vendor(kind, tuple(devices), tuple(libraries), find.__module__, find=find))
             return find
 
         return decorate

@@ -44,18 +44,12 @@ _FRAME = re.compile(r'^\s*File ".*", line \d+ in (\w+)', re.MULTILINE)
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """How a child process ended, and what it wrote to standard output and standard error.
+    """How a child process ended, and what it wrote to standard output and standard error."""
 
-    Attributes:
-        code: exit code, or minus the number of the signal. None if the child exceeded its time limit, could not be
-            started or could not be killed.
-        note: why the child could not be started or killed, "" otherwise.
-    """
-
-    code: int | None
+    code: int | None  # minus the number of a signal; None if it exceeded its limit, or could not be started or killed
     output: bytes = b""
     errors: str = ""
-    note: str = ""
+    note: str = ""  # why the child could not be started or killed
 
     @property
     def hung(self) -> bool:

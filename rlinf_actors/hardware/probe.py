@@ -34,20 +34,12 @@ _CHILD = "rlinf_actors.hardware.probe_child"
 
 
 class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one child process of the probe reports.
-
-    Attributes:
-        infos: the accelerators found.
-        faults: a sentence for each thing that could not be read.
-        types: hardware types that the extension registered.
-        vendors: accelerator types that the extension registered and whose devices may be present, each with the name of
-            the module that registered it.
-    """
+    """What one child process of the probe reports."""
 
     infos: list[AcceleratorInfo] = []
-    faults: list[str] = []
-    types: list[str] = []
-    vendors: dict[str, str] = {}
+    faults: list[str] = []  # a sentence for each thing that could not be read
+    types: list[str] = []  # hardware types that the extension registered
+    vendors: dict[str, str] = {}  # accelerator types that it registered and that may be present, to their module
 
 
 async def run_probe(

@@ -72,17 +72,13 @@ def finish(answer: int, data: bytes) -> NoReturn:
 
 
 def _vendor(kind: str, extensions: list[str]) -> dict[str, Any]:
-    from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, registered_vendors, vendor_of
+    from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, vendor_of
 
+    _load(extensions)
     vendor = vendor_of(kind)
-    if vendor is not None:
-        find = importlib.import_module(vendor.module).find
-    else:
-        _load(extensions)
-        try:
-            find = registered_vendors()[kind].find
-        except KeyError:
-            raise LookupError(f"nobody can probe {kind}") from None
+    if vendor is None:
+        raise LookupError(f"no vendor of {kind} is registered in the probe's process")
+    find = vendor.find or importlib.import_module(vendor.module).find
     found = find(os.environ)
     if not isinstance(found, FoundAccelerators):
         given = type(found).__name__
@@ -97,8 +93,7 @@ def _extension(name: str) -> dict[str, Any]:
 
     _load([name])
     machine = Machine(os.environ)
-    vendors = [found.vendor for found in registered_vendors().values()]
-    present = {str(row.kind): row.module for row in vendors if row.may_be_present(os.environ, machine)}
+    present = {str(row.kind): row.module for row in registered_vendors() if row.may_be_present(os.environ, machine)}
     return {"types": registered_types(), "vendors": present}
 
 

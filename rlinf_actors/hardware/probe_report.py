@@ -21,29 +21,17 @@ _ACCELERATOR_FIELDS = {spec.name: spec for spec in dataclasses.fields(Accelerato
 
 @dataclass(frozen=True)
 class ProbeReport:
-    """The hardware of a node, as the probe found it. agentd copies it to the message NodeReport.
+    """The hardware of a node, as the probe found it. agentd copies it to the message NodeReport."""
 
-    Attributes:
-        hostname: host name of the node, from the kernel.
-        num_cpus: number of logical CPUs that this process may use.
-        memory_bytes: physical memory in bytes.
-        python: version of this interpreter, e.g. ``3.11.7``.
-        interpreter: path of the interpreter that the probe used.
-        resources: one entry for each accelerator type; its accelerators are in the order of their local ranks.
-        interfaces: name of each network interface to its first IPv4 address.
-        faults: a sentence for each thing that could not be read; begins with the accelerator type, if it concerns one.
-        extension_types: hardware types that extensions registered.
-    """
-
-    hostname: str
-    num_cpus: int
-    memory_bytes: int
-    python: str
-    interpreter: str
-    resources: list[ResourceReport] = field(default_factory=list)
-    interfaces: dict[str, str] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    extension_types: list[str] = field(default_factory=list)
+    hostname: str  # from the kernel
+    num_cpus: int  # logical CPUs that this process may use
+    memory_bytes: int  # physical memory
+    python: str  # version of this interpreter, such as 3.11.7
+    interpreter: str  # path of the interpreter that the probe used
+    resources: list[ResourceReport] = field(default_factory=list)  # one for each accelerator type
+    interfaces: dict[str, str] = field(default_factory=dict)  # each network interface to its first IPv4 address
+    faults: list[str] = field(default_factory=list)  # sentences; each begins with the accelerator type, if any
+    extension_types: list[str] = field(default_factory=list)  # hardware types that extensions registered
 
 
 @dataclass

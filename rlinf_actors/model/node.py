@@ -112,20 +112,13 @@ class NodeInfo:
     @cached_property
     def accelerator_type(self) -> AcceleratorType:
         """Type of the node's first accelerator; NO_ACCEL if the node has none."""
-        found = self._accelerator_resource
-        if found is None:
-            return AcceleratorType.NO_ACCEL
-        kind = found.infos[0].type
-        return AcceleratorType.named(kind if is_accelerator_type(kind) else found.type)
+        return self.accelerator_kinds[0] if self.accelerators else AcceleratorType.NO_ACCEL
 
     @property
     def accelerator_registered_by(self) -> str:
         """Module that registered the type of the node's first accelerator; "" if that type is built in."""
-        return self._accelerator_resource.registered_by if self._accelerator_resource else ""
-
-    @cached_property
-    def _accelerator_resource(self) -> HardwareResource | None:
-        return next((found for found in self.hardware_resources if found.infos and _is_accelerator(found)), None)
+        with_infos = (found for found in self.hardware_resources if found.infos and _is_accelerator(found))
+        return next((found.registered_by for found in with_infos), "")
 
     @property
     def accelerator_model(self) -> str:

@@ -27,15 +27,10 @@ from rlinf_actors.settings import COMM_NET_DEVICES, NAMESPACE
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """How a group's workers are distributed over nodes; computed once per group.
+    """How a group's workers are distributed over nodes; computed once per group."""
 
-    Attributes:
-        node_local_ranks: for each worker, by rank, the number of workers with lower ranks on its node.
-        on_node: number of the group's workers on each node, by cluster node rank.
-    """
-
-    node_local_ranks: tuple[int, ...]
-    on_node: Mapping[int, int]
+    node_local_ranks: tuple[int, ...]  # for each worker, by rank, the number of workers with lower ranks on its node
+    on_node: Mapping[int, int]  # number of the group's workers on each node, by cluster node rank
 
     @classmethod
     def of(cls, placements: Sequence[Placement]) -> GroupLayout:

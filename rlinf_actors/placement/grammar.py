@@ -43,15 +43,10 @@ class Span:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a placement string.
+    """One part of a placement string."""
 
-    Attributes:
-        resources: the resource ranks; None for ``all``.
-        processes: the process ranks; None if the part names none.
-    """
-
-    resources: Span | None
-    processes: Span | None = None
+    resources: Span | None  # the resource ranks; None for "all"
+    processes: Span | None = None  # the process ranks; None if the part names none
 
     def __str__(self) -> str:
         resources = "all" if self.resources is None else str(self.resources)
@@ -182,17 +177,11 @@ _LONGEST_LIST = 16
 
 @dataclass(frozen=True)
 class Target:
-    """The resources that a placement string is applied to.
+    """The resources that a placement string is applied to."""
 
-    Attributes:
-        group: label of the node group, or labels joined by commas.
-        count: number of resources.
-        noun: name of one resource: node, accelerator, Franka, resource.
-    """
-
-    group: str
-    count: int
-    noun: str
+    group: str  # label of the node group, or labels joined by commas
+    count: int  # number of resources
+    noun: str  # name of one resource: node, accelerator, Franka, resource
 
     def __str__(self) -> str:
         if self.count == 0:

@@ -21,37 +21,22 @@ _HEADINGS = ("NODE", "ADDRESS", "RANKS", "RESOURCES", "INTERPRETER")
 
 @dataclass(frozen=True)
 class PlannedComponent:
-    """Where one component of a configuration would run.
-
-    Attributes:
-        name: name of the component.
-        node_groups: labels of the node groups that its rule names.
-        placement: placement string of its rule.
-        hardware_ranks: ranks of the resources that it uses.
-        placements: placements of its workers, by rank.
-        groups: the node groups of its rule, by label.
-    """
+    """Where one component of a configuration would run."""
 
     name: str
-    node_groups: tuple[str, ...]
-    placement: str
-    hardware_ranks: list[int]
-    placements: list[Placement]
-    groups: dict[str, NodeGroupInfo]
+    node_groups: tuple[str, ...]  # labels of the node groups that its rule names
+    placement: str  # placement string of its rule
+    hardware_ranks: list[int]  # ranks of the resources that it uses
+    placements: list[Placement]  # of its workers, by rank
+    groups: dict[str, NodeGroupInfo]  # the node groups of its rule, by label
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the components of a configuration would run on a cluster.
+    """Where the components of a configuration would run on a cluster."""
 
-    Attributes:
-        nodes: nodes of the cluster, by rank.
-        components: the components, in the order of the configuration.
-        placement_mode: how far the components share resources.
-    """
-
-    nodes: list[NodeInfo]
-    components: list[PlannedComponent]
+    nodes: list[NodeInfo]  # by rank
+    components: list[PlannedComponent]  # in the order of the configuration
     placement_mode: PlacementMode
 
     def render(self) -> str:

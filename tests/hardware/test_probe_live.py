@@ -201,7 +201,7 @@ async def test_a_broken_vendor_does_not_affect_another(probe: Probe, monkeypatch
     monkeypatch.setattr(probe_module, "VENDORS", (other, *VENDORS))
     report = await probe()
     assert len(devices(report)) == 8
-    assert report.faults == ["OTHER: LookupError: nobody can probe OTHER"]
+    assert report.faults == ["OTHER: LookupError: no vendor of OTHER is registered in the probe's process"]
 
 
 async def test_without_device_files_no_process_is_started(tmp_path: Path) -> None:

@@ -60,23 +60,14 @@ class FoundRobot:
 
 @dataclass(frozen=True)
 class RobotScan:
-    """The result of a scan. `hw scan --robots` shows it.
-
-    Attributes:
-        cameras: the connected cameras.
-        can: each CAN interface to its fault, "" if it has none.
-        serial: each stable name of a serial device (in ``/dev/serial/by-id``) to the device file.
-        robots: the robots that environment variables describe.
-        variables: the environment variables for robots that are set.
-        faults: a sentence for each kind of camera or type of robot that could not be read.
-    """
+    """The result of a scan, which `hw scan --robots` shows."""
 
     cameras: list[FoundCamera] = field(default_factory=list)
-    can: dict[str, str] = field(default_factory=dict)
-    serial: dict[str, str] = field(default_factory=dict)
+    can: dict[str, str] = field(default_factory=dict)  # each CAN interface to its fault, "" if it has none
+    serial: dict[str, str] = field(default_factory=dict)  # each name in /dev/serial/by-id to the device file
     robots: list[FoundRobot] = field(default_factory=list)
-    variables: dict[str, str] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)  # the environment variables for robots that are set
+    faults: list[str] = field(default_factory=list)  # a sentence for each kind or type that could not be read
 
 
 def scan(environ: Mapping[str, str], machine: CheckedMachine) -> RobotScan:

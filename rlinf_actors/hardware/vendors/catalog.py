@@ -70,25 +70,16 @@ Find = Callable[[Mapping[str, str]], FoundAccelerators]
 
 @dataclass(frozen=True)
 class Vendor:
-    """How to recognize a vendor's accelerators, and the module that finds them.
-
-    Attributes:
-        kind: the accelerator type.
-        devices: glob patterns of the device files that the vendor's driver makes.
-        libraries: file names of the vendor's library.
-        module: name of the module with ``find(environ)``; for a type of another package, the module that registered it.
-        pci: pairs of PCI vendor id and beginning of the PCI class, of the vendor's devices.
-        integrated: PCI addresses of graphics that are part of the processor and are no accelerators.
-        hint: advice for the user if ``find`` exceeded its time limit.
-    """
+    """How to recognize a vendor's accelerators, and how to find them."""
 
     kind: AcceleratorType
-    devices: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
-    module: str = ""
-    pci: tuple[tuple[str, str], ...] = ()
-    integrated: tuple[str, ...] = ()
-    hint: str = ""
+    devices: tuple[str, ...] = ()  # glob patterns of the device files that the vendor's driver makes
+    libraries: tuple[str, ...] = ()  # file names of the vendor's library
+    module: str = ""  # module with find(environ); of a registered vendor, the module that registered it
+    pci: tuple[tuple[str, str], ...] = ()  # pairs of PCI vendor id and beginning of the PCI class
+    integrated: tuple[str, ...] = ()  # PCI addresses of graphics in the processor, which are no accelerators
+    hint: str = ""  # advice for the user if find(environ) exceeded its time limit
+    find: Find | None = None  # of a registered vendor
 
     def may_be_present(self, environ: Mapping[str, str], machine: Machine | None = None) -> bool:
         """True if a device file, a library or a PCI device of the vendor exists. Takes a millisecond."""
@@ -136,27 +127,19 @@ VENDORS: tuple[Vendor, ...] = (
 """The built-in vendors. No two share a device file, library or PCI id, so each is recognized alone."""
 
 
-@dataclass(frozen=True)
-class RegisteredVendor:
-    """A vendor that another package has registered, and the function that finds its accelerators."""
-
-    vendor: Vendor
-    find: Find
+_registered: dict[str, Vendor] = {}
 
 
-_registered: dict[str, RegisteredVendor] = {}
-
-
-def add(vendor: Vendor, find: Find) -> None:
+def add(vendor: Vendor) -> None:
     """Register a vendor in this process. Users call ``AcceleratorUtil.register_accelerator`` instead."""
-    _registered[vendor.kind.value] = RegisteredVendor(vendor, find)
+    _registered[vendor.kind.value] = vendor
 
 
-def registered_vendors() -> dict[str, RegisteredVendor]:
-    """Return the vendors that other packages have registered in this process, by the name of their accelerator type."""
-    return dict(_registered)
+def registered_vendors() -> list[Vendor]:
+    """Return the vendors that other packages have registered in this process."""
+    return list(_registered.values())
 
 
 def vendor_of(kind: str) -> Vendor | None:
-    """Return the built-in vendor of accelerator type *kind*; None for other types."""
-    return next((vendor for vendor in VENDORS if vendor.kind.value == kind), None)
+    """Return the vendor of accelerator type *kind*, built in or registered in this process; None for other types."""
+    return next((vendor for vendor in (*VENDORS, *_registered.values()) if vendor.kind.value == kind), None)
