@@ -67,12 +67,12 @@ async def run_child(
     root: str = _ROOT,
     given: bytes = b"",
 ) -> ChildEnd:
-    """Run a function in a child process, wait until the child has ended, and kill what is left of its process group.
+    """Run ``main(argv)`` of *module* in a child process, wait for its end, and kill what is left of its process group.
 
     Call it from the main thread: the child ends when the thread that started it ends. Cancelling kills the child.
 
     Args:
-        module: module with ``main(argv)``, or ``module:function`` for another function.
+        module: a module, or ``module:function`` for another function than ``main``.
         arguments: the rest of the function's *argv*, whose first element is the pid of this process.
         env: the whole environment of the child.
         timeout_s: seconds until the child is killed; this function returns at most about a second later.
@@ -106,10 +106,7 @@ async def run_child(
 def fault_of(end: ChildEnd, whose: str, timeout_s: float) -> str:
     """Return a sentence that says how a child failed; "" if it ended with exit code 0.
 
-    Args:
-        end: how the child ended.
-        whose: name of the code that the child ran; the subject of the sentence.
-        timeout_s: time limit of the child.
+    *whose* names the code that the child ran, the subject of the sentence; *timeout_s* is the child's time limit.
     """
     if end.note:
         return end.note
@@ -206,10 +203,7 @@ def _log_unkillable(pid: int) -> None:
 
 
 def _reap_orphans(leader: int) -> None:
-    """Kill and reap processes of the ended child *leader* that became children of this process.
-
-    That happens only if this process is a subreaper, as agentd is.
-    """
+    """Kill and reap processes of the ended child *leader* that this process inherited, which only a subreaper does."""
     for pid in procfs.children(os.getpid()):
         stat = procfs.stat(pid)
         if stat is None or stat.session != leader:

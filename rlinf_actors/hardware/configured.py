@@ -38,9 +38,8 @@ _ENTRY = re.compile(r"\bconfigs\[(\d+)\]")
 def values_of(section: HardwareSection, node_rank: int) -> list[dict[str, Any]] | None:
     """Return the entries of a hardware section for one node, as mappings of plain values to send to the node.
 
-    Returns:
-        None if the section has no entries for any node: then ``enumerate`` on the node decides alone. [] if only other
-        nodes have entries: then this node has no piece, and the caller need not query it.
+    Return None if the section has no entries for any node: then ``enumerate`` on the node decides alone. Return [] if
+    only other nodes have entries: then this node has no piece, and the caller need not query it.
     """
     if not section.configs:
         return None
@@ -56,10 +55,7 @@ def _values(config: Any) -> dict[str, Any]:
 
 
 def without_types(config: ClusterConfig) -> ClusterConfig:
-    """Return *config* with mappings instead of config dataclasses in its hardware sections.
-
-    Processes that do not know the hardware types can read the result.
-    """
+    """Return *config* with mappings for config dataclasses, for processes that do not know the hardware types."""
     groups = []
     for group in config.node_groups:
         section = group.hardware
@@ -74,10 +70,7 @@ def describe_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[
 
     ``enumerate`` of the types runs in this process, with ``disable_validate`` set if the config class has that field,
     so that it does not examine this machine. A type that a node lists already is not added to it. Types that this
-    process does not know are left out.
-
-    Raises:
-        ConfigError: an entry is wrong, or ``enumerate`` refuses it.
+    process does not know are left out. Raise ConfigError if an entry is wrong, or ``enumerate`` refuses it.
     """
     load_types(group.hardware.type for group in config.node_groups if group.hardware is not None)
     found = {node.node_rank: list(node.hardware_resources) for node in nodes}
@@ -116,14 +109,10 @@ def merge(resources: list[HardwareResource], found: HardwareResource | None) -> 
 def section_error(
     error: ConfigError, section: HardwareSection, node_rank: int, path: str, where: str = ""
 ) -> ConfigError:
-    """Return *error* with indices into the whole hardware section instead of indices into the entries of one node.
+    """Return *error* with indices into the whole hardware section, at config path *path*.
 
-    Args:
-        error: an error whose ``path`` and text have indices into the node's entries, such as ``configs[0].robot_ip``.
-        section: the section with the entries of all nodes.
-        node_rank: cluster rank of the node.
-        path: config path of the section.
-        where: text to append to the message, such as the name of the node.
+    The path and text of *error* have indices into the entries of one node, such as ``configs[0].robot_ip``. *where* is
+    appended to the text.
     """
     places = [index for index, rank in enumerate(section.node_ranks) if rank == node_rank]
 
@@ -166,15 +155,9 @@ def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any], path: str 
     """Return the pieces of one hardware type on a node, None if there are none. Calls ``enumerate`` of the type's
     class.
 
-    Args:
-        kind: the hardware type.
-        node_rank: cluster rank of the node.
-        configs: the entries for that node, as instances of the config class.
-        path: config path of the hardware section, for messages.
-
-    Raises:
-        ConfigError: the type has no Hardware class, or its ``enumerate`` raised an error, or returned something else
-            than a HardwareResource of that type.
+    *configs* are the node's entries as instances of the config class; *path* is the config path of the hardware
+    section. Raise ConfigError if the type has no Hardware class, or its ``enumerate`` raises an error or returns
+    something else than a HardwareResource of that type.
     """
     classes = hardware_classes(kind)
     for cls in classes:
@@ -232,10 +215,8 @@ def info_of(piece: Piece, path: str = "") -> HardwareInfo:
     """Return the HardwareInfo that *piece* was made of, as an instance of its class if this process has loaded the
     class.
 
-    Otherwise the result is a ReportedInfo with the same values. *path* is the config path for messages.
-
-    Raises:
-        ConfigError: the class here has other fields than the class on the node.
+    Otherwise the result is a ReportedInfo with the same values. Raise ConfigError, with config path *path*, if the
+    class here has other fields than the class on the node.
     """
     hardware_types().get(piece.type)  # imports the module of a built-in type, so that _known() finds its classes
     detail = json.loads(piece.detail)
@@ -287,10 +268,7 @@ def _name(cls: type) -> str:
 
 
 def _known(name: str, base: type[Any]) -> type[Any] | None:
-    """Return the class called *name* (``module:qualname``) among *base* and its subclasses; None if there is none.
-
-    If a module was loaded twice, the result is the later of its two classes.
-    """
+    """Return the class called *name* (``module:qualname``) among *base* and its subclasses; None if there is none."""
     classes = [base, *_below(base)]
     return next((cls for cls in reversed(classes) if _name(cls) == name), None)
 

@@ -40,9 +40,7 @@ def load_module(name: str) -> None:
     """Import module *name*, which RLINF_EXT_MODULE names, and call its ``register()``. Does nothing after a first
     success.
 
-    Raises:
-        ConfigError: the module cannot be imported, or its ``register`` is missing or raised; ``path`` is
-            ``RLINF_EXT_MODULE``.
+    Raise ConfigError if the module cannot be imported, or its ``register`` is missing or raised.
     """
     extension = Extension(name, EXT_MODULE)
     if _loaded.get(extension) == "":
@@ -80,8 +78,7 @@ def installed(groups: Sequence[str] = GROUPS) -> list[Extension]:
 def load_installed(groups: Sequence[str] = GROUPS) -> list[str]:
     """Load the entry points of *groups* in all installed packages, once in each process.
 
-    Returns:
-        A sentence for each extension of *groups* that could not be loaded, now or in an earlier call.
+    Return a sentence for each extension of *groups* that could not be loaded, now or in an earlier call.
     """
     wanted = [group for group in groups if group not in _scanned]
     _scanned.update(wanted)
@@ -91,11 +88,7 @@ def load_installed(groups: Sequence[str] = GROUPS) -> list[str]:
 
 
 def load(extension: Extension) -> None:
-    """Load one extension.
-
-    Raises:
-        ConfigError: the extension is missing or broken.
-    """
+    """Load one extension. Raise ConfigError if it is missing or broken."""
     if fault := _try(extension):
         raise ConfigError(fault)
 
@@ -104,15 +97,9 @@ def load_for(kind: str, extensions: Iterable[Extension], module: str | None) -> 
     """Load the extensions that may register hardware type *kind*. Called in the process that enumerates a node's
     hardware.
 
-    Installed packages are searched only if the type is still unknown after *module* and *extensions* are loaded.
-
-    Args:
-        kind: the hardware type.
-        extensions: the extensions that the driver has loaded.
-        module: value of RLINF_EXT_MODULE in this process; None if it is not set.
-
-    Returns:
-        [] if the type is known now; else a sentence for each extension that could not be loaded.
+    Tries the value *module* of RLINF_EXT_MODULE, then the driver's *extensions*, then the installed packages if the
+    type is still unknown. Returns [] if the type is known now, else a sentence for each extension that could not be
+    loaded.
     """
     wanted = [*([Extension(module, EXT_MODULE)] if module else []), *extensions]
     faults = [*filter(None, map(_try, wanted)), *load_types([kind])]
@@ -122,8 +109,7 @@ def load_for(kind: str, extensions: Iterable[Extension], module: str | None) -> 
 def load_types(kinds: Iterable[str]) -> list[str]:
     """Load the entry points of installed packages, unless all hardware types *kinds* are known in this process.
 
-    Returns:
-        [] if all types are known now; else a sentence for each entry point that could not be loaded.
+    Return [] if all types are known now; else a sentence for each entry point that could not be loaded.
     """
     wanted = list(kinds)
     if all(map(is_known, wanted)):
@@ -152,12 +138,8 @@ def is_known(kind: str) -> bool:
 def load_driver_extensions(extensions: Iterable[Extension], where: str) -> None:
     """Load the extensions that the driver has loaded for the hardware of this worker.
 
-    Args:
-        extensions: the extensions.
-        where: name of this interpreter and node, for the message.
-
-    Raises:
-        ConfigError: an extension is missing or broken; the message says what to install on which node.
+    Raise ConfigError if an extension is missing or broken; the message says what to install *where* (interpreter and
+    node).
     """
     for extension in extensions:
         fault = _try(extension)

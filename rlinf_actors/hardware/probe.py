@@ -137,11 +137,8 @@ def _title(extension: Extension | None) -> str:
 def read_answer(end: ChildEnd, name: str, timeout_s: float, extension: str = "") -> ChildReport:
     """Return the report of a child, or a report with one fault if the child failed or its report is not valid.
 
-    Args:
-        end: how the child ended, with its output.
-        name: accelerator type that the child queried, or "extension".
-        timeout_s: time limit of the child, for messages.
-        extension: title of the extension that the child loaded, "" if it loaded none.
+    *name* is the accelerator type that the child queried, or "extension"; *extension* the title of the extension that
+    it loaded, "" if it loaded none.
     """
     whose = extension if name == EXTENSION else "the vendor's library"
     fault = fault_of(end, whose, timeout_s)

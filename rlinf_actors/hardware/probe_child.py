@@ -44,11 +44,7 @@ def contain(parent: int) -> int:
     """Prepare this process to run code that may misbehave: it dies with its parent, writes no core file, limits its
     output.
 
-    Args:
-        parent: pid of the parent.
-
-    Returns:
-        The descriptor for the answer. From now on, all other standard output goes to standard error.
+    Return the descriptor for the answer. From now on, all other standard output goes to standard error.
     """
     from rlinf_actors import procfs
 

@@ -181,11 +181,7 @@ def registered_types() -> list[str]:
 
 
 def lookup(kind: str) -> type[HardwareConfig]:
-    """Return the config dataclass of a hardware type.
-
-    Raises:
-        ConfigError: there is no such type; the message names the most similar one.
-    """
+    """Return the config dataclass of a hardware type. Raise ConfigError, with the most similar type, for others."""
     known = hardware_types()
     if kind in known:
         return known[kind]

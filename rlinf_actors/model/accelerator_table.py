@@ -172,14 +172,8 @@ ACCELERATOR_TABLE: Mapping[AcceleratorType, AcceleratorFacts] = MappingProxyType
 def register(name: str, facts: AcceleratorFacts, owner: str) -> AcceleratorType:
     """Add a row to ACCELERATOR_TABLE and return its type. Users call ``AcceleratorUtil.register_accelerator`` instead.
 
-    Args:
-        name: name of the type, such as ``MY_TPU``.
-        facts: the row.
-        owner: name of the registering function, for messages. The same owner may register a type again, as a module
-            that is loaded twice does.
-
-    Raises:
-        ValueError: the name is not an identifier, is built in, or belongs to another owner.
+    *owner* names the registering function. The same owner may register a type again, as a module that is loaded twice
+    does. Raise ValueError if *name* is not an identifier, is built in, or belongs to another owner.
     """
     if not name.isidentifier():
         raise ValueError(f"{name!r} cannot be a type of accelerator; choose an identifier, such as MY_TPU")
@@ -193,14 +187,10 @@ def register(name: str, facts: AcceleratorFacts, owner: str) -> AcceleratorType:
 
 
 def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> AcceleratorFacts:
-    """Return the row of ACCELERATOR_TABLE for an accelerator type.
+    """Return the row of ACCELERATOR_TABLE for an accelerator type, or for its name.
 
-    Args:
-        kind: the type or its name.
-        registered_by: module that registered the type on another node, for the message; "" if unknown.
-
-    Raises:
-        ConfigError: this process does not know the type; the message says what to load.
+    Raise ConfigError if this process does not know the type; the message says what to load: *registered_by*, the module
+    that registered the type on another node, if it is known.
     """
     found = _rows.get(AcceleratorType.named(str(kind)))
     if found is None:
@@ -216,10 +206,8 @@ def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> Accelerato
 def torch_platform(accelerator: AcceleratorType | str) -> Any:
     """Import torch and return its module for devices of an accelerator type, such as ``torch.cuda``.
 
-    Raises:
-        ConfigError: this process does not know the type.
-        ImportError: torch is not installed.
-        UsageError: this torch has no such module, and the vendor's plug-in is not installed or does not provide it.
+    Raise ImportError if torch is not installed, UsageError if this torch has no such module, even with the vendor's
+    plug-in.
     """
     facts = facts_of(accelerator)
     name, plugin = facts.torch_device_type, facts.torch_plugin
@@ -238,9 +226,7 @@ def torch_platform(accelerator: AcceleratorType | str) -> Any:
 
 
 def device_variables() -> frozenset[str]:
-    """Return the environment variables, of all vendors, that choose which devices a process sees or how they are
-    numbered.
-    """
+    """Return all vendors' environment variables that choose the devices a process sees, or how devices are numbered."""
     found = {""}
     for facts in _rows.values():
         found |= {facts.visibility_variable, facts.numbering[0], *facts.renumbering}

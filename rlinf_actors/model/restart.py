@@ -63,12 +63,7 @@ class RestartPolicy:
 
 
 def next_id(worker_id: str, incarnation: int) -> str:
-    """Return the worker id of a rank's next incarnation.
-
-    Args:
-        worker_id: worker id of any incarnation of the rank.
-        incarnation: number of the next incarnation.
-    """
+    """Return the worker id of a rank's next incarnation, number *incarnation*, from the id of an earlier one."""
     return f"{rank_id(worker_id)}.{incarnation}"
 
 

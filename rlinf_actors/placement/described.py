@@ -103,11 +103,7 @@ class DescribedCluster:
 
     @classmethod
     def from_any(cls, source: Any, config: ClusterConfig | None = None) -> DescribedCluster:
-        """Return the cluster that *source* describes.
-
-        Args:
-            source: the path of a YAML file, or a mapping or list of node entries, as in the header of this module.
-            config: see the constructor.
+        """Return the cluster that *source* describes: a path of a YAML file, or a mapping or list of node entries.
 
         Raises:
             ConfigError: a key or value is wrong; ``path`` names it.
@@ -136,10 +132,9 @@ class DescribedCluster:
 
 
 def parse_description(source: Any) -> list[NodeInfo]:
-    """Return the nodes that *source* describes: the path of a YAML file, or a mapping or list of node entries.
+    """Return the nodes that *source* describes: a path of a YAML file, or a mapping or list of node entries.
 
-    Raises:
-        ConfigError: a key or value is wrong; ``path`` names it.
+    Raise ConfigError if a key or value is wrong; ``path`` names it.
     """
     loaded = plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, "")
     description = convert({"nodes": loaded} if isinstance(loaded, list) else loaded, _Description, "")

@@ -56,6 +56,7 @@ def worker_environment(
     """Return the environment variables that a worker gets from its placement and its node group.
 
     Variables from the placement override those of the configuration: a worker could not work with the rank of another.
+    Raises ConfigError if this process does not know the placement's type of accelerator.
 
     Args:
         group_name: name of the worker's group.
@@ -67,11 +68,7 @@ def worker_environment(
         comm_net_devices: the driver's RLINF_COMM_NET_DEVICES: network interfaces for collectives. The same variable of
             the launch, the configuration or the node takes precedence, in that order. If none is set, the interface of
             the node's address is used. Vendors' interface variables that are already set are not changed.
-        launch_env: variables of this launch. They decide what is left out, but are not part of the result: the caller
-            puts them on top of it.
-
-    Raises:
-        ConfigError: this process does not know the placement's type of accelerator; the message says what to load.
+        launch_env: variables of this launch, which the caller puts on top of the result.
     """
     layout = placements if isinstance(placements, GroupLayout) else GroupLayout.of(placements)
     configured = node_group.get_node_env_vars(placement.cluster_node_rank)
@@ -166,20 +163,12 @@ class _Device(NamedTuple):
 
 
 def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[int, ...] | None:
-    """Return the accelerators of a node that the variables of a node group show, as positions on the node in their
+    """Return the positions on *node* of the accelerators that *env_vars*, from ``env_configs`` at *path*, shows, in its
     order.
 
-    Args:
-        env_vars: variables that ``env_configs`` sets on the node.
-        node: the node, with the accelerators that agentd's own environment shows.
-        path: config path of *env_vars*, for messages.
-
-    Returns:
-        The positions; None if no visibility variable in *env_vars* concerns an accelerator of the node.
-
-    Raises:
-        ConfigError: a variable names a device that the node does not offer, names one twice, cannot be read, belongs to
-            another vendor, or would change the meaning of device numbers.
+    Return None if no visibility variable in *env_vars* concerns an accelerator of the node. Raise ConfigError if a
+    variable names a device that the node does not offer, names one twice, cannot be read, belongs to another vendor, or
+    would change the meaning of device numbers.
     """
     left: list[int] = []
     governed: set[int] = set()

@@ -54,11 +54,7 @@ class Part:
 
 
 def parse(text: str) -> tuple[Part, ...]:
-    """Return the parts of a placement string.
-
-    Raises:
-        PlacementError: *text* does not follow the grammar; the message quotes the wrong piece.
-    """
+    """Return the parts of a placement string. Raise PlacementError, which quotes the wrong piece, for other text."""
     if not text.strip():
         raise PlacementError(f"the placement is empty; {_FORM}")
     return tuple(_part(piece, text) for piece in text.split(","))
@@ -149,12 +145,8 @@ def spread(spans: Sequence[Span], processes: int, start: int) -> list[str]:
     """Return the placement strings that a user may have meant who wrote several ranges as one part, such as
     ``0-1,4-5:0-3``.
 
-    There are two strings if the lengths do not divide, and none if a process would need resources of two ranges.
-
-    Args:
-        spans: the ranges of resource ranks.
-        processes: number of processes on all of the ranges together.
-        start: rank of the first process.
+    *processes* is their number on all ranges together, *start* the first one's rank. There are two strings if the
+    lengths do not divide, and none if a process would need resources of two ranges.
     """
     total = sum(map(len, spans))
     counts = [processes] if fits(total, processes) else [fewer(total, processes), more(total, processes)]
@@ -280,9 +272,7 @@ def _processes(parts: Sequence[Part], spans: Sequence[Span]) -> list[Span]:
 
 
 def _check_union(parts: Sequence[Part], spans: Sequence[Span], processes: Sequence[Span], text: str) -> None:
-    """Raise PlacementError for ``0-1,4-5:0-3``: a comma separates parts, so it is not four resources for four
-    processes.
-    """
+    """Raise PlacementError for ``0-1,4-5:0-3``, which is two parts, not four resources for four processes."""
     run = 0  # index of the first of the parts without processes that precede this one
     for index, part in enumerate(parts):
         if part.processes is None:

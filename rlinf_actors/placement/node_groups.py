@@ -16,9 +16,8 @@ from rlinf_actors.placement.environment import restricted
 def build_node_groups(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[str, NodeGroupInfo]:
     """Return the node groups by label: the configured ones in their order, then the built-in ``cluster`` and ``node``.
 
-    Raises:
-        ConfigError: a configured group has a node that is not among *nodes*, or a visibility variable in its
-            env_configs does not fit the accelerators of a node.
+    Raise ConfigError if a configured group has a node that is not among *nodes*, or a visibility variable in its
+    env_configs does not fit the accelerators of a node.
     """
     configured = config.node_groups if config is not None else ()
     labels: dict[int, list[str]] = {}
@@ -70,9 +69,7 @@ def _visible(group: NodeGroupConfig, index: int, nodes: Mapping[int, NodeInfo]) 
 
 
 def with_configured_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """Return described *nodes*, each with the robots that *config* gives it unless the node lists robots of that
-    type.
-    """
+    """Return described *nodes* with the robots that *config* gives them, except of types that a node lists already."""
     found: list[NodeInfo] = []
     for node in nodes:
         resources = list(node.hardware_resources)
@@ -104,8 +101,7 @@ class ClusterView(Protocol):
 def find_group(cluster: ClusterView, label: str) -> NodeGroupInfo:
     """Return the node group called *label*. A built-in group that *cluster* lacks is made from the nodes.
 
-    Raises:
-        PlacementError: there is no such group; the message lists the groups.
+    Raise PlacementError, which lists the groups, if there is no such group.
     """
     group = cluster.get_node_group(label)
     if group is not None:

@@ -38,10 +38,9 @@ def order_nodes(
 
     Args:
         nodes: the registered nodes.
-        fixed: ranks that were assigned earlier, by key; they do not change. Some of these nodes may be missing in
-            *nodes*. Without RLINF_NODE_RANK, new nodes get the lowest free ranks.
-        complete: True if all nodes have registered, so that explicit ranks must be 0 to N-1. If False, nodes that
-            register later may fill gaps.
+        fixed: ranks that were assigned earlier, by key; they do not change. Without RLINF_NODE_RANK, new nodes get the
+            lowest free ranks.
+        complete: True if all nodes have registered, so that explicit ranks must be 0 to N-1.
 
     Raises:
         ConfigError: only some nodes have RLINF_NODE_RANK, two nodes have the same, it contradicts a fixed rank, or

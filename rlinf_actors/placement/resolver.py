@@ -48,10 +48,8 @@ class ResourceTable:
 
     @classmethod
     def of(cls, cluster: ClusterView, labels: Sequence[str]) -> ResourceTable:
-        """Return the resources of the node groups called *labels*.
-
-        Raises:
-            PlacementError: a group does not exist, or two groups contain the same resource.
+        """Return the resources of the groups called *labels*. Raise PlacementError for unknown or overlapping
+        groups.
         """
         return cls([find_group(cluster, label) for label in labels])
 
@@ -61,11 +59,7 @@ class ResourceTable:
         return Target(self.label, len(self.resources), nouns[0] if len(nouns) == 1 else "resource")
 
     def first_on_node(self, node_rank: int) -> int:
-        """Return the rank of the first resource on a node.
-
-        Raises:
-            PlacementError: the node has no resource in this table.
-        """
+        """Return the rank of the first resource on a node. Raise PlacementError if the node has none in this table."""
         if node_rank not in self._first:
             raise PlacementError(f"node {node_rank} has no resource in {self.target}")
         return self._first[node_rank]
@@ -87,16 +81,11 @@ class ResourceTable:
 def place(
     assignment: Sequence[Sequence[int]], table: ResourceTable, isolate_accelerator: bool = True
 ) -> list[Placement]:
-    """Return the placements of a group's workers, by rank.
+    """Return the placements of a group's workers, by rank. *assignment* has the ranks of each worker's resources in
+    *table*.
 
-    Args:
-        assignment: for each worker, by rank, the ranks of its resources.
-        table: the resources.
-        isolate_accelerator: True if a worker sees only its own accelerators.
-
-    Raises:
-        PlacementError: a resource does not exist or repeats in a worker, or a worker would have resources of two nodes,
-            two node groups or two types of hardware.
+    A worker sees only its own accelerators if *isolate_accelerator*. Raise PlacementError if a resource does not exist
+    or repeats in a worker, or a worker would have resources of two nodes, two node groups or two types of hardware.
     """
     index: dict[int, int] = {}
     held = [_held(rank, ranks, table) for rank, ranks in enumerate(assignment)]
@@ -104,10 +93,7 @@ def place(
 
 
 def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Placement]:
-    """Return the placements of a group with one worker for each entry of *nodes*.
-
-    A worker sees all accelerators of *group* on its node.
-    """
+    """Return the placements of one worker for each entry of *nodes*, which sees all accelerators of *group* there."""
     index: dict[int, int] = {}
     return _with_local_ranks([_on_node(rank, index, group, node) for rank, node in enumerate(nodes)])
 
@@ -138,10 +124,7 @@ def _held(rank: int, ranks: Sequence[int], table: ResourceTable) -> list[Resourc
 
 
 def _on_node(rank: int, index: dict[int, int], group: NodeGroupInfo, node: NodeInfo) -> Placement:
-    """Return the placement of a worker without own accelerators: it sees those of the group's first type on *node*.
-
-    *index* numbers the nodes by rank; a node that is missing there gets the next number.
-    """
+    """Return the placement of a worker without own accelerators: it sees those of the group's first type on *node*."""
     seen = group.accelerators_of(node)
     kind = node.accelerator_kinds[seen[0]] if seen else AcceleratorType.NO_ACCEL
     return Placement(

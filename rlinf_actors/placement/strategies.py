@@ -64,8 +64,7 @@ class PlacementStrategy(ABC):
 def group_labels(value: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return node group labels that are given as one label, ``"a,b"`` or a list. None means the group of all nodes.
 
-    Raises:
-        PlacementError: a label is not valid, or is given twice.
+    Raise PlacementError if a label is not valid, or is given twice.
     """
     if value is None:
         return (CLUSTER_GROUP,)
@@ -76,11 +75,7 @@ def group_labels(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def whole(value: object, name: str, least: int = 0) -> int:
-    """Return *value* as an int of at least *least*. Integers of numpy are accepted, booleans are not.
-
-    Raises:
-        PlacementError: *value* is no such integer; the message calls it *name*.
-    """
+    """Return *value* as an int of at least *least*, else raise PlacementError. numpy's ints count, booleans do not."""
     number = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else None
     if number is None or number < least:
         raise PlacementError(f"{name} is {value!r}; it must be a whole number from {least} up")
@@ -357,8 +352,7 @@ def default_strategy(cluster: ClusterView) -> PlacementStrategy:
     """Return the strategy for a launch without one: a worker on each accelerator; without accelerators one worker on
     node 0.
 
-    Raises:
-        PlacementError: the nodes have accelerators of several types; the message lists them.
+    Raise PlacementError, which lists the nodes, if the nodes have accelerators of several types.
     """
     by_type: dict[str, list[NodeInfo]] = {}
     for rank in range(cluster.num_nodes):
@@ -377,14 +371,7 @@ def default_strategy(cluster: ClusterView) -> PlacementStrategy:
 
 
 def strided(first: int, last: int, each: int, stride: int) -> list[list[int]]:
-    """Return the resource ranks of each worker, by the worker's rank.
-
-    Args:
-        first: first resource rank to use.
-        last: last resource rank to use, included.
-        each: number of resources of a worker.
-        stride: distance between the resources of a worker.
-    """
+    """Return the resource ranks of each worker, by rank: *each* of the resources *first* to *last*, *stride* apart."""
     return [
         [start + offset + step * stride for step in range(each)]
         for start in range(first, last + 1, each * stride)

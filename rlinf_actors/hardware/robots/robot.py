@@ -38,8 +38,7 @@ class RobotAutoConfig:
         """Return the values that *environ* gives for the fields of config class *kind*. An empty variable counts as not
         set.
 
-        Raises:
-            ConfigError: a value is not valid for its field; ``path`` is the name of the variable.
+        Raise ConfigError if a value is not valid for its field; ``path`` is the name of the variable.
         """
         hints = typing.get_type_hints(kind)
         values: dict[str, Sequence[Any]] = {}
@@ -57,8 +56,7 @@ class RobotAutoConfig:
     def robots(self, node_rank: int) -> list[RobotConfig]:
         """Return the robots that the environment variables alone describe; [] if no required field has a variable.
 
-        Raises:
-            ConfigError: some required fields have a variable and others have none, or the values do not fit.
+        Raise ConfigError if some required fields have a variable and others have none, or the values do not fit.
         """
         named = [name for name in self.kind.REQUIRED if name in self.values]
         if named and len(named) < len(self.kind.REQUIRED):
@@ -69,9 +67,8 @@ class RobotAutoConfig:
     def fill(self, given: Sequence[_Config]) -> list[_Config]:
         """Return copies of *given*, with fields that are not given filled from the environment variables.
 
-        Raises:
-            ConfigError: a required field is missing in both, a variable has the wrong number of values, or a value is
-                not valid.
+        Raise ConfigError if a required field is missing in both, a variable has the wrong number of values, or a value
+        is not valid.
         """
         filled = [config.as_values() for config in given]
         for spec in dataclasses.fields(self.kind):

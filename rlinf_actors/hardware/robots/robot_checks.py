@@ -55,12 +55,7 @@ class Cameras:
 
 
 def connected(kind: str, sys_root: Path) -> Cameras:
-    """Return the connected cameras of one kind. Loads the maker's SDK, which may take seconds or crash the process.
-
-    Args:
-        kind: name of the kind, one of robot_config.CAMERA_TYPES.
-        sys_root: directory where sysfs is mounted.
-    """
+    """Return the connected cameras of a kind (of CAMERA_TYPES). Loads the maker's SDK, which may crash the process."""
     camera = CAMERAS[kind]
     problem = ""
     if camera.sdk:
@@ -150,19 +145,14 @@ class CheckedMachine:
 
 @dataclass(frozen=True)
 class ConfigFault:
-    """A fault of a field of a robot's configuration; ``text`` continues a sentence that begins with the field's
-    name.
-    """
+    """A fault of a field of a robot's configuration. ``text`` continues a sentence that begins with the field."""
 
     field: str
     text: str
 
 
 def faults_of(config: RobotConfig, machine: CheckedMachine) -> list[ConfigFault]:
-    """Return all faults of one robot's configuration, the most important fields first.
-
-    Blocks for as long as the cameras' SDKs take, and for at most ``machine.reach_s`` seconds for the addresses.
-    """
+    """Return all faults of one robot's configuration. Blocks while camera SDKs search and addresses do not answer."""
     found = [ConfigFault(name, f"is not given: {why}") for name, why in config.missing().items()]
     found += link_faults(config.links(), machine.reach_s)
     for name, interface in config.can_interfaces().items():

@@ -114,11 +114,7 @@ class RobotConfig(HardwareConfig):
 
 
 def host_of(address: str) -> str:
-    """Return the host in an address or URL: ``10.0.0.1``, ``[::1]:80``, ``http://arm.local:8000/x``.
-
-    Raises:
-        ValueError: *address* has no host.
-    """
+    """Return the host in an address or URL, such as ``[::1]:80`` or ``http://arm.local/x``, else raise ValueError."""
     found = urlsplit(address if "://" in address else f"//{address}").hostname
     if not found:
         raise ValueError(f"{address!r} names no host")

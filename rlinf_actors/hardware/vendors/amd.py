@@ -87,10 +87,7 @@ def _known(model: str, uuid: str, memory_bytes: int, utilization: int, temperatu
 
 
 def from_topology(machine: Machine) -> list[AcceleratorInfo]:
-    """Return the GPUs that the kernel's KFD topology lists, in ROCm's order.
-
-    Entries that cannot be read are skipped: they belong to other containers.
-    """
+    """Return the GPUs that the kernel's KFD topology lists, in ROCm's order. Unreadable entries are skipped."""
     nodes = sorted(machine.glob(f"{_TOPOLOGY}/[0-9]*"), key=lambda path: int(path.rpartition("/")[2]))
     found = [parse_properties(machine.read(f"{path}/properties")) for path in nodes]
     gpus = [info for info in found if info is not None]
@@ -137,10 +134,7 @@ def _uuid(unique: int) -> str:
 
 
 def _from_amdsmi(faults: list[str]) -> dict[str, Properties]:
-    """Return the properties of GPUs that the package amdsmi reports, by PCI address; {} if it is missing or fails.
-
-    A failure is appended to *faults*.
-    """
+    """Return the properties of GPUs that amdsmi reports, by PCI address; {} if amdsmi is missing or fails (a fault)."""
     try:
         smi = importlib.import_module("amdsmi")
     except ModuleNotFoundError:

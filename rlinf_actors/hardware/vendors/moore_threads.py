@@ -45,10 +45,7 @@ def parse_list(text: str) -> dict[int, tuple[str, str]]:
 
 
 def parse_details(text: str) -> list[AcceleratorInfo]:
-    """Return the GPUs in the output of ``mthreads-gmi -q``, in its order, all with an index of 0. Pure.
-
-    Each GPU has a line of its own, and below it lines ``name : value`` in indented sections.
-    """
+    """Return the GPUs in the output of ``mthreads-gmi -q``, in its order, all with an index of 0. Pure."""
     blocks: list[dict[str, str]] = []
     section = ""
     for line in text.splitlines():
