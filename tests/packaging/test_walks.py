@@ -20,7 +20,7 @@ MOST = 12
 
 def walks() -> dict[str, list[str]]:
     """The files of each walk, in order."""
-    section = PAGE.partition("\n## Four walks\n")[2]
+    section = PAGE.partition("\n## Walks\n")[2]
     parts = re.split(r"^### (.*)$", section, flags=re.MULTILINE)[1:]
     return {
         title: re.findall(r"^\d+\. `([^`]+)`: ", text, re.MULTILINE)
@@ -48,8 +48,8 @@ def imported(path: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def test_there_are_four_walks():
-    assert [*WALKS] == ["A call", "A launch", "A send", "A worker's end"]
+def test_there_are_walks_of_a_call_a_launch_a_send_and_a_workers_end():
+    assert [*WALKS][:4] == ["A call", "A launch", "A send", "A worker's end"]
 
 
 @pytest.mark.parametrize("title", WALKS)
