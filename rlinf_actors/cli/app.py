@@ -57,9 +57,13 @@ def print_units(names: tuple[str, ...]) -> None:
 
 
 @units.command("install")
-@click.option("--dir", "directory", default=files.DIRECTORY, show_default=True, help="Where the units are written.")
-@click.option("--hardened", is_flag=True, help="The drop-ins for nodes too; they say what workers cannot do then.")
-@click.option("--force", is_flag=True, help="Overwrite files that somebody has changed.")
+@click.option("--dir", "directory", default=files.DIRECTORY, show_default=True, help="Directory to write the units to.")
+@click.option(
+    "--hardened",
+    is_flag=True,
+    help="Also write the drop-ins that restrict nodes; each says what workers cannot do then.",
+)
+@click.option("--force", is_flag=True, help="Overwrite files that were changed by hand.")
 def install(directory: str, hardened: bool, force: bool) -> None:
     """Write the units into a directory, and print the commands that enable them. A changed file is not overwritten."""
     names = _NAMES if hardened else files.UNITS

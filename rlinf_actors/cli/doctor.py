@@ -197,11 +197,9 @@ def processes() -> list[OwnProcess]:
     templates = {pid for pid in stats if not marks[pid].strip("-")}
     found = []
     for pid in sorted(stats):
-        if pid in templates:
-            found.append(OwnProcess(pid, "template", _command(pid)[:60], not _served(pid), figures_of(pid)))
-        else:
-            orphan = templates.isdisjoint(_ancestors(pid))
-            found.append(OwnProcess(pid, "worker", _command(pid)[:60], orphan, figures_of(pid)))
+        kind = "template" if pid in templates else "worker"
+        orphan = not _served(pid) if pid in templates else templates.isdisjoint(_ancestors(pid))
+        found.append(OwnProcess(pid, kind, _command(pid)[:60], orphan, figures_of(pid)))
     return found
 
 
@@ -324,7 +322,9 @@ _COLORS = {"pass": "green", "warn": "yellow", "fail": "red"}
 
 @click.command()
 @click.option(
-    "--head", metavar="HOST:PORT", help="Ask this head too. Default: RLINF_HEAD, else the client file's, else none."
+    "--head",
+    metavar="HOST:PORT",
+    help="Ask this head too. Default: RLINF_HEAD, else the head in the client file, else none.",
 )
 @json_option
 @click.pass_context

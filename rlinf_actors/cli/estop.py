@@ -51,13 +51,13 @@ def parser() -> argparse.ArgumentParser:
     made = _StopParser(
         prog="rlinf-actors estop",
         description="Stop all robots: their workers run on_lease_lost and end. Until --release no group that uses "
-        "robots starts. Goes to every head of this user on this machine, to those that its agentds have joined, and to "
-        "the configured one; as root to those of all users. It is no replacement for the robot's own emergency stop: "
-        "it needs this machine, the network and the head.",
-        epilog="Exit code 0 only when every known head has acknowledged, and there was one; else 69.",
+        "robots starts. The stop goes to every head of this user on this machine, to every head that an agentd of this "
+        "user on this machine has joined, and to the configured head; as root, to the heads of all users. It is no "
+        "replacement for the robot's own emergency stop: it needs this machine, the network and the head.",
+        epilog="Exit code 0 only if a head is known and every known head has acknowledged; else 69.",
         allow_abbrev=False,
     )
-    made.add_argument("--reason", default="", metavar="TEXT", help="why; those whose workers end are told")
+    made.add_argument("--reason", default="", metavar="TEXT", help="shown to the owners of the workers that end")
     made.add_argument("--namespace", metavar="NS", help="only the robots of this namespace (default: every robot)")
     made.add_argument("--head", metavar="HOST:PORT|DIR", help="only this head: its address, or its run directory")
     what = made.add_mutually_exclusive_group()
@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--gpio-at", choices=("0", "1"), default="1", help="the level that stops (default 1)")
     made.add_argument(
         "--on-loss", choices=("stop", "exit"), default="stop",
-        help="with --arm: what the end of the pipe or of the line does (default stop)",
+        help="with --arm: what to do when the pipe or the line is lost (default stop)",
     )  # fmt: skip
     made.add_argument("--json", action="store_true", dest="as_json", help="print JSON with stable keys")
     return made

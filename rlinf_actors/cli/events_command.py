@@ -33,17 +33,19 @@ def _since(context: click.Context, parameter: click.Parameter, value: str) -> tu
 
 
 @click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now, until interrupted.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for new events, until interrupted.")
 @click.option(
     "--since",
     callback=_since,
     default="0",
     metavar="SEQ|TIME",
-    help="Only after the event of this number, or so long ago: 10m.",
+    help="Only events after the event of this number, or not older than 30s, 10m, 2h or 1d.",
 )
-@click.option("--group", metavar="NAME", help="Only of groups of this name.")
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only of this kind; may be repeated.")
-@click.option("--namespace", metavar="NS", help="Only of this namespace and of the nodes. Default: all.")
+@click.option("--group", metavar="NAME", help="Only events of groups of this name.")
+@click.option(
+    "--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only events of this kind; may be repeated."
+)
+@click.option("--namespace", metavar="NS", help="Only events of this namespace and of the nodes. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line, with stable keys.")
 @head_option
 def events(
@@ -55,7 +57,7 @@ def events(
     as_json: bool,
     head: str | None,
 ) -> None:
-    """Show the event log: joins and ends, with their causes. One line each; the head keeps the newest."""
+    """Show the event log: what joined, what ended, and why. One line per event; the head keeps the newest events."""
     cursor = EventCursor(namespace, since[0], kinds, group)
 
     def show(answer: Events, found: list[ClusterEvent]) -> bool:

@@ -13,7 +13,6 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 
 import click
 from msgspec.structs import replace
@@ -22,14 +21,13 @@ from rlinf_actors.cli.output import json_option, note, show_json, show_table
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.head.commands import Timing
-from rlinf_actors.head.key_registry import OwnKeys
 from rlinf_actors.head.server import HeadServer
 from rlinf_actors.head.store import HeadStore, own_keys
 from rlinf_actors.net import fault_injection, head_records
 from rlinf_actors.net.daemon import ends_process, on_stop_signals, run_daemon
 from rlinf_actors.net.host import endpoint_of
 from rlinf_actors.net.socket_security import Security, key_at
-from rlinf_actors.security.keyfile import who
+from rlinf_actors.security.keyfile import KeyFile, who
 from rlinf_actors.settings import LISTEN, Settings, Unit
 from rlinf_actors.systemd.service_manager import DaemonStderr, Manager
 from rlinf_actors.wire.client_messages import Done, StopCluster
@@ -45,22 +43,26 @@ STOP_S = 30.0
 
 
 @click.group(invoke_without_command=True)
-@click.option("--listen", metavar="HOST:PORT", help=f"Where to listen; port 0: any. Default: {LISTEN}, else {DEFAULT}.")
+@click.option(
+    "--listen", metavar="HOST:PORT", help=f"Address to listen on; port 0: any. Default: {LISTEN}, else {DEFAULT}."
+)
 @click.option(
     "--insecure-test-network", is_flag=True, help="Listen outside loopback without keys. Closed test networks only."
 )
 @click.option(
-    "--state-dir", metavar="DIR", help="What it must know after a restart. Default: one per port; none for port 0."
+    "--state-dir",
+    metavar="DIR",
+    help="Directory for what a restarted head must know. Default: one per port; none for port 0.",
 )
 @json_option
 @click.pass_context
 def head(
     context: click.Context, listen: str | None, insecure_test_network: bool, state_dir: str | None, as_json: bool
 ) -> None:
-    """Run a head without an agent, until SIGTERM or Ctrl-C. Nodes join it by `agentd --connect HOST:PORT`.
+    """Run a head without an agentd, until SIGTERM or Ctrl-C. Nodes join it by `agentd --connect HOST:PORT`.
 
-    Jobs continue after its end, and wait for a head at the same address with the same state directory. `rlinf-actors
-    head stop` ends the cluster.
+    Jobs continue after the head has ended, and wait for a head at the same address with the same state directory.
+    `rlinf-actors head stop` ends the cluster.
     """
     if context.invoked_subcommand is not None:
         return
@@ -76,11 +78,9 @@ def head(
     directory = state_dir or settings.state_dir or _default_state_dir(settings, int(port))
     endpoint = endpoint_of(where, said_by)
     key = key_at(endpoint, settings, "head", insecure=insecure)
-    known_by = (key.path if key is not None else "", key.server if key is not None else "", insecure)
-    protected = Protected(Security.of(key, insecure), own_keys(key, settings), known_by)
     manager = Manager(unit.notify_socket, unit.watchdog_s)
     with ends_process(RlinfActorsError, OSError):
-        code = run_daemon(lambda: _serve(endpoint, protected, directory, as_json, manager))
+        code = run_daemon(lambda: _serve(endpoint, key, insecure, directory, as_json, manager))
     context.exit(code)
 
 
@@ -90,7 +90,7 @@ def head(
 @head_option
 @json_option
 def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
-    """End a cluster: all groups of all jobs, then the head. Agents stay, and wait for another head.
+    """End a cluster: all groups of all jobs, then the head. Each agentd stays, and waits for another head.
 
     Administrators only. Keys, ranks of nodes and emergency stops stay in the state directory. To restart a head, end
     its process by SIGTERM instead: jobs continue then.
@@ -115,15 +115,6 @@ def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
     note(f"the cluster at {endpoint} has ended")
 
 
-@dataclass(frozen=True)
-class Protected:
-    """Keys and policy of the head's socket."""
-
-    security: Security
-    keys: OwnKeys  # the keys that the head accepts from the start
-    known_by: tuple[str, str, bool]  # key, head_key and insecure of the HeadRecord
-
-
 def _default_state_dir(settings: Settings, port: int) -> str | None:
     """Return the state directory of a head without --state-dir; None for port 0, which differs after a restart."""
     if not port:
@@ -132,11 +123,14 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
     return os.path.join(parent, f"rlinf-actors-head-{os.getuid()}-{port}")
 
 
-async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_json: bool, manager: Manager) -> int:
+async def _serve(
+    endpoint: str, key: KeyFile | None, insecure: bool, state_dir: str | None, as_json: bool, manager: Manager
+) -> int:
     """Run the head until it ends, and return the exit code."""
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
-    loop = asyncio.get_running_loop()
+    settings, loop = Settings.load(), asyncio.get_running_loop()
+    own = own_keys(key, settings)
     ended: asyncio.Future[tuple[str, bool]] = loop.create_future()
 
     def end(reason: str, for_good: bool) -> None:
@@ -148,22 +142,22 @@ async def _serve(endpoint: str, protected: Protected, state_dir: str | None, as_
         watchdog = manager.watch(loop)
         if watchdog is not None:
             stack.callback(watchdog.close)
-        network = ZmqNetwork(loop, protected.security)
+        network = ZmqNetwork(loop, Security.of(key, insecure))
         stack.callback(network.close)
         timing = Timing()
         server = HeadServer(
             network,
             timing=replace(timing, robot_settle_s=timing.robot_lease_s + ROBOT_END_S),
             store=HeadStore(state_dir) if state_dir is not None else None,
-            own=protected.keys,
+            own=own,
             on_end=lambda reason: end(reason, True),
         )
         bound = server.start([endpoint])
         address = bound[0].removeprefix("tcp://")
-        record = head_records.HeadRecord(
-            "head", os.getpid(), time.time(), bound, head_records.script_of(os.getpid()), *protected.known_by
-        )
-        stack.callback(head_records.publish(record, Settings.load(), Unit.load().run_dir))
+        script = head_records.script_of(os.getpid())
+        key_path, public = (key.path, key.server) if key is not None else ("", "")
+        record = head_records.HeadRecord("head", os.getpid(), time.time(), bound, script, key_path, public, insecure)
+        stack.callback(head_records.publish(record, settings, Unit.load().run_dir))
         on_stop_signals(loop, lambda name: end(name, False))
         nothing = "SIGHUP: the head has no configuration file to reload; restart it to change options and variables"
         loop.add_signal_handler(signal.SIGHUP, log.warning, nothing)

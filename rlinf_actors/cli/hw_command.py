@@ -26,17 +26,17 @@ ROBOTS_TIMEOUT_S = 15.0
 
 @click.group()
 def hw() -> None:
-    """Look at the hardware of this machine."""
+    """Show the hardware of this machine."""
 
 
 @hw.command()
-@click.option("--robots", is_flag=True, help="Cameras, CAN interfaces, serial devices and robots too.")
-@click.option("--toml", "as_toml", is_flag=True, help="Print what can be pasted into agentd.toml.")
+@click.option("--robots", is_flag=True, help="Also show cameras, CAN interfaces, serial devices and robots.")
+@click.option("--toml", "as_toml", is_flag=True, help="Print tables to paste into agentd.toml.")
 @json_option
 def scan(robots: bool, as_toml: bool, as_json: bool) -> None:
     """Show this machine's accelerators, CPUs, memory and network; with --robots also what robots need.
 
-    Robots are those that the environment names (ROBOT_IP, CAN_INTERFACE, ROBOT_URL, ...); each is tried.
+    --robots tries each robot that environment variables name (ROBOT_IP, CAN_INTERFACE, ROBOT_URL, ...).
     """
     if as_json and as_toml:
         raise UsageError("--json and --toml are two forms of the same: give one")

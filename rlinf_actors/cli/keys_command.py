@@ -194,15 +194,15 @@ REFUSED = (AuthenticationError, ConfigError, UsageError)
 
 @click.group()
 def keys() -> None:
-    """Keys of a cluster: the machines and scripts that may connect. See docs/how-to/set-up-keys.md."""
+    """Manage the keys of a cluster: which machines and scripts may connect. See docs/how-to/set-up-keys.md."""
 
 
 @keys.command()
 @dir_option
-@click.option("--name", metavar="NAME", help="Of this machine's driver. Default: USER@HOST.")
+@click.option("--name", metavar="NAME", help="Name of the drivers' key. Default: USER@HOST.")
 @json_option
 def init(folder: str | None, name: str | None, as_json: bool) -> None:
-    """Make the head's key pair, and one for drivers on its machine. Once per cluster, as the head's user."""
+    """Make a key pair for the head, and one for drivers on its machine. Run it once per cluster, as the head's user."""
     directory = _directory(folder)
     path = keyfile.path_of(directory, "head")
     name = name or _portable(who())
@@ -245,9 +245,9 @@ def enroll(
     head: str | None,
     as_json: bool,
 ) -> None:
-    """Let a machine in: print a join token for it, valid for one use within 15 minutes. NAME is the node's.
+    """Print a join token for another machine, valid for one use within 15 minutes. NAME is the name of its node.
 
-    The token is a secret until it is used: transmit it where others cannot read it.
+    The token is a secret until it is used: send it where others cannot read it.
     """
     check_name(name, "NAME")
     pair, role = KeyPair.make(), "driver" if driver else "agent"
@@ -285,7 +285,7 @@ def enroll(
 @dir_option
 @json_option
 def join(token: str, folder: str | None, as_json: bool) -> None:
-    """Make this machine's key and have the head list it, by a join token (- reads it from stdin)."""
+    """Make a key for this machine, which the head lists because of the join TOKEN (- reads it from stdin)."""
     content = job.parse(sys.stdin.readline() if token == "-" else token)
     path = keyfile.path_of(_directory(folder), content.role)
     key = KeyFile(content.role, content.name, KeyPair.make(), content.head)
@@ -318,7 +318,7 @@ def join(token: str, folder: str | None, as_json: bool) -> None:
 
 
 @keys.command("list")
-@click.option("--all", "everything", is_flag=True, help="Also keys that are no longer valid.")
+@click.option("--all", "everything", is_flag=True, help="Also show keys that are no longer valid.")
 @state_option
 @head_option
 @json_option
@@ -344,7 +344,7 @@ def list_(everything: bool, state_dir: str | None, head: str | None, as_json: bo
 def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_json: bool) -> None:
     """End the keys and join tokens of NAME, and the connections made with them, at once.
 
-    A node is lost, with its workers; a driver's groups are stopped.
+    The node is then lost, with its workers; the groups of a driver are stopped.
     """
     answer = administer(head, state_dir, RevokeKey(name, who(), role))
     if as_json:
@@ -358,7 +358,9 @@ def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_jso
 
 @keys.command()
 @dir_option
-@click.option("--role", type=click.Choice((*MEMBERS, "head")), help="The key to change; needed if several are here.")
+@click.option(
+    "--role", type=click.Choice((*MEMBERS, "head")), help="The key to change; needed if this machine has several keys."
+)
 @click.option(
     "--keep",
     "keep_h",
@@ -366,7 +368,7 @@ def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_jso
     default=24.0,
     show_default=True,
     metavar="HOURS",
-    help="The old key stays valid so long, for programs that run with it; 0 ends it at once.",
+    help="Time for which the old key stays valid, for running programs; 0 ends it at once.",
 )
 @head_option
 @json_option

@@ -24,7 +24,7 @@ _ENDS = ("node_drained", "node_undrained", "node_lost", "node_left")
 
 @click.group()
 def node() -> None:
-    """Look at one node, or take it out of use. NODE is its rank, its name or its id."""
+    """Show one node, or take it out of use. NODE is its rank, host name or id."""
 
 
 @node.command()
@@ -53,7 +53,7 @@ def show(node: str, head: str | None, as_json: bool) -> None:
 def drain(node: str, reason: str, wait_s: float | None, head: str | None, as_json: bool) -> None:
     """Start no new workers on a node. Running workers continue until their owners end them; the owners are notified.
 
-    Ends with exit code 69 if workers still run there after --wait.
+    The exit code is 69 if workers still run there after --wait SECONDS.
     """
     endpoint, status = status_of(head)
     chosen = find_node(status.nodes, node)

@@ -82,11 +82,9 @@ def ranked(found: Status) -> list[NodeState]:
     """Return the usable nodes. A node without a rank gets the rank that it would have if a driver connected now."""
     usable = [node for node in found.nodes if node.state in ("ready", "suspect")]
     fixed = {node.report.node_id: node.rank for node in found.nodes if node.rank >= 0}
-    ranks = order_nodes([_registered(node) for node in usable], fixed, complete=False)
+    registered = [
+        RegisteredNode(report.node_id, report.rank, node.is_head, accelerator_type_of(report.resources), report.ip)
+        for node, report in ((node, node.report) for node in usable)
+    ]
+    ranks = order_nodes(registered, fixed, complete=False)
     return [replace(node, rank=ranks[node.report.node_id]) for node in usable]
-
-
-def _registered(node: NodeState) -> RegisteredNode:
-    return RegisteredNode(
-        node.report.node_id, node.report.rank, node.is_head, accelerator_type_of(node.report.resources), node.report.ip
-    )

@@ -35,8 +35,8 @@ head_option: Callable[[F], F] = click.option(
     "--head",
     "head",
     metavar="HOST:PORT|DIR",
-    help=f"The head's address, or the run directory of its agentd. Default: {HEAD}, else the client file's, else the "
-    "one standing head of yours on this machine, else the one private cluster.",
+    help=f"The head's address, or the run directory of its agentd. Default: {HEAD}, else the head in the client file, "
+    "else your only standing head on this machine, else your only private cluster.",
 )
 
 

@@ -175,7 +175,7 @@ ENDS_GROUPS = 7
 @json_option
 @click.pass_context
 def groups(context: click.Context, head: str | None, as_json: bool) -> None:
-    """List the groups: name, class, state, nodes. No driver ends a detached group."""
+    """List the groups: name, class, state, nodes. A detached group does not end with its driver."""
     if context.invoked_subcommand is not None:
         context.obj = head
         return
@@ -217,16 +217,16 @@ def group_dict(group: GroupState) -> dict[str, Any]:
 
 @groups.command()
 @click.argument("name")
-@click.option("--namespace", metavar="NS", help="Its namespace, where groups of several have that name.")
+@click.option("--namespace", metavar="NS", help="Namespace of the group; needed if several groups have that name.")
 @click.option(
     "--grace",
     "grace_s",
     type=Amount(min=0.0),
     default=5.0,
     metavar="SECONDS",
-    help="Between SIGTERM and SIGKILL (default 5).",
+    help="Time between SIGTERM and SIGKILL (default 5).",
 )
-@click.option("--reason", default="", metavar="TEXT", help="Why; whoever calls the group is told.")
+@click.option("--reason", default="", metavar="TEXT", help="Shown to callers of the group.")
 @head_option
 @click.pass_obj
 def stop(
@@ -287,7 +287,7 @@ def figures_of(pid: int) -> Figures | None:
 @head_option
 @json_option
 def workers(group: str | None, head: str | None, as_json: bool) -> None:
-    """List the workers, of GROUP only if it is named: state, node, process, how it ended.
+    """List the workers, or only those of GROUP: state, node, process, and how they ended.
 
     CPU time and memory are shown for the workers on this machine.
     """
@@ -373,7 +373,7 @@ def _end(end: dict[str, Any] | None) -> str:
 @click.command()
 @json_option
 def paths(as_json: bool) -> None:
-    """Show the path of a buffer from one worker to another; the first row that fits decides.
+    """Show which path a buffer takes from one worker to another; the first row that fits decides.
 
     RLINF_ACTORS_PATHS, such as "cpu=lane,accelerator=staged", puts another path first.
     """

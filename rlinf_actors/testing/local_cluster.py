@@ -326,8 +326,7 @@ class LocalCluster:
 
         def restart() -> None:
             os.makedirs(node.run_dir, exist_ok=True)
-            heard = self._spawn(node)
-            _ready({rank: heard}, self.nodes, time.monotonic() + timeout)
+            _ready({rank: self._spawn(node)}, self.nodes, time.monotonic() + timeout)
 
         return _done(restart, f"the new start of the agentd of node {rank}", async_op)
 
@@ -419,7 +418,9 @@ class LocalCluster:
 
     def _add(self, rank: int) -> int:
         """Start the agentd of a new node. Return the read end of the pipe on which it reports its registration."""
-        run_dir = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=_base())  # agentd removes it if we are killed
+        base = Settings.load().run_dir or tempfile.gettempdir()
+        base = base if len(os.fsencode(base)) <= _MAX_BASE else "/tmp"
+        run_dir = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=base)  # agentd removes it if we are killed
         node = LocalNode(rank, f"127.0.{rank // 250}.{rank % 250 + 1}", run_dir, f"{run_dir}/logs")
         self.keys = self.keys or self._env.get(KEY_DIR, f"{run_dir}/keys")
         heard = self._spawn(node)
@@ -451,11 +452,6 @@ class LocalCluster:
 
 def _done(function: Callable[[], None], what: str, async_op: bool) -> Any:
     return AsyncWork.on_thread(function, what) if async_op else function()
-
-
-def _base() -> str:
-    base = Settings.load().run_dir or tempfile.gettempdir()
-    return base if len(os.fsencode(base)) <= _MAX_BASE else "/tmp"
 
 
 def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> None:
