@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from rlinf_actors.errors import UsageError
-from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.protocol import deadline
 
 
@@ -44,7 +44,7 @@ class DeviceLock:
         worker_id: str,
         name: str,
         has_devices: bool,
-        send: Callable[[template_protocol.LockDevices | template_protocol.UnlockDevices], None],
+        send: Callable[[packets.LockDevices | packets.UnlockDevices], None],
         log: logging.Logger,
     ) -> None:
         self._worker_id = worker_id
@@ -112,7 +112,7 @@ class DeviceLock:
                 raise UsageError(f"{self._name} released its device_lock without holding it: acquire() it first")
             self._count -= 1
             if not self._count:
-                self._tell(template_protocol.UnlockDevices(self._worker_id, self._request))
+                self._tell(packets.UnlockDevices(self._worker_id, self._request))
 
     def locked(self) -> bool:
         """True if this process holds the lock."""
@@ -132,7 +132,7 @@ class DeviceLock:
     async def __aexit__(self, *_error: object) -> None:
         self.release()
 
-    def granted(self, packet: template_protocol.DevicesLocked) -> None:
+    def granted(self, packet: packets.DevicesLocked) -> None:
         """Handle DevicesLocked, agentd's grant: give the lock to all waiting threads and tasks. I/O thread."""
         with self._mutex:
             if packet.request != self._request or not self._waiting:
@@ -142,7 +142,7 @@ class DeviceLock:
         for one in waiting:
             one.set_result(None)
 
-    def busy(self, packet: template_protocol.DevicesBusy) -> None:
+    def busy(self, packet: packets.DevicesBusy) -> None:
         """Handle DevicesBusy: log a warning with the names of the workers that use the accelerators. I/O thread."""
         if packet.request == self._request and self._waiting:
             self._log.warning(
@@ -163,7 +163,7 @@ class DeviceLock:
             self._waiting.add(waiting)
             if first:
                 self._request += 1
-                self._tell(template_protocol.LockDevices(self._worker_id, self._request))
+                self._tell(packets.LockDevices(self._worker_id, self._request))
             return waiting
 
     def _give_up(self, waiting: concurrent.futures.Future[None]) -> bool:
@@ -173,7 +173,7 @@ class DeviceLock:
                 return False
             self._waiting.remove(waiting)
             if not self._waiting:
-                self._tell(template_protocol.UnlockDevices(self._worker_id, self._request))
+                self._tell(packets.UnlockDevices(self._worker_id, self._request))
         waiting.cancel()
         return True
 
@@ -181,6 +181,6 @@ class DeviceLock:
         if not self._give_up(waiting):
             self.release()
 
-    def _tell(self, packet: template_protocol.LockDevices | template_protocol.UnlockDevices) -> None:
+    def _tell(self, packet: packets.LockDevices | packets.UnlockDevices) -> None:
         if self._has_devices:
             self._send(packet)

@@ -42,6 +42,12 @@ class CallRefusedError(Exception):
     """The method does not exist, or cannot be called in this way. Raised and caught in this module."""
 
 
+def _end_if_forked(here: int, what: str, error: BaseException | None = None) -> None:
+    """End this process if it is a child that user code has forked since `forks.generation` returned *here*."""
+    if forks.generation() != here:
+        forks.end_child(what, error)
+
+
 @types.coroutine
 def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, Any, T]:
     """Await *coroutine* of user code. End a child process that user code has forked before it can run the event loop.
@@ -52,23 +58,19 @@ def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, An
     advance: Callable[[Any], Any] = coroutine.send
     given: Any = None
     while True:
-        if forks.generation() != here:  # another task has forked in this turn of the loop
-            forks.end_child(what, None)
+        _end_if_forked(here, what)  # another task has forked in this turn of the loop
         try:
             wanted = advance(given)
         except StopIteration as end:
-            if forks.generation() != here:
-                forks.end_child(what, None)
+            _end_if_forked(here, what)
             returned: T = end.value
             return returned
         except BaseException as error:
-            if forks.generation() != here:
-                forks.end_child(what, error)
+            _end_if_forked(here, what, error)
             raise
         finally:
             given = None  # else an exception lives on in the traceback of this frame
-        if forks.generation() != here:
-            forks.end_child(what, None)
+        _end_if_forked(here, what)
         try:
             given = yield wanted
             advance = coroutine.send
@@ -181,12 +183,10 @@ class Invocation:
         except Unwound:  # the lease of a robot worker is over: this thread begins nothing more
             raise
         except BaseException as error:  # noqa: BLE001 - the caller gets every error; the worker lives on
-            if forks.generation() != here:
-                forks.end_child(f"{self.method}()", error)
+            _end_if_forked(here, f"{self.method}()", error)
             self.fail(error)
             return
-        if forks.generation() != here:
-            forks.end_child(f"{self.method}()", None)
+        _end_if_forked(here, f"{self.method}()")
         self.succeed(value, time.perf_counter() - start)
 
     def _stream_here(self, items: Any, here: int) -> None:
@@ -199,8 +199,7 @@ class Invocation:
         self._wake = self.stop = lambda: room.put(None) if room.empty() else None
         try:
             for item in items:
-                if forks.generation() != here:
-                    forks.end_child(f"{self.method}()", None)
+                _end_if_forked(here, f"{self.method}()")
                 while sent >= self._granted and not self.cancelled:
                     room.get()
                 if self.cancelled:
@@ -234,8 +233,7 @@ class Invocation:
         except Unwound:
             raise
         except BaseException as error:
-            if forks.generation() != here:
-                forks.end_child(f"{self.method}()", error)
+            _end_if_forked(here, f"{self.method}()", error)
             self.fail(error)
             if isinstance(error, asyncio.CancelledError) and self.cancelled:
                 return

@@ -35,7 +35,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker.standstill import (
     OURS,
@@ -195,11 +195,7 @@ class Guard:
     """
 
     def __init__(
-        self,
-        spec: WorkerSpec,
-        place: template_protocol.WorkerPlace,
-        control: TemplateSocket,
-        instance: Callable[[], Any],
+        self, spec: WorkerSpec, place: packets.WorkerPlace, control: TemplateSocket, instance: Callable[[], Any]
     ) -> None:
         self._spec = spec
         self._lease = Lease(place.lease_until + _suspended(), place.lease_s)
@@ -282,9 +278,9 @@ class Guard:
             packet = self._control.receive()
             if packet is None:
                 return  # the template has ended: the guard's thread finds the same
-            if isinstance(packet, template_protocol.Revoke):
+            if isinstance(packet, packets.Revoke):
                 self.lose(packet.reason)
-            elif isinstance(packet, template_protocol.Renew):
+            elif isinstance(packet, packets.Renew):
                 self._lease.renew(packet.until + _suspended())
         self._page.renew(self._deadline_ns())
 
@@ -300,12 +296,12 @@ class Guard:
                 self._threads.interrupt()  # first: a C loop that sees the lost page must not continue in Python
             self._page.lose()
             with contextlib.suppress(OSError):  # the user's code has closed it
-                self._control.try_send(template_protocol.LeaseLost(self._spec.id, reason))
+                self._control.try_send(packets.LeaseLost(self._spec.id, reason))
             if not self._closed:
                 self._make_safe()
                 _say(f"[rlinf-actors] {self._spec.group}:{self._spec.rank}: {reason}\n")
         finally:
-            os._exit(template_protocol.LEASE_LOST_CODE)
+            os._exit(packets.LEASE_LOST_CODE)
 
     def _wait(self) -> str:
         """Wait for the end of the lease. Return the reason of the end."""
@@ -333,10 +329,10 @@ class Guard:
         packet = self._control.receive()
         if packet is None:
             return "its template process ended"
-        if isinstance(packet, template_protocol.Revoke):
+        if isinstance(packet, packets.Revoke):
             self._orderly = packet.orderly
             return packet.reason
-        if isinstance(packet, template_protocol.Renew):
+        if isinstance(packet, packets.Renew):
             now = time.clock_gettime(time.CLOCK_BOOTTIME)
             if self._lease.lost(now):  # this process was stopped after it read the clock
                 return self._stood_still(now)
@@ -370,14 +366,14 @@ class Guard:
             _say("[rlinf-actors] the main thread is in C code that does not return; on_lease_lost runs beside it\n")
         if not (self._try_to(lambda: self._descendants.stop(STOP_AGAIN_S)) and stopped):
             _say("[rlinf-actors] a process that this worker started does not stop; on_lease_lost runs beside it\n")
-        end = time.monotonic() + template_protocol.ON_LEASE_LOST_S
+        end = time.monotonic() + packets.ON_LEASE_LOST_S
         self._hook_due.release()
         self._hook.join(UNWIND_S)
         if self._hook.is_alive() and waits_for_lock(self._hook.native_id or 0):
             self._threads.unwind()
         self._hook.join(max(0.0, end - time.monotonic()))
         if self._hook.is_alive():
-            _say(f"[rlinf-actors] on_lease_lost did not return within {template_protocol.ON_LEASE_LOST_S:g} s\n")
+            _say(f"[rlinf-actors] on_lease_lost did not return within {packets.ON_LEASE_LOST_S:g} s\n")
         self._try_to(self._descendants.kill)
 
     def _try_to(self, act: Callable[[], bool]) -> bool:

@@ -21,7 +21,6 @@ import asyncio
 import atexit
 import contextlib
 import ctypes
-import functools
 import gc
 import importlib
 import os
@@ -40,7 +39,8 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.loop import IoThread
 from rlinf_actors.settings import EXT_MODULE
-from rlinf_actors.wire import failure, frames, payload, template_protocol
+from rlinf_actors.wire import failure, frames, payload
+from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.values import WorkerSpec
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.children import Children
@@ -130,10 +130,7 @@ class OrderlyExit:
 
 def _end_by_sigterm() -> None:
     """Flush stdout and stderr, and end the process as SIGTERM does without a handler. Any thread."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the reader is gone, or another thread writes
-            if stream is not None:
-                stream.flush()
+    _flush()
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal(signal.SIGTERM, None)  # SIG_DFL; signal.signal allows this on the main thread alone
@@ -141,7 +138,7 @@ def _end_by_sigterm() -> None:
     os._exit(143)  # this thread blocks the signal
 
 
-def run_worker(spec: WorkerSpec, place: template_protocol.WorkerPlace, control_fd: int) -> None:
+def run_worker(spec: WorkerSpec, place: packets.WorkerPlace, control_fd: int) -> None:
     """Run the worker that *spec* describes. Never returns: the process ends here.
 
     Args:
@@ -159,7 +156,7 @@ def run_worker(spec: WorkerSpec, place: template_protocol.WorkerPlace, control_f
                 leaving.watch(context.runtime.io)
         except (OSError, RuntimeError) as error:  # this machine has run out of something
             text = (error.strerror if isinstance(error, OSError) else "") or str(error)
-            control.send(template_protocol.StartFailed(spec.id, f"node {place.node} cannot start it: {text}"))
+            control.send(packets.StartFailed(spec.id, f"node {place.node} cannot start it: {text}"))
             raise
         _serve(context, leaving)
     except Unwound:  # the guard ends the process
@@ -176,14 +173,8 @@ def _end(guard: Guard | None) -> NoReturn:
     _exit(1)
 
 
-def _failed(guard: Guard | None) -> NoReturn:
-    """Print the error that is being handled, an internal error of a thread that runs calls, and end the process."""
-    traceback.print_exc()
-    _end(guard)
-
-
 def _start(
-    spec: WorkerSpec, place: template_protocol.WorkerPlace, control: TemplateSocket, guard: Guard | None
+    spec: WorkerSpec, place: packets.WorkerPlace, control: TemplateSocket, guard: Guard | None
 ) -> worker_context.WorkerContext:
     """Start the runtime, bind the sockets, and send WorkerUp to the template. Runs before any user code."""
     context = worker_context.start(
@@ -211,16 +202,16 @@ def _start(
     lock = DeviceLock(spec.id, name, has_devices, control.post, worker_context.make_logger(name))
     context.device_lock = lock
     worker_context.install(context)
-    control.serve(template_protocol.DevicesLocked, lock.granted)
-    control.serve(template_protocol.DevicesBusy, lock.busy)
-    control.serve(template_protocol.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
+    control.serve(packets.DevicesLocked, lock.granted)
+    control.serve(packets.DevicesBusy, lock.busy)
+    control.serve(packets.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))
     master_port = context.ports.hold() if spec.rank == 0 else 0
-    control.send(template_protocol.WorkerUp(spec.id, context.endpoint, context.tcp_port, master_port))
+    control.send(packets.WorkerUp(spec.id, context.endpoint, context.tcp_port, master_port))
     return context
 
 
-def _pong(id: str, doing: Activity) -> template_protocol.Pong:
-    return template_protocol.Pong(id, doing.method[: template_protocol.TEXT_CHARS], doing.since, doing.waiting)
+def _pong(id: str, doing: Activity) -> packets.Pong:
+    return packets.Pong(id, doing.method[: packets.TEXT_CHARS], doing.since, doing.waiting)
 
 
 def _serve(context: worker_context.WorkerContext, leaving: OrderlyExit | None) -> None:
@@ -295,7 +286,11 @@ def _construct(
         raise WorkerStartError(str(error)) from None
     gc.enable()
     threads = creation.frame.max_concurrency
-    failed = functools.partial(_failed, context.guard)
+
+    def failed() -> None:  # called in the handler of an internal error
+        traceback.print_exc()
+        _end(context.guard)
+
     executor: Executor = ThreadsExecutor(threads, failed) if threads > 1 else SerialExecutor()
     if uses_event_loop(cls, Worker):
         executor = LoopExecutor(threads, leaving.take_wakeup_fd) if leaving is not None else LoopExecutor(threads)
@@ -334,11 +329,13 @@ def _given_up(reason: str, guard: Guard | None) -> None:
     _exit(1)
 
 
-def _exit(code: int) -> NoReturn:
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the reader is gone, or another thread writes
             if stream is not None:
                 stream.flush()
-        except (OSError, ValueError):
-            continue  # the reader is gone
+
+
+def _exit(code: int) -> NoReturn:
+    _flush()
     os._exit(code)

@@ -173,7 +173,9 @@ class Descendants:
                 return not moving
             if time.monotonic() >= deadline:
                 return False
-            if moving:  # on another core until its next interrupt; the kernel tells only its parent that it stopped
+            # A process on another core runs until its next interrupt. No event can replace this sleep: the kernel
+            # reports a stop only to the parent of the stopped process, and this worker is not the parent of all.
+            if moving:
                 time.sleep(_LOOK_S)
 
     def kill(self) -> bool:

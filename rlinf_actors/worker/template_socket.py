@@ -14,13 +14,13 @@ from typing import TypeVar
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.net.unix_sockets import PacketQueue
-from rlinf_actors.wire import template_protocol
+from rlinf_actors.wire import template_protocol as packets
 
 log = logging.getLogger(__name__)
 
-P = TypeVar("P", bound=template_protocol.ToWorker)
+P = TypeVar("P", bound=packets.ToWorker)
 
-_MAX_PACKET = template_protocol.MAX_PACKET >> 4
+_MAX_PACKET = packets.MAX_PACKET >> 4
 
 
 class TemplateSocket:
@@ -30,7 +30,7 @@ class TemplateSocket:
         self._socket = sock
         self._on_end = on_end
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._handlers: dict[type, Callable[[template_protocol.ToWorker], object]] = {}
+        self._handlers: dict[type, Callable[[packets.ToWorker], object]] = {}
         self._lock = threading.Lock()
         self._posted = PacketQueue(sock)
 
@@ -43,23 +43,23 @@ class TemplateSocket:
         if not guarded:
             loop.add_reader(self._socket.fileno(), self._readable)
 
-    def receive(self) -> template_protocol.ToWorker | None:
+    def receive(self) -> packets.ToWorker | None:
         """Wait for a packet; return None if the template has ended. Raise RemoteWireError for an invalid packet."""
         try:
             data = self._socket.recv(_MAX_PACKET)
         except OSError:
             data = b""
-        return template_protocol.decode_to_worker(data) if data else None
+        return packets.decode_to_worker(data) if data else None
 
-    def hand_over(self, packet: template_protocol.ToWorker) -> None:
+    def hand_over(self, packet: packets.ToWorker) -> None:
         """Pass a packet that is not for the guard to its handler on the I/O thread. Guard's thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._dispatch, packet)
 
-    def try_send(self, packet: template_protocol.ToAgent) -> bool:
+    def try_send(self, packet: packets.ToAgent) -> bool:
         """Send a packet without waiting. Return False if the template has ended or has no room for it. Any thread."""
         try:
-            self._socket.send(template_protocol.encode(packet), socket.MSG_DONTWAIT)
+            self._socket.send(packets.encode(packet), socket.MSG_DONTWAIT)
         except (BlockingIOError, ConnectionError):
             return False
         return True
@@ -68,18 +68,18 @@ class TemplateSocket:
         """Call *handler* on the I/O thread for each packet of the class *kind*. Any thread."""
         self._handlers[kind] = handler  # type: ignore[assignment]
 
-    def send(self, packet: template_protocol.ToAgent) -> None:
+    def send(self, packet: packets.ToAgent) -> None:
         """Send a packet; wait while hundreds of packets are unread. No effect if the template has ended. Any thread."""
         try:
-            self._socket.send(template_protocol.encode(packet))
+            self._socket.send(packets.encode(packet))
         except ConnectionError:
             log.debug("the template has ended")
 
-    def post(self, packet: template_protocol.ToAgent) -> None:
+    def post(self, packet: packets.ToAgent) -> None:
         """Send or queue a packet without waiting; posted packets keep their order. Any thread, after `listen`."""
         with self._lock:
             idle = not self._posted
-            if not self._posted.send(template_protocol.encode(packet)) and idle:
+            if not self._posted.send(packets.encode(packet)) and idle:
                 assert self._loop is not None
                 self._loop.call_soon_threadsafe(self._loop.add_writer, self.fileno(), self._writable)
 
@@ -99,13 +99,13 @@ class TemplateSocket:
             self._on_end()
             return
         try:
-            packet = template_protocol.decode_to_worker(data)
+            packet = packets.decode_to_worker(data)
         except RemoteWireError as error:
             log.warning("dropped a packet of the template: %s", error)
             return
         self._dispatch(packet)
 
-    def _dispatch(self, packet: template_protocol.ToWorker) -> None:
+    def _dispatch(self, packet: packets.ToWorker) -> None:
         handler = self._handlers.get(type(packet))
         if handler is not None:
             handler(packet)

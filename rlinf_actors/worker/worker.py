@@ -55,14 +55,6 @@ def _accelerator_type() -> AcceleratorType:
     return worker_context.accelerator_type(context.environ) if context else AcceleratorType.NO_ACCEL
 
 
-def _torch_device_type() -> str:
-    return facts_of(_accelerator_type()).torch_device_type
-
-
-def _torch_platform() -> Any:
-    return torch_platform(_accelerator_type())
-
-
 class Worker(Messaging, Channels):
     """Base of all worker classes. Each process of a group has one instance.
 
@@ -79,8 +71,10 @@ class Worker(Messaging, Channels):
         current_worker: the instance in this process, None in a driver.
     """
 
-    torch_platform: ClassVar[Any] = _ClassValue(_torch_platform)
-    torch_device_type: ClassVar[str] = _ClassValue(_torch_device_type)  # type: ignore[assignment]
+    torch_platform: ClassVar[Any] = _ClassValue(lambda: torch_platform(_accelerator_type()))
+    torch_device_type: ClassVar[str] = _ClassValue(  # type: ignore[assignment]
+        lambda: facts_of(_accelerator_type()).torch_device_type
+    )
     accelerator_type: ClassVar[AcceleratorType] = _ClassValue(_accelerator_type)  # type: ignore[assignment]
     current_worker: ClassVar[Worker | None] = None
     timer = staticmethod(timed)
@@ -97,8 +91,9 @@ class Worker(Messaging, Channels):
             UsageError: (a RuntimeError) this process is no worker.
         """
         context = worker_context.current()
+        in_worker = context is not None and context.is_here  # or in a child that is a member already
         parent = kwargs.get("parent_address")
-        if parent is None and os.getpid() != context_pid():  # a child process: __init__ gets the argument by name
+        if parent is None and not in_worker:  # a child process: __init__ gets the argument by name
             parent = next((one for one in args if isinstance(one, WorkerAddress)), None)
         if context is None and parent is None:
             raise UsageError(
@@ -111,7 +106,7 @@ class Worker(Messaging, Channels):
         else:
             assert context is not None
             self._set_up(context, context.address, context.spec.world_size)
-        if parent is None or Worker.current_worker is None or os.getpid() != context_pid():
+        if parent is None or Worker.current_worker is None or not in_worker:
             Worker.current_worker = self
         return self
 
@@ -434,9 +429,3 @@ class Worker(Messaging, Channels):
     def pop_execution_times(self) -> dict[str, float]:
         """Remove all recorded times, and return them: seconds by tag."""
         return self._timers.pop_all()
-
-
-def context_pid() -> int:
-    """Return the pid of the worker or child that this process is or was forked from, 0 in a driver."""
-    context = worker_context.current()
-    return context.pid if context else 0

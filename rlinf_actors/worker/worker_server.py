@@ -151,8 +151,6 @@ class RejectedPeers:
 
 @dataclass(frozen=True)
 class Creation:
-    """A Create frame, and the link *peer* that sent the frame, for the main thread."""
-
     peer: bytes
     frame: frames.Create
     parts: AuthenticatedParts
@@ -243,7 +241,7 @@ class WorkerServer:
         self._handlers.update(dict.fromkeys(kinds, handler))
         early, self._early = self._early, []
         for peer, frame, parts in early:
-            self._handle_other(peer, frame, parts)
+            self._handle(peer, frame, parts)
 
     def on_link_lost(self, callback: LinkLost) -> None:
         """Call *callback* when the connection of a member is lost. Messages of that link may be missing then."""
@@ -316,7 +314,7 @@ class WorkerServer:
         if lending is None:
             self._join(peer, frame)
         else:
-            self._handle(peer, lending, frame, AuthenticatedParts(parts))  # a member of this job
+            self._handle(peer, frame, AuthenticatedParts(parts))  # a member of this job
 
     def _failed(self, peer: bytes, error: InternalError) -> None:
         """Report that the handler of the present frame raised *error*.
@@ -326,9 +324,7 @@ class WorkerServer:
         """
         frame = self._handling
         if isinstance(frame, (frames.Call, frames.Stream, frames.Cancel, frames.Credit, frames.Create)):
-            invocation = self._calls.pop((peer, frame.id), None)
-            if invocation is not None:
-                invocation.cancel()
+            self._cancel(peer, frame.id)
             self.answer(peer, *failure.encode(frame.id, error))
         elif isinstance(frame, _CHANNEL_REQUESTS):
             self.answer(peer, frames.Raised(frame.id, "internal", type(error).__name__, str(error)))
@@ -337,9 +333,15 @@ class WorkerServer:
             if peer in self._members:
                 self._link_lost(peer, self._workers.get(peer, ""))
 
-    def _handle(self, peer: bytes, lending: Lending, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
-        if type(frame) in self._handlers:
-            self._handlers[type(frame)](peer, frame, parts)
+    def _cancel(self, peer: bytes, id: int) -> None:
+        invocation = self._calls.pop((peer, id), None)
+        if invocation is not None:
+            invocation.cancel()
+
+    def _handle(self, peer: bytes, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
+        handler = self._handlers.get(type(frame))
+        if handler is not None:
+            handler(peer, frame, parts)
         elif type(frame) is frames.Call:
             self._submit(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, frame.deadline_s, 0))
         elif type(frame) is frames.Stream:
@@ -348,9 +350,7 @@ class WorkerServer:
                 self.remote_peers.add(peer, now=True)
             self._submit(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, 0.0, window))
         elif type(frame) is frames.Cancel:
-            invocation = self._calls.pop((peer, frame.id), None)
-            if invocation is not None:
-                invocation.cancel()
+            self._cancel(peer, frame.id)
         elif type(frame) is frames.Credit:
             invocation = self._calls.get((peer, frame.id))
             if invocation is not None:
@@ -370,20 +370,13 @@ class WorkerServer:
             runs = frames.Runs(frame.id, doing.method[:NAME_CHARS], seconds, doing.waiting, PROTOCOL)
             self._send(peer, runs, (), True)
         elif type(frame) is frames.Dropped:
-            lending.dropped(frame)
+            self._members[peer].dropped(frame)
         elif type(frame) is frames.Memory:
-            lending.heard(frame)
+            self._members[peer].heard(frame)
             if frame.pid:
                 self._watch(peer, frame.pid)
         elif type(frame) is frames.Create:
             self.creations.put(Creation(peer, frame, parts))
-        else:
-            self._handle_other(peer, frame, parts)
-
-    def _handle_other(self, peer: bytes, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
-        handler = self._handlers.get(type(frame))
-        if handler is not None:
-            handler(peer, frame, parts)
         elif self._executor is None and self._failure is None:
             self._early.append((peer, frame, parts))  # the class is being constructed, and may serve them
         else:
@@ -418,10 +411,9 @@ class WorkerServer:
         lending = self._members.get(peer)
         if lending is not None:
             lending.borrower_gone()
-        for key, invocation in list(self._calls.items()):
-            if key[0] == peer and invocation.window:  # a stream would wait for credit; a call runs to its end
-                self._calls.pop(key, None)
-                invocation.cancel()
+        for (caller, id), invocation in list(self._calls.items()):
+            if caller == peer and invocation.window:  # a stream would wait for credit; a call runs to its end
+                self._cancel(peer, id)
         # last messages of the peer may still be in the socket, with parts in its memory
         asyncio.get_running_loop().call_later(LATE_S, self._forget, peer)
 
