@@ -30,17 +30,14 @@ class AgentLink:
     """The template's connection to agentd. All of it runs in the select loop of the template.
 
     Args:
-        selector: selector of the template's loop. The data of each key is a callback that takes the event mask.
-        sock: socket to the agentd that started this template.
+        selector: selector of the loop. The data of each key is a callback that takes the event mask.
         keep: path of the unix socket for a later agentd; "" if the template ends with its agentd.
         keep_s: seconds from the end of an agentd in which another agentd can adopt the template.
         take: called with each packet of agentd; returns False to stop reading.
         lost: called when agentd has ended.
 
     Attributes:
-        keep_s: as given, or as the last registered agentd has set it.
-        since: end of the last agentd that the head had registered, in seconds of CLOCK_MONOTONIC; 0 while one is
-            connected.
+        since: end of the last agentd that the head had registered, in seconds of CLOCK_MONOTONIC; 0 while there is one.
     """
 
     def __init__(

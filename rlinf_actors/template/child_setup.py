@@ -213,13 +213,8 @@ def _take_environment(env: Mapping[str, str]) -> None:
 def import_path(current: list[str], wanted: Iterable[str], exists: Callable[[str], bool]) -> list[str]:
     """Return sys.path of a worker: this package, then the directories of the driver, then those of the interpreter.
 
-    Directories that belong to the driver's interpreter (library, site-packages) are left out, since the worker may run
-    another interpreter.
-
-    Args:
-        current: sys.path of this process; the first entry is the directory of this package.
-        wanted: sys.path of the driver.
-        exists: True for directories that exist on this node.
+    *current* is sys.path of this process, *wanted* that of the driver. Directories that belong to the driver's
+    interpreter (library, site-packages) are left out, since the worker may run another interpreter.
     """
     known = set(current)
     ours = [

@@ -38,14 +38,8 @@ KILL_MARGIN = 0.05
 class ForkedWorker:
     """The template's record of one worker process, with the template's ends of its pipes and control socket.
 
-    Args:
-        fork: the packet that requested the worker.
-        cgroup: cgroup of the worker; created here.
-        limits: values to write to files of the cgroup, by name of the file.
-        log_bytes: size in bytes at which a log file is rotated, 0 for never.
-
-    Raises:
-        OSError: no descriptor is free, or the cgroup cannot be created.
+    The constructor creates the cgroup with *limits*, and raises OSError if that fails or no descriptor is free. A log
+    file is rotated at *log_bytes* bytes, 0 for never.
     """
 
     def __init__(self, fork: packets.Fork, cgroup: Cgroup, limits: Mapping[str, int], log_bytes: int = 0) -> None:
@@ -155,12 +149,7 @@ class ForkedWorker:
         )
 
     def report(self, oom: str, left: bool) -> ExitReport:
-        """Return the exit report of the ended worker.
-
-        Args:
-            oom: "yes", "suspected" or "no": whether the kernel killed the worker for lack of memory.
-            left: True if a process that the worker started could not be killed.
-        """
+        """Return the exit report of the ended worker. *left*: True if a process that it started could not be killed."""
         assert self.status is not None
         code = self.status.si_status
         exited = self.status.si_code == os.CLD_EXITED
@@ -188,12 +177,10 @@ EXEC_S = 0.002
 
 
 class ForkedWorkers:
-    """All workers of one template.
+    """All workers of one template. *send* sends a packet to agentd.
 
-    Args:
-        selector: selector of the template's loop. The data of each key is a callback that takes the event mask.
-        send: sends a packet to agentd.
-        keeps: True if workers continue without an agentd. Then each exit report is stored until Settled arrives.
+    In *selector* the data of each key is a callback that takes the event mask. If *keeps* is True, workers continue
+    without an agentd, and each exit report is stored until Settled arrives.
     """
 
     def __init__(

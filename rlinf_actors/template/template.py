@@ -70,13 +70,10 @@ END_S = 5.0
 
 
 def end_all(workers: Sequence[ForkedWorker], wakeup: socket.socket) -> None:
-    """Kill every process below this one, and wait at most END_S seconds for the ends of these processes.
+    """Kill every process below this one, and wait at most END_S seconds for their ends.
 
-    Robot workers, whose leases were revoked before, first have ROBOT_END_S seconds to end by themselves.
-
-    Args:
-        workers: workers that the template has not reaped.
-        wakeup: non-blocking socket that becomes readable when a child process has ended.
+    Robot workers, whose leases were revoked before, first have ROBOT_END_S seconds to end by themselves. *workers* are
+    those not reaped. *wakeup* is a non-blocking socket that becomes readable when a child process has ended.
     """
     with selectors.DefaultSelector() as selector:
         selector.register(wakeup, selectors.EVENT_READ)
@@ -151,10 +148,8 @@ class TemplateConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 def main(fd: int, node: str, config_json: str) -> None:
     """Run a template until its agentd, or its owner, ends. In a forked or spawned worker, run the worker.
 
-    Args:
-        fd: SOCK_SEQPACKET socket to agentd; in a spawned worker, to the template.
-        node: name of the node, for error texts.
-        config_json: a TemplateConfig as JSON.
+    *fd* is a SOCK_SEQPACKET socket to agentd; in a spawned worker, to the template. *config_json* is a TemplateConfig.
+    The name *node* appears in error texts.
     """
     procfs.open_standard_descriptors()
     config = msgspec.json.decode(config_json, type=TemplateConfig)

@@ -53,14 +53,7 @@ LEFT_S = 2.0
 
 
 class Children:
-    """Accepts processes that this worker has started as its child members. Runs in the worker.
-
-    Args:
-        loop: event loop of the I/O thread.
-        spec, place: spec and place of the worker.
-        send: sends a frame over a link, given by its identity.
-        rejected: counts a rejected process; the text names the process and the reason.
-    """
+    """Accepts processes that this worker has started as its child members. Runs in the worker."""
 
     def __init__(
         self,
@@ -247,11 +240,7 @@ LEAVE_S = 5.0
 def become_member(address: WorkerAddress, siblings: int) -> worker_context.WorkerContext | None:
     """Make this process the child member *address*. Return its context, None if no worker has started the process.
 
-    Blocks for two round trips to the worker.
-
-    Args:
-        address: group, rank of the worker, and ranks of the child below it.
-        siblings: number of children that share the parent address, the child's world size.
+    Blocks for two round trips to the worker. *siblings* is the world size of the child.
 
     Raises:
         UsageError: the address is invalid, the process is another child already, or the worker denies it.
@@ -320,12 +309,7 @@ def _enter(sock: socket.socket, path: str, address: WorkerAddress, siblings: int
 
 
 def _request(sock: socket.socket, packet: packets.Enter | packets.Listening) -> tuple[packets.Answer, bytes]:
-    """Send *packet* to the worker. Return its answer, and the content of the file that comes with the answer.
-
-    Raises:
-        UsageError: the worker answers Denied; the text is its reason.
-        OSError, RemoteWireError: there is no answer, or an invalid one.
-    """
+    """Send *packet* to the worker. Return its answer, and the content of the file that comes with the answer."""
     with contextlib.suppress(BrokenPipeError):  # the worker has denied it, and read nothing
         sock.send(packets.encode(packet))
     try:

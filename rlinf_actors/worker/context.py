@@ -132,10 +132,7 @@ def start(
     """Start the I/O thread of this worker or child, bind its sockets, and return its context, which is not installed.
 
     Args:
-        address: address of the worker or child.
-        spec: its spec.
-        place: place of the worker.
-        extras: values that the owner sent with the class; the worker adds them later.
+        extras: values that the owner sent with the class. A worker adds them when Create arrives.
         parent: id of the worker that started this child, "" in a worker.
         on_given_up: called on the I/O thread with the reason when the head counts the worker as dead.
         on_closed: called when `_close` of the user's instance has returned.

@@ -31,12 +31,6 @@ class DeviceLock:
 
     The lock is advisory: code that does not acquire it can use the device. Only workers of this agentd share it: not
     other programs, nor another cluster on this machine.
-
-    Args:
-        worker_id, name: id and name of the worker.
-        has_devices: True if the worker has accelerators.
-        send: sends a packet to agentd.
-        log: gets a line when a wait has lasted 30 s.
     """
 
     def __init__(

@@ -146,12 +146,9 @@ def _start_serving(serve: Callable[[], object], name: str, failed: Callable[[], 
 
 
 class BesideExecutor:
-    """Runs the calls of some methods on threads of their own, and all other calls by *main*.
+    """Runs the calls of each method in *threads* on that many threads of its own, and all other calls by *main*.
 
-    Args:
-        main: runs the other methods.
-        threads: number of threads by method.
-        failed: ends the process; called after an internal error in one of these threads.
+    Calls *failed* after an internal error in one of these threads.
     """
 
     def __init__(self, main: Executor, threads: Mapping[str, int], failed: Callable[[], object]) -> None:
@@ -186,9 +183,8 @@ class BesideExecutor:
 class LoopExecutor:
     """Runs all calls on one event loop of the main thread. Calls start in order and overlap where they await.
 
-    Args:
-        limit: most coroutines that run at a time, 0 for any number.
-        on_loop_start: called on the loop whenever it begins to run (`OrderlyExit.take_wakeup_fd`).
+    At most *limit* coroutines run at a time, 0 for any number. Whenever the loop begins to run, it calls
+    *on_loop_start* (`OrderlyExit.take_wakeup_fd`).
     """
 
     def __init__(self, limit: int = 0, on_loop_start: Callable[[], object] = lambda: None) -> None:

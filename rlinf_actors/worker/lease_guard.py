@@ -94,14 +94,7 @@ class LeasePage:
 
 
 class LeasePageWriter:
-    """Makes the lease page and writes the deadline to it. Only the guard's thread may use it, once that thread runs.
-
-    Args:
-        deadline_ns: first deadline, in nanoseconds of CLOCK_MONOTONIC.
-
-    Attributes:
-        page: the page, for readers.
-    """
+    """Makes a lease page, and writes the deadline to it. Only the guard's thread may use it, once that thread runs."""
 
     def __init__(self, deadline_ns: int = NEVER) -> None:
         fd = os.memfd_create("rlinf-lease", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -142,11 +135,7 @@ class Lease:
     """The time until which a worker may move its robots. Reads no clock: callers pass the time, in seconds.
 
     The lease starts when agentd sends a heartbeat that the head then answers, so it ends no later than the head
-    assumes.
-
-    Args:
-        until: end of the lease, on the caller's clock.
-        lease_s: length of the lease, in seconds from the heartbeat.
+    assumes. *until* is its end on the caller's clock, *lease_s* its length in seconds from that heartbeat.
     """
 
     def __init__(self, until: float, lease_s: float) -> None:
@@ -185,13 +174,8 @@ UNWIND_S = 0.25
 class Guard:
     """Watches the lease of one robot worker, and makes its robots safe when the lease ends.
 
-    Construct it on the main thread before any user code runs. Its thread is the only one that receives from *control*.
-
-    Args:
-        spec: spec of the worker, which claims robots.
-        place: place of the worker, with the end of the lease as known at the start.
-        control: socket to the template.
-        instance: returns the instance of the user's class, or None before the instance exists.
+    Construct it on the main thread before any user code runs. Its thread is the only one that receives from *control*,
+    the socket to the template. *instance* returns the instance of the user's class, None while there is none.
     """
 
     def __init__(
@@ -421,8 +405,7 @@ class _Itimerspec(ctypes.Structure):
 class _Alarm:
     """A timer that also counts time in which the machine is suspended, unlike the timeout of poll.
 
-    Attributes:
-        fd: descriptor that is readable when the time is over; -1 if the kernel has no such timer.
+    Its descriptor *fd* becomes readable when the time is over. *fd* is -1 if the kernel has no such timer.
     """
 
     def __init__(self) -> None:

@@ -141,10 +141,7 @@ def _end_by_sigterm() -> None:
 def run_worker(spec: WorkerSpec, place: packets.WorkerPlace, control_fd: int) -> None:
     """Run the worker that *spec* describes. Never returns: the process ends here.
 
-    Args:
-        spec: the worker and its group.
-        place: its node and directories.
-        control_fd: a SOCK_SEQPACKET socket to the template. The process ends at its end of file.
+    *control_fd* is a SOCK_SEQPACKET socket to the template. The end of the template, an end of file, ends the worker.
     """
     control = TemplateSocket(socket.socket(fileno=control_fd), lambda: _exit(143))
     guard = Guard(spec, place, control, lambda: Worker.current_worker) if spec.claims else None

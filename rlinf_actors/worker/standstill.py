@@ -137,11 +137,7 @@ _LOOK_S = 0.0005
 
 
 class Descendants:
-    """The processes that this worker has started, including those that have become daemons.
-
-    Args:
-        worker: id of the worker, which `procfs.branded` and `procfs.mark_of` find in its processes.
-    """
+    """The processes that the worker with the id *worker* has started, including those that have become daemons."""
 
     def __init__(self, worker: str) -> None:
         self._worker = worker

@@ -87,11 +87,9 @@ class RemotePeers:
         self._in_session = False
 
     def add(self, peer: bytes, *, now: bool = False) -> None:
-        """Watch the client at the other end of a link. Its end is noticed only during a session with the head.
+        """Watch the client of the link *peer*. Its end is noticed only during a session with the head.
 
-        Args:
-            peer: identity of the link.
-            now: True to open a session now: a stream would otherwise wait for credit from a dead client for ever.
+        *now*: True to open a session at once: a stream would otherwise wait for credit from a dead client for ever.
         """
         client = client_of(peer)
         links = self._links.setdefault(client, set())
@@ -138,11 +136,8 @@ class RejectedPeers:
         self.count = 0
 
     def add(self, text: str, times: int = 1) -> None:
-        """Count *times* rejections. Log only the 1st, the 10th, the 100th, ..., so that a flood does not fill the log.
-
-        Args:
-            text: the rejected peer and the reason. The log line is "refused" and this text.
-            times: number of rejected peers.
+        """Count *times* rejections. Log the 1st, the 10th, the 100th, ... as "refused" and *text*: a flood must not
+        fill the log.
         """
         digits, self.count = len(str(self.count)) if self.count else 0, self.count + times
         if len(str(self.count)) > digits:
@@ -160,13 +155,11 @@ class WorkerServer:
     """Accepts links of the job's members, and hands their calls to the executor.
 
     Args:
-        network: makes the listening sockets.
         worker_id: id of this worker. A Join for another id is rejected: an earlier worker listened at this address.
         name: name of this worker, for log lines and error texts.
         token: token of the job.
         on_closed: called on the executor's thread when `_close` of the user's instance has returned.
         gate: checks the keys of peers at the TCP socket; None in a cluster without keys.
-        rejected: counts rejected links; None for a new counter.
 
     Attributes:
         remote_peers: watches peers on other machines. `context.start` sets it; while None, such peers are not watched.
@@ -254,11 +247,7 @@ class WorkerServer:
     def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, alone: bool = True) -> None:
         """Send a frame to a member, together with other frames for that member in this turn of the loop. Any thread.
 
-        Args:
-            peer: identity of the member's link.
-            frame: the frame.
-            parts: buffers that follow the frame.
-            alone: False if the same parts are sent to other members too, and so must not be changed.
+        *alone*: False if the same parts are sent to other members too, and so must not be changed.
         """
         self._send(peer, frame, parts, False, alone)
 
