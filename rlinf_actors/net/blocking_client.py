@@ -185,9 +185,6 @@ class BlockingClient:
         """Make `step` return when the descriptor *fd* has one of these events of poll(2)."""
         self._poller.register(fd, events)
 
-    def unwatch(self, fd: int) -> None:
-        self._poller.unregister(fd)
-
     def close(self) -> None:
         """Close all connections at once and drop requests in progress. Idempotent."""
         for head in list(self._heads):

@@ -25,7 +25,7 @@ from msgspec import Meta
 from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.net.head_records import SOCKET, HeadRecord, MachineRecords, find_records
-from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of
+from rlinf_actors.net.host import DEFAULT_LISTEN, endpoint_of, split_address
 from rlinf_actors.net.socket_security import Security, is_tcp
 from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
 
@@ -186,20 +186,16 @@ def check_name(endpoint: str, source: str) -> None:
     """Check that the endpoint's host name has an address. Blocks. Raises ConfigError."""
     if not is_tcp(endpoint):
         return
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    host, port = split_address(endpoint, source)
     try:
-        socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError) as error:
-        raise unresolved(host, source, error) from None
-
-
-def unresolved(host: str, source: str, error: Exception) -> ConfigError:
-    why = error.strerror if isinstance(error, OSError) else error
-    return ConfigError(
-        f"the head's name {host!r} cannot be resolved ({why}): is it spelt right? `getent hosts {host}` shows what "
-        "this machine knows; an IP address needs no name service",
-        path=source,
-    )
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(
+            f"the head's name {host!r} cannot be resolved ({why}): is it spelt right? `getent hosts {host}` shows what "
+            "this machine knows; an IP address needs no name service",
+            path=source,
+        ) from None
 
 
 def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
@@ -224,11 +220,11 @@ def is_here(endpoint: str, listens: str) -> bool:
     """
     if not (is_tcp(endpoint) and is_tcp(listens)):
         return False
-    (host, _, port), (every, _, its) = (one.removeprefix("tcp://").rpartition(":") for one in (endpoint, listens))
-    if port != its or every.strip("[]") not in ("0.0.0.0", "::", "*"):
-        return False
     try:
-        address = ipaddress.ip_address(host.strip("[]"))  # a name is not resolved: that may block
+        (host, port), (every, its) = split_address(endpoint, ""), split_address(listens, "")
+        if port != its or every not in ("0.0.0.0", "::", "*"):
+            return False
+        address = ipaddress.ip_address(host)  # a name is not resolved: that may block
         family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((str(address), 0))  # the kernel takes no address that is not this machine's

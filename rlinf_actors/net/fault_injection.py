@@ -171,25 +171,11 @@ class _Line:
 class Faults:
     """The active rules of this process and the messages that they hold back. Any thread."""
 
-    def __init__(self) -> None:
-        self._rules: list[Rule] = []
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self._rules = list(rules)
         self._lines: weakref.WeakKeyDictionary[object, dict[bytes, _Line]] = weakref.WeakKeyDictionary()
         self._held = 0
         self._lock = threading.RLock()  # a collected socket may call in from a finalizer
-
-    def add(self, rule: Rule) -> None:
-        with self._lock:
-            self._rules.append(rule)
-
-    def remove(self, rule: Rule) -> None:
-        """Deactivate *rule*. Connections that it cut work again; messages that it delayed arrive at their times."""
-        with self._lock:
-            self._rules.remove(rule)
-
-    @property
-    def idle(self) -> bool:
-        with self._lock:
-            return not self._rules and not self._held
 
     def connecting(self, owner: object, endpoint: str, loop: asyncio.AbstractEventLoop) -> None:
         """Apply the rules for the point transport.connect to a new link.
@@ -337,13 +323,16 @@ def add(rule: Rule) -> None:
     with _setting:
         if active is None:
             active = Faults()
-        active.add(rule)
+        with active._lock:
+            active._rules.append(rule)
 
 
 def remove(rule: Rule) -> None:
-    """Deactivate *rule* in this process."""
-    if active is not None:
-        active.remove(rule)
+    """Deactivate *rule*. Connections that it cut work again; messages that it delayed arrive at their times."""
+    faults = active
+    if faults is not None:
+        with faults._lock:
+            faults._rules.remove(rule)
     settle()
 
 
@@ -351,8 +340,10 @@ def settle() -> None:
     """Switch the hooks off if no rule and no held message is left."""
     global active
     with _setting:
-        if active is not None and active.idle:
-            active = None
+        if active is not None:
+            with active._lock:
+                idle = not active._rules and not active._held
+            active = None if idle else active
 
 
 def load(plan: str | None) -> None:
@@ -364,6 +355,4 @@ def load(plan: str | None) -> None:
         return
     rules = [Rule(fault) for fault in parse(plan)]
     with _setting:
-        active = Faults()
-        for rule in rules:
-            active.add(rule)
+        active = Faults(rules)

@@ -214,10 +214,13 @@ def places(settings: Settings) -> list[str]:
     return [settings.heads_dir] if settings.heads_dir else list(PLACES)
 
 
+def _unit_dirs(settings: Settings) -> list[str]:
+    return [] if settings.heads_dir else [path for pattern in OF_UNITS for path in glob.glob(pattern)]
+
+
 def watched(settings: Settings) -> list[str]:
     """Return every existing directory in which a record of any user can appear."""
-    found = [] if settings.heads_dir else [path for pattern in OF_UNITS for path in glob.glob(pattern)]
-    units = [path for path in found if not os.path.islink(path)]  # a unit's user could have made the link
+    units = [path for path in _unit_dirs(settings) if not os.path.islink(path)]  # a unit's user could have made it
     return [path for path in (*places(settings), *units) if os.path.isdir(path)]
 
 
@@ -330,9 +333,8 @@ def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
 
 def _without_record(settings: Settings) -> Iterator[HeadRecord]:
     """Find heads of earlier versions, which write no record, by their sockets in run directories of this user."""
-    units = [] if settings.heads_dir else [path for pattern in OF_UNITS for path in glob.glob(pattern)]
     directories = [path for parent in parents(settings) for path in sorted(glob.glob(f"{glob.escape(parent)}/rlinf-*"))]
-    for directory in dict.fromkeys([*units, *directories]):
+    for directory in dict.fromkeys([*_unit_dirs(settings), *directories]):
         path = f"{directory}/{SOCKET}"
         with contextlib.suppress(OSError):
             info = os.lstat(directory)

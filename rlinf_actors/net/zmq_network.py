@@ -96,11 +96,6 @@ class ZmqNetwork:
         proof = self._security.proof(endpoint, token)
         return _open(lambda: ZmqLink(self, endpoint, identity, on_message, proof, on_rejected, on_reset, on_failed))
 
-    def _serve(self, domain: str, gate: Gate) -> None:
-        if self._zap is None:
-            self._zap = _open(lambda: ZapHandler(self._context, self._loop))
-        self._zap.serve(domain, gate)
-
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
         return await reachability.check(endpoint, timeout_s)
 
@@ -184,7 +179,10 @@ class ZmqListener(Socket):
             raise ConfigError(f"refusing to listen on {endpoint}: nobody knows whose keys may come in there")
         if self._admission is not None:
             return
-        self._network._serve(self._domain, gate)
+        network = self._network
+        if network._zap is None:
+            network._zap = _open(lambda: ZapHandler(network._context, self._loop))
+        network._zap.serve(self._domain, gate)
         self._admission, self._disconnector = Admission(gate), Disconnector(self._loop)
         self._guard = ConnectionGuard(self._loop, self._disconnector.ports, HANDSHAKE_S, gate)
         self._monitor = SocketMonitor(self._socket, self._loop, AT_SERVER, self._guard.on_event)
@@ -203,10 +201,7 @@ class ZmqListener(Socket):
         self._paths.clear()
 
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        if fault_injection.active is None:
-            self._send(peer, header, parts, now)
-        else:
-            self._send_with_faults(peer, header, parts, now)
+        self._send(peer, header, parts, now)
 
 
 class ZmqLink(Socket):
@@ -259,10 +254,7 @@ class ZmqLink(Socket):
         return self._endpoint
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        if fault_injection.active is None:
-            self._send(b"", header, parts, now)
-        else:
-            self._send_with_faults(b"", header, parts, now)
+        self._send(b"", header, parts, now)
 
     def _on_event(self, event: int, value: int) -> None:
         if event == CONNECTED:

@@ -116,7 +116,12 @@ class Socket:
 
     # --- out ---
 
-    def _send(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
+    def _send(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool, faulty: bool = True) -> None:
+        faults = fault_injection.active
+        if faulty and faults is not None:
+            send = functools.partial(self._send, peer, header, parts, now, faulty=False)
+            faults.carry("transport.send", self, peer, self._name(peer), send, self._loop)
+            return
         if self._network.forked:
             return
         if now and not self._out and self._lock.acquire(blocking=False):
@@ -290,14 +295,6 @@ class Socket:
             key = ""
         self._by_unix = not key
         return key
-
-    def _send_with_faults(self, peer: bytes, header: bytes, parts: Sequence[Buffer], now: bool) -> None:
-        send = functools.partial(self._send, peer, header, parts, now)
-        faults = fault_injection.active
-        if faults is None:
-            send()  # another thread has just ended the last rule
-        else:
-            faults.carry("transport.send", self, peer, self._name(peer), send, self._loop)
 
     def _name(self, peer: bytes) -> str:
         return peer.decode(errors="replace")
