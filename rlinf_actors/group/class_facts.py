@@ -146,10 +146,6 @@ def check_class(cls: type, base: type) -> None:
                     f"{klass.__name__}.{name} clashes with WorkerGroup.{name}, which every group needs: "
                     f"rename the method"
                 )
-    _check_concurrent(cls)
-
-
-def _check_concurrent(cls: type) -> None:
     methods = public_methods(cls)
     for name in dir(cls):
         member = inspect.getattr_static(cls, name)

@@ -325,7 +325,7 @@ def control_of(carried: bytes) -> GroupControl:
         state.launch,
         nodes,
         state.wait_s,
-        job.connected if job is not None else _in_session,
+        job.connected if job is not None else None,  # a driver with a Cluster has a session with the head
     )
     if not group.detail:
         group.detail = state.detail
@@ -343,11 +343,6 @@ def control_of(carried: bytes) -> GroupControl:
         frozenset(state.private),
     )
     return GroupControl(runtime, group, facts)
-
-
-async def _in_session() -> None:
-    """Return at once: a driver with a Cluster always has a session with the head."""
-    await asyncio.sleep(0)
 
 
 def attach(cls: type, name: str) -> AsyncWork[GroupControl]:

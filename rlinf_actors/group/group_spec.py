@@ -211,15 +211,7 @@ def detail_of(
     hardware: Mapping[int, Sequence[HardwareInfo]],
     restarts: bool = True,
 ) -> GroupDetail:
-    """Return the record of a group.
-
-    Args:
-        placements: placements in rank order.
-        nodes: nodes, by rank.
-        names: node names, by rank.
-        hardware: robots or other configured hardware, by rank.
-        restarts: True if failed workers are restarted.
-    """
+    """Return the record of a group. *placements*, *nodes* and the node *names* are in rank order."""
     models = [model_seen(placement, node) for placement, node in zip(placements, nodes, strict=True)]
     pieces = {rank: [piece_of(info) for info in infos] for rank, infos in hardware.items()}
     return GroupDetail(list(placements), list(names), models, pieces, restarts)

@@ -144,12 +144,14 @@ class Pool:
 
     def room(self) -> bool:
         """Send the items that must be sent again. Then return True if another item may be drawn."""
-        while (item := self._next_again()) is not None:
+        while True:
+            with self._lock:
+                free = not self.closed and self._free() is not None
+                if not free or not self._again:
+                    held = len(self._under_way) + len(self._finished) + len(self._again)
+                    return free and held < self._loads.capacity and not self._drawn_all
+                item = self._again.popleft()
             self._send(item)
-        with self._lock:
-            held = len(self._under_way) + len(self._finished) + len(self._again)
-            free = held < self._loads.capacity and self._free() is not None
-            return free and not (self.closed or self._drawn_all or self._again)
 
     def send(self, parts: Sequence[Buffer]) -> None:
         """Send a new item, given as an encoded call, to a free rank."""
@@ -243,12 +245,6 @@ class Pool:
         """Have `close` called on the loop thread. For destructors, whose thread may hold any lock."""
         if not self.closed:
             self._group.peers[0].soon(self.close)
-
-    def _next_again(self) -> _Item | None:
-        with self._lock:
-            if self.closed or not self._again or self._free() is None:
-                return None
-            return self._again.popleft()
 
     def _send(self, item: _Item) -> None:
         self._runtime.check_usable()

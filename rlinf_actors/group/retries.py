@@ -75,7 +75,10 @@ class RetriedResult(WorkerGroupFuncResult[T]):
             if self._send_again(index):
                 return
             self._last[index] = answer
-            answer = self._counted(answer, self._tries[index])
+            if (tries := self._tries[index]) > 1:
+                counted = copy.copy(answer)  # calls that were sent once share the original
+                counted.args = (f"{self._method}() was sent {tries} times; the last time: {answer}", *answer.args[1:])
+                answer = counted
         super()._arrived(index, answer, failed)
 
     def _send_again(self, index: int) -> bool:
@@ -94,11 +97,3 @@ class RetriedResult(WorkerGroupFuncResult[T]):
         if self._error is not None:  # cancelled or expired since the check above, which did not find this peer
             new.forget(self._call)
         return True
-
-    def _counted(self, error: Exception, tries: int) -> Exception:
-        """Return *error*, or a copy whose message says how often the call was sent if that was more than once."""
-        if tries == 1:
-            return error
-        counted = copy.copy(error)  # calls that were sent once share the original
-        counted.args = (f"{self._method}() was sent {tries} times; the last time: {error}", *error.args[1:])
-        return counted

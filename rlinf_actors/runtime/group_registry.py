@@ -130,7 +130,7 @@ class GroupRegistry:
         launch: str,
         node_names: Sequence[str],
         wait_s: float,
-        connect: Callable[[], Awaitable[object]],
+        connect: Callable[[], Awaitable[object]] | None,
     ) -> RemoteGroup:
         """Return the RemoteGroup for a handle that another process sent.
 
@@ -140,7 +140,7 @@ class GroupRegistry:
             namespace, name, launch: namespace, name and launch id of the group.
             node_names: node name of each rank, for error messages.
             wait_s: seconds that the head waits for the group's launch before it answers that there is no such group.
-            connect: waits until this process has a session with the head; runs on the loop thread.
+            connect: waits until this process has a session with the head; None if it has one. Runs on the loop thread.
         """
         with self._lock:
             group = self._known.get((namespace, name, launch))
@@ -232,16 +232,17 @@ class GroupRegistry:
         if error is not None and not group.found and not group.owned:
             raise error
 
-    def _begin_reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]]) -> None:
+    def _begin_reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]] | None) -> None:
         if group not in self._reaching and not group.found and not group.closing and not group.ready.done():
             task = self._tasks.start(self._reach(group, connect), f"looking for group {group.name!r}")
             self._reaching[group] = task
             task.add_done_callback(lambda _: self._reaching.pop(group, None))
 
-    async def _reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]]) -> Exception | None:
+    async def _reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]] | None) -> Exception | None:
         """Ask the head for the group. Return the error if that fails, else None."""
         try:
-            await connect()
+            if connect is not None:
+                await connect()
             found = await self.find(
                 group.namespace, group.name, ended=True, launch=group.launch, wait_s=group.patience_s
             )

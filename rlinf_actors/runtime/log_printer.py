@@ -51,6 +51,7 @@ class LogPrinter:
     def __init__(self, shown: Callable[[Body], None]) -> None:
         self._shown = shown
         self.left: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[LogLines | Callable[[], object] | None] = queue.SimpleQueue()
         self._until = float("inf")
         self._printing: LogLines | None = None
@@ -91,7 +92,8 @@ class LogPrinter:
     def left_out(self, node: str, where: str, lines: int) -> None:
         """Add *lines* to the lines of *node* in `left`; *where* is the file or directory of the node's logs, or ""."""
         if lines:
-            self.left[node, where] = self.left.get((node, where), 0) + lines
+            with self._lock:  # of the loop thread and the printer's
+                self.left[node, where] = self.left.get((node, where), 0) + lines
 
     def _run(self) -> None:
         while (lines := self._queue.get()) is not None:

@@ -40,9 +40,7 @@ class RemoteGroup:
     """One group as this process knows it.
 
     Args:
-        network: makes the links.
-        identity: identity of this process.
-        host: host key of this process.
+        network, identity, host: makes the links; identity and host key of this process.
         namespace, name: namespace and name of the group.
         node_names: node name of each rank, for error messages.
         construction: given if this process owns the group; else None.
