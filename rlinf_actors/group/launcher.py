@@ -35,7 +35,6 @@ from rlinf_actors.wire.values import WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
-    from rlinf_actors.model.buffers import Buffer
     from rlinf_actors.placement.strategies import PlacementStrategy
     from rlinf_actors.runtime.remote_group import RemoteGroup
     from rlinf_actors.runtime.runtime import Runtime
@@ -216,9 +215,14 @@ def _new_group(
     modules += [node.accelerator_registered_by for node in nodes if node.accelerator_registered_by]
     reference = class_reference(cls)
     extras = {"hardware_infos": hardware, **cluster.extras()}
+    try:
+        parts = payload.encode((None if reference else cls, args, kwargs, extras), cls.__name__, copy=runtime.copy)
+    except SerializationError:
+        payload.encode_call(args, kwargs)  # raises with the path of the argument, if an argument is the cause
+        raise
     construction = Construction(
         reference,
-        _encode(None if reference else cls, cls.__name__, args, kwargs, extras, runtime.copy),
+        parts,
         options.max_concurrency or 0,
         extensions=providers(modules),
         again=options.restart.restarts,
@@ -369,21 +373,6 @@ def _warn_of_robots(cls: type, specs: Sequence[WorkerSpec]) -> None:
             "define one that stops it",
             cls.__name__, LEASE_HOOK, ", ".join(robots),
         )  # fmt: skip
-
-
-def _encode(
-    cls: type | None,
-    cls_name: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    extras: dict[str, Any],
-    copy: payload.Copy,
-) -> list[Buffer]:
-    try:
-        return payload.encode((cls, args, kwargs, extras), cls_name, copy=copy)
-    except SerializationError:
-        payload.encode_call(args, kwargs)  # raises with the path of the argument, if an argument is the cause
-        raise
 
 
 def _in_event_loop() -> bool:

@@ -37,8 +37,9 @@ from rlinf_actors.wire.control_codec import Body
 log = logging.getLogger(__name__)
 
 OWNER_BEATS = 8
-"""Heartbeats per robot lease that an owner of robot workers sends. A heartbeat acknowledges the head's last answer, and
-three more heartbeats may be late.
+"""Number of heartbeats that an owner of robot workers sends in one robot lease.
+
+A heartbeat acknowledges the head's last answer, and three more heartbeats may be late.
 """
 SILENT_HEAD_S = 5.0
 """Seconds that stopping a group or a Cluster waits for a silent head, which may be restarting."""
@@ -77,10 +78,10 @@ class HeadSession:
         self._hello = hello
         self._on_notice = on_notice
         self._on_silence = on_silence
-        # the agent checks the network for all workers of its node
+        # agentd checks the network for all workers of its node
         self._detector = FailureDetector(HEAD_GRACE_S, hello.role == "driver", f"the head at {endpoint}")
         self._beat_s = 1.0
-        self._word = 0.0  # the head's clock in its last answer; the next beat repeats it
+        self._head_clock = 0.0  # in the head's last answer; the next beat repeats it
         self._waited = (-math.inf, 0.0)  # the head's last sign of life, and the start of the first `silent` after it
         self._on_return = on_return
         self._on_given_up = on_given_up
@@ -106,7 +107,7 @@ class HeadSession:
         self._beat_s = welcome.beat_s
         if self._hello.role == "driver":
             self._hello = replace(self._hello, token=welcome.token)  # a head that is restarted learns it from us
-        self._beats = self._tasks.start(self._tend(), "beating to the head", failed=self._broke)
+        self._beats = self._tasks.start(self._keep_session(), "beating to the head", failed=self._task_failed)
         return welcome
 
     async def request(
@@ -200,7 +201,7 @@ class HeadSession:
         if not isinstance(answer, Welcome):
             raise ProtocolError(f"the head at {self.endpoint} answered a hello with {type(answer).__name__}")
         if self.welcome is None or self.welcome.epoch != answer.epoch:
-            self._word = 0.0  # another head has another clock
+            self._head_clock = 0.0  # another head has another clock
         self.welcome = answer
         self._detector.beat_s, self._detector.lease_s = answer.beat_s, answer.lease_s
         self._detector.grace_s = answer.head_grace_s
@@ -213,7 +214,7 @@ class HeadSession:
             self._beat_s = min(self._beat_s, self.welcome.robot_lease_s / OWNER_BEATS)
             self._beat()  # the next beat may be due only after a whole interval of before
 
-    async def _tend(self) -> None:
+    async def _keep_session(self) -> None:
         """Send heartbeats and watch the head. Return when the failure detector has declared the head lost."""
         loop = asyncio.get_running_loop()
         self._detector.heard(loop.time())
@@ -231,27 +232,27 @@ class HeadSession:
             if self._detector.suspected(now):
                 self._greet_again()
             if self._detector.should_check(now):
-                self._tasks.start(self._look(), "looking at the head", failed=self._not_looked)
-            if self._judge(now):
+                self._tasks.start(self._check_reachability(), "checking the head", failed=self._check_failed)
+            if self._report_if_lost(now):
                 return
 
-    def _broke(self, error: InternalError) -> None:
+    def _task_failed(self, error: InternalError) -> None:
         if not self._closed:
             self._on_silence(str(error))
 
     def _beat(self) -> None:
-        self._client.notify(Beat(self._hello.incarnation, word=self._word))
+        self._client.notify(Beat(self._hello.incarnation, word=self._head_clock))
 
-    async def _look(self) -> None:
+    async def _check_reachability(self) -> None:
         sight = await self._network.check_reachability(self.endpoint, self._detector.check_timeout_s)
         now = asyncio.get_running_loop().time()
         self._detector.checked(sight is not Reachability.SILENT, now)
-        self._judge(now)
+        self._report_if_lost(now)
 
-    def _not_looked(self, _error: InternalError) -> None:
+    def _check_failed(self, _error: InternalError) -> None:
         self._detector.check_failed(asyncio.get_running_loop().time())
 
-    def _judge(self, now: float) -> bool:
+    def _report_if_lost(self, now: float) -> bool:
         """Call `on_silence` if the failure detector has declared the head lost. Return True in that case."""
         reason = self._detector.verdict(now)
         if reason is not None and not self._closed:
@@ -271,7 +272,7 @@ class HeadSession:
             if again:
                 self._greet_again()  # the head was restarted, and does not know this process
             elif self.welcome is not None and body.incarnation == self.welcome.epoch:
-                self._word = body.word
+                self._head_clock = body.word
             return
         if isinstance(body, Goodbye) and body.restarting:
             self._restarting()
@@ -296,7 +297,9 @@ class HeadSession:
             self._client.repeat_first()  # lost before it was answered
         elif not self._away:
             self._client.hold()
-            self._greeting = self._tasks.start(self._again(), "saying hello to the head again", failed=self._broke)
+            self._greeting = self._tasks.start(
+                self._again(), "saying hello to the head again", failed=self._task_failed
+            )
 
     async def _again(self) -> None:
         loop = asyncio.get_running_loop()
