@@ -11,14 +11,7 @@ from typing import Any
 from rlinf_actors.errors import UsageError
 from rlinf_actors.model import marks
 
-RESERVED = (
-    "launch",
-    "execute_on",
-    "from_group_name",
-    "worker_info_list",
-    "worker_group_name",
-    "worker_cls_name",
-)
+RESERVED = ("launch", "execute_on", "from_group_name", "worker_info_list", "worker_group_name", "worker_cls_name")
 """Attributes of a group that RLinf scripts use. A worker's method must not have one of these names."""
 
 YIELDING = (

@@ -58,12 +58,7 @@ class GroupControl:
 
     _handle_cls: ClassVar[Any]  # WorkerGroup; its module imports this one and sets it
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        group: RemoteGroup,
-        facts: ClassFacts,
-    ) -> None:
+    def __init__(self, runtime: Runtime, group: RemoteGroup, facts: ClassFacts) -> None:
         self.runtime = runtime
         self.group = group
         self.name = group.name

@@ -51,12 +51,7 @@ class RemoteMethod(Generic[P, Result]):
     __slots__ = ("_control", "_method", "_name", "_options", "_ranks")
 
     def __init__(
-        self,
-        control: GroupControl,
-        name: str,
-        method: Method,
-        ranks: Sequence[int] | None,
-        options: CallOptions,
+        self, control: GroupControl, name: str, method: Method, ranks: Sequence[int] | None, options: CallOptions
     ) -> None:
         self._control = control
         self._name = name

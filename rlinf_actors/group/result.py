@@ -9,12 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, overload
 
-from rlinf_actors.errors import (
-    CallTimeoutError,
-    GroupClosedError,
-    SerializationError,
-    UsageError,
-)
+from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork, Future, Promise, call_all
 from rlinf_actors.runtime.peer import ANSWER_S, LateReport, Peer, late_text, new_call
