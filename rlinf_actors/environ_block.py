@@ -50,9 +50,7 @@ class _EnvironSlot:
 def reserve(names: Iterable[str], slots: int = 0) -> None:
     """Reserve room in the environment for later variables. Call this only while the process has one thread.
 
-    Args:
-        names: variables for `replace`; an unset one is set to "".
-        slots: number of unset variables that `overridden` can set at a time.
+    *names* are for `replace`; an unset one is set to "". *slots* unset variables can be set by `overridden` at a time.
     """
     for name in names:
         if name not in os.environ:

@@ -61,11 +61,7 @@ def free_in_children(lock: threading.Lock) -> threading.Lock:
 
 
 def check(made_in: int) -> None:
-    """Raise UsageError if an object was made before a fork, and this process is the child.
-
-    Args:
-        made_in: the generation in which the object was made.
-    """
+    """Raise UsageError if an object of generation *made_in* belongs to a parent of this process, which forked since."""
     if made_in != _generation:
         raise UsageError(
             f"process {os.getpid()} is a fork of the driver or worker that has the connections, and cannot use them: "
@@ -90,14 +86,10 @@ def guarded(what: str, function: Callable[[], T]) -> T:
 
 
 def end_child(what: str, error: BaseException | None) -> NoReturn:
-    """End a forked child that returned from user code.
+    """End a forked child that returned from the user code *what*, with *error* if that raised.
 
-    Prints the error of user code and a warning, and flushes stdout and stderr. The exit code is that of SystemExit,
-    else `EXIT_CODE`.
-
-    Args:
-        what: name of the user code for the warning.
-        error: error of the user code, None without one.
+    Prints the error and a warning, and flushes stdout and stderr. The exit code is that of SystemExit, else
+    `EXIT_CODE`.
     """
     code = EXIT_CODE
     try:

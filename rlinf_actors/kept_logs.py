@@ -23,14 +23,9 @@ _LOGS = ("logs", "agentd.log")
 
 
 def keep(run_dir: str, parent: str) -> str:
-    """Move the logs in *run_dir* to a new directory in *parent*. Remove the oldest kept runs in *parent* beyond the
-    limits.
+    """Move the logs in *run_dir* to a new directory in *parent*. Return that directory, "" if there were no logs.
 
-    Returns:
-        The new directory, "" if there were no logs.
-
-    Raises:
-        OSError: the logs cannot be moved.
+    The oldest kept runs in *parent* beyond the limits are removed. Raises OSError if the logs cannot be moved.
     """
     found = [Path(run_dir, name) for name in _LOGS if Path(run_dir, name).exists()]
     if not found:

@@ -78,11 +78,9 @@ def set_subreaper() -> None:
 
 
 def die_with_parent(signal: int, parent: int | None = None) -> None:
-    """Let the kernel send *signal* to this process when the thread that started this process ends.
+    """Let the kernel send *signal* (0: none) to this process when the thread that started this process ends.
 
-    Args:
-        signal: number of the signal; 0 to cancel.
-        parent: pid of the expected parent; this process exits at once if that parent has ended already.
+    If the parent is not *parent* any more (None: any parent), this process exits at once.
     """
     _prctl(_PR_SET_PDEATHSIG, signal)
     if parent is not None and os.getppid() != parent:
@@ -104,14 +102,10 @@ def mark_slot() -> int:
 
 
 def write_mark(slot: int, size: int, mark: str) -> None:
-    """Write the worker mark into the environment that /proc/PID/environ shows for this process and its children.
+    """Write the worker's id into the environment that /proc/PID/environ shows for this process and its children.
 
-    A forked worker needs this, since /proc shows its parent's initial environment, whatever os.environ says.
-
-    Args:
-        slot: address from `mark_slot`; 0 to do nothing.
-        size: bytes that are free there; a longer mark is not written.
-        mark: id of the worker.
+    A forked worker needs this, since /proc shows its parent's initial environment, whatever os.environ says. *slot* is
+    the address from `mark_slot` (0: do nothing), *size* the bytes that are free there; a longer mark is not written.
     """
     data = mark.encode()
     if slot and len(data) <= size:
@@ -129,13 +123,8 @@ def brand(worker: str) -> bool:
 
     The limit is the hard RLIMIT_LOCKS, which the kernel does not enforce any more. A limit is inherited over fork,
     exec, setsid and an empty environment, every user can read it (/proc/PID/limits), and without CAP_SYS_RESOURCE a
-    process can only lower it. A worker that another worker started gets a lower number than its ancestor.
-
-    Args:
-        worker: id of the worker.
-
-    Returns:
-        False if the limit was too low already, so that the process has no brand of its own.
+    process can only lower it. A worker that another worker started gets a lower number than its ancestor. Return False
+    if the limit was too low already, so that the process has no brand of its own.
     """
     number, hard = _brand(worker), resource.getrlimit(_RLIMIT_LOCKS)[1]
     while hard != resource.RLIM_INFINITY and number >= hard:
@@ -176,9 +165,8 @@ def _user(pid: int) -> int:
 class Stat:
     """Fields of /proc/PID/stat.
 
-    Attributes:
-        started: in clock ticks since boot; with the pid it identifies a process.
-        status: how a zombie has ended, as of wait(); 0 for a process of another user.
+    `started` is in clock ticks since boot; with the pid it identifies a process. `status` is a zombie's exit status as
+    waitpid() gives it; 0 for a process of another user.
     """
 
     pid: int
@@ -210,9 +198,8 @@ def stat_of(pid: int) -> Stat:
 def pidfd_of(pid: int) -> int:
     """Open a pidfd of a process.
 
-    Raises:
-        ProcessLookupError: the process has ended, even if its pid still names a process group or a session.
-        OSError: this process has no free file descriptor.
+    Raises ProcessLookupError if the process has ended, even if its pid still names a process group or a session, and
+    OSError if this process has no free file descriptor.
     """
     try:
         return os.pidfd_open(pid)
@@ -243,12 +230,7 @@ def open_pidfd(pid: int, started: int) -> int:
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Wait until a process ends. Return False if it still runs after *timeout_s*.
-
-    Args:
-        pidfd: of the process.
-        timeout_s: seconds; 0 does not wait, None waits for ever.
-    """
+    """Wait until a process ends, at most *timeout_s* seconds (None: no limit). Return False if it still runs."""
     poll = select.poll()  # not select(), which takes no descriptor above 1023
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
@@ -286,10 +268,6 @@ def exit_of(pidfd: int, pid: int, started: int) -> tuple[int | None, int | None]
     """Return how a process of this user ended: (exit code, None) or (None, signal); None if that cannot be read.
 
     It can be read until the parent reaps the process, and since Linux 6.15 also afterwards by the pidfd.
-
-    Args:
-        pidfd: of the process, which has ended.
-        pid, started: pid and start of the process (see Stat).
     """
     found = stat(pid)
     if found is not None and found.started == started and found.state in "ZX":
@@ -373,9 +351,7 @@ def threads() -> list[str]:
 class OomKills:
     """Numbers of processes that the kernel killed for lack of memory; None where the machine has no such counter.
 
-    Attributes:
-        group: in the memory cgroup of this process.
-        machine: on the whole machine.
+    `group` counts those in this process's memory cgroup, `machine` those on the whole machine.
     """
 
     group: int | None

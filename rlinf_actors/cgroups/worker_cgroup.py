@@ -155,13 +155,7 @@ class Cgroup:
 
 
 def cgroup_of(roots: Roots, keeper: procfs.Stat, worker: str) -> Cgroup:
-    """Return the Cgroup of a worker. Makes no directory.
-
-    Args:
-        roots: from `prepare`.
-        keeper: the worker's template process.
-        worker: id of the worker.
-    """
+    """Return the Cgroup of *worker*, an id, whose template is *keeper*, in prepared *roots*. Makes no directory."""
     return _cgroup(roots, f"{_pid_namespace()}.{keeper.pid}.{keeper.started}.{worker}")
 
 

@@ -143,13 +143,9 @@ class ConnectionTable:
                     del self._established_of[connection.share]
 
     def progress(self, fd: int, sent: int, received: int) -> Handshake:
-        """Return the progress of a pending connection's handshake; move the connection to the established ones if it is
-        done.
+        """Return the progress of a pending connection's handshake, by the bytes that this end has sent and received.
 
-        Args:
-            fd: the connection's descriptor.
-            sent: bytes that this end has sent.
-            received: bytes that this end has received.
+        If the handshake is done, move the connection to the established ones.
         """
         if sent > PENDING_BYTES:
             self._establish(fd)
@@ -219,9 +215,7 @@ def share_of(host: str) -> str:
 class Admission:
     """Checks each frame of one listener: its key must be admitted, and an identity belongs to one member only.
 
-    Attributes:
-        dropped: number of frames so far whose keys are no longer admitted.
-        stolen: number of frames so far in which a member used another member's identity.
+    `dropped` counts the frames whose keys are no longer admitted, `stolen` those with another member's identity.
     """
 
     def __init__(self, gate: Gate, identities: int = IDENTITIES) -> None:
@@ -232,11 +226,10 @@ class Admission:
         self.stolen = 0
 
     def admits(self, peer: bytes, key: str) -> bool:
-        """Return True if the frame may be handled. Loop thread.
+        """Return True if a frame may be handled. Loop thread.
 
-        Args:
-            peer: identity of the sender.
-            key: the key that the connection proved; "" on a unix socket, which only this user can reach.
+        *peer* is the sender's identity; *key* the key that its connection proved, "" on a unix socket, which only this
+        user can reach.
         """
         member = self._admit(key) if key else LOCAL
         if member is None:

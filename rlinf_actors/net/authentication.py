@@ -47,12 +47,7 @@ class Verdict:
 
 
 def judge(request: Sequence[bytes], gates: Mapping[str, Gate]) -> Verdict:
-    """Decide whether a connection is admitted, by the gate of the ZAP domain in its request. Pure.
-
-    Args:
-        request: the frames of the ZAP request.
-        gates: the gates by domain.
-    """
+    """Decide whether a connection is admitted, by the gate of the ZAP domain that *request* names. Pure."""
     if len(request) < _FRAMES or request[0] != VERSION:
         number = request[1] if len(request) > 1 else b""
         return Verdict(_answer(number, b"500", b"not a request of ZAP 1.0"), why="a malformed request")

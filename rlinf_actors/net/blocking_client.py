@@ -207,13 +207,10 @@ class BlockingClient:
             self._send(head, control_codec.encode(Notice(body)))
 
     def step(self, timeout_s: float | None) -> tuple[list[Event], dict[int, int]]:
-        """Wait until a head or a watched descriptor has events, and handle them.
+        """Wait until a head or a watched descriptor has events, but at most *timeout_s* seconds (None: no limit), and
+        handle them.
 
-        Args:
-            timeout_s: most seconds to wait, None for no limit.
-
-        Returns:
-            The events of heads, and the watched descriptors with their events of poll(2). Both may be empty.
+        Returns the events of heads, and the watched descriptors with their events of poll(2). Both may be empty.
         """
         ready: dict[int, int] = {}
         said: list[tuple[RemoteHead, _Line]] = []
@@ -246,9 +243,7 @@ class BlockingClient:
     def _resolve(self, head: RemoteHead, endpoint: str, security: Security | Callable[[], Security]) -> None:
         """Start a thread that resolves the host and loads the keys; at its end it closes its end of a pipe.
 
-        Raises:
-            OSError: no pipe can be opened.
-            RuntimeError: the thread cannot start.
+        Raises OSError if no pipe can be opened, and RuntimeError if the thread cannot start.
         """
         name = _Name(head, endpoint, security)
         done, tell = os.pipe()

@@ -77,7 +77,7 @@ class Lending:
         return sum(memoryview(part).nbytes for part in list(self._lent.values()))
 
     def offer(self) -> bool:
-        """Offer this process's arena to the peer, which answers with a Memory frame. False if there is none."""
+        """Offer this process's arena to the peer, which answers with a Memory frame. Return False without an arena."""
         if self._arena is None:
             return False
         self._answer(False)
@@ -111,9 +111,8 @@ class Lending:
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
         """Copy the large parts into shared memory, if the peer can borrow and there is room. Any thread.
 
-        Returns:
-            The parts with the copies in place; and True if all large parts are copies, so that the caller may change
-            its own buffers.
+        Returns the parts with the copies in place; and True if all large parts are copies, so that the caller may
+        change its own buffers.
         """
         arena = self._arena
         if arena is None or not self._lends:
@@ -131,10 +130,8 @@ class Lending:
     def pack(self, header: bytes, parts: Sequence[Buffer], *, alone: bool = True) -> tuple[bytes, Sequence[Buffer]]:
         """Return (header, parts) to send. Large parts are lent if the peer can borrow and there is room.
 
-        Args:
-            header, parts: the message.
-            alone: True if these parts are sent to no other peer. If False, a receiver that writes to a part changes
-                only its own copy.
+        *alone* is True if these parts are sent to no other peer. If False, a receiver that writes to a part changes
+        only its own copy.
         """
         arena = self._arena
         if arena is None or not self._lends:

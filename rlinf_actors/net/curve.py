@@ -29,13 +29,9 @@ peer occupies a descriptor and the memory of a message."""
 
 
 def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair | None, domain: str) -> None:
-    """Set the options that protect the endpoint that *socket* binds next.
+    """Set the options that protect the endpoint that *socket* binds next by *mechanism*.
 
-    Args:
-        socket: the listening socket.
-        mechanism: how to protect the endpoint.
-        pair: the listener's key pair; needed for CURVE.
-        domain: the ZAP domain, whose gate decides which keys are admitted.
+    CURVE needs *pair*, the listener's keys. The gate of the ZAP *domain* decides which keys are admitted.
     """
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
     if mechanism is Mechanism.IPC:
@@ -93,16 +89,14 @@ def why_rejected(value: int) -> str:
 
 
 def unanswered(event: int, value: int) -> bool:
-    """Return True if a handshake failed only because the server did not answer in time. It may be stopped or busy."""
+    """Return True if a handshake failed only because a stopped or busy server did not answer in time."""
     return event == int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) and value not in (errno.EPIPE, errno.ECONNRESET)
 
 
 def why_refused(event: int, value: int, key: str) -> tuple[str, bool]:
     """Return why a client's handshake failed, and True if libzmq does not try again.
 
-    Args:
-        event, value: the event of the client's monitor.
-        key: the client's public key, "" if it has none.
+    *event* and *value* are those of the client's monitor; *key* is the client's public key, "" if it has none.
     """
     if event == int(zmq.EVENT_HANDSHAKE_FAILED_AUTH):
         return (

@@ -105,11 +105,8 @@ def read_client_file(path: str, must_exist: bool = False) -> dict[str, str]:
 def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
     """Return the endpoint of the head that a command connects to, and a description of that head for people.
 
-    The description is "" if the user named the head.
-
-    Args:
-        given: the value of the --head option, None if it was not given.
-        settings: the settings, completed by the client files (`client_settings`).
+    The description is "" if the user named the head. *given* is the value of --head, None if it was not given;
+    *settings* are completed by the client files (`client_settings`).
 
     Raises:
         ConfigError: the address is malformed or its name cannot be resolved; or no head is named, and this user runs on
@@ -159,13 +156,8 @@ def named(given: str | None, settings: Settings) -> tuple[str, str]:
 def endpoint_at(text: str, source: str, resolve: bool = True) -> str:
     """Return the endpoint for *text*: HOST:PORT, an endpoint, or the run directory of an agentd.
 
-    Args:
-        text: what the user wrote.
-        source: the option, variable or file that it comes from, for errors.
-        resolve: True to check that a host name has an address. This may block.
-
-    Raises:
-        ConfigError: *text* is none of these, is a directory of another user, or is a name without an address.
+    *source* is the option, variable or file that has the text, for errors. With *resolve*, a host name must have an
+    address, and the check may block. Raises ConfigError.
     """
     if os.path.isdir(text):
         owner = os.stat(text).st_uid

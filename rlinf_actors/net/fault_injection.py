@@ -106,12 +106,8 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 class Rule:
     """A fault with the state that decides which events it affects. Not thread-safe; `Faults` has a lock.
 
-    Args:
-        fault: a fault that `check` has accepted.
-        where: decides which subjects match, instead of the fault's pattern.
-
-    Attributes:
-        hits: number of events affected so far.
+    `check` must have accepted *fault*. *where* decides which subjects match, instead of the fault's pattern. `hits`
+    counts the events affected so far.
     """
 
     def __init__(self, fault: Fault, where: Callable[[str], bool] | None = None) -> None:
@@ -178,14 +174,10 @@ class Faults:
         self._lock = threading.RLock()  # a collected socket may call in from a finalizer
 
     def connecting(self, owner: object, endpoint: str, loop: asyncio.AbstractEventLoop) -> None:
-        """Apply the rules for the point transport.connect to a new link.
+        """Apply the rules for the point transport.connect to *owner*, a new link to *endpoint*. Rules match the
+        endpoint.
 
         "delay" holds back what the link sends; "refuse" drops all its messages for as long as the rule exists.
-
-        Args:
-            owner: the link.
-            endpoint: the subject that the rules match.
-            loop: sends the held messages.
         """
         with self._lock:
             rule = self._pick("transport.connect", endpoint)

@@ -112,12 +112,8 @@ def publish(record: HeadRecord, settings: Settings, unit_dir: str | None = None)
     """Write a record of this process. Return a function that removes it, to be called when the process ends.
 
     The record's lock ends with the process in any case. If no directory can be written, a warning is logged: the head
-    then works, but can be found only by its address.
-
-    Args:
-        record: the contents.
-        settings: gives the directories for records.
-        unit_dir: RuntimeDirectory= of this process's systemd unit, None outside of a unit.
+    then works, but can be found only by its address. *unit_dir* is RuntimeDirectory= of this process's systemd unit,
+    None outside of a unit.
     """
     of_unit = [unit_dir] if unit_dir and unit_dir.startswith(UNIT_DIR) and not settings.heads_dir else []
     clear_stale(settings, of_unit)
@@ -251,9 +247,7 @@ class MachineRecords:
 def find_records(settings: Settings, everybody: bool = False) -> MachineRecords:
     """Find the heads of this machine, and the agentds that have joined a head elsewhere.
 
-    Args:
-        settings: gives the directories for records.
-        everybody: True to include the records of other users. Only root can read those.
+    With *everybody*, the records of other users are included. Only root can read those.
     """
     me = os.geteuid()
     unreadable, others, counts = list[tuple[str, str]](), dict[tuple[int, int], int](), dict[int, int]()
@@ -320,7 +314,7 @@ def _read(path: str, owner: int) -> HeadRecord | None:
 
 
 def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
-    """Return the owners in *others* (device and inode of a record, to its owner) of which a process lives.
+    """Return the owners in *others* that run a process. *others* maps device and inode of a record to its owner.
 
     This user cannot open those files, so the kernel's list of locks is searched.
     """

@@ -114,12 +114,7 @@ DEFAULT_LISTEN = "127.0.0.1:6380"
 def split_address(address: str, path: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``. An IPv6 host is written ``[HOST]:PORT``; a leading ``tcp://`` is ignored.
 
-    Args:
-        address: the text.
-        path: the option, variable or file that it comes from, for the error.
-
-    Raises:
-        ConfigError: the text has another form.
+    Any other form raises ConfigError with *path*, the option, variable or file that has the address.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535 or "/" in host:

@@ -138,11 +138,8 @@ class Network(Protocol):
     ) -> Listener:
         """Return a listener that is not bound yet.
 
-        Args:
-            on_message: handles each message.
-            max_bytes: a longer frame ends its connection; -1 for no limit.
-            gate: decides which keys are admitted over TCP, if the listener is a CURVE server.
-            on_failed: called after *on_message* raised; see `OnFailed`.
+        A frame longer than *max_bytes* (-1: no limit) ends its connection. *gate* decides which keys are admitted over
+        TCP, if the listener is a CURVE server.
         """
 
     def link(
@@ -156,16 +153,9 @@ class Network(Protocol):
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
     ) -> Link:
-        """Return a link to *endpoint*.
+        """Return a link to the listener at *endpoint*, where *identity* (`secret_identity`) names this link.
 
-        Args:
-            endpoint: the listener's endpoint.
-            identity: identifies this link at the listener; unique per process and purpose (`secret_identity`).
-            on_message: handles each message.
-            token: the job's token, which proves membership to a worker; "" for the head, where this process's key does.
-            on_rejected: see `OnRejected`.
-            on_reset: see `OnReset`.
-            on_failed: see `OnFailed`.
+        *token* is the job's token, which proves membership to a worker; "" for the head, where this process's key does.
         """
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:

@@ -43,17 +43,11 @@ BUG = "bug"
 def handling_failed(
     loop: asyncio.AbstractEventLoop, what: str, error: Exception, fail: Callable[[InternalError], object] | None
 ) -> None:
-    """Apply the process's policy to an exception that escaped the handler of a message or a task.
+    """Apply the process's policy to *error*, which escaped the handler of a message or a task. *what* is for people.
 
     The policy is the loop's exception handler, which also gets the exceptions of timers and descriptors. In a daemon it
-    ends the process (`net.daemon`). In a driver or worker it logs; then *fail* is called and the process continues.
-
-    Args:
-        loop: the transport's loop.
-        what: the activity that failed, for people.
-        error: the exception.
-        fail: fails the call, the message or the channel operation that the handled message belonged to; None if there
-            is none to fail.
+    ends the process (`net.daemon`). In a driver or worker it logs, then *fail* fails the call, the message or the
+    channel operation that was being handled, and the process continues.
     """
     loop.call_exception_handler(
         {"message": f"internal error: {what} failed", "exception": error, BUG: "of rlinf-actors"}

@@ -78,14 +78,9 @@ def refusal(failed: Failed) -> RlinfActorsError:
 class ControlServer:
     """The head's side of the control connections: decodes incoming messages and encodes outgoing ones.
 
-    Args:
-        network: makes the listener.
-        on_envelope: called with the peer's identity and each well-formed envelope.
-        on_unreachable: called with a peer that a message was sent to and that is not connected.
-        gate: decides which keys are admitted.
-
-    Attributes:
-        member_of: see Listener.member_of.
+    *on_envelope* is called with the peer's identity and each well-formed envelope, *on_unreachable* with a peer that a
+    message was sent to and that is not connected. *gate* decides which keys are admitted. `member_of` is that of
+    Listener.
     """
 
     def __init__(

@@ -253,17 +253,12 @@ class Borrowed:
             os.close(fd)
 
     def view(self, offset: int, size: int, alone: bool, crowded: bool, ended: Callable[[], object]) -> memoryview:
-        """Return a writable view of a block.
+        """Return a writable view of the block at *offset*, of *size* bytes. Raises ValueError if it is not inside the
+        arena.
 
-        Args:
-            offset, size: place of the block in the arena, in bytes.
-            alone: True if no other process borrows the block. If False, writes to the view change only this process's
-                copy.
-            crowded: True if the owner has little room left.
-            ended: called on any thread when the last view is gone.
-
-        Raises:
-            ValueError: the block is not inside the arena.
+        *alone* is True if no other process borrows the block; if False, writes to the view change only this process's
+        copy. *crowded* is True if the owner has little room left. *ended* is called on any thread when the last view is
+        gone.
         """
         if not 0 <= offset <= offset + size <= self._size or size == 0:
             raise ValueError(f"bytes {offset} to {offset + size} are outside an arena of {self._size}")

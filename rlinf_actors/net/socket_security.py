@@ -69,15 +69,10 @@ class Security:
 
     @classmethod
     def of_worker(cls, token: str, head: str, endpoint: str, listen_ip: str) -> Security:
-        """Return the settings of a worker.
+        """Return the settings of a worker, from values that its agentd has checked.
 
-        agentd has checked before that *endpoint* and *listen_ip* are allowed.
-
-        Args:
-            token: the token of the worker's job.
-            head: the head's public key; "" in a private cluster, which has no TCP, and in a closed test network.
-            endpoint: the head's endpoint, from agentd.
-            listen_ip: the address that the worker listens on, from agentd; "" for none.
+        *token* is that of the worker's job. *head* is the head's public key; "" in a private cluster, which has no TCP,
+        and in a closed test network. *endpoint* is the head's; *listen_ip* is the address to listen on, "" for none.
         """
         if not head:
             return cls(insecure_test_network=is_tcp(endpoint) or bool(listen_ip))
@@ -86,14 +81,9 @@ class Security:
         return cls(False, job_pair(token), head)
 
     def mechanism(self, endpoint: str, verb: str) -> Mechanism:
-        """Return how a socket at *endpoint* is protected.
+        """Return how a socket at *endpoint* is protected. *verb* is "listen on" or "connect to", for the error.
 
-        Args:
-            endpoint: the endpoint to bind or connect to.
-            verb: "listen on" or "connect to", for the error.
-
-        Raises:
-            ConfigError: *endpoint* is TCP and this process has no key.
+        Raises ConfigError if the endpoint is TCP and this process has no key.
         """
         if endpoint.startswith(("ipc://", "inproc://")):
             return Mechanism.IPC
@@ -111,14 +101,9 @@ class Security:
         )
 
     def proof(self, endpoint: str, token: str = "") -> Proof | None:
-        """Return the keys for a link to *endpoint*, None if the link needs none.
+        """Return the keys for a link to *endpoint*, None if the link needs none. Raises ConfigError as `mechanism`.
 
-        Args:
-            endpoint: the endpoint of the head or of a worker.
-            token: the token of the worker's job; "" if *endpoint* is the head's.
-
-        Raises:
-            ConfigError: as `mechanism`.
+        *token* is that of the worker's job, "" if *endpoint* is the head's.
         """
         if not token:
             curve = self.mechanism(endpoint, "connect to") is Mechanism.CURVE
@@ -139,16 +124,10 @@ def key_at(
     given: str | None = None,
     head: str | None = None,
 ) -> KeyFile | None:
-    """Return the key file of a process that listens on, or connects to, this endpoint of a head; None if it has none.
+    """Return the key file of a process that listens on, or connects to, a head's *endpoint*; None if it has none.
 
-    Args:
-        endpoint: the head's endpoint.
-        settings: the settings from environment variables and configuration files.
-        roles, given, head: see `security.keyfile.find`.
-        insecure: True if TCP needs no key.
-
-    Raises:
-        ConfigError: there is a key file that cannot be used.
+    *roles*, *given* and *head* are those of `security.keyfile.find`; *insecure* is True if TCP needs no key. Raises
+    ConfigError if there is a key file that cannot be used.
     """
     from rlinf_actors.security import keyfile
 

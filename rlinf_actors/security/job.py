@@ -42,13 +42,9 @@ def job_name(token: str) -> str:
 
 
 class JobGate:
-    """The gate of a worker's listening socket: admits connections with the job's key pair and rejects all others.
+    """The gate of a worker's listening socket: admits connections with the key *public* of its job, *namespace*.
 
-    Args:
-        public: the job's public key.
-        namespace: the job's namespace.
-        on_refused: called with a description of rejected connections ("a connection from ...: why") and their number.
-            Loop thread.
+    *on_refused* is called on the loop's thread with a description of rejected connections and their number.
     """
 
     def __init__(self, public: str, namespace: str, on_refused: Callable[[str, int], None]) -> None:

@@ -91,14 +91,9 @@ def locate(settings: Settings, role: str) -> Path | None:
 def load(path: str | Path, user: int | None = None) -> KeyFile:
     """Read a key file, after checking that only its user can read it.
 
-    Args:
-        path: the file.
-        user: the uid that must own the file, None for this process's user. Root passes another user's uid to read the
-            key of that user's head.
-
-    Raises:
-        ConfigError: the file is missing, others can read it, or it is no key file; the message says what to do.
-        ValueError: the path has a null byte.
+    *user* is the uid that must own the file, None for this process's user. Root passes another user's uid to read the
+    key of that user's head. Raises ConfigError, with what to do, if the file is missing, others can read it, or it is
+    no key file; ValueError if the path has a null byte.
     """
     path, where = Path(path), str(path)
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # nobody writes to a FIFO; another user may hold a lease
@@ -125,19 +120,11 @@ def load(path: str | Path, user: int | None = None) -> KeyFile:
 
 
 def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
-    """Write a key file with mode 0600, replacing an existing one atomically. Make its directory with mode 0700.
+    """Write a key file with mode 0600, replacing an existing one atomically.
 
-    The file is synced to disk before this returns, because the head may list the key next.
-
-    Args:
-        path: the file.
-        key: its contents.
-        in_private: True to make the directory and refuse one that others can read; False for a file that is to be
-            copied elsewhere.
-
-    Raises:
-        ConfigError: others can read the directory.
-        OSError: the file cannot be written.
+    The file is synced to disk before this returns, because the head may list the key next. *in_private* makes the
+    directory with mode 0700, and refuses (ConfigError) one that others can read; pass False for a file that is to be
+    copied elsewhere. Raises OSError if the file cannot be written.
     """
     if in_private:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

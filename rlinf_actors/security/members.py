@@ -146,14 +146,9 @@ class Gate(Protocol):
         """
 
     def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
-        """Record connections that were rejected. Loop thread.
+        """Record *times* rejected connections from *address* ("" if unknown). Loop thread.
 
-        Args:
-            public_key: the rejected key; "" if the handshake failed before a key was known (no key, no CURVE, wrong
-                server key).
-            address: the peer's address, "" if unknown.
-            why: the reason; "" if `admit` rejected the key.
-            times: the number of connections.
+        *public_key* is "" if the handshake failed before a key was known; *why* is "" if `admit` rejected the key.
         """
 
 

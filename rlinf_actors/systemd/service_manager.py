@@ -118,11 +118,9 @@ ERROR, WARNING, INFO, DEBUG = 3, 4, 6, 7
 
 
 def reads(fd: int, stream: str) -> bool:
-    """True if the descriptor *fd* is the journal's socket.
+    """True if the descriptor *fd*, open or closed, is the journal's socket.
 
-    Args:
-        fd: a descriptor, open or closed.
-        stream: $JOURNAL_STREAM, ``DEVICE:INODE`` of that socket. A process inherits it even with another stderr.
+    *stream* is $JOURNAL_STREAM, ``DEVICE:INODE`` of that socket. A process inherits it even with another stderr.
     """
     try:
         found = os.fstat(fd)
@@ -155,10 +153,7 @@ class JournalFormatter(logging.Formatter):
 class DaemonStderr:
     """A daemon's stderr: log records and last messages, with priority marks if the journal reads them.
 
-    Args:
-        program: its name, the first word of each line outside the journal.
-        stream: its stderr.
-        journal_stream: $JOURNAL_STREAM.
+    *program* begins each line outside the journal. *journal_stream* is $JOURNAL_STREAM.
     """
 
     def __init__(self, program: str, stream: TextIO, journal_stream: str) -> None:

@@ -53,12 +53,7 @@ def escaped(word: str) -> str:
 
 
 def text(name: str, programs: Mapping[str, str] | None = None) -> str:
-    """Return a file as it is installed, with its stamp.
-
-    Args:
-        name: one of UNITS or DROP_INS.
-        programs: commands by placeholder, None for `commands()`.
-    """
+    """Return the file *name* as it is installed, with its stamp. *programs*: commands by placeholder."""
     body = resources.files("rlinf_actors.systemd").joinpath("files", _SOURCES[name]).read_text(encoding="utf-8")
     for mark, command in (commands() if programs is None else programs).items():
         body = body.replace(mark, command)
@@ -88,9 +83,7 @@ class Step:
 def plan(directory: Path, names: Sequence[str], force: bool) -> list[Step]:
     """Return the steps of an installation. Changes nothing.
 
-    Raises:
-        ConfigError: a person has changed a file, and *force* is not set.
-        OSError: a file cannot be read.
+    Raises ConfigError if a person has changed a file and *force* is False, and OSError if a file cannot be read.
     """
     steps = []
     for name in names:
