@@ -25,8 +25,7 @@ _Found = TypeVar("_Found", bound=Find)
 
 
 class AcceleratorUtil:
-    """Facts about accelerator types. All methods are static. None loads a vendor's library or torch unless its text
-    says so.
+    """Facts about accelerator types. All methods are static; only get_torch_platform loads torch.
 
     Each method takes an accelerator type as an AcceleratorType or as its name. An unknown type raises ConfigError.
     """

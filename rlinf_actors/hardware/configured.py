@@ -151,13 +151,12 @@ def enumerate_values(
     return enumerate_type(kind, node_rank, configs)
 
 
-def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any], path: str = "") -> HardwareResource | None:
-    """Return the pieces of one hardware type on a node, None if there are none. Calls ``enumerate`` of the type's
-    class.
+def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any]) -> HardwareResource | None:
+    """Return the pieces of one hardware type on a node, or None, from ``enumerate`` of the type's class. Runs user
+    code.
 
-    *configs* are the node's entries as instances of the config class; *path* is the config path of the hardware
-    section. Raise ConfigError if the type has no Hardware class, or its ``enumerate`` raises an error or returns
-    something else than a HardwareResource of that type.
+    *configs* are the node's entries as instances of the config class. Raise ConfigError if the type has no Hardware
+    class, or its ``enumerate`` raises an error or returns something else than a HardwareResource of that type.
     """
     classes = hardware_classes(kind)
     for cls in classes:
@@ -166,27 +165,22 @@ def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any], path: str 
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(
-                f"{cls.__name__}.enumerate raised {type(error).__name__} for node {node_rank}: {error}", path=path
-            ) from error
+            raised = f"{cls.__name__}.enumerate raised {type(error).__name__}"
+            raise ConfigError(f"{raised} for node {node_rank}: {error}") from error
         if found is None:
             continue
         if not isinstance(found, HardwareResource) or not all(isinstance(info, HardwareInfo) for info in found.infos):
             raise ConfigError(
-                f"{cls.__name__}.enumerate returned {found!r}; it must be a HardwareResource of HardwareInfos, or None",
-                path=path,
+                f"{cls.__name__}.enumerate returned {found!r}; it must be a HardwareResource of HardwareInfos, or None"
             )
         if found.type == kind:
             return found if found.infos else None
         if cls.HW_TYPE:  # a class without one may have found another type's pieces
-            raise ConfigError(
-                f"{cls.__name__}.enumerate returned pieces of type {found.type!r}, not {kind!r}", path=path
-            )
+            raise ConfigError(f"{cls.__name__}.enumerate returned pieces of type {found.type!r}, not {kind!r}")
     if not classes:
         raise ConfigError(
             f"hardware type {kind!r} has no Hardware class: register one that has HW_TYPE = {kind!r}, "
-            "with @Hardware.register()",
-            path=f"{path}.type" if path else "",
+            "with @Hardware.register()"
         )
     return None
 
@@ -212,8 +206,7 @@ def piece_of(info: HardwareInfo) -> Piece:
 
 
 def info_of(piece: Piece, path: str = "") -> HardwareInfo:
-    """Return the HardwareInfo that *piece* was made of, as an instance of its class if this process has loaded the
-    class.
+    """Return the HardwareInfo that *piece* was made of, an instance of its class if this process has loaded the class.
 
     Otherwise the result is a ReportedInfo with the same values. Raise ConfigError, with config path *path*, if the
     class here has other fields than the class on the node.

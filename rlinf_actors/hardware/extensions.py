@@ -37,8 +37,7 @@ _scanned: set[str] = set()
 
 
 def load_module(name: str) -> None:
-    """Import module *name*, which RLINF_EXT_MODULE names, and call its ``register()``. Does nothing after a first
-    success.
+    """Import module *name*, which RLINF_EXT_MODULE names, and call its ``register()``, once in each process.
 
     Raise ConfigError if the module cannot be imported, or its ``register`` is missing or raised.
     """
@@ -94,8 +93,7 @@ def load(extension: Extension) -> None:
 
 
 def load_for(kind: str, extensions: Iterable[Extension], module: str | None) -> list[str]:
-    """Load the extensions that may register hardware type *kind*. Called in the process that enumerates a node's
-    hardware.
+    """Load the extensions that may register hardware type *kind*, in the process that enumerates a node's hardware.
 
     Tries the value *module* of RLINF_EXT_MODULE, then the driver's *extensions*, then the installed packages if the
     type is still unknown. Returns [] if the type is known now, else a sentence for each extension that could not be

@@ -6,13 +6,10 @@ import array
 import fcntl
 import socket
 import struct
+from collections.abc import Iterator
 
 _SIOCGIFCONF = 0x8912
 """linux/sockios.h: all IPv4 addresses, each with its interface."""
-_SIOCGIFADDR = 0x8915
-"""linux/sockios.h: the first IPv4 address of an interface."""
-_IFREQ = struct.Struct("16s24x")
-"""struct ifreq; on return, sockaddr_in's address is at bytes 20-23."""
 _IFREQ_SIZE = 16 + struct.calcsize("P") * 3
 """Bytes of a struct ifreq: 16 for the name, then a union; its largest member, struct ifmap, takes three longs."""
 _IFCONF = struct.Struct("iP")
@@ -21,19 +18,17 @@ _IFCONF = struct.Struct("iP")
 
 def ipv4_interfaces() -> dict[str, str]:
     """Return the first IPv4 address of each network interface of this machine, by the interface's name."""
-    found: dict[str, str] = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(asker, _SIOCGIFADDR, _IFREQ.pack(name.encode()))
-            except OSError:  # the interface has no IPv4 address, or was removed since
-                continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+    first = dict(reversed(list(_addresses())))
+    return {name: first[name] for _, name in socket.if_nameindex() if name in first}
 
 
 def interface_of(ip: str) -> str:
     """Return the name of the interface that has the IPv4 address *ip*; "" if no interface has it."""
+    return next((label.partition(":")[0] for label, found in _addresses() if found == ip), "")
+
+
+def _addresses() -> Iterator[tuple[str, str]]:
+    """Yield the label of each IPv4 address, an interface's name or an alias such as "eth0:1", and the address."""
     size = _IFREQ_SIZE * 64
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         while True:
@@ -44,6 +39,4 @@ def interface_of(ip: str) -> str:
             size *= 2
     for start in range(0, filled, _IFREQ_SIZE):
         entry = room[start : start + _IFREQ_SIZE].tobytes()
-        if socket.inet_ntoa(entry[20:24]) == ip:
-            return entry[:16].split(b"\0")[0].decode().partition(":")[0]  # "eth0:1" is an alias of eth0
-    return ""
+        yield entry[:16].split(b"\0")[0].decode(), socket.inet_ntoa(entry[20:24])

@@ -41,8 +41,7 @@ def main(argv: list[str]) -> None:
 
 
 def contain(parent: int) -> int:
-    """Prepare this process to run code that may misbehave: it dies with its parent, writes no core file, limits its
-    output.
+    """Prepare this process to run code that may misbehave: it dies with *parent*, dumps no core, limits its output.
 
     Return the descriptor for the answer. From now on, all other standard output goes to standard error.
     """

@@ -108,8 +108,7 @@ class NodeHardwareConfig:
 
     @classmethod
     def register_hardware_config(cls, type: str) -> Callable[[_ConfigClass], _ConfigClass]:
-        """Return a class decorator, to put above ``@dataclass``, that registers the config dataclass of hardware type
-        *type*.
+        """Return a class decorator, above ``@dataclass``, that registers the config dataclass of hardware type *type*.
 
         Raises:
             TypeError: the class is not a dataclass that derives from HardwareConfig.

@@ -1,5 +1,4 @@
-"""A table of facts about accelerators, one row for each type: visibility variable, collective library, network
-variable.
+"""Facts about accelerators, one row for each type: visibility variable, collective library, network variable.
 
 The rows come from the vendors' documentation and from torch's back-ends (torch_npu, torch_musa, ...). Placement,
 workers and collective groups look vendors up here. A new vendor is a row here, a row in hardware.vendors.catalog and a

@@ -74,8 +74,7 @@ class WorkerAddress:
 
     @classmethod
     def from_name(cls, name: str) -> WorkerAddress:
-        """Return the address that *name* spells, e.g. ``group:0:1``. The group's name may contain colons before the
-        ranks.
+        """Return the address that *name* spells, e.g. ``group:0:1``. The group's name may contain colons before ranks.
 
         Raises:
             ValueError: *name* has no group before the ranks.

@@ -80,11 +80,6 @@ PATH_LIKE = frozenset(
 """Variables that contain a list of directories. Listed by name because others, such as MODEL_PATH, contain one path."""
 
 
-def merge_path(first: str, then: str) -> str:
-    """Return the entries of *first*, then those of *then*, joined by colons, without duplicates and empty entries."""
-    return ":".join(dict.fromkeys(entry for entry in f"{first}:{then}".split(":") if entry))
-
-
 def merge_paths(node: Mapping[str, str], ours: Mapping[str, str], mode: str = "append") -> dict[str, str]:
     """Return the node's variables with those of *ours* on top: a worker's environment.
 
@@ -102,5 +97,6 @@ def merge_paths(node: Mapping[str, str], ours: Mapping[str, str], mode: str = "a
     merged = {**node, **ours}
     if mode == "append":
         for name in PATH_LIKE & node.keys() & ours.keys():
-            merged[name] = merge_path(ours[name], node[name])
+            entries = f"{ours[name]}:{node[name]}".split(":")
+            merged[name] = ":".join(dict.fromkeys(entry for entry in entries if entry))  # no duplicates, no empty ones
     return merged

@@ -107,8 +107,7 @@ class ComponentPlacement:
         return len(self._get(component_name).assignment)
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """Return the resource ranks that a component uses, in ascending order. They count within the component's node
-        groups.
+        """Return the resource ranks, within its node groups, that a component uses, in ascending order.
 
         Raises:
             PlacementError: there is no such component.

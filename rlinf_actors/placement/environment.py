@@ -1,5 +1,4 @@
-"""Environment variables that a worker gets from its placement: ranks, devices, network, its node group's variables.
-Pure.
+"""Environment variables that a worker gets from its placement: ranks, devices, network, node group's variables. Pure.
 
 The driver calls `worker_environment` for each worker of a launch, after `check_launch`. The driver adds MASTER_ADDR and
 MASTER_PORT when rank 0 runs; agentd merges the result with the node's own environment (model.placement.merge_paths).
@@ -163,12 +162,19 @@ class _Device(NamedTuple):
 
 
 def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[int, ...] | None:
-    """Return the positions on *node* of the accelerators that *env_vars*, from ``env_configs`` at *path*, shows, in its
-    order.
+    """Return the positions on *node* of the accelerators that a node group's variables show, in their order.
 
-    Return None if no visibility variable in *env_vars* concerns an accelerator of the node. Raise ConfigError if a
-    variable names a device that the node does not offer, names one twice, cannot be read, belongs to another vendor, or
-    would change the meaning of device numbers.
+    Args:
+        env_vars: variables that ``env_configs`` sets on the node.
+        node: the node, with the accelerators that agentd's own environment shows.
+        path: config path of *env_vars*, for messages.
+
+    Returns:
+        None if no visibility variable in *env_vars* concerns an accelerator of the node.
+
+    Raises:
+        ConfigError: a variable names a device that the node does not offer, names one twice, cannot be read, belongs to
+            another vendor, or would change the meaning of device numbers.
     """
     left: list[int] = []
     governed: set[int] = set()

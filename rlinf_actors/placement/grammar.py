@@ -142,8 +142,7 @@ def corrections(wants: Sequence[Want]) -> list[str]:
 
 
 def spread(spans: Sequence[Span], processes: int, start: int) -> list[str]:
-    """Return the placement strings that a user may have meant who wrote several ranges as one part, such as
-    ``0-1,4-5:0-3``.
+    """Return the placement strings that may be meant by several ranges with one process range, as in ``0-1,4-5:0-3``.
 
     *processes* is their number on all ranges together, *start* the first one's rank. There are two strings if the
     lengths do not divide, and none if a process would need resources of two ranges.

@@ -48,8 +48,8 @@ class ResourceTable:
 
     @classmethod
     def of(cls, cluster: ClusterView, labels: Sequence[str]) -> ResourceTable:
-        """Return the resources of the groups called *labels*. Raise PlacementError for unknown or overlapping
-        groups.
+        """Return the resources of the groups called *labels*. Raise PlacementError if a group is unknown or two
+        overlap.
         """
         return cls([find_group(cluster, label) for label in labels])
 
@@ -81,8 +81,7 @@ class ResourceTable:
 def place(
     assignment: Sequence[Sequence[int]], table: ResourceTable, isolate_accelerator: bool = True
 ) -> list[Placement]:
-    """Return the placements of a group's workers, by rank. *assignment* has the ranks of each worker's resources in
-    *table*.
+    """Return the placements of workers, by rank. *assignment* has the ranks of each worker's resources in *table*.
 
     A worker sees only its own accelerators if *isolate_accelerator*. Raise PlacementError if a resource does not exist
     or repeats in a worker, or a worker would have resources of two nodes, two node groups or two types of hardware.

@@ -349,8 +349,7 @@ class NodePlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(cluster: ClusterView) -> PlacementStrategy:
-    """Return the strategy for a launch without one: a worker on each accelerator; without accelerators one worker on
-    node 0.
+    """Return the strategy of a launch without one: a worker on each accelerator, or one on node 0 if there is none.
 
     Raise PlacementError, which lists the nodes, if the nodes have accelerators of several types.
     """

@@ -1,10 +1,10 @@
 import pytest
 
-from rlinf_actors.model.placement import merge_path, merge_paths
+from rlinf_actors.model.placement import merge_paths
 
 
 def test_ours_first_then_the_nodes_no_duplicates_no_empty_entries():
-    assert merge_path("/b:/a:", ":/a:/c::/b") == "/b:/a:/c"
+    assert merge_paths({"PATH": ":/a:/c::/b"}, {"PATH": "/b:/a:"}) == {"PATH": "/b:/a:/c"}
 
 
 def test_only_lists_of_directories_merge():

@@ -180,8 +180,9 @@ def test_an_enumerate_that_fails_is_a_config_error(result: Any, message: str) ->
                 raise result
             return result  # type: ignore[no-any-return]
 
+    NodeHardwareConfig.register_hardware_config("MyArm")(MyArmConfig)
     with pytest.raises(ConfigError, match=message) as caught:
-        enumerate_type("MyArm", 1, [], "cluster.node_groups[0].hardware")
+        describe_hardware(parse(), nodes())
     assert caught.value.path == "cluster.node_groups[0].hardware"
 
 

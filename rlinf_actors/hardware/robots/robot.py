@@ -35,8 +35,7 @@ class RobotAutoConfig:
 
     @classmethod
     def from_environ(cls, kind: type[RobotConfig], environ: Mapping[str, str]) -> RobotAutoConfig:
-        """Return the values that *environ* gives for the fields of config class *kind*. An empty variable counts as not
-        set.
+        """Return the values that *environ* has for the fields of config class *kind*. Empty variables count as not set.
 
         Raise ConfigError if a value is not valid for its field; ``path`` is the name of the variable.
         """
@@ -48,11 +47,6 @@ class RobotAutoConfig:
                 values[spec.name] = _read(text, hints[spec.name], spec.name.upper())
         return cls(kind, values)
 
-    def count(self) -> int:
-        """Return the number of robots that have all required fields; 1 if the type has no required field."""
-        needed = [len(self.values.get(name, ())) for name in self.kind.REQUIRED]
-        return min(needed) if needed else 1
-
     def robots(self, node_rank: int) -> list[RobotConfig]:
         """Return the robots that the environment variables alone describe; [] if no required field has a variable.
 
@@ -62,7 +56,8 @@ class RobotAutoConfig:
         if named and len(named) < len(self.kind.REQUIRED):
             lacking = next(name for name in self.kind.REQUIRED if name not in self.values)
             raise ConfigError(f"is not set on node {node_rank}, but {named[0].upper()} is", path=lacking.upper())
-        return self.fill([self.kind(node_rank=node_rank) for _ in range(self.count())])
+        count = min((len(self.values.get(name, ())) for name in self.kind.REQUIRED), default=1)
+        return self.fill([self.kind(node_rank=node_rank) for _ in range(count)])
 
     def fill(self, given: Sequence[_Config]) -> list[_Config]:
         """Return copies of *given*, with fields that are not given filled from the environment variables.

@@ -7,7 +7,6 @@ this code runs in a child process (probe_child), never in a daemon. The function
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import queue
 import socket
@@ -59,14 +58,13 @@ def connected(kind: str, sys_root: Path) -> Cameras:
     camera = CAMERAS[kind]
     problem = ""
     if camera.sdk:
-        if _is_installed(camera.sdk):
-            try:
-                serials = camera.serials(importlib.import_module(camera.sdk))
-                return Cameras(tuple(sorted(str(serial) for serial in serials)), True)
-            except Exception as error:  # noqa: BLE001 - whatever an SDK raises becomes the message
-                problem = f"{camera.sdk} failed: {type(error).__name__}: {error}"
-        else:
-            problem = f"{camera.sdk} is not installed for {sys.executable}: {camera.install}"
+        try:
+            serials = camera.serials(importlib.import_module(camera.sdk))
+            return Cameras(tuple(sorted(map(str, serials))), True)
+        except Exception as error:  # noqa: BLE001 - whatever an SDK raises becomes the message
+            problem = f"{camera.sdk} failed: {type(error).__name__}: {error}"
+            if isinstance(error, ModuleNotFoundError) and camera.sdk.startswith(error.name or " "):
+                problem = f"{camera.sdk} is not installed for {sys.executable}: {camera.install}"
     found = [one for one in usb_cameras(sys_root) if one.vendor in camera.vendors]
     if not camera.vendors:  # a kind without vendor ids has the cameras that belong to no other kind
         others = {vendor for other in CAMERAS.values() for vendor in other.vendors}
@@ -98,13 +96,6 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace").strip()
     except OSError:  # no such attribute, or the device was unplugged meanwhile
         return ""
-
-
-def _is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent package is missing
-        return False
 
 
 def _realsense(rs: Any) -> list[str]:

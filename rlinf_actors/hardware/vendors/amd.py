@@ -61,8 +61,7 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
 
 
 def left(infos: Sequence[AcceleratorInfo], environ: Mapping[str, str]) -> tuple[list[AcceleratorInfo], list[str]]:
-    """Return the devices that ROCm's visibility variables do not hide, with HIP's indices, and the faults of their
-    lists.
+    """Return the devices that ROCm's visibility variables do not hide, with HIP's indices, and the lists' faults.
 
     ROCR_VISIBLE_DEVICES applies first; HIP numbers the remaining devices. Then HIP_VISIBLE_DEVICES applies, or
     CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set or empty. Pure.

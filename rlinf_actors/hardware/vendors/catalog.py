@@ -1,5 +1,4 @@
-"""The catalog of vendors: tells from files which vendors' accelerators are present. It loads no library and starts no
-process.
+"""The catalog of vendors: tells from files which vendors are present. It loads no library and starts no process.
 
 To add a vendor, add a row here, a row in model.accelerator_table, and a module in this package with a function
 ``find(environ) -> FoundAccelerators``, which the probe runs in a child process. Other packages add a vendor with

@@ -20,8 +20,7 @@ _Value = TypeVar("_Value")
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the GPUs of this machine that CUDA_VISIBLE_DEVICES in *environ* does not hide; of a GPU in MIG mode, its
-    slices.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES in *environ* does not hide; of a GPU in MIG mode, its slices.
 
     A GPU that cannot be read is left out and becomes a fault. If NVML is missing, does not match the driver or does not
     start, the result is one fault.
