@@ -40,12 +40,10 @@ from rlinf_actors.wire.values import RunningWorker
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 2.0
-"""Seconds that a template may take to list its workers. A template stopped by SIGSTOP never does."""
+ANSWER_S = 2.0  # seconds that a template may take to list its workers. A template stopped by SIGSTOP never does
 TEMPLATE_END_S = template_protocol.ROBOT_END_S + 1.0
 """Seconds that a template may take to end after SIGTERM; its robot workers get ROBOT_END_S of them."""
-KILLED_S = 1.0
-"""Seconds to wait for the end of a killed process, which may hang in an uninterruptible system call."""
+KILLED_S = 1.0  # seconds to wait for the end of a killed process, which may hang in an uninterruptible system call
 
 
 @dataclass
@@ -259,9 +257,9 @@ async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, ended: End
             ended.lost[id] = why
     if can_ask:
         _signal(pidfd, signal.SIGTERM)
-    if not can_ask or not await _wait_for_end(pidfd, TEMPLATE_END_S):
+    if not can_ask or not await keeper_client.wait_for_end(pidfd, TEMPLATE_END_S):
         _signal(pidfd, signal.SIGKILL)
-        await _wait_for_end(pidfd, KILLED_S)
+        await keeper_client.wait_for_end(pidfd, KILLED_S)
 
 
 def processes_below(template: int) -> dict[str, dict[int, int]]:
@@ -298,7 +296,7 @@ async def sweep(ids: Collection[str], processes: dict[int, int], patience_s: flo
             pidfds = [pidfd for pidfd in pidfds if pidfd >= 0]
             for pidfd in pidfds:
                 stack.callback(os.close, pidfd)
-            await asyncio.gather(*(_wait_for_end(pidfd, patience_s) for pidfd in pidfds))
+            await asyncio.gather(*(keeper_client.wait_for_end(pidfd, patience_s) for pidfd in pidfds))
     done = asyncio.Event()
     Sweep(asyncio.get_running_loop(), ids, processes, lambda _: done.set())
     await done.wait()
@@ -307,20 +305,6 @@ async def sweep(ids: Collection[str], processes: dict[int, int], patience_s: flo
 def _signal(pidfd: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, number)
-
-
-async def _wait_for_end(pidfd: int, timeout_s: float) -> bool:
-    """Wait until a process ends. Return True if it ended within *timeout_s*."""
-    loop = asyncio.get_running_loop()
-    end = asyncio.Event()
-    loop.add_reader(pidfd, end.set)
-    try:
-        await asyncio.wait_for(end.wait(), timeout_s)
-    except asyncio.TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(pidfd)
-    return True
 
 
 # --- agentd --reap ---

@@ -67,7 +67,6 @@ class StatusReporter:
             self._manager.ready(self._text)
 
     def registered(self, head: str, node_id: str) -> None:
-        """Tell the driver that started agentd the head's endpoint and this node's id."""
         self._tell_driver({"head": head, "node_id": node_id})
 
     def reloading(self) -> None:
@@ -376,7 +375,6 @@ class Daemon:
         )
 
     def _environment(self) -> dict[str, str]:
-        """Return the environment of this node's workers: inherited, described and configured variables."""
         return {**self._inherited, **self._described_env, **self._config.env}
 
     def _registered(self, head: HeadServer | None) -> None:

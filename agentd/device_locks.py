@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlinf_actors.hardware.probe_report import resources_from_reports
-from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType, HardwareInfo
+from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import ResourceReport, WorkerSpec
@@ -85,15 +85,12 @@ def devices_of(spec: WorkerSpec, resources: Sequence[ResourceReport]) -> frozens
     if spec.env.get("ACCELERATOR_TYPE", NONE) in ("", NONE):
         return frozenset()
     installed = NodeInfo(hardware_resources=resources_from_reports(resources)).accelerators
-    names = [_name(info, position) for position, info in enumerate(installed)]
+    names = [
+        (info.uuid or f"{info.type} {info.index}") if isinstance(info, AcceleratorInfo) else f"{info.type} {position}"
+        for position, info in enumerate(installed)
+    ]
     ranks = [int(rank) for rank in spec.env.get("LOCAL_HARDWARE_RANKS", "").split(",") if rank.strip().isdigit()]
     return frozenset(names[rank] for rank in ranks if rank < len(names)) if ranks else frozenset(names)
-
-
-def _name(info: HardwareInfo, position: int) -> str:
-    if not isinstance(info, AcceleratorInfo):
-        return f"{info.type} {position}"
-    return info.uuid or f"{info.type} {info.index}"
 
 
 PATIENCE_S = 30.0

@@ -25,8 +25,7 @@ from rlinf_actors.wire.values import WorkerHealth
 if TYPE_CHECKING:
     from agentd.templates import TemplateProcess
 
-LATE_S = 0.5
-"""Seconds. A template that takes longer to answer a probe has stood still."""
+LATE_S = 0.5  # seconds. A template that takes longer to answer a probe has stood still
 NO_ANSWER = "its I/O thread does not answer"
 NO_TEMPLATE = "its template does not answer"
 

@@ -80,7 +80,8 @@ class Keeper:
             if self._stop_asked and not self._stopping:
                 self._stop()
             alone = self._tend_children()
-            if alone and (self._stopping or not (self._stays or self._serves)):
+            served = len(self._callers) > len(self._waiting)  # by an agentd, or by a process that may become one
+            if alone and (self._stopping or not (self._stays or served)):
                 return
             for fd, _ in self._poll.poll(self._patience_ms()):
                 if fd == self._wakeup:
@@ -89,11 +90,6 @@ class Keeper:
                     self._accept()
                 elif fd in self._callers:
                     self._receive_from(self._callers[fd])
-
-    @property
-    def _serves(self) -> bool:
-        """True while an agentd is connected, or a connected process may still say hello as an agentd."""
-        return len(self._callers) > len(self._waiting)
 
     def _patience_ms(self) -> float | None:
         due = [at for at in (self._spare_until, self._kill_templates_at) if at]

@@ -31,18 +31,14 @@ from rlinf_actors.settings import CLUSTER_MARK, FOR_THE_UNIT_ALONE
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 10.0
-"""Seconds that a keeper may take to answer, usually a millisecond. A keeper that takes longer is killed."""
-STATUS_S = 0.5
-"""Seconds that the keeper may take to report the exit status of an ended process."""
-END_S = 3.0
-"""Seconds that a keeper without processes may take to end."""
+ANSWER_S = 10.0  # seconds that a keeper may take to answer, usually a millisecond. A keeper that takes longer is killed
+STATUS_S = 0.5  # seconds that the keeper may take to report the exit status of an ended process
+END_S = 3.0  # seconds that a keeper without processes may take to end
 _NOT_FOR_KEEPER = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
 """Variables that the keeper does not inherit. A driver kills processes with its cluster mark; the keeper must survive
 that, to end what is left.
 """
-_STATUSES = 1024
-"""How many exit statuses are kept for processes whose ends agentd has not noticed yet."""
+_STATUSES = 1024  # how many exit statuses are kept for processes whose ends agentd has not noticed yet
 
 
 @dataclass(frozen=True)
@@ -110,6 +106,20 @@ def pid_of(path: str) -> int | None:
             return listener_pid(sock) or None
     except OSError:
         return None
+
+
+async def wait_for_end(pidfd: int, timeout_s: float) -> bool:
+    """Wait until a process ends. Return True if it ended within *timeout_s*."""
+    loop = asyncio.get_running_loop()
+    end = asyncio.Event()
+    loop.add_reader(pidfd, end.set)
+    try:
+        await asyncio.wait_for(end.wait(), timeout_s)
+    except asyncio.TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(pidfd)
+    return True
 
 
 def become_keeper(path: str) -> NoReturn:
@@ -249,14 +259,10 @@ class KeeperClient:
             pidfd = procfs.pidfd_of(self.pid) if self.pid and self._starts else -1
         self._disconnect()
         if pidfd >= 0:
-            end = asyncio.Event()
-            self._loop.add_reader(pidfd, end.set)
             try:
-                await asyncio.wait_for(end.wait(), END_S)
-            except asyncio.TimeoutError:
-                log.warning("keeper %d runs on: a process that it was to end cannot be killed", self.pid)
+                if not await wait_for_end(pidfd, END_S):
+                    log.warning("keeper %d runs on: a process that it was to end cannot be killed", self.pid)
             finally:
-                self._loop.remove_reader(pidfd)
                 os.close(pidfd)
             remove_files(self._path)
         self._forget()

@@ -179,7 +179,13 @@ def find_interpreter(wanted: str | None, env: Mapping[str, str], rules: Rules) -
     expanded = os.path.expanduser(wanted)
     found = shutil.which(expanded, path=env.get("PATH"))
     path = os.path.normpath(found if found is not None else expanded)
-    if rules.allowed is not None and path != rules.own and not _below(path, rules.allowed):
+    if (
+        rules.allowed is not None
+        and path != rules.own
+        and not (
+            os.path.isabs(path) and any(f"{path}/".startswith(f"{prefix.rstrip('/')}/") for prefix in rules.allowed)
+        )
+    ):
         raise ValueError(
             f"interpreter {path} is not below a directory that agentd allows there ({', '.join(rules.allowed)}): "
             "add one to its configuration, or use an interpreter below one of these"
@@ -191,12 +197,6 @@ def find_interpreter(wanted: str | None, env: Mapping[str, str], rules: Rules) -
             "look at python_interpreter_path in the node group's env_configs"
         )
     return path
-
-
-def _below(path: str, prefixes: Sequence[str]) -> bool:
-    return os.path.isabs(path) and any(
-        path == prefix or path.startswith(prefix.rstrip("/") + "/") for prefix in prefixes
-    )
 
 
 def _refusal(spec: WorkerSpec, rules: Rules, text: str) -> WorkerStartError:

@@ -26,20 +26,14 @@ from rlinf_actors.wire.agent_messages import MAX_PATH, UPDATE, LogLines, line_co
 
 log = logging.getLogger(__name__)
 
-MAX_LINE = 64 << 10
-"""Bytes in a line. A longer line is sent in pieces, each but the last with CUT at its end."""
+MAX_LINE = 64 << 10  # bytes in a line. A longer line is sent in pieces, each but the last with CUT at its end
 CUT = " [continues]"
-WINDOW = 1 << 20
-"""Largest cost of the lines that are on their way to one owner."""
-_TURN = 512 << 10
-"""Bytes read in one callback before the event loop runs other callbacks."""
-_BATCH = 128 << 10
-"""Characters at which a LogLines message is sent."""
-_PATIENCE_S = 60.0
-"""Seconds for which an ended worker's output waits for credit."""
+WINDOW = 1 << 20  # largest cost of the lines that are on their way to one owner
+_TURN = 512 << 10  # bytes read in one callback before the event loop runs other callbacks
+_BATCH = 128 << 10  # characters at which a LogLines message is sent
+_PATIENCE_S = 60.0  # seconds for which an ended worker's output waits for credit
 
-_COUNTED = 1 << 20
-"""Bytes read at a time when lines are counted."""
+_COUNTED = 1 << 20  # bytes read at a time when lines are counted
 
 _END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
@@ -71,8 +65,7 @@ def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
     return lines, end
 
 
-Position = tuple[int, int]
-"""Number of bytes of a log file that were read, and the file's inode (0 if it did not exist)."""
+Position = tuple[int, int]  # number of bytes of a log file that were read, and the file's inode (0 if it did not exist)
 
 
 @dataclass

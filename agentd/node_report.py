@@ -104,7 +104,8 @@ def report(
     """
     given = described or Described()
     own = {**environ, **given.env_vars, **config.env}
-    reported = given.env_vars.keys() | _reported_variables()
+    interfaces = {facts.nic_variable for facts in ACCELERATOR_TABLE.values() if facts.nic_variable}
+    reported = {*given.env_vars, COMM_NET_DEVICES, GLOO_NIC_VARIABLE, *interfaces, *device_variables()}
     return NodeReport(
         node_id=id,
         hostname=config.name or probe.hostname,
@@ -131,11 +132,6 @@ def summary(report: NodeReport) -> str:
     return ", ".join(counts) or "no accelerators or robots"
 
 
-def _reported_variables() -> set[str]:
-    interfaces = {facts.nic_variable for facts in ACCELERATOR_TABLE.values() if facts.nic_variable}
-    return {COMM_NET_DEVICES, GLOO_NIC_VARIABLE, *interfaces, *device_variables()}
-
-
 def without_devices() -> ProbeReport:
     """Return a probe's result for this machine without its accelerators, which goes with described hardware."""
     return ProbeReport(
@@ -148,8 +144,7 @@ def without_devices() -> ProbeReport:
     )
 
 
-MAX_LIMIT_S = 600.0
-"""Seconds after which a hardware query is killed, even if its client allows more."""
+MAX_LIMIT_S = 600.0  # seconds after which a hardware query is killed, even if its client allows more
 _CHILD = "rlinf_actors.hardware.probe_child:enumerate_main"
 
 

@@ -97,16 +97,14 @@ SESSION_STATES: Mapping[SessionState, Mapping[str, SessionState]] = {
 """For each state, the events that may happen in it and the state that follows."""
 
 
-CUT_OFF_GRACE_S = 2.0
-"""Seconds between SIGTERM and SIGKILL for workers whose head is out of reach."""
+CUT_OFF_GRACE_S = 2.0  # seconds between SIGTERM and SIGKILL for workers whose head is out of reach
 ORPHANS_S = 0.4
 """Seconds that the head has to acknowledge the end of a client process before agentd ends that client's workers."""
 ORPHANS_GRACE_S = 0.4
 """Seconds between SIGTERM and SIGKILL for workers whose client has ended; the head uses the same number."""
 ALL_CREDIT = 1 << 60
 """More log credit than any job can use: lifts the limit after a new head has lost count of lines in flight."""
-PROCESSES_KEPT = 4096
-"""How many ends of client processes agentd keeps, to repeat them to a restarted head."""
+PROCESSES_KEPT = 4096  # how many ends of client processes agentd keeps, to repeat them to a restarted head
 
 
 @dataclass

@@ -150,7 +150,6 @@ class Session:
             self._close()
 
     def report(self, report: e.Report) -> None:
-        """Pass on a message of agentd.workers to the head."""
         self._shell.handle(e.WorkersReported(report))
 
     def stop(self, reason: str, grace_s: float | None = None) -> None:

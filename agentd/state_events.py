@@ -28,8 +28,7 @@ from rlinf_actors.wire.agent_messages import (
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.values import RunningWorker
 
-Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]
-"""A message of agentd.workers to the head."""
+Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]  # a message of agentd.workers to the head
 
 # --- events ---
 

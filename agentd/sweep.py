@@ -19,8 +19,7 @@ from rlinf_actors.cgroups.worker_cgroup import leftovers, workers_of
 from rlinf_actors.exhaustion import AGAIN_S, explain
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 
-PATIENCE_S = 3.0
-"""Seconds after which a sweep gives up: a process in an uninterruptible system call may never end."""
+PATIENCE_S = 3.0  # seconds after which a sweep gives up: a process in an uninterruptible system call may never end
 EXEC_S = 0.002
 """Seconds until the next search if a process is in execve(), where its mark cannot be read: no event ends that."""
 
@@ -118,10 +117,7 @@ class Sweep:
         )
 
     def _named(self, stat: procfs.Stat) -> bool:
-        return self._known(stat) or not self._ids.isdisjoint(workers_of(stat.pid))
-
-    def _known(self, stat: procfs.Stat) -> bool:
-        if self._pids.get(stat.pid) == stat.started:
+        if self._pids.get(stat.pid) == stat.started or not self._ids.isdisjoint(workers_of(stat.pid)):
             return True
         if stat.session not in self._pids or stat.session == stat.pid:
             return False

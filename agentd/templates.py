@@ -40,13 +40,10 @@ log = logging.getLogger(__name__)
 MAX_IDLE = 4
 """Number of templates without workers that are kept for later launches. The longest unused template ends first."""
 _SO_SNDBUFFORCE = 32
-_OVERHEAD = 32
-"""Bytes of SO_SNDBUF that a packet cannot use (unix_dgram_sendmsg in the kernel)."""
-_TURN = 64
-"""Packets received in one callback before the event loop runs other callbacks."""
+_OVERHEAD = 32  # bytes of SO_SNDBUF that a packet cannot use (unix_dgram_sendmsg in the kernel)
+_TURN = 64  # packets received in one callback before the event loop runs other callbacks
 _STDERR_LINES = 20
-_EXIT_S = 1.0
-"""Seconds from the end of a template's socket until SIGKILL, if the process has not ended by then."""
+_EXIT_S = 1.0  # seconds from the end of a template's socket until SIGKILL, if the process has not ended by then
 
 
 class TemplateRecord(msgspec.Struct, frozen=True):

@@ -14,8 +14,7 @@ from rlinf_actors import procfs
 from rlinf_actors.wire import template_protocol
 from rlinf_actors.wire.values import ExitReport, WorkerSpec
 
-TERM_S = 0.25
-"""Seconds that a robot worker's template has to pass on Revoke before agentd sends the worker SIGTERM."""
+TERM_S = 0.25  # seconds that a robot worker's template has to pass on Revoke before agentd sends the worker SIGTERM
 
 
 @dataclass
@@ -59,21 +58,15 @@ class WorkerProcess:
     def stop(self, loop: asyncio.AbstractEventLoop, grace_s: float, reason: str) -> None:
         """Send SIGTERM, or end a robot worker's lease; send SIGKILL after *grace_s* seconds. See Workers.stop."""
         if self.has_robots:
-            self._revoke(loop, reason)
+            text = (reason or "its group was shut down")[: template_protocol.TEXT_CHARS]
+            self.template.send(template_protocol.Revoke(self.spec.id, text, orderly=not reason))
+            if self.term_timer is None:  # its template may stand still
+                self.term_timer = loop.call_later(TERM_S, self._terminate)
             self._kill_at(loop, loop.time() + max(grace_s, template_protocol.ROBOT_END_S))
         else:
             if grace_s > 0:
                 self.signal(signal.SIGTERM)
             self._kill_at(loop, loop.time() + grace_s)
-
-    def _revoke(self, loop: asyncio.AbstractEventLoop, reason: str) -> None:
-        """End this robot worker's lease; send SIGTERM after TERM_S in case its template stands still."""
-        text = reason or "its group was shut down"
-        self.template.send(
-            template_protocol.Revoke(self.spec.id, text[: template_protocol.TEXT_CHARS], orderly=not reason)
-        )
-        if self.term_timer is None:
-            self.term_timer = loop.call_later(TERM_S, self._terminate)
 
     def _terminate(self) -> None:
         if not self.ended:  # itself alone: it may need a process of its own to reach the robot

@@ -10,10 +10,8 @@ import msgspec
 from rlinf_actors.wire.agent_messages import StartWorkers, WorkerExited, WorkerReady, WorkersHealth
 from rlinf_actors.wire.values import RunningWorker, WorkerHealth, WorkerSpec
 
-EXITS_KEPT = 4096
-"""How many exit reports agentd keeps until the head acknowledges them."""
-BEATS = 4
-"""Beats in one robot lease: three of them may be late."""
+EXITS_KEPT = 4096  # how many exit reports agentd keeps until the head acknowledges them
+BEATS = 4  # beats in one robot lease: three of them may be late
 
 
 class WorkerTable:

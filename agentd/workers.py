@@ -46,8 +46,7 @@ log = logging.getLogger(__name__)
 EARLIER_ENDED = "its agentd ended; robot workers do not go on without one"
 TEMPLATE_END_S = 6.0
 """Seconds that a template may take to end. A template waits up to 5 s for the processes that it kills."""
-TEMPLATE_SILENT_S = 5.0
-"""Seconds after the end of a worker's process in which the template must send Exited."""
+TEMPLATE_SILENT_S = 5.0  # seconds after the end of a worker's process in which the template must send Exited
 
 
 class Workers:
@@ -196,7 +195,11 @@ class Workers:
                 if stray.exit is not None:
                     template.send(template_protocol.Settled([stray.id]))
             for one in found.workers:
-                adopted.append(_running_worker(known[one.id], one))
+                up = one.up
+                listens = (
+                    {} if up is None else {"endpoint": up.endpoint, "port": up.port, "master_port": up.master_port}
+                )
+                adopted.append(msgspec.structs.replace(known[one.id], pid=one.pid, exit=one.exit, **listens))
                 spec, out, err = known[one.id].spec, one.out_path, one.err_path
                 worker = WorkerProcess(spec, LaunchPlan(template.key, {}, out, err), template, asked=True)
                 if spec.forward_logs:
@@ -461,10 +464,3 @@ class Workers:
     def _trim(self) -> None:
         busy = {worker.template for worker in self._workers.values()}
         self._templates.trim(busy | set(self._remembering.values()))
-
-
-def _running_worker(known: RunningWorker, found: template_protocol.SurvivingWorker) -> RunningWorker:
-    """Return *known* with the process, exit report and addresses that the worker's template reported in *found*."""
-    up = found.up
-    listens = {} if up is None else {"endpoint": up.endpoint, "port": up.port, "master_port": up.master_port}
-    return msgspec.structs.replace(known, pid=found.pid, exit=found.exit, **listens)
