@@ -136,8 +136,7 @@ def _run(config: Any, options: dict[str, Any], stderr: DaemonStderr) -> int:
 
     def serve() -> int:
         code = run_daemon(daemon.run)
-        # a driver that was told something already is told nothing more
-        daemon.status.failed(code, "agentd was stopped before it was ready")
+        daemon.status.stopped(code)
         return code
 
     return _ends(serve, stderr, daemon.status.failed)

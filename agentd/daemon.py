@@ -85,6 +85,10 @@ class StatusReporter:
         self._manager.status(text)
         self._tell_driver({"error": text, "code": code})
 
+    def stopped(self, code: int) -> None:
+        """Tell the driver, if it has got no line yet, that agentd was stopped before it was ready."""
+        self._tell_driver({"error": "agentd was stopped before it was ready", "code": code})
+
     def _tell_driver(self, line: Mapping[str, object]) -> None:
         if self._ready_fd < 0:
             return

@@ -286,6 +286,7 @@ def test_the_service_manager_is_notified(place):
                 said.append(manager.recv(4096).decode())
     assert said[0].startswith("READY=1\nSTATUS=registered; head: ipc://")
     assert said[1] == "STOPPING=1\nSTATUS=stopping: SIGTERM"
+    assert said[-1].endswith("STATUS=stopped"), "not why it ended before it was ready"
 
 
 def test_nothing_heavy_is_loaded(start):
