@@ -161,7 +161,7 @@ def _open(record: TemplateRecord) -> int:
 
 
 async def _take_over(stem: str, record: TemplateRecord, keep: bool, ended: EndedTemplates) -> SurvivingTemplate | None:
-    """Take over the template of *record* and return it; if that fails, end it, add its workers to *ended*, and return
+    """Take over the template of *record* and return it. If that fails, end it, note its workers in *ended*, return
     None.
     """
     pidfd = _open(record)
@@ -190,9 +190,7 @@ async def _take_over(stem: str, record: TemplateRecord, keep: bool, ended: Ended
 async def _ask(
     sock: socket.socket, path: str, record: TemplateRecord
 ) -> tuple[list[SurvivingWorker], template_protocol.Inventory]:
-    """Connect to a template and ask it for its workers. Raise _UnfitError if its answer is late or wrong, or if another
-    process listens on *path*.
-    """
+    """Connect to a template and ask it for its workers. Raise _UnfitError if that fails."""
     try:
         sock.connect(path)
         pid, uid = peer_of(sock)
@@ -263,10 +261,9 @@ async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, ended: End
 
 
 def processes_below(template: int) -> dict[str, dict[int, int]]:
-    """Return the descendants of a template by worker id ("" if unknown), with their starts; see
-    EndedTemplates.processes.
+    """Return the descendants of a template by worker id ("" if unknown), in the form of EndedTemplates.processes.
 
-    The worker mark of a process, its parent or its session tells the worker.
+    The worker mark of a process, of its parent or of its session tells the worker.
     """
     stats = [stat for pid in procfs.subtree(template)[1:] if (stat := procfs.stat(pid)) is not None]
     owners: dict[int, str] = {}

@@ -141,9 +141,7 @@ def for_reaping(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Con
 
 
 def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Settings) -> None:
-    """Decide whether the head runs here or elsewhere: by the command line (*given*), else RLINF_HEAD, else the
-    files.
-    """
+    """Decide whether the head runs here: by the command line (*given*), else by RLINF_HEAD, else by the files."""
     if given.get("head") or given.get("listen"):
         values.update(head=True, connect=None)
     elif given.get("connect"):
@@ -157,9 +155,7 @@ def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Set
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the values in one TOML file, by field of Config. Raise ConfigError if the file, a key or a value is
-    wrong.
-    """
+    """Return the values in one TOML file, by field of Config. Raise ConfigError if the file or a value is wrong."""
     try:
         tables = tomllib.loads(path.read_text())
     except OSError as error:
@@ -264,9 +260,7 @@ def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) ->
 
 
 def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of agentd's environment that workers inherit: those in UTF-8, and not those of agentd's
-    unit.
-    """
+    """Return the variables of agentd that workers inherit: those in UTF-8, and not those of agentd's systemd unit."""
     kept = {name: value for name, value in environ.items() if name not in FOR_THE_UNIT_ALONE}
     for name in list(kept):
         try:

@@ -47,10 +47,9 @@ OK, FOR_GOOD = 0, 3
 
 
 class StatusReporter:
-    """Reports agentd's state to systemd, and once to the driver that started agentd. Loop thread only.
+    """Reports agentd's state to systemd, and once, through *ready_fd*, to the driver that started agentd (-1: none).
 
-    *manager* sends nothing if a driver owns this process. *ready_fd* is the pipe to that driver, which gets one JSON
-    line; -1 without a driver.
+    *manager* sends nothing if a driver owns this process. Loop thread only.
     """
 
     def __init__(self, manager: Manager, ready_fd: int) -> None:
@@ -99,9 +98,7 @@ class StatusReporter:
 
 
 class Daemon:
-    """One agentd process. Call `run` once, on the main thread. SIGHUP loads the configuration again, with *arguments*,
-    the options of the command line.
-    """
+    """One agentd process. Call `run` once, on the main thread. *arguments*: options of the command line."""
 
     def __init__(self, config: Config, arguments: Mapping[str, object]) -> None:
         self._config = config

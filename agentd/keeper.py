@@ -142,9 +142,7 @@ class Keeper:
         return True
 
     def _start(self, order: dict[str, object], fds: list[int]) -> None:
-        """Start a template by *order* (argv, env), and send agentd its pid, start and pidfd. Raise OSError if no
-        process can be started. For *fds* see `become`.
-        """
+        """Start a template by *order* (argv, env), and send agentd its pid, start and pidfd. For *fds* see `become`."""
         argv, env = order["argv"], order["env"]
         assert isinstance(argv, list)
         assert isinstance(env, dict)

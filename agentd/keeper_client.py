@@ -35,9 +35,7 @@ ANSWER_S = 10.0  # seconds that a keeper may take to answer, usually a milliseco
 STATUS_S = 0.5  # seconds that the keeper may take to report the exit status of an ended process
 END_S = 3.0  # seconds that a keeper without processes may take to end
 _NOT_FOR_KEEPER = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
-"""Variables that the keeper does not inherit. A driver kills processes with its cluster mark; the keeper must survive
-that, to end what is left.
-"""
+"""Not inherited by the keeper. A driver kills processes with its cluster mark; the keeper must live to end the rest."""
 _STATUSES = 1024  # how many exit statuses are kept for processes whose ends agentd has not noticed yet
 
 
@@ -167,9 +165,7 @@ class KeeperClient:
         self._waiting: dict[int, Callable[[int | None], None]] = {}
 
     def begin(self) -> None:
-        """Connect to the keeper; if no keeper runs, start one. Does not wait for its answer. Raise OSError if that
-        fails.
-        """
+        """Connect to the keeper, or start one, without waiting for its answer. Raise OSError if that fails."""
         if self._socket is not None:
             return
         try:

@@ -241,9 +241,8 @@ class LogForwarder:
             worker.drop = self._loop.call_later(_PATIENCE_S, self._drop, [worker])
 
     def flush(self, owner: str, wait_s: float) -> None:
-        """Send the output of an ending owner's workers for at most *wait_s* seconds.
-
-        Then send a LogLines with final=True and the number of lines that were left out.
+        """Send an ending owner's output for at most *wait_s* seconds, then LogLines with final=True and the lines left
+        out.
         """
 
         def end() -> None:
@@ -264,8 +263,7 @@ class LogForwarder:
             self._report(LogLines(owner, self._node, [], final=True))
 
     def _drop(self, workers: list[_WorkerLogs], flushed: str | None = None) -> None:
-        """Tell the owner of *workers* how many of their lines will not be sent, and forget the ended workers among
-        them.
+        """Tell the owner how many lines of *workers* will not be sent; forget those that have ended.
 
         *flushed*: the owner, if its `flush` ends now; None otherwise.
         """
@@ -329,9 +327,8 @@ class LogForwarder:
             self._loop.call_soon(pump)
 
     def _pump(self, whole: bool = False) -> None:
-        """Read from the workers with unread output, in turns, as far as their owners have credit.
-
-        *whole*: True to read all of it in this call, without the limit of _TURN bytes.
+        """Read unread output of all workers, in turns, as far as their owners have credit; without *whole*, about _TURN
+        bytes.
         """
         if self._paused:
             return

@@ -138,8 +138,7 @@ class Session:
         self._shell.handle(e.WorkersAdopted(workers, since))
 
     async def run(self) -> e.EndAgent:
-        """Register with the head and serve it until agentd must end, or the head refuses this node. Return exit code
-        and reason.
+        """Register with the head and serve it until agentd must end. Return exit code and reason.
 
         Cancelling closes the session and leaves the workers running.
         """

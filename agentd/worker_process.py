@@ -46,8 +46,7 @@ class WorkerProcess:
         return self.pidfd < 0 or procfs.has_ended(self.pidfd)
 
     def started(self) -> int:
-        """Return the start of this worker's process in clock ticks since boot; 0 if another process may have its pid by
-        now.
+        """Return the process's start in clock ticks since boot; 0 if another process may have its pid by now.
 
         The pid stays the worker's until its template, or this agentd as its parent, reaps the process.
         """
@@ -117,10 +116,7 @@ class WorkerProcess:
         return {} if exit.reason else {"reason": self.reason}
 
     def ended_with_template(self, status: int | None) -> ExitReport:
-        """Return the exit report of this worker, whose template has ended or does not answer.
-
-        *status*: the worker's wait status (os.waitpid), None if unknown.
-        """
+        """Return the exit report if the template has ended or is silent; *status* is that of os.waitpid, if known."""
         if not self.template.gone:
             return ExitReport("exited", reason="how it ended is not known: its template does not answer")
         reason = f"the template process that it came from ended ({self.template.last_words()})"

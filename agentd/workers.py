@@ -95,9 +95,7 @@ class Workers:
     # --- what the session asks for ---
 
     def prestart(self, preload: Sequence[str] = ()) -> None:
-        """Start a template of agentd's own interpreter, and do not wait. Raise OSError if the keeper cannot be
-        reached.
-        """
+        """Start a template of agentd's own interpreter. Raise OSError if the keeper cannot be reached."""
         env = self._site.environment()
         self._templates.get(launch_plan.template_key(self._site.rules.own, env, preload), env)
 
@@ -239,9 +237,8 @@ class Workers:
         self._release()
 
     async def close(self, grace_s: float, reason: str = "") -> None:
-        """End all workers as `stop` does, then all templates, and the keeper if agentd started it.
-
-        If cancelled, kill the templates; the kernel then kills their workers.
+        """End all workers as `stop` does, then all templates, and agentd's own keeper. Cancelling kills the
+        templates.
         """
         self._closing = True
         try:
