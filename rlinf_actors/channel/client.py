@@ -52,10 +52,8 @@ T = TypeVar("T")
 class JoinedWork(AsyncWork[T]):
     """A work that is done when several other works are done.
 
-    Args:
-        what: the operation, for error texts.
-        works: the other works; None if the caller passes them to `join` later.
-        make: makes the result from the list of works, on the first thread that takes the result.
+    *make* makes the result from the list of works, on the first thread that takes the result. If *works* is None, the
+    caller passes the works to `join` later.
     """
 
     _lazy = True
@@ -242,10 +240,7 @@ class RemoteChannel(RequestMaker):
     def refusal(self, raised: frames.Raised, work: AsyncWork[Any], parts: Sequence[Buffer] = ()) -> Exception:
         """Return the exception for a request that the host refused with the frame *raised*.
 
-        Args:
-            raised: the host's answer.
-            work: the refused request.
-            parts: the parts of the answer; they describe the item if it became undeliverable.
+        *parts* follow the frame; they describe the item if the item became undeliverable.
         """
         if raised.kind in ("full", "empty", "closed", "cancelled"):
             return refusal(self._name, raised.kind, work._what)
@@ -294,8 +289,7 @@ class RemoteChannel(RequestMaker):
     def give_back(self, peer: Peer, call: int, later: bool) -> None:
         """Cancel get number *call*, and tell the host to return an item that was delivered for it.
 
-        Args:
-            later: True in a destructor, whose thread may hold any lock: the I/O thread then does the work.
+        *later* is True in a destructor, whose thread may hold any lock: the I/O thread then does the work.
         """
         if later:
             self._io.call(self.give_back, peer, call, False)

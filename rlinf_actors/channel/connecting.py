@@ -142,10 +142,6 @@ async def _ended_before(runtime: Runtime, name: str) -> Exception:
 class ConnectingChannel(RequestMaker):
     """The backend of a handle that came as an argument: keeps requests, in order, until the channel is found.
 
-    Args:
-        name: name of the channel.
-        namespace: namespace of the channel's job.
-
     Attributes:
         found: the channel; None until it is found.
         maxsize: maxsize of the channel, valid once `found` is set.

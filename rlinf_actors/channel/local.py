@@ -29,13 +29,7 @@ _SHOWN_ITEMS = 20
 
 
 class LocalChannel:
-    """A channel of this process only: the queue, a lock for it, and the works that wait. Any thread may use it.
-
-    Args:
-        name: name of the channel, for error texts.
-        maxsize: most waiting items per key; 0 for no limit.
-        max_deliveries: see ChannelQueue.
-    """
+    """A channel of this process only: the queue, a lock for it, and the works that wait. Any thread may use it."""
 
     def __init__(self, name: str, maxsize: int, max_deliveries: int = 0) -> None:
         self._name = name
@@ -135,9 +129,7 @@ class LocalChannel:
     def drop(self, ticket: Ticket, how: str | None = None) -> None:
         """Return the items of a delivery to their queue. Safe in a destructor: on any thread, with any lock held.
 
-        Args:
-            ticket: request that got the items.
-            how: why the item was not processed; None if user code never received the items.
+        *how* says why the item was not processed; None if user code never received the items.
         """
         self._dropped.append((ticket, how))
         self._sweep()

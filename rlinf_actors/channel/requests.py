@@ -337,10 +337,7 @@ def reference(request: AsyncWork[Any]) -> Callable[[], Any]:
 class RequestMaker:
     """Makes the requests to a channel whose items are in host processes. A subclass sends the requests.
 
-    Args:
-        io: the I/O thread.
-        name: name of the channel.
-        taker: name of this process; shown as the consumer of items that this process takes.
+    *taker* names this process; it is shown as the consumer of items that this process takes.
     """
 
     def __init__(self, io: IoThread, name: str, taker: str) -> None:

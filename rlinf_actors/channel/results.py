@@ -198,13 +198,7 @@ class Take(Generic[T]):
 
 
 def refusal(name: str, kind: str, what: str) -> Exception:
-    """Return the exception for a request that the queue refused.
-
-    Args:
-        name: name of the channel.
-        kind: "full", "empty", "closed" or "cancelled".
-        what: the operation, for the error text.
-    """
+    """Return the exception for a request that the queue refused. *what* is the operation, for the error text."""
     if kind == "full":
         return asyncio.QueueFull(f"channel {name!r} is full")
     if kind == "empty":

@@ -14,11 +14,7 @@ from rlinf_actors.wire.protocol import MAX_DEPTH, MAX_SIZE
 
 
 def address(group: Any, rank: Any) -> WorkerAddress:
-    """Return the WorkerAddress of a worker, or of a child member.
-
-    Args:
-        group: name of the worker's group.
-        rank: rank of the worker; for a child member, the list or tuple of ranks that leads to the child.
+    """Return the WorkerAddress of a worker. A list or tuple of ranks leads to a child member of a worker.
 
     Raises:
         TypeError: *group* is not a non-empty str, or *rank* is neither an int nor a list or tuple of ints.
@@ -60,15 +56,11 @@ def addresses(groups: Any) -> list[WorkerAddress]:
 
 
 def source(src: Any, members: Sequence[WorkerAddress]) -> WorkerAddress:
-    """Return the address of the worker that broadcasts its object.
-
-    Args:
-        src: ``(name, rank)``, ``"name:rank"`` or a WorkerAddress; None for the first member.
-        members: all members of the broadcast.
+    """Return the address of the worker that broadcasts its object: *src*, or the first member if *src* is None.
 
     Raises:
         ValueError: *src* is not a member.
-        TypeError: *src* has another form.
+        TypeError: *src* is no ``(name, rank)``, ``"name:rank"`` or WorkerAddress.
     """
     if src is None:
         return members[0]
@@ -95,10 +87,7 @@ def tree(nodes: Sequence[int]) -> list[int]:
 
     Members receive the object from their parent and forward the object to their children. The first member on each node
     is the node's relay, the parent of the other members on the node. The relays form a binary tree, so at most two
-    copies leave each node.
-
-    Args:
-        nodes: for each member, the rank of its node; the source comes first.
+    copies leave each node. *nodes* holds the rank of each member's node; the source comes first.
     """
     relays: dict[int, int] = {}
     for index, node in enumerate(nodes):
@@ -113,10 +102,7 @@ def tree(nodes: Sequence[int]) -> list[int]:
 def children(parents: Sequence[int], nodes: Sequence[int], index: int) -> list[int]:
     """Return the indexes of the children of member *index*. Those on other nodes come first: they forward further.
 
-    Args:
-        parents: the result of `tree`.
-        nodes: as for `tree`.
-        index: the member.
+    *parents* is the result of ``tree(nodes)``.
     """
     found = [child for child, parent in enumerate(parents) if parent == index]
     return sorted(found, key=lambda child: nodes[child] == nodes[index])
@@ -125,9 +111,8 @@ def children(parents: Sequence[int], nodes: Sequence[int], index: int) -> list[i
 def stream_name(order: Sequence[WorkerAddress], ids: Sequence[str]) -> str:
     """Return the stream that carries the messages of a broadcast tree. Every member computes the same name.
 
-    Args:
-        order: the members, the source first.
-        ids: for each member, its worker id, which changes when its group is launched again.
+    *order* holds the members, the source first; *ids* holds their worker ids, which change when a group is launched
+    again.
     """
     text = "\n".join(f"{member} {identity}" for member, identity in zip(order, ids, strict=True))
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

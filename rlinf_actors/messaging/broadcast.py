@@ -39,11 +39,8 @@ V = TypeVar("V")
 class BroadcastTree:
     """One member's view of a broadcast tree. Any thread may use it.
 
-    Args:
-        messenger: sends and receives the messages.
-        me: address of this worker.
-        order: all members, the source first.
-        ended: called once when the tree fails, because a member died or was not found.
+    *order* holds all members, the source first; *me* is this worker. *ended* is called once when the tree fails,
+    because a member died or was not found.
     """
 
     def __init__(
@@ -211,9 +208,8 @@ class BroadcastTree:
     ) -> None:
         """Send a message to every child of this member. If a send fails, the whole tree fails.
 
-        Args:
-            parts, borrowed, tensors, options: see OutgoingMessage.
-            done: called once when every child has the message; called at once if there are no children.
+        *done* is called once when every child has the message; at once if there are no children. For the other
+        arguments see OutgoingMessage.
         """
         for child in self.children:
             if borrowed:  # one copy in shared memory serves all children that can be lent it
@@ -263,12 +259,7 @@ def _call_steps(steps: queue.SimpleQueue[Callable[[], object] | None]) -> None:
 
 
 class Broadcaster:
-    """Runs all broadcasts in which one worker takes part. Any thread may use it.
-
-    Args:
-        messenger: sends and receives the messages.
-        me: address of this worker.
-    """
+    """Runs all broadcasts in which the worker *me* takes part. Any thread may use it."""
 
     def __init__(self, messenger: Messenger, me: WorkerAddress) -> None:
         self._messenger = messenger
@@ -288,10 +279,9 @@ class Broadcaster:
         """Take part in a broadcast and return its work; see Worker.broadcast.
 
         Args:
-            value, groups, src: as for Worker.broadcast.
+            value, groups, src, options: as for Worker.broadcast.
             problem: an error of this member's arguments. It is raised after this member has done its part: the source
                 broadcasts the error instead of an object, every other member still forwards.
-            options: options of the process groups that carry tensors.
 
         Raises:
             ValueError, TypeError, UsageError: *groups* or *src* is wrong. The other members do not learn of it.

@@ -137,10 +137,7 @@ class Driver:
 class DeviceMemory:
     """Device memory that torch did not allocate, for ``torch.as_tensor``. The tensor keeps this object alive.
 
-    Args:
-        pointer: address of the memory.
-        size: size in bytes.
-        ended: called when the last tensor on the memory is gone; on any thread, with any lock held.
+    *ended* is called when the last tensor on the memory is gone; on any thread, with any lock held.
     """
 
     def __init__(self, pointer: int, size: int, ended: Any) -> None:
@@ -160,8 +157,7 @@ log = logging.getLogger(__name__)
 class MemoryLease:
     """The receiver's right to use the sender's memory of one message. The opened memory keeps the lease alive.
 
-    Args:
-        ended: called once, on any thread, when all of that memory is closed; tells the sender.
+    *ended* is called once, on any thread, when all of that memory is closed; it tells the sender.
     """
 
     def __init__(self, ended: Callable[[], None]) -> None:

@@ -37,14 +37,8 @@ class WorkerDirectory:
     """Finds the groups with which one worker exchanges messages. Any thread may use it.
 
     A group that has ended is found too, as long as the head or this directory remembers the group. The peers of such a
-    group have errors that say how they ended. An unknown name gives a GroupNotFoundError.
-
-    Args:
-        runtime: of this worker.
-        connect: awaited on the loop; returns the runtime once it is in session with the head.
-
-    Attributes:
-        children: connections to child members.
+    group have errors that say how they ended. An unknown name gives a GroupNotFoundError. *connect* is awaited on the
+    loop; it returns the runtime once the runtime is in session with the head.
     """
 
     def __init__(self, runtime: Runtime, connect: Callable[[], Awaitable[Runtime]]) -> None:
@@ -142,12 +136,9 @@ def _alive(group: RemoteGroup) -> bool:
 
 
 def peer_gone_error(peer: Peer, error: BaseException, what: str) -> Exception:
-    """Return a new error for the operation *what*, which failed because *peer* is gone. See `prefixed`.
+    """Return the PeerDiedError of the operation *what*, which failed because *peer* is gone; *error* says why.
 
-    Args:
-        peer: the other worker.
-        error: how the peer ended, or why it cannot be used.
-        what: the operation, for the text.
+    If *peer* lives and refused this worker, return a copy of *error*. For the copy see `prefixed`.
     """
     if isinstance(error, (AuthenticationError, ProtocolMismatchError)):
         return prefixed(error, what)  # the peer lives, and refused this worker

@@ -25,11 +25,7 @@ OVERHEAD = 768
 
 
 class Window(Generic[T]):
-    """The sender's side of flow control for one receiver: decides which messages may be sent now.
-
-    Args:
-        limit: most bytes in flight.
-    """
+    """The sender's side of flow control for one receiver: at most *limit* bytes are in flight, later messages wait."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -73,10 +69,7 @@ class CreditAccumulator:
     def taken(self, link: Hashable, outbox: int, size: int) -> int:
         """Count a received message. Return the bytes of credit to send to its sender now, 0 for none yet.
 
-        Args:
-            link: the link on which the message arrived.
-            outbox: number of the sender's outbox on that link.
-            size: size of the message in bytes.
+        *outbox* is the number of the sender's outbox on *link*.
         """
         if link in self._ended:
             return 0

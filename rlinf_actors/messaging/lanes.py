@@ -84,10 +84,9 @@ class Lane:
             job.fail(closed())
 
     def end(self, error: Callable[[], Exception]) -> None:
-        """Abort the running job and fail every job, current and future. May be called again. Not on the lane's thread.
+        """Abort the running job and fail every job, current and future, each with a new exception from *error*.
 
-        Args:
-            error: makes a new exception for each job.
+        May be called again. Not on the lane's thread.
         """
         with self._lock:
             if self._closed is not None:
@@ -159,9 +158,7 @@ class OpenLane:
 
     Attributes:
         id: names the lane in LaneEnded frames from the other worker.
-        backend: of torch.distributed.
-        lane: runs the transfers.
-        report: sends a LaneEnded frame with this text to the other worker.
+        report: sends a LaneEnded frame with a text to the other worker.
         header: the fields of frames.TensorTransfer from which the receiver joins the lane; of the sender's end only.
         reported: True once `report` was called.
     """
@@ -187,11 +184,7 @@ class Lanes:
             return self._lanes.get(key)
 
     def get(self, key: Hashable, make: Callable[[], OpenLane]) -> OpenLane:
-        """Return the lane of *key*; *make* makes the lane if there is none.
-
-        Raises:
-            Exception: the error given to `end_all`, or an error of *make*.
-        """
+        """Return the lane of *key*; *make* makes the lane if there is none. After `end_all` raise its error."""
         with self._lock:
             if self._closed is not None:
                 raise self._closed()

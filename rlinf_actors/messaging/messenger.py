@@ -69,9 +69,7 @@ class Messenger:
         endpoint: this worker's name, id and devices, for tensor transfers.
 
     Attributes:
-        directory: finds other workers.
         peer_gone: called, on any thread, with each watched peer that is gone. Set by the Broadcaster.
-        tensor_receiver: receives the tensors that travel beside messages.
     """
 
     def __init__(
@@ -111,12 +109,8 @@ class Messenger:
     ) -> AsyncWork[None]:
         """Send an object to the worker *to*, together with *piggyback* unless that is None.
 
-        Args:
-            now: True if a thread waits for the send.
-            options: options of the process group that carries tensors.
-
-        Returns:
-            A work that is done when the message was sent within the window and the sender's buffers may be reused.
+        Return a work that is done when the message was sent within the window and the sender's buffers may be reused.
+        *now* is True if a thread waits for the work.
 
         Raises:
             ValueError: a tensor in *value* is not contiguous. Nothing was sent.

@@ -73,13 +73,9 @@ class OutgoingMessage:
 
 
 class Outbox:
-    """Sends this worker's messages to one other worker.
+    """Sends this worker's messages to the worker *peer*, with at most *limit* bytes in flight.
 
-    Args:
-        peer: the receiver.
-        name: name of this worker.
-        worker_id: id of this worker.
-        limit: most bytes in flight.
+    *name* and *worker_id* are those of this worker.
     """
 
     def __init__(self, peer: Peer, name: str, worker_id: str, limit: int) -> None:

@@ -56,11 +56,7 @@ class CollectiveGroupOptions:
 
 
 class GroupStore:
-    """A TCPStore whose server runs in this process.
-
-    Args:
-        ip: address on which to listen.
-        timeout_s: seconds that a client waits for a key.
+    """A TCPStore whose server runs in this process. Its clients wait *timeout_s* seconds for a key.
 
     Attributes:
         endpoint: ``IP:PORT`` of the store, for `join`.
@@ -112,8 +108,7 @@ def _distributed() -> Any:
 def backends(plugin: str = "") -> list[str]:
     """Return the names of torch.distributed's back-ends in this process, as in the accelerator table; [] without torch.
 
-    Args:
-        plugin: module that registers a back-end; it need not be installed. "" for none.
+    *plugin* is a module that registers a back-end; it need not be installed.
     """
     try:
         dist = _distributed()
@@ -194,10 +189,7 @@ def _gloo(store: Any, rank: int, size: int, timeout: datetime.timedelta, ip: str
 def group_options(backend: str, options: CollectiveGroupOptions, timeout: datetime.timedelta | None = None) -> Any:
     """Return *options* as the options object of *backend*'s process group; None if the group takes none.
 
-    Args:
-        backend: name of the CCL in the accelerator table, whose row maps fields to options of the CCL.
-        options: fields that the row does not name change nothing.
-        timeout: most time of each of the group's operations.
+    The accelerator table maps fields to options of each CCL. Fields that the table does not name change nothing.
 
     Raises:
         ValueError: this version of the CCL, or of torch, does not have an option that is set.
@@ -238,11 +230,7 @@ def abort(group: Any) -> None:
 
 
 class Wire:
-    """A process group of two, in one direction: rank 0 sends uint8 tensors, rank 1 receives them.
-
-    Args:
-        group: process group of a CCL.
-    """
+    """A process group of two, in one direction: rank 0 sends uint8 tensors, rank 1 receives them."""
 
     def __init__(self, group: Any) -> None:
         self.group = group

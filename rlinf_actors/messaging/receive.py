@@ -25,17 +25,13 @@ if TYPE_CHECKING:
 class PostedReceive:
     """The mailbox entry of a receive.
 
-    Args:
-        messenger: of this worker.
-        sender: the worker to receive from.
-        work: weak reference to the caller's work, which gets the message.
-
     Attributes:
         key: the queue of the mailbox in which the receive waits.
         incarnation: id of the worker to receive from; "" until the worker is found.
         closed: True once the receive has its message or error, or was withdrawn.
         loading: the message, while tensors that travel beside the message are still on their way; else None.
         timer: the timer of Messenger.limit.
+        work: weak reference to the caller's work, which gets the message.
     """
 
     __slots__ = ("_entered", "_messenger", "_sender", "closed", "incarnation", "key", "loading", "timer", "work")
@@ -75,12 +71,6 @@ class PendingReceive(AsyncWork[Any]):
     a message that the work got meanwhile returns to the mailbox. The work is then not done: when a caller waits for the
     work again, the receive enters the mailbox again. (A cancelled task keeps the work alive by its traceback.) If the
     work is dropped with a message that no waiter saw, the message returns to the mailbox too.
-
-    Args:
-        what: the operation, for errors.
-        messenger: of this worker.
-        sender: the worker to receive from.
-        convert: makes the result from the received object.
 
     Attributes:
         posted: the mailbox entry of the receive.

@@ -168,11 +168,8 @@ class IncomingTensors(Promise[None]):
 class TensorReceiver:
     """The receiving side of tensor transfers in one worker.
 
-    Args:
-        endpoint: this worker as an end of transfers.
-        directory: finds senders, in order to learn of their end.
-        reply: sends a frame on the link on which a message arrived.
-        senders: this worker's own tensor senders, for messages that the worker sends to itself.
+    *directory* finds senders, in order to learn of their end. *senders* are this worker's own tensor senders, for
+    messages that the worker sends to itself.
     """
 
     def __init__(

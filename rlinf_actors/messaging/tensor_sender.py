@@ -84,11 +84,6 @@ class LaneSend:
 class TensorSender:
     """Sends all messages to one worker, from the first message on that has tensors beside it. Any thread may use it.
 
-    Args:
-        endpoint: this worker as an end of transfers.
-        peer: the receiver.
-        outbox: the outbox for the receiver.
-
     Attributes:
         id: number of this sender on the link to the receiver; 0 until `open` was called.
     """

@@ -24,8 +24,7 @@ from rlinf_actors.wire import frames
 class DetachedTensors:
     """The tensors that were detached from one object, to travel beside its message; implements payload.Taker.
 
-    Args:
-        cpu: True to detach large CPU tensors too.
+    CPU tensors stay in the message, unless *cpu* is True and they are large.
 
     Attributes:
         tensors: the tensors, contiguous, in the order of their numbers.
@@ -123,12 +122,8 @@ class TransferEndpoint:
     """This worker as an end of tensor transfers.
 
     Attributes:
-        io: I/O thread of this worker.
-        worker_id: id of this worker.
-        name: name of this worker.
         host: host key of this worker; equal for processes that can use each other's memory.
         node_ip: address of this worker's node.
-        devices: accelerators of this worker.
         overrides: path by kind of buffer; Settings.paths.
         net_devices: names of network interfaces, from RLINF_COMM_NET_DEVICES or GLOO_SOCKET_IFNAME.
         timeout_minutes: RLINF_TIMEOUT; None if not set.
