@@ -207,6 +207,8 @@ class RemoteChannel(RequestMaker):
 
     def show(self) -> AsyncWork[View]:
         def merge(works: list[Query]) -> View:
+            for work in works:
+                work._seen = True  # the first error is raised below; the others need no log
             answers = [work._outcome() for work in works]
             return (
                 any(closed for closed, _, _ in answers),

@@ -101,8 +101,11 @@ class IncomingTensors(Promise[None]):
         """
         forwarded = self._forwarded
         if forwarded is not None:  # opened on another thread, to be forwarded
-            forwarded.use_on_current_streams()
             tensors = forwarded.tensors
+            for tensor in tensors:
+                if tensor.device.type != "cpu":
+                    forwarded.wait_ready(tensor.device)
+                    tensor.record_stream(torch_module(tensor.device.type).current_stream(tensor.device))
         else:
             tensors = self._open()
         return [

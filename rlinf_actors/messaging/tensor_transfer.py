@@ -65,13 +65,6 @@ class DetachedTensors:
         if event is not None:
             torch_module(device.type).current_stream(device).wait_event(event)
 
-    def use_on_current_streams(self) -> None:
-        """Prepare the tensors for use on this thread's current streams."""
-        for tensor in self.tensors:
-            if tensor.device.type != "cpu":
-                self.wait_ready(tensor.device)
-                tensor.record_stream(torch_module(tensor.device.type).current_stream(tensor.device))
-
 
 def tensor_bytes(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
