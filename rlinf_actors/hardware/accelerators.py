@@ -25,7 +25,8 @@ _Found = TypeVar("_Found", bound=Find)
 
 
 class AcceleratorUtil:
-    """Facts about accelerator types. All methods are static; only get_torch_platform loads torch.
+    """Facts about accelerator types. All methods are static. None loads a vendor's library; only get_torch_platform
+    loads torch.
 
     Each method takes an accelerator type as an AcceleratorType or as its name. An unknown type raises ConfigError.
     """

@@ -109,10 +109,10 @@ def merge(resources: list[HardwareResource], found: HardwareResource | None) -> 
 def section_error(
     error: ConfigError, section: HardwareSection, node_rank: int, path: str, where: str = ""
 ) -> ConfigError:
-    """Return *error* with indices into the whole hardware section, at config path *path*.
+    """Return *error*, which one node's entries of a hardware section caused, with indices into the whole section.
 
-    The path and text of *error* have indices into the entries of one node, such as ``configs[0].robot_ip``. *where* is
-    appended to the text.
+    A node gets its own entries only, so that its error says ``configs[0]`` where the section may have ``configs[3]``.
+    *path* is the section's config path; *where* is appended to the text.
     """
     places = [index for index, rank in enumerate(section.node_ranks) if rank == node_rank]
 
@@ -152,8 +152,7 @@ def enumerate_values(
 
 
 def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any]) -> HardwareResource | None:
-    """Return the pieces of one hardware type on a node, or None, from ``enumerate`` of the type's class. Runs user
-    code.
+    """Return the pieces of one hardware type on a node, or None. Calls ``enumerate`` of the type's class: user code.
 
     *configs* are the node's entries as instances of the config class. Raise ConfigError if the type has no Hardware
     class, or its ``enumerate`` raises an error or returns something else than a HardwareResource of that type.
@@ -190,7 +189,7 @@ _CLASS = "class of these fields"
 
 
 def piece_of(info: HardwareInfo) -> Piece:
-    """Return *info* as a value for messages, from which `info_of` makes it again."""
+    """Return *info* as a value for messages, from which `info_of` makes an equal HardwareInfo."""
     if isinstance(info, ReportedInfo):
         detail: dict[str, Any] = _plain(info.detail)
     else:

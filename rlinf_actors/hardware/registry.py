@@ -136,7 +136,7 @@ _BUILT_IN: Mapping[str, str] = MappingProxyType(
 
 
 def _built_in(kind: str) -> ModuleType:
-    """Import and return the module of a built-in type. Raises KeyError for other types."""
+    """Import and return the module of a built-in hardware type. Raise KeyError for other types."""
     return importlib.import_module(f"rlinf_actors.hardware.robots.{_BUILT_IN[kind]}")
 
 
@@ -154,7 +154,9 @@ def _enter(table: dict[str, Any], kind: str, found: type, what: str) -> None:
 
 
 class _Types(Mapping[str, type[HardwareConfig]]):
-    """Each hardware type to its config dataclass. The module of a built-in type is imported at the first look-up."""
+    """A mapping of each hardware type to its config dataclass. It imports a built-in type's module at the first
+    look-up.
+    """
 
     def __getitem__(self, kind: str) -> type[HardwareConfig]:
         if kind in _configs:
@@ -170,7 +172,7 @@ class _Types(Mapping[str, type[HardwareConfig]]):
 
 
 def hardware_types() -> Mapping[str, type[HardwareConfig]]:
-    """Return the config dataclass of each built-in and registered hardware type, for ClusterConfig.from_any."""
+    """Return a mapping of each built-in and registered hardware type to its config dataclass."""
     return _Types()
 
 

@@ -247,7 +247,7 @@ def _named(value: str, variable: str, devices: Sequence[_Device], node: NodeInfo
 
 
 def _check_numbering(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> None:
-    """Raise ConfigError for variables by which the worker would number devices otherwise than the probe."""
+    """Raise ConfigError for variables by which a worker would number devices otherwise than the probe did."""
     for kind in node.accelerator_types:
         facts = ACCELERATOR_TABLE.get(kind)
         if facts is None:

@@ -48,7 +48,7 @@ class ResourceTable:
 
     @classmethod
     def of(cls, cluster: ClusterView, labels: Sequence[str]) -> ResourceTable:
-        """Return the resources of the groups called *labels*. Raise PlacementError if a group is unknown or two
+        """Return the resources of the groups called *labels*. Raise PlacementError if a group is unknown or groups
         overlap.
         """
         return cls([find_group(cluster, label) for label in labels])
@@ -92,7 +92,9 @@ def place(
 
 
 def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Placement]:
-    """Return the placements of one worker for each entry of *nodes*, which sees all accelerators of *group* there."""
+    """Return the placements of workers on *nodes*, one for each entry. A worker sees all of *group*'s accelerators
+    there.
+    """
     index: dict[int, int] = {}
     return _with_local_ranks([_on_node(rank, index, group, node) for rank, node in enumerate(nodes)])
 
@@ -123,7 +125,10 @@ def _held(rank: int, ranks: Sequence[int], table: ResourceTable) -> list[Resourc
 
 
 def _on_node(rank: int, index: dict[int, int], group: NodeGroupInfo, node: NodeInfo) -> Placement:
-    """Return the placement of a worker without own accelerators: it sees those of the group's first type on *node*."""
+    """Return the placement of a worker that has no accelerators of its own and sees the group's ones on *node*.
+
+    *index* numbers the nodes for placement_node_rank; a new node gets the next number.
+    """
     seen = group.accelerators_of(node)
     kind = node.accelerator_kinds[seen[0]] if seen else AcceleratorType.NO_ACCEL
     return Placement(

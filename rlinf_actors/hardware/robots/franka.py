@@ -145,7 +145,9 @@ class DualFrankaConfig(_FrankaArms):
                 seen[serial] = cameras.field
 
     def cameras(self) -> list[CameraSet]:
-        """Return the cameras that the fields name. None is searched: it could belong to either arm or the base."""
+        """Return the cameras that the fields name. A camera without a name could be on either arm, so none is
+        searched.
+        """
         return [cameras for cameras in super().cameras() if cameras.serials is not None]
 
 

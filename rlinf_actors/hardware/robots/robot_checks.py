@@ -216,7 +216,7 @@ def can_interfaces(sys_root: Path) -> list[str]:
 
 
 def camera_faults(wanted: CameraSet, found: Cameras) -> list[ConfigFault]:
-    """Return a fault that lists the *wanted* cameras that are not connected; [] if all are there. Pure."""
+    """Return a fault that lists the *wanted* cameras that are not among those *found*; [] if all are there. Pure."""
     missing = [serial for serial in wanted.serials or () if serial not in found.serials]
     if not missing:
         return []

@@ -184,7 +184,10 @@ def _text(value: Any, field: str) -> str:
 
 
 def _checked(value: Any, rule: Any, field: str) -> Any:
-    """Return *value* if *rule* allows it: a check to call, bool, a range of numbers, or the allowed texts."""
+    """Return *value* if *rule* allows it, else raise ConfigError.
+
+    A rule is bool, a range of numbers, a tuple of allowed texts, or a function that checks and converts the value.
+    """
     if rule is bool:
         if not isinstance(value, bool):
             raise ConfigError(f"is {value!r}; it must be true or false", path=field)

@@ -24,7 +24,7 @@ Chip = tuple[int, int]
 
 @dataclass(frozen=True)
 class Mapped:
-    """A chip in the output of ``npu-smi info -m``: its logic id, which is the NPU's index, and its name."""
+    """A chip in the output of ``npu-smi info -m``: its logic id, which becomes AcceleratorInfo.index, and its name."""
 
     logic_id: int
     name: str

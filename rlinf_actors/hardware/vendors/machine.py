@@ -57,14 +57,23 @@ class PciDevice:
 
 @dataclass(frozen=True)
 class Ran:
-    """Result of running a tool: the command line, its standard output, and a fault."""
+    """Result of running a tool.
+
+    Attributes:
+        command: the command line.
+        output: standard output of the tool.
+        fault: a sentence that says what went wrong; "" if the tool ended with exit code 0.
+    """
 
     command: str
     output: str = ""
-    fault: str = ""  # a sentence that says what went wrong; "" if the tool ended with exit code 0
+    fault: str = ""
 
     def faults(self, read: object, otherwise: str) -> list[str]:
-        """Return the tool's fault; if it has none, but nothing was *read* from its output, a fault with *otherwise*."""
+        """Return one fault if the tool failed, or if *read*, what a parser found in the output, is empty; else [].
+
+        *otherwise* says what the tool did in the second case, such as "printed no table".
+        """
         if self.fault or not read:
             return [self.fault or f"{self.command} {otherwise}: {self.output[:80]!r}"]
         return []
@@ -87,13 +96,18 @@ class Machine:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Machine:
-        """Return a Machine with the time limit of this process, less the time that reporting the results takes."""
+        """Return a Machine for a vendor's ``find``, whose tools end early enough for the process to report what it
+        found.
+
+        Args:
+            environ: environment that ``find`` got from the probe.
+        """
         return cls(environ, float(environ.get(PROBE_LIMIT) or PROBE_TIMEOUT_S) * _SHARE)
 
     # --- files ---
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the paths that match *pattern*, sorted. Neither begins with the root of this Machine."""
+        """Return the absolute paths that match *pattern*, sorted."""
         return sorted(path[len(self._root) :] for path in glob.glob(glob.escape(self._root) + pattern))
 
     def read(self, path: str) -> str:
@@ -138,13 +152,24 @@ class Machine:
         return shutil.which(name, path=os.pathsep.join(filter(None, places)))
 
     def run(self, *command: str) -> Ran:
-        """Run one tool: its name and its arguments. Block until it has ended or was killed at the time limit."""
+        """Run one tool. Block until it has ended, or was killed because it reached a limit.
+
+        Args:
+            command: name of the tool, and its arguments.
+
+        Returns:
+            Its output, and a fault if the tool is missing, failed, hung or printed more than MAX_OUTPUT_BYTES.
+        """
         return self.run_all([command])[0]
 
     def run_all(self, commands: Sequence[Sequence[str]]) -> list[Ran]:
-        """Run several tools at the same time. Block until all have ended or were killed at the time limit.
+        """Run several tools at the same time. Block until all have ended or were killed because they reached a limit.
 
-        Each command is the name of a tool and its arguments. The results have the order of *commands*.
+        Args:
+            commands: name of each tool, and its arguments.
+
+        Returns:
+            The results, in the order of *commands*.
         """
         with contextlib.ExitStack() as stack:
             runs = [_Run.start(command, self.tool(command[0]), self._environ, stack) for command in commands]
