@@ -88,8 +88,7 @@ def parse_cpus(text: str) -> set[int]:
 
 
 def bind(wanted: Sequence[int], root: str = "") -> str:
-    """Bind this process to the CPUs and memory of NUMA nodes. Later threads inherit the binding, present threads do
-    not.
+    """Bind this process to the CPUs and memory of NUMA nodes. Only this thread and its later threads are bound.
 
     Args:
         wanted: NUMA nodes of the worker's accelerators, -1 for an unknown node.
@@ -130,9 +129,9 @@ def prefer_memory(nodes: Sequence[int]) -> str:
 
 
 LATE_VARIABLES = ("MASTER_ADDR", "MASTER_PORT")
-"""Variables that Create sets after the worker has threads: rank 0 chooses the port once it runs."""
+"""Variables whose values the worker gets by Create, when it has threads already. Room for them is reserved before."""
 SLOTS = 8
-"""Variables that a worker with accelerators may set while it makes process groups (ProcessGroupFacts.variables)."""
+"""Number of variables that a worker with accelerators can set while it makes process groups."""
 
 _SET_THREADS = (
     "scipy_openblas_set_num_threads64_",
@@ -275,7 +274,7 @@ class LibraryThreads:
         self._setters = list(_openblas_setters())
 
     def restore(self, env: Mapping[str, str]) -> None:
-        """Set the numbers of threads from the variables in *env*, else one for each core that this process may use."""
+        """Set the thread counts of OpenBLAS and torch from variables in *env*, else to the number of physical cores."""
         cores = _cores()
         for setter in self._setters:
             setter(_count(env, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") or cores)

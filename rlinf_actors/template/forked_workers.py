@@ -81,7 +81,7 @@ class ForkedWorker:
         return bool(self.fork.spec.claims)
 
     def renew(self, until: float, now: float) -> None:
-        """Extend the lease to *until*. If the lease lasts at the time *now*, the guard need not send LeaseLost."""
+        """Extend the lease to *until*. If it has not run out at *now*, stop waiting for the guard's LeaseLost."""
         self.lease.renew(until)
         if self.lease.left(now):
             self.guard_due = 0.0
@@ -97,8 +97,7 @@ class ForkedWorker:
         return min(self.guard_due or end, self.kill_at or math.inf)
 
     def must_die(self, now: float) -> bool:
-        """True if the template must kill the worker at the time *now*, because its robots would not be made safe
-        otherwise.
+        """True if the template must kill the worker at the time *now*.
 
         At the end of the lease the worker's guard sends LeaseLost and calls on_lease_lost. A guard that sends nothing
         cannot run, because C code holds the interpreter's lock. Then only the end of the process stops the robots.
@@ -400,8 +399,7 @@ class ForkedWorkers:
         procfs.kill_group(worker.pid)
 
     def _sweep(self) -> set[str]:
-        """Kill processes that ended workers left behind. Return the ids of ended workers with processes that still
-        live.
+        """Kill processes that ended workers left behind. Return the ids of workers that have such living processes.
 
         The template is the subreaper, so it is the parent of every orphan, and an orphan's pid is not reused.
         """

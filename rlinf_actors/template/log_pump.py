@@ -15,7 +15,7 @@ TAIL_LINES = 20
 TAIL_LINE_BYTES = 4096
 _CHUNK = 64 << 10
 _TURNS = 4
-"""Chunks to read from one pipe before other pipes get a turn."""
+"""Most chunks of _CHUNK bytes to read from one pipe before other pipes get a turn."""
 _LEFT_OVER = 4 << 20
 """Most bytes to read from a pipe after the end of its worker. Another process may write to the pipe for ever."""
 
@@ -99,7 +99,7 @@ class LogPump:
         self.writer = -1
 
     def pump(self, turns: int = _TURNS) -> tuple[bool, bool]:
-        """Copy at most *turns* chunks. Return (True if there were any bytes, True if the pipe has ended)."""
+        """Copy at most *turns* chunks of _CHUNK bytes. Return (True if there were any, True if the pipe has ended)."""
         got = False
         for _ in range(turns):
             try:

@@ -125,7 +125,7 @@ LATER_IMPORTS = (
     "rlinf_actors.security.keyfile",
     "rlinf_actors.worker.channelhost",
 )
-"""Modules that a worker may import later, when an upgrade may have replaced their files. Versions must not mix."""
+"""Modules that a worker may import later. By then an upgrade may have replaced their files with another version."""
 OPTIONAL_IMPORTS = ("uvloop",)
 
 

@@ -17,8 +17,7 @@ from rlinf_actors.wire.protocol import deadline
 
 
 class DeviceLock:
-    """Exclusive use of a worker's accelerators, among all workers of the node that were placed on one of these
-    accelerators.
+    """Exclusive use of a worker's accelerators among the workers of its node.
 
     Workers of all groups and jobs compete. Only the accelerators of the placement count, not others that a worker sees.
     A worker that was placed on its node, not on accelerators, asks for all accelerators of the node. Use the lock as

@@ -82,7 +82,7 @@ class Invocation:
     """A call, or a stream if *window* is not 0.
 
     The I/O thread sets `cancelled`. An executor does not start a cancelled call. An executor that can interrupt a
-    running call sets `stop`.
+    running call sets `stop`, which `cancel` calls.
     """
 
     __slots__ = (

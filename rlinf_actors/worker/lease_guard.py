@@ -61,15 +61,15 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 class LeasePage:
     """The time until which this worker may move its robots, for code that does not wait for Python.
 
-    Code that runs without the interpreter's lock cannot be stopped by the guard. Such code reads the page before each
-    command. Only the guard writes the page, so a guard that is dead or cannot run does not renew it.
+    The guard cannot stop code that runs without the interpreter's lock. Such code reads the page before each command.
+    Only the guard writes the page, so nothing extends the time when the guard is dead or cannot run.
 
     The page begins with the deadline, an unsigned 64-bit number in the machine's byte order: nanoseconds of
-    CLOCK_MONOTONIC. Workers run in 64-bit interpreters only, so it is read and written at once. It is 0 once the lease
-    is lost, for good. In a worker without robots it is 2**63 - 1.
+    CLOCK_MONOTONIC. Workers run in 64-bit interpreters only, so the number is read and written in one step. It is 0,
+    for good, once the lease is lost, and 2**63 - 1 in a worker without robots.
 
     Attributes:
-        fd: read-only descriptor of the page. A process that inherits or receives it can map it.
+        fd: read-only descriptor of the page. A process that inherits or receives the descriptor can map the page.
         address: address of the read-only page in this process and in processes that it forks.
         include_dir: directory of ``rlinf_lease.h``, which has ``rlinf_lease_held(address)`` for C and C++.
     """
@@ -361,8 +361,7 @@ class Guard:
         self._try_to(self._descendants.kill)
 
     def _try_to(self, act: Callable[[], bool]) -> bool:
-        """Free a reserved descriptor and call *act*, which needs a descriptor. Return its result, or False after an
-        error.
+        """Free a reserved descriptor, and call *act*, which needs one. Return its result, or False after an error.
 
         User code may have used up all other descriptors, and on_lease_lost must run in any case.
         """

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from rlinf_actors import procfs
 
 STOP_MAIN_S = 0.2
-"""Seconds to wait until the main thread is stopped. It may be in C code."""
+"""Most seconds to wait until the main thread has stopped. The main thread may be in C code."""
 AGAIN_S = 0.005
 """Seconds until the signal is sent again; doubled after each attempt.
 

@@ -136,9 +136,7 @@ class RejectedPeers:
         self.count = 0
 
     def add(self, text: str, times: int = 1) -> None:
-        """Count *times* rejections. Log the 1st, the 10th, the 100th, ... as "refused" and *text*: a flood must not
-        fill the log.
-        """
+        """Count *times* rejections. Log the 1st, 10th, 100th, ... with *text*, so no flood can fill the log."""
         digits, self.count = len(str(self.count)) if self.count else 0, self.count + times
         if len(str(self.count)) > digits:
             log.warning("refused %s (%d so far)", text, self.count)
