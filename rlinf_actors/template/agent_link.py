@@ -170,8 +170,8 @@ class AgentLink:
         caller.setblocking(False)
         _, uid = peer_of(caller)
         if uid != os.getuid():
-            caller.close()
             self._log_rejected(f"its process belongs to user {uid}")
+            caller.close()
             return
         self._callers.add(caller)
         self._selector.register(caller, selectors.EVENT_READ, partial(self._on_caller, caller))
@@ -187,8 +187,8 @@ class AgentLink:
         self._selector.unregister(caller)
         self._callers.discard(caller)
         if not isinstance(packet, packets.Adopt):
-            caller.close()
             self._log_rejected("its process is no agentd")
+            caller.close()
             self._hear()
             return
         if self._agent.fileno() >= 0:
