@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 from head_kit import HeadKit, agent_hello, client_hello
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.wire.agent_messages import HELLO_AGAIN, Beat, Goodbye, Welcome
@@ -318,3 +320,36 @@ def test_request_for_nodes_ends_with_its_client():
     kit.tell("d1", Goodbye())
     kit.wait(6)
     assert kit.refusals() == []
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(
+                st.just("hello"), st.integers(0, 3), st.sampled_from(["1", "2"]), st.sampled_from([None, 0, 1, 2])
+            ),
+            st.tuples(st.just("goodbye"), st.integers(0, 3), st.just("1"), st.none()),
+            st.tuples(st.sampled_from(["wait", "nodes", "restart"]), st.integers(0, 3), st.just("1"), st.none()),
+        ),
+        max_size=25,
+    )
+)
+def test_the_short_check_of_a_rank_refuses_what_the_long_check_refuses(steps):
+    short, long = HeadKit(lease_s=5.0, rank_hold_s=8.0), HeadKit(lease_s=5.0, rank_hold_s=8.0)
+    for what, n, incarnation, rank in steps:
+        answers = []
+        for kit in (short, long):
+            if kit is long:
+                kit.head.nodes._may_conflict = lambda node: True
+            if what == "hello":
+                answers.append(kit.node(f"n{n}", incarnation, rank=rank))
+            elif what == "goodbye":
+                answers.append(kit.tell(f"a:n{n}{incarnation}", Goodbye()))
+            elif what == "wait":
+                answers.append(kit.wait(2.0 * n))
+            elif what == "nodes":
+                kit.driver()
+                answers.append(kit.nodes())
+            else:
+                kit.start()
+        assert answers[1:] == answers[:1], f"{what} n{n}"

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from head_kit import HeadKit, client_hello, specs
+from head_kit import HeadKit, agent_hello, client_hello, specs
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_actors.head.commands import Answer, RequestReceived
 from rlinf_actors.head.timers import TimerHeap
-from rlinf_actors.wire.agent_messages import Beat, LogLines, WorkerExited, WorkerReady
+from rlinf_actors.wire.agent_messages import AgentHello, Beat, LogLines, WorkerExited, WorkerReady
 from rlinf_actors.wire.client_messages import FindGroup, GetEvents, Launch, StopGroup
 from rlinf_actors.wire.values import Endpoint, ExitReport
 
@@ -126,6 +127,12 @@ def ready(kit: HeadKit, n: int, group: str = "g") -> None:
     kit.tell(f"a:n{n}", WorkerReady(f"{group}.{n}-0", 77, Endpoint("h", "ipc://x"), 0, 4000))
 
 
+def hear(kit: HeadKit, peer: str, hello: AgentHello) -> None:
+    """Let the head alone handle a hello: the kit's list of what is on disk would count too."""
+    out = kit.head.handle(RequestReceived(peer.encode(), 0, hello), kit.now)
+    assert [command for command in out if isinstance(command, Answer)]
+
+
 EVENTS: dict[str, Callable[[HeadKit], object]] = {
     "an agent's beat": lambda kit: kit.tell("a:n7", Beat("n7-1")),
     "a client's beat": lambda kit: kit.tell("d7", Beat("d7")),
@@ -137,6 +144,8 @@ EVENTS: dict[str, Callable[[HeadKit], object]] = {
     "a group is stopped": lambda kit: kit.ask("d9", StopGroup("ns9", "g", 1.0)),
     "a reader waits for events": lambda kit: kit.ask("d7", GetEvents(-1, namespace="ns7", wait_s=5.0)),
     "a driver says hello": lambda kit: kit.ask("new", client_hello("new", namespace="other")),
+    "a new agent says hello": lambda kit: hear(kit, "a:new", agent_hello("new", rank=5000)),
+    "an agent says hello again": lambda kit: hear(kit, "a:n6", agent_hello("n6", rank=6)),
     "a deadline is asked for": lambda kit: kit.head.next_deadline(),
 }
 
