@@ -238,7 +238,6 @@ class NameReservations:
                 self._free(id)
 
     def check(self, namespace: str, name: str) -> None:
-        """Raise Refused if this group name is reserved."""
         lost = self._lost.get((namespace, name))
         if lost:
             one = max(lost.values(), key=lambda one: one.until)

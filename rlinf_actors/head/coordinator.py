@@ -54,10 +54,6 @@ from rlinf_actors.wire.client_messages import KeyState, Status
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
 
 
-def _all_namespaces(namespace: str) -> bool:
-    return True
-
-
 class Coordinator:
     """The state of a head, and its decisions. Call on one thread only, except `admit`.
 
@@ -353,7 +349,7 @@ class Coordinator:
 
     # --- status ---
 
-    def status(self, now: float, sees: Callable[[str], bool] = _all_namespaces, hosts: bool = True) -> Status:
+    def status(self, now: float, sees: Callable[[str], bool] = lambda namespace: True, hosts: bool = True) -> Status:
         """Return the state of the cluster.
 
         Args:

@@ -141,12 +141,10 @@ class EventLog:
                     self._answer(reader, found)
 
     def forget(self, peer: bytes) -> None:
-        """Drop the waiting requests of a client that has ended."""
         for reader in [reader for reader in self._readers if reader.peer == peer]:
             self._remove(reader)
 
     def forget_keys(self, keys: Container[str]) -> None:
-        """Drop the waiting requests of readers with these keys, which are no longer valid."""
         for reader in [reader for reader in self._readers if reader.key in keys]:
             self._remove(reader)
 

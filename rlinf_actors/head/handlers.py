@@ -176,8 +176,7 @@ class Handlers:
         )  # fmt: skip
         head.reconciler.check_owner(hello)
         known = head.clients.get(hello.incarnation) is not None
-        namespace = head.groups.namespace_of(hello.parent or hello.worker_id)
-        client = head.clients.hello(event.peer, hello, namespace, event.member)
+        client = head.clients.hello(event.peer, hello, event.member)
         if client.role == "driver" and not known:
             head.emit(of_driver("driver_joined", client, "is here"))
         head.groups.resend(client)

@@ -102,7 +102,6 @@ class KeyRegistry:
         return any(not key.token for key in self._of(role, name))
 
     def knows(self, public: str) -> bool:
-        """True if this key is in the list, valid or ended."""
         return public in self._keys
 
     def why_not(self, public: str, wall: float) -> str:
@@ -209,7 +208,6 @@ class KeyRegistry:
         return self._end(hit, f"{who} revoked it", wall)
 
     def tick(self, wall: float) -> None:
-        """End the keys and join tokens that have expired."""
         if wall >= self._next:
             due = [k for k in self._keys.values() if k.ended_at is None and (k.expires_at or math.inf) <= wall]
             self._end(due, "its time was over", wall)
@@ -236,7 +234,6 @@ class KeyRegistry:
         self._index()
 
     def forget_job(self, namespace: str) -> None:
-        """Drop the key of a job that has ended. An unknown job is ignored."""
         if self._jobs.pop(namespace, None) is not None:
             self._index()
 
@@ -441,7 +438,6 @@ class Jobs:
         return str(Member("driver", owner)) if owner else namespace if namespace in self._jobs else ""
 
     def of_driver(self, driver: str) -> list[str]:
-        """Return the namespaces of the jobs that the driver key of this name owns."""
         found = [job.namespace for job in self._jobs.values() if job.owner == driver]
         return found + [job.namespace for job in self._before.values() if job.owner == driver]
 

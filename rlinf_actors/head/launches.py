@@ -39,8 +39,6 @@ class _Waiting:
 
 
 class Launches:
-    """Handles launches and lookups, and keeps those that wait."""
-
     def __init__(self, head: Coordinator) -> None:
         self._head = head
         self._waiting: list[_Waiting] = []

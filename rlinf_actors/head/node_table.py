@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head import commands
-from rlinf_actors.head.client_table import PING
+from rlinf_actors.head.client_ends import PING
 from rlinf_actors.head.event_log import of_node
 from rlinf_actors.head.quotas import Quota, Tombstones, label
 from rlinf_actors.head.records import Index, Node, NodeLife
@@ -400,7 +400,6 @@ class NodeTable:
         self._answer_requests()
 
     def forget(self, peer: bytes) -> None:
-        """Drop the waiting requests of a client that has ended."""
         for request in [request for request in self._requests if request.peer == peer]:
             self._remove(request)
 

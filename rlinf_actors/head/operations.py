@@ -164,7 +164,6 @@ class HardwareQueries:
                 self._head.emit(commands.Refuse(query.peer, query.id, "node_lost", text))
 
     def forget(self, peer: bytes) -> None:
-        """Cancel the queries of a client that has ended."""
         for name, query in list(self._queries.items()):
             if query.peer == peer:
                 self._stop(name)

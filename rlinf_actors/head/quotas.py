@@ -148,7 +148,6 @@ class RequestQuota:
             del self._of_peer[peer]
 
     def forget(self, peer: bytes) -> None:
-        """Stop counting the requests of a peer that has ended."""
         if self._at_hand is not None and self._at_hand[0] == peer:
             self._at_hand = None
         for waiting in self._of_peer.pop(peer, {}).values():

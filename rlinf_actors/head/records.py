@@ -214,7 +214,6 @@ class Client:
         worker_id: the worker's id; "" for a driver.
         watchers: node id -> agent's connection, for the nodes whose agents watch the process. A driver without watchers
             lives by its heartbeats.
-        protocol: the protocol version of the client's session.
         answered: when the head sent the newest message that the client has confirmed; monotonic seconds.
         parent: if the client is a child process of a worker, that worker's id, else "". The child ends with the worker
             at the latest.
@@ -231,7 +230,6 @@ class Client:
     last_seen: float
     watchers: dict[str, bytes] = field(default_factory=dict)
     member: Member = LOCAL
-    protocol: int = OLDEST
     answered: float = 0.0
     parent: str = ""
 

@@ -37,8 +37,6 @@ NO_NODE_HAS_IT = "no node had it when the head was restarted: it ended meanwhile
 
 
 class Reconciler:
-    """Updates the group table from what agents and clients report."""
-
     def __init__(self, head: Coordinator) -> None:
         self._head = head
         self._missing_workers = Quota("missing workers")
@@ -361,7 +359,6 @@ class EarlyMessages:
         return sorted(map(self._release, ready), key=lambda event: isinstance(event.body, client_messages.FindGroup))
 
     def forget(self, peer: bytes) -> None:
-        """Drop the held messages of a client that has ended."""
         for number in [number for number, event in self._held.items() if event.peer == peer]:
             self._release(number)
 

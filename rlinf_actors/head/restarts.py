@@ -54,7 +54,6 @@ class Restarts:
         return successor, now + delay_s
 
     def forget(self, group: Group) -> None:
-        """Drop the restart counts of a group that has ended."""
         self._past.pop(group.key, None)
 
 

@@ -170,38 +170,35 @@ class RobotTable:
 
         The orders to stop go out at once; the request is answered when the change is on disk.
         """
-        key = asked.namespace if asked.namespace is not None else ALL
-        answer = self._released(asked) if asked.release else self._pressed(asked)
-        change = commands.StopReleased(key) if asked.release else commands.StopPressed(key, self._stops[key])
-        failed = replace(answer, warning=RELEASE_NOT_KEPT if asked.release else STOP_NOT_KEPT)
-        self._head.emit(
-            commands.Persist(
-                change, commands.Answer(event.peer, event.id, answer), commands.Answer(event.peer, event.id, failed)
+        key = ALL if asked.namespace is None else asked.namespace
+        change: commands.Change
+        if asked.release:
+            answer, change, warning = self._release(key, asked), commands.StopReleased(key), RELEASE_NOT_KEPT
+        else:
+            answer, change, warning = (
+                self._press(key, asked),
+                commands.StopPressed(key, self._stops[key]),
+                STOP_NOT_KEPT,
             )
-        )
+        answers = (commands.Answer(event.peer, event.id, replace(answer, warning=text)) for text in ("", warning))
+        self._head.emit(commands.Persist(change, *answers))
 
-    def _released(self, asked: EStop) -> EStopped:
-        key = asked.namespace if asked.namespace is not None else ALL
+    def _release(self, key: str, asked: EStop) -> EStopped:
         released = self._stops.pop(key, None)
         text = f"{asked.by} released the emergency stop: {released or 'there was none'}"
         self._head.emit(commands.LogEvent("estop_released", text, namespace=asked.namespace or ""))
         return EStopped([], self.stopped(), lifted=released or "")
 
-    def _pressed(self, asked: EStop) -> EStopped:
-        key = asked.namespace if asked.namespace is not None else ALL
+    def _press(self, key: str, asked: EStop) -> EStopped:
         check_names(namespace=key)
         if key not in (ALL, *self._stops):
             quotas.check("emergency stops", "the head", len(self._stops))
         where = f"namespace {asked.namespace!r}" if asked.namespace is not None else "all namespaces"
         because = f": {asked.reason}" if asked.reason else ""
-        self._stops.setdefault(key, f"emergency stop by {asked.by}{because} ({where})")
-        self._head.emit(
-            commands.LogEvent(
-                "estop", f"emergency stop by {asked.by}{because} ({where})", namespace=asked.namespace or ""
-            )
-        )
-        self._head.launches.retry_waiting()  # launches that wait for a robot are refused at once
         reason = f"emergency stop by {asked.by}{because}"
+        self._stops.setdefault(key, f"{reason} ({where})")
+        self._head.emit(commands.LogEvent("estop", f"{reason} ({where})", namespace=asked.namespace or ""))
+        self._head.launches.retry_waiting()  # launches that wait for a robot are refused at once
         return EStopped(self._stop(lambda worker: key in (ALL, worker.spec.namespace), reason), self.stopped())
 
     def stopped(self) -> list[str]:

@@ -16,7 +16,7 @@ from rlinf_actors.head.records import Client, Node
 from rlinf_actors.wire.agent_messages import AgentHello, WorkersHealth
 from rlinf_actors.wire.client_messages import Launch
 from rlinf_actors.wire.protocol import printable
-from rlinf_actors.wire.values import ExitReport, RunningWorker, WorkerHealth, WorkerSpec
+from rlinf_actors.wire.values import ExitReport, WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.head.node_table import NodeTable
@@ -136,18 +136,12 @@ def exit_report(said: ExitReport) -> ExitReport:
 
 def hello(said: AgentHello) -> AgentHello:
     """Return an agent's hello with the exit reports and end reasons of workers cut to their limits."""
-    ended = {id: why[:REASON_CHARS] for id, why in said.ended.items()}
-    return replace(said, workers=list(map(_running, said.workers)), ended=ended)
+    workers = [one if one.exit is None else replace(one, exit=exit_report(one.exit)) for one in said.workers]
+    return replace(said, workers=workers, ended={id: why[:REASON_CHARS] for id, why in said.ended.items()})
 
 
 def health(said: WorkersHealth) -> WorkersHealth:
     """Return a health report with printable texts."""
-    return WorkersHealth(list(map(_health, said.workers)))
-
-
-def _running(said: RunningWorker) -> RunningWorker:
-    return said if said.exit is None else replace(said, exit=exit_report(said.exit))
-
-
-def _health(said: WorkerHealth) -> WorkerHealth:
-    return replace(said, unresponsive=printable(said.unresponsive), method=printable(said.method))
+    return WorkersHealth(
+        [replace(one, unresponsive=printable(one.unresponsive), method=printable(one.method)) for one in said.workers]
+    )

@@ -354,10 +354,12 @@ ToAgent = Union[
 """Packets that agentd receives. RefusalReport comes only from templates of an earlier version; agentd ignores it."""
 
 encode: Callable[[ToTemplate | ToAgent | ToWorker], bytes] = msgspec.msgpack.Encoder().encode
-
-_to_template: msgspec.msgpack.Decoder[ToTemplate] = msgspec.msgpack.Decoder(ToTemplate)
-_to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
-_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-decode_to_template = checked(_to_template, "a packet for a template")
-decode_to_agent = checked(_to_agent, "a packet for agentd")
-decode_to_worker = checked(_to_worker, "a packet for a worker")
+decode_to_template: Callable[[bytes | memoryview], ToTemplate] = checked(
+    msgspec.msgpack.Decoder(ToTemplate), "a packet for a template"
+)
+decode_to_agent: Callable[[bytes | memoryview], ToAgent] = checked(
+    msgspec.msgpack.Decoder(ToAgent), "a packet for agentd"
+)
+decode_to_worker: Callable[[bytes | memoryview], ToWorker] = checked(
+    msgspec.msgpack.Decoder(ToWorker), "a packet for a worker"
+)

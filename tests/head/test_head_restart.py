@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from restart_kit import UP, alone, back, cluster, handle, returns
 
-from rlinf_actors.head.client_table import SOON_S
+from rlinf_actors.head.client_ends import SOON_S
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, ProcessGone, StopWorkers, Welcome
 from rlinf_actors.wire.client_messages import (

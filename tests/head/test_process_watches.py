@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from head_kit import HeadKit
 
-from rlinf_actors.head.client_table import LAST_TRY_S
+from rlinf_actors.head.client_ends import LAST_TRY_S
 from rlinf_actors.wire.agent_messages import Beat, ProcessGone, Unwatch, Watch, Welcome
 
 

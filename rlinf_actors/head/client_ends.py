@@ -1,0 +1,216 @@
+"""Clients of which the head knows only from others, and reports of agents that a client's process has ended. Pure.
+
+House rule: an agent's report alone does not end a client. The kernel closes the connections of a process before anybody
+can see its end. So the head verifies a reported death on the client's own connection: if that is closed, the client has
+ended, else the client lives by its heartbeats. Every agent on a client's host watches the client, so that one faulty
+agent cannot hide its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlinf_actors.head.commands import Notify
+from rlinf_actors.head.quotas import Quota
+from rlinf_actors.head.records import Client, Index, Node
+from rlinf_actors.head.timers import HeapTimer
+from rlinf_actors.security.members import Member
+from rlinf_actors.wire.agent_messages import Beat, Unwatch, Watch
+
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
+
+SOON_S = 4.0
+"""Seconds within which a living client reconnects to a restarted head; a client tries at least every 3 s."""
+PING = ""
+"""The `incarnation` of a Beat that the receiver ignores. The head sends it to learn whether the peer is connected."""
+FIRST_TRY_S = 0.05
+"""Seconds between the first two checks of the connection of a client that an agent reported dead; doubles each time.
+
+The first check may come before the socket reports the end of the connection.
+"""
+LAST_TRY_S = 1.0
+"""Longest pause between two checks, in seconds. A connection that is still open then belongs to a living process."""
+
+
+@dataclass(eq=False)
+class ExpectedClient:
+    """A client that has sent no hello to this head yet, but that a member has named.
+
+    The client owns workers that an agent reported after a restart of the head, or another client subscribed to its end.
+
+    Attributes:
+        named_by: the member that named the client.
+        until: when the client counts as ended, unless an agent watches its process; monotonic seconds.
+        reported_dead: True if an agent reported the end of its process.
+    """
+
+    incarnation: str
+    named_by: Member
+    until: float
+    reported_dead: bool = False
+    timer: HeapTimer | None = None
+
+
+class ExpectedClients:
+    """All expected clients. Calls `ClientTable.never_came` for a client that sends no hello in time."""
+
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
+        self._expected: dict[str, ExpectedClient] = {}
+        self._named_by = Quota("expected clients")
+        self._watched: dict[str, set[str]] = {}  # incarnation to the nodes whose agents watch its process
+
+    def __contains__(self, incarnation: str) -> bool:
+        return incarnation in self._expected
+
+    def may_name(self, member: Member) -> bool:
+        """True if this member may name one more expected client within its quota."""
+        return not self._named_by.is_full(str(member))
+
+    def add(self, incarnation: str, by: Member) -> None:
+        """Expect this client, named by the member *by*, for `Timing.patience_s`; a second call has no effect."""
+        if incarnation not in self._expected:
+            expected = ExpectedClient(incarnation, by, self._head.now + self._head.timing.patience_s)
+            self._expected[incarnation] = expected
+            self._named_by.take(str(by))
+            self._arm(expected)
+
+    def has_come(self, incarnation: str) -> None:
+        self._remove(incarnation)
+        self._watched.pop(incarnation, None)
+
+    def watched_on(self, node_id: str, incarnation: str) -> None:
+        self._watched.setdefault(incarnation, set()).add(node_id)
+
+    def reported_dead(self, node_id: str, incarnation: str) -> None:
+        """Handle the report of this node's agent that the process of an expected client has ended.
+
+        The client counts as ended if it sends no hello within SOON_S and no other agent watches its process.
+        """
+        if incarnation in self._watched:
+            self._unwatch(incarnation, node_id)
+        expected = self._expected.get(incarnation)
+        if expected is not None:
+            expected.until = min(expected.until, self._head.now + SOON_S)
+            expected.reported_dead = True
+            self._arm(expected)
+
+    def node_gone(self, node_id: str, heard: float) -> None:
+        """Stop counting this node's agent, which was last heard at *heard*, as a watcher of expected clients.
+
+        A client without another watcher counts as ended one lease after *heard*, or at its `until` if that is later.
+        """
+        for incarnation in [i for i, nodes in self._watched.items() if node_id in nodes]:
+            expected = self._expected.get(incarnation)
+            if self._unwatch(incarnation, node_id) and expected is not None:
+                expected.until = max(expected.until, heard + self._head.timing.lease_s)
+                self._arm(expected)
+
+    def stalled(self, seconds: float) -> None:
+        for expected in self._expected.values():
+            expected.until += seconds
+
+    def _arm(self, expected: ExpectedClient) -> None:
+        self._head.timers.cancel(expected.timer)
+        expected.timer = None
+        if expected.incarnation not in self._watched:
+            expected.timer = self._head.timers.at(expected.until, lambda: self._time_passed(expected))
+
+    def _time_passed(self, expected: ExpectedClient) -> None:
+        if self._head.now < expected.until or expected.incarnation in self._watched:
+            self._arm(expected)  # the head stalled, or an agent watches the process by now
+        else:
+            self._remove(expected.incarnation)
+            self._head.clients.never_came(expected)
+
+    def _remove(self, incarnation: str) -> None:
+        expected = self._expected.pop(incarnation, None)
+        if expected is not None:
+            self._head.timers.cancel(expected.timer)
+            self._named_by.free(str(expected.named_by))
+
+    def _unwatch(self, incarnation: str, node_id: str) -> bool:
+        """Remove this node from the watchers of a client; return True if no agent watches the client now."""
+        nodes = self._watched[incarnation]
+        nodes.discard(node_id)
+        if not nodes:
+            del self._watched[incarnation]
+        return not nodes
+
+
+@dataclass(eq=False)
+class SuspectedDeath:
+    """A client whose end an agent reported. The head checks its connection again after `pause` seconds."""
+
+    client: Client
+    pause: float = FIRST_TRY_S
+    timer: HeapTimer | None = None
+
+
+class ProcessWatches:
+    """Asks agents to watch the processes of clients, and verifies the deaths that agents report."""
+
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
+        self._suspected: dict[bytes, SuspectedDeath] = {}
+        self._on_node: Index[Client] = Index()
+
+    def ask(self, client: Client, node: Node) -> None:
+        """Ask the agent of *node* to watch the client's process if both are on one host, unless it was asked before."""
+        if client.pid_start and node.report.host == client.host and node.id not in client.watchers:
+            client.watchers[node.id] = node.peer
+            self._on_node.add(node.id, client.incarnation, client)
+            self._head.emit(Notify(node.peer, Watch(client.incarnation, client.pid, client.pid_start)))
+
+    def end(self, client: Client) -> None:
+        """Ask all watching agents to stop watching a client that has ended."""
+        self.trust(client)
+        for node_id, peer in client.watchers.items():
+            self._on_node.discard(node_id, client.incarnation)
+            self._head.emit(Notify(peer, Unwatch(client.incarnation)))
+
+    def trust(self, client: Client) -> None:
+        """Stop checking the connection of a client that was reported dead: it has said hello again, or has ended."""
+        suspected = self._suspected.pop(client.peer, None)
+        if suspected is not None:
+            self._head.timers.cancel(suspected.timer)
+
+    def reported_dead(self, node: Node, client: Client) -> bool:
+        """Begin to check the connection of a client whose death the agent of *node* reports.
+
+        Returns:
+            False, and no check begins, if that agent was not asked to watch this client.
+        """
+        if client.watchers.pop(node.id, None) is None:
+            return False
+        self._on_node.discard(node.id, client.incarnation)
+        self.trust(client)
+        self._suspected[client.peer] = suspected = SuspectedDeath(client)
+        self._try(suspected)
+        return True
+
+    def unreachable(self, peer: bytes) -> Client | None:
+        """Return the client behind a closed connection if an agent has reported its death, else None."""
+        suspected = self._suspected.get(peer)
+        if suspected is None:
+            return None
+        self.trust(suspected.client)
+        return suspected.client
+
+    def drop_node(self, node_id: str) -> list[Client]:
+        """Remove the agent of this node from the watchers of all clients; return the clients that the agent watched."""
+        clients = self._on_node.of(node_id)
+        for client in clients:
+            self._on_node.discard(node_id, client.incarnation)
+            del client.watchers[node_id]
+        return clients
+
+    def _try(self, suspected: SuspectedDeath) -> None:
+        self._head.emit(Notify(suspected.client.peer, Beat(PING)))
+        at, suspected.pause = self._head.now + suspected.pause, 2 * suspected.pause
+        if suspected.pause > 2 * LAST_TRY_S:
+            del self._suspected[suspected.client.peer]
+        else:
+            suspected.timer = self._head.timers.at(at, lambda: self._try(suspected))
