@@ -17,7 +17,7 @@ import time
 import click
 from msgspec.structs import replace
 
-from rlinf_actors.cli.output import json_option, note, show_json, show_table
+from rlinf_actors.cli.output import json_option, note, show, show_json, show_table
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.head.commands import Timing
@@ -161,10 +161,7 @@ async def _serve(
         on_stop_signals(loop, lambda name: end(name, False))
         nothing = "SIGHUP: the head has no configuration file to reload; restart it to change options and variables"
         loop.add_signal_handler(signal.SIGHUP, log.warning, nothing)
-        if as_json:
-            show_json({"head": address})
-        else:
-            click.echo(address)
+        show(as_json, {"head": address}, address)
         log.info("the head listens on %s; nodes join by: agentd --connect %s", address, address)
         manager.ready(f"listens on {address}")
         reason, for_good = await ended

@@ -21,7 +21,7 @@ from typing import Any, Union
 import click
 import msgspec
 
-from rlinf_actors.cli.output import Amount, json_option, note, seconds, show_fields, show_json, show_table
+from rlinf_actors.cli.output import Amount, json_option, note, seconds, show, show_fields, show_json, show_table
 from rlinf_actors.cli.queries import TIMEOUT_S, ask_head, expected, find_head, head_option, observing
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
 from rlinf_actors.head.commands import Command, LogEvent, Persist, Refused
@@ -273,10 +273,7 @@ def enroll(
     else:
         data |= {"token": JoinToken(where, answer.head, pair, role, name).text(), "expires_s": TOKEN_S}
         note(f"on {name}, within {TOKEN_S / 60:.0f} minutes: rlinf-actors keys join TOKEN (or -, to paste it)")
-    if as_json:
-        show_json(data)
-    else:
-        click.echo(data.get("token") or file)
+    show(as_json, data, data.get("token") or file)
     _warn(answer.warning)
 
 
@@ -306,10 +303,7 @@ def join(token: str, folder: str | None, as_json: bool) -> None:
         raise ClusterTimeoutError(
             f"{error} If it has taken the key, that is in {path}; else remove that file"
         ) from None
-    if as_json:
-        show_json({"name": key.name, "role": key.role, "file": str(path), "address": content.address})
-    else:
-        click.echo(path)
+    show(as_json, {"name": key.name, "role": key.role, "file": str(path), "address": content.address}, path)
     _warn(answer.warning)
     if key.role == "agent":
         note(f"{key.name} is listed; start it: agentd --connect {content.address}")
@@ -389,10 +383,8 @@ def rotate(folder: str | None, role: str | None, keep_h: float, head: str | None
         note(f"then on every other machine: rlinf-actors keys trust '{new.pair.public}'")
     else:
         _rotate_member(path, old, new, head, keep_h)
-    if as_json:
-        show_json({"role": new.role, "name": new.name, "file": str(path), "public": new.pair.public})
-    else:
-        click.echo(new.pair.public)
+    public = new.pair.public
+    show(as_json, {"role": new.role, "name": new.name, "file": str(path), "public": public}, public)
 
 
 @keys.command()
@@ -406,10 +398,7 @@ def trust(public: str, folder: str | None, as_json: bool) -> None:
     changed = _point(directory, public)
     if not changed:
         raise UsageError(f"there is no agent.key or driver.key in {directory}")
-    if as_json:
-        show_json({"head": public, "files": changed})
-    else:
-        click.echo("\n".join(changed))
+    show(as_json, {"head": public, "files": changed}, "\n".join(changed))
     note("restart the programs that use it")
 
 

@@ -43,6 +43,14 @@ def show_json(data: object) -> None:
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
+def show(as_json: bool, data: object, text: object) -> None:
+    """Print *data* as JSON if *as_json* is true, else *text*."""
+    if as_json:
+        show_json(data)
+    else:
+        click.echo(text)
+
+
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
     """Print a table: drawn by rich on a terminal, plain aligned columns elsewhere.
 

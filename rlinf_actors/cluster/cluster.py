@@ -212,7 +212,7 @@ class Cluster:
     async def _reach_head(self, timeout: float | None) -> None:
         if not self._endpoint:
             self._daemon = EmbeddedDaemon(self._daemon_died)
-            self._endpoint = await self._daemon.start([], timeout)
+            self._endpoint = await self._daemon.start(timeout)
         if self._closed or self._gone:
             raise asyncio.CancelledError  # shut down while the daemon became ready
         await self.runtime.connect(self._endpoint, timeout if timeout is not None else 30.0)

@@ -102,21 +102,21 @@ class EmbeddedDaemon:
         self._tasks = Tasks()
         self._clearing: asyncio.Task[None] | None = None
 
-    async def start(self, arguments: list[str], timeout: float | None) -> str:
+    async def start(self, timeout: float | None) -> str:
         """Start the agentd, wait until its node is registered, and return the endpoint of its head. Loop thread.
 
-        *arguments* are added to agentd's command line. *timeout* is in seconds, None for START_TIMEOUT_S.
+        *timeout* is in seconds, None for START_TIMEOUT_S.
 
         Raises:
             ClusterTimeoutError: the agentd was not ready in time.
             RlinfActorsError: the agentd failed; the message has the last lines of its log.
         """
-        self.run_dir = _make_run_dir(Settings.load().run_dir)
+        base = Settings.load().run_dir or tempfile.gettempdir()
+        self.run_dir = tempfile.mkdtemp(prefix="rlinf-", dir=base if len(base) <= _MAX_RUN_DIR else "/tmp")
         ready, tell = os.pipe()
         try:
-            self._process = start_agentd(
-                ["--head", "--embedded", *arguments], self.run_dir, tell, {**os.environ, CLUSTER_MARK: self.run_dir}
-            )
+            env = {**os.environ, CLUSTER_MARK: self.run_dir}
+            self._process = start_agentd(["--head", "--embedded"], self.run_dir, tell, env)
             os.close(tell)
             tell = -1
             self._pidfd = os.pidfd_open(self._process.pid)
@@ -251,13 +251,6 @@ def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping
             )
         except BlockingIOError as error:
             raise BlockingIOError(error.errno, f"the private agentd cannot be started: {explain(error)}") from None
-
-
-def _make_run_dir(parent: str | None) -> str:
-    base = parent or tempfile.gettempdir()
-    if len(base) > _MAX_RUN_DIR:
-        base = "/tmp"
-    return tempfile.mkdtemp(prefix="rlinf-", dir=base)
 
 
 async def _read_line(fd: int) -> bytes:

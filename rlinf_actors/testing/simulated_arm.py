@@ -58,8 +58,7 @@ class SimulatedArm:
         self._watchdog_s = watchdog_s
         self._position = 0.0
         self._moving = False
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._clients: set[asyncio.Task[None]] = set()
+        self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
         self._server: asyncio.Server
@@ -75,7 +74,7 @@ class SimulatedArm:
         """End all connections and wait for their end."""
         await self._tasks.close()
         self._server.close()
-        for writer in self._writers:
+        for writer in self._clients.values():
             writer.transport.abort()
         if self._clients:
             await asyncio.wait(self._clients)
@@ -84,10 +83,9 @@ class SimulatedArm:
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._count += 1
         connection = self._count
-        self._writers.add(writer)
         task = asyncio.current_task()
         assert task is not None
-        self._clients.add(task)
+        self._clients[task] = writer
         try:
             while line := await reader.readline():
                 self._obey(connection, line.decode(errors="replace").strip())
@@ -96,8 +94,7 @@ class SimulatedArm:
         except ValueError as error:
             self._note(connection, f"dropped: {error}")  # a line that is too long
         finally:
-            self._writers.discard(writer)
-            self._clients.discard(task)
+            del self._clients[task]
             writer.close()
             self._note(connection, "closed")
 
@@ -127,7 +124,7 @@ class SimulatedArm:
     async def _send_states(self) -> None:
         while True:
             line = f"state {self._position:.6f} {int(self._moving)}\n".encode()
-            for writer in self._writers:
+            for writer in self._clients.values():
                 writer.write(line)
             await asyncio.sleep(1 / self._rate_hz)
 

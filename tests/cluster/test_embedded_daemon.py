@@ -34,7 +34,7 @@ def daemon(monkeypatch, rlinf_leak_check):
 
 
 async def started(made):
-    assert await made.start([], None) == "ipc://x"
+    assert await made.start(None) == "ipc://x"
     return made
 
 
@@ -69,7 +69,7 @@ async def test_one_that_agreed_does_not(daemon):
 
 async def test_a_cancelled_start_ends_it_by_sigterm(daemon):
     made = daemon(SAYS_NOTHING)
-    starting = asyncio.ensure_future(made.start([], None))
+    starting = asyncio.ensure_future(made.start(None))
     await asyncio.sleep(0)
     assert made.process.poll() is None
     starting.cancel()
@@ -81,7 +81,7 @@ async def test_a_cancelled_start_ends_it_by_sigterm(daemon):
 async def test_a_start_that_takes_too_long_ends_it(daemon):
     made = daemon(SAYS_NOTHING)
     with pytest.raises(ClusterTimeoutError, match="did not come up in"):
-        await made.start([], 0.05)
+        await made.start(0.05)
     assert made.process.returncode == -signal.SIGTERM
 
 
