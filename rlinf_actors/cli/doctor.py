@@ -52,7 +52,7 @@ class Agentd:
 
 
 def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
-    """Return the running agentds, except those of private clusters: first those of systemd units, then the others.
+    """Return the running agentds, except those of private clusters. The agentds of systemd units come first.
 
     Args:
         parents: directories that contain the run directories of agentds started by hand.
@@ -151,9 +151,9 @@ def directory(path: str) -> Directory:
 
 
 def stale_run_dirs(places: Iterable[str]) -> list[str]:
-    """Return this user's run directories that an ended agentd has left in the directories *places*.
+    """Return this user's run directories in the directories *places* that an ended agentd has left behind.
 
-    No process holds the lock of such a run directory or has its path on the command line.
+    No process holds the lock in such a run directory or has the path of the directory on its command line.
     """
     commands = [_command(pid) for pid in procfs.pids()]
     found = []
@@ -206,7 +206,7 @@ def processes() -> list[OwnProcess]:
 def _served(template: int) -> bool:
     """True if an agentd holds the lock of the template's run directory.
 
-    The template's parent process does not tell, because a later agentd may have taken over the template.
+    The template's parent process is no evidence, because a later agentd may have taken over the template.
     """
     for argument in _command(template).split():
         if argument.endswith("/pkg"):
@@ -258,7 +258,7 @@ def _memfd() -> str:
 
 
 def _peers() -> str:
-    """Return the error of a child process that opens this process's memory through /proc, as workers do; "" if none."""
+    """Let a child open memory of this process through /proc, as workers do. Return the error text, "" if it works."""
     fd = os.memfd_create("doctor", os.MFD_CLOEXEC)
     try:
         code = f"open('/proc/{os.getpid()}/fd/{fd}', 'r+b').close()"
@@ -295,8 +295,7 @@ def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]
 
 
 def _keeper_of(agentd: int) -> int | None:
-    """Return the pid of the keeper that starts an agentd's workers, None if that keeper is in no systemd unit of its
-    own.
+    """Return the pid of an agentd's keeper, None if the keeper runs in the systemd unit of the agentd.
 
     The workers are in the keeper's cgroup.
     """

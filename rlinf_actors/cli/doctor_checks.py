@@ -25,7 +25,7 @@ _PACKAGES = {"zmq": "pyzmq"}
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report."""
+    """The result of one check, a line in the report of `rlinf-actors doctor`."""
 
     check: str
     status: str  # PASS, WARN or FAIL

@@ -44,7 +44,7 @@ MAY_MOVE = "ROBOTS MAY STILL MOVE: PRESS THEIR OWN EMERGENCY STOPS."
 
 @dataclass(eq=False)
 class StopTarget:
-    """A head that gets the stop."""
+    """A head that gets the emergency stop."""
 
     address: str  # the value of --head that names this head
     description: str  # for people
@@ -54,7 +54,7 @@ class StopTarget:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """A key that stays the same for this head until its process ends."""
+        """Identity of this head, the same in every search until the head's process ends."""
         if self.record is not None and self.record.path:
             return (self.record.path,)
         return tuple(dict.fromkeys(endpoint for endpoint, _ in self.asked.ways)) or (self.address,)
@@ -187,7 +187,7 @@ Answer = Union[EStopped, Status, Failed, str]
 
 
 def ask_all(targets: Sequence[StopTarget], question: Body) -> Iterator[tuple[StopTarget, Answer]]:
-    """Send *question* to all heads and yield the answers as `answers_to` does."""
+    """Connect to all heads, send *question* to each, and yield each head with its answer as `answers_to` does."""
     asker = BlockingClient()
     try:
         for target in targets:
@@ -294,7 +294,7 @@ def _cluster(target: StopTarget) -> dict[str, Any]:
 
 
 def summary(answer: EStopped) -> dict[str, Any]:
-    """Return an answer's part of `estop --json`. Its keys are stable; new keys may be added."""
+    """Return the JSON object of an answer, a part of `estop --json`. Its keys are stable; new keys may be added."""
     hits = [msgspec.structs.asdict(hit) for hit in answer.hits]
     return {"hits": hits, "in_force": answer.stopped, "warning": answer.warning}
 

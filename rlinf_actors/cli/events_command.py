@@ -24,7 +24,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _since(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, float]:
-    """Return the value of --since as (number of an event, seconds before now), of which one is 0."""
+    """Return the value of --since: (number of an event, 0.0) or (0, seconds before now)."""
     match = re.fullmatch(r"(\d+)([smhd]?)", value)
     if match is None:
         raise click.BadParameter(f"{value!r} is neither the number of an event nor a time such as 30s, 10m, 2h or 1d")
@@ -81,7 +81,7 @@ def read_events(
     Args:
         head: value of the option --head.
         cursor: position in the log, and filters.
-        follow: True to wait for new events. A head that has answered once is then waited for when it stops answering.
+        follow: True to wait for new events, and for the head if it stops answering after its first answer.
         each: takes an answer of the head, and the events in it that pass the filters.
         limit_s: seconds after which asyncio.TimeoutError is raised, None for no limit.
     """

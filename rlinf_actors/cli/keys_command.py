@@ -97,10 +97,9 @@ def _ask_by(key: KeyFile, endpoint: str, question: Body) -> Enrolled:
 
 
 def join_address(head: str | None, state_dir: str | None, given: str | None, name: str) -> str:
-    """Return the HOST:PORT at which machine *name* reaches the head: *given* (--address), else an address of the head.
-    Blocks.
+    """Return the HOST:PORT at which machine *name* reaches the head: *given*, or else an address that the head reports.
 
-    Raises ConfigError if the head listens on no TCP address, or on all addresses of its machine.
+    Blocks. Raises ConfigError if the head listens on no TCP address, or on all addresses of its machine.
     """
     if given is not None:
         host, port = split_address(given, "--address")

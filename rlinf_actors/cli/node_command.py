@@ -121,9 +121,7 @@ def _show(node: NodeState, status: Status, as_json: bool) -> None:
 
 
 def groups_on(node: NodeState, status: Status) -> list[dict[str, Any]]:
-    """Return the groups with workers on a node as `node show --json` lists them. Keys are stable; new ones may be
-    added.
-    """
+    """Return the groups with workers on a node, as `node show --json` prints them. New keys may be added."""
     uses = []
     for group in status.groups:
         there = [w.rank for w in group.workers if w.state != "gone" and w.node_rank == node.rank]

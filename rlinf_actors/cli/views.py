@@ -336,9 +336,9 @@ def _state(row: dict[str, Any]) -> str:
 def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: bool = False) -> dict[str, Any]:
     """Return the JSON object of a worker. ``exit`` is None while the worker runs.
 
-    ``unresponsive`` says why the worker does not answer, ``method`` names a call that has run for long (both "" in
-    general); ``for_s`` is the number of seconds since then. ``process`` is None unless the worker runs on this machine
-    (*near*).
+    ``unresponsive`` says why the worker does not answer, and ``method`` names a call that has run for long; both are ""
+    if there is nothing to report. ``for_s`` is the number of seconds since then. ``process`` is None unless the worker
+    runs on this machine (*near*).
     """
     pulse = worker.pulse or WorkerPulse()
     figures = figures_of(worker.pid) if near and worker.pid and worker.state != "gone" else None

@@ -124,7 +124,7 @@ class Cluster:
 
     @classmethod
     def _open(cls, asked: ClusterArguments, timeout: float | None, watch: Watch) -> Cluster:
-        """Return the running Cluster or start one, and give *watch* the future of the start. Needs the start lock."""
+        """Return the running Cluster or start one; *watch* gets the future of the start. Requires the start lock."""
         try:
             timeout = waiting(timeout)
         except ValueError as error:

@@ -107,7 +107,7 @@ def read_config(source: Any) -> ClusterConfig:
 
 @dataclass(frozen=True)
 class _Query:
-    """The question to one node for the configured hardware of one node group."""
+    """A question to one node: which hardware of one node group does the node have?"""
 
     group: NodeGroupConfig
     path: str

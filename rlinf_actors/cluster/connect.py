@@ -61,11 +61,10 @@ class StartLock:
         self._pid = 0
 
     def take(self, thread: int = 0) -> Promise[None] | None:
-        """Take the lock if it is free, and return None; else return a promise that resolves when the current start
-        ends. Never blocks.
+        """Take the lock and return None if it is free; else return a promise that resolves when the current start ends.
 
-        *thread* is the id of the starting thread, 0 if that thread does not exist yet. Raises UsageError if this thread
-        itself runs the current start, and would wait for itself.
+        Never blocks. *thread* is the id of the starting thread, 0 if that thread does not exist yet. Raises UsageError
+        if this thread itself runs the current start, and would wait for itself.
         """
         with self._lock:
             if self._ended is not None and self._pid == os.getpid():  # a fork's copy of a start never ends
@@ -349,7 +348,7 @@ class WorkerJob:
         return self.runtime
 
     async def connected(self) -> Runtime:
-        """Do the same as `connect` without blocking. Loop thread."""
+        """Connect the worker's runtime to the head unless it is connected, and return the runtime. Loop thread."""
         await asyncio.shield(asyncio.wrap_future(self._begin()))
         return self.runtime
 

@@ -210,7 +210,7 @@ class EmbeddedDaemon:
             )
 
     async def _clear(self) -> None:
-        """Kill the remaining processes of the cluster after a killed agentd."""
+        """Kill what a killed agentd has left of its cluster, after robot workers have had time to make robots safe."""
         # templates end their workers, but a template may have been killed too
         await asyncio.sleep(ROBOT_END_S)  # the time in which robot workers make their robots safe
         end_all(self.run_dir)  # blocks the loop: at the interpreter's exit there may be no thread pool

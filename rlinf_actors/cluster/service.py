@@ -83,8 +83,8 @@ _real: dict[str, str] = {}
 def import_paths() -> list[str]:
     """Return the import paths of this process for its workers, without those of the interpreter.
 
-    Called in an event loop, it does not read the file system, and returns a path that was not resolved before
-    unresolved. The start of a Cluster resolves the paths of that time.
+    Symbolic links are resolved. In an event loop the file system is not read, so only paths that were resolved before,
+    such as at the start of a Cluster, are returned without links.
     """
     own = {_resolved(path) for path in sysconfig.get_paths().values()}
     entries = [_resolved(entry) for entry in sys.path]

@@ -100,7 +100,7 @@ _PlacementForm: Any = Annotated[dict[Any, Any], _mapping(PLACEMENT_EXAMPLE)]
 
 @dataclass(frozen=True)
 class ComponentRule:
-    """One entry of ``component_placement``."""
+    """One entry of ``component_placement``: a placement and the components that share it."""
 
     components: tuple[str, ...]  # the names before the colon, which share the rule
     node_groups: tuple[str, ...]  # labels of the groups whose resources the ranks run through, in order

@@ -51,7 +51,7 @@ def refuse_sexagesimal(value: Any, path: str) -> None:
 
 
 def load_yaml(source: str | os.PathLike[str]) -> Any:
-    """Return the content of a YAML file. The config path of its errors is the path of the file."""
+    """Return the content of a YAML file. A ConfigError from here has the path of the file as its `path`."""
     name = os.fspath(source)
     try:
         with open(name, encoding="utf-8") as file:
@@ -65,9 +65,7 @@ def load_yaml(source: str | os.PathLike[str]) -> Any:
 
 
 def parse_yaml(source: str) -> Any:
-    """Return the content of YAML text. A number written ``a:b`` becomes a SexagesimalInt; a key given twice is an
-    error.
-    """
+    """Return the content of YAML text, in which a key given twice is an error. ``a:b`` becomes a SexagesimalInt."""
     import yaml  # not at the top: workers import this module and read no YAML
 
     try:
@@ -131,9 +129,7 @@ _RANK_FORMS = 'a rank (3), ranges ("0-7,12"), "all", or a list of ranks'
 
 
 def whole_number(value: Any, path: str, least: int = 0) -> int:
-    """Return *value*, an int or (as OmegaConf's ``oc.env`` yields it) a string of digits, as an int of at least
-    *least*.
-    """
+    """Return an int of at least *least* from an int or, as OmegaConf's ``oc.env`` yields it, a string of digits."""
     refuse_sexagesimal(value, path)
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
         value = int(value)

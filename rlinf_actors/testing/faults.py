@@ -76,9 +76,7 @@ def cut(seconds: float = 0.0) -> Action:
 
 
 def refuse() -> Action:
-    """Return the action that refuses a request or the start of a process at once, or a connection, as a closed port
-    does.
-    """
+    """Return the action that refuses a request, the start of a process, or a connection (as a closed port does)."""
     return Action("refuse")
 
 
@@ -108,11 +106,11 @@ def environment(*faults: Fault) -> dict[str, str]:
 
 @contextlib.contextmanager
 def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*", **more: Any) -> Iterator[Rule]:
-    """Inject a fault into this process until the ``with`` block ends. Messages that it has delayed still arrive later.
+    """Inject a fault into this process until the ``with`` block ends. Messages that the fault has delayed arrive later.
 
     Args:
         point, action, more: the same as in `fault`.
-        where: a pattern as in `fault`, or a function of the name that returns True if the fault affects it. The
+        where: a pattern as in `fault`, or a function that takes a name and returns True if the fault affects it. The
             function runs on any thread.
 
     Yields:
@@ -155,7 +153,7 @@ def keepers(run_dir: str) -> list[int]:
 
 
 def kill_all(pids: Sequence[int]) -> None:
-    """SIGKILL processes and all their descendants. They are stopped first, so that none of them forks meanwhile."""
+    """Stop processes and all their descendants, so that none of them forks meanwhile, and then SIGKILL them."""
     stopped: list[int] = []
     while fresh := [found for pid in pids for found in procfs.subtree(pid) if found not in stopped]:
         for found in fresh:

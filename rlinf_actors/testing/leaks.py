@@ -50,7 +50,7 @@ class LeakCheck:
         self._children = set(procfs.children(os.getpid()))
 
     def problems(self) -> list[str]:
-        """Kill and remove what the test has left, restore the environment, and return a sentence for each leak."""
+        """Kill and remove what the test has left, restore the environment variables, and return a sentence per leak."""
         for name, value in self._environ.items():
             if value is None:
                 os.environ.pop(name, None)
