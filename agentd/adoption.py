@@ -55,23 +55,11 @@ class Survivors:
     workers: dict[str, RunningWorker] = field(default_factory=dict)  # of these templates, by id
     lost: dict[str, str] = field(default_factory=dict)  # for each worker that was ended instead, its id and the reason
     since: float = 0.0  # when this node's last registered agentd ended (CLOCK_MONOTONIC, seconds); 0 if unknown
-
-
-@dataclass
-class EndedTemplates:
-    """The workers whose templates were ended because they could not be taken over.
-
-    Attributes:
-        lost: for each worker, its id and the reason of its end.
-        processes: for each worker id ("" if unknown), its processes: pid and start in clock ticks since boot. They are
-            listed before the template ends, since a process with an empty environment cannot be found later.
-    """
-
-    lost: dict[str, str] = field(default_factory=dict)
+    # for each worker of ended templates ("" if unknown), its processes: pid and start in clock ticks since boot; listed
+    # before the template ends, since a process with an empty environment cannot be found later
     processes: dict[str, dict[int, int]] = field(default_factory=dict)
 
-    def of(self, ids: Iterable[str]) -> dict[int, int]:
-        """Return the processes of these workers: for each pid, its start in clock ticks since boot."""
+    def processes_of(self, ids: Iterable[str]) -> dict[int, int]:
         return {pid: started for id in ids for pid, started in self.processes.get(id, {}).items()}
 
 
@@ -94,11 +82,10 @@ async def take_inventory(run_dir: str, keep: bool) -> Survivors:
     ledger = OrderLedger(Path(run_dir, "l"))
     known = ledger.read()
     survivors = Survivors(ledger if keep else OrderLedger(None))
-    ended = EndedTemplates(survivors.lost)
     records = _records(run_dir)
-    found = await asyncio.gather(*(_take_over(stem, record, keep, ended) for stem, record in records.items()))
+    found = await asyncio.gather(*(_take_over(stem, record, keep, survivors) for stem, record in records.items()))
     survivors.templates = [template for template in found if template is not None]
-    unknown = set(ended.processes)
+    unknown = set(survivors.processes)
     for template in survivors.templates:
         template.strays = [worker for worker in template.workers if worker.id not in known]
         template.workers = [worker for worker in template.workers if worker.id in known]
@@ -110,8 +97,8 @@ async def take_inventory(run_dir: str, keep: bool) -> Survivors:
         survivors.lost.setdefault(worker.spec.id, "its agentd and the template that it came from had both ended")
     plain = {worker.spec.id for worker in left if not worker.spec.claims}
     others = (unknown | {worker.spec.id for worker in left}) - plain  # an unknown worker may have robots
-    robots = sweep(others - {""}, ended.of(others), template_protocol.ROBOT_END_S)
-    await asyncio.gather(sweep(plain, ended.of(plain)), robots)
+    robots = sweep(others - {""}, survivors.processes_of(others), template_protocol.ROBOT_END_S)
+    await asyncio.gather(sweep(plain, survivors.processes_of(plain)), robots)
     if not keep:
         ledger.close()
     _remove_files_except(run_dir, {template.stem for template in survivors.templates})
@@ -160,10 +147,8 @@ def _open(record: TemplateRecord) -> int:
     return procfs.open_pidfd(record.pid, record.started) if record.boot == boot_id() else -1
 
 
-async def _take_over(stem: str, record: TemplateRecord, keep: bool, ended: EndedTemplates) -> SurvivingTemplate | None:
-    """Take over the template of *record* and return it. If that fails, end it, note its workers in *ended*, return
-    None.
-    """
+async def _take_over(stem: str, record: TemplateRecord, keep: bool, survivors: Survivors) -> SurvivingTemplate | None:
+    """Take over the template of *record*. If that fails, end it, note its workers in *survivors*, and return None."""
     pidfd = _open(record)
     if pidfd < 0:
         return None
@@ -180,7 +165,7 @@ async def _take_over(stem: str, record: TemplateRecord, keep: bool, ended: Ended
         except _UnfitError as why:
             text = f"its template, process {record.pid} of an earlier agentd, could not be taken over: {why}"
             log.error("template %d is ended, and its workers: %s", record.pid, why)
-            await end_template(record.pid, pidfd, text, why.can_ask, ended)
+            await end_template(record.pid, pidfd, text, why.can_ask, survivors)
             return None
         stack.pop_all()
     log.info("template %d of an earlier agentd goes on, with %d workers", record.pid, len(workers))
@@ -243,16 +228,16 @@ def _receive_packets(sock: socket.socket, workers: list[SurvivingWorker]) -> tem
         workers.append(packet)
 
 
-async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, ended: EndedTemplates) -> None:
-    """End a template that cannot be taken over, within a few seconds; add its workers to *ended*, with the reason
-    *why*.
+async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, survivors: Survivors) -> None:
+    """End a template that cannot be taken over, within a few seconds; note in *survivors* that its workers are lost,
+    and *why*.
 
     *can_ask*: True to send SIGTERM first, so that the template can end its workers itself.
     """
     for id, processes in processes_below(pid).items():
-        ended.processes.setdefault(id, {}).update(processes)
+        survivors.processes.setdefault(id, {}).update(processes)
         if id:
-            ended.lost[id] = why
+            survivors.lost[id] = why
     if can_ask:
         _signal(pidfd, signal.SIGTERM)
     if not can_ask or not await keeper_client.wait_for_end(pidfd, TEMPLATE_END_S):
@@ -261,7 +246,7 @@ async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, ended: End
 
 
 def processes_below(template: int) -> dict[str, dict[int, int]]:
-    """Return the descendants of a template by worker id ("" if unknown), in the form of EndedTemplates.processes.
+    """Return the descendants of a template by worker id ("" if unknown), in the form of Survivors.processes.
 
     The worker mark of a process, of its parent or of its session tells the worker.
     """

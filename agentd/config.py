@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -70,7 +69,9 @@ class Config:
     ip: str | None = None  # the node's address, None to ask the kernel
     labels: Mapping[str, str] = field(default_factory=dict)  # labels of the node, for placement
     env: Mapping[str, str] = field(default_factory=dict)  # environment variables of workers on this node
-    interpreters: tuple[str, ...] | None = None  # directories of interpreters; None for default_interpreters()
+    interpreters: tuple[str, ...] | None = (
+        None  # directories of interpreters; None for launch_plan.allowed_interpreters
+    )
     described: str | None = None  # JSON file with hardware to report instead of the real hardware
     probe_timeout_s: float = 8.0  # seconds that each vendor's library may take
     key_file: str | None = None  # this agentd's key file; None for the file in the key directory
@@ -241,12 +242,6 @@ def check_files(config: Config) -> None:
         roots.find(config.cgroup)
     except ValueError as error:
         raise ConfigError(str(error), path="workers.cgroup") from None
-
-
-def default_interpreters() -> tuple[str, ...]:
-    """Return the directories below which workers may use any interpreter, unless workers.interpreters is set."""
-    home = os.path.expanduser("~")
-    return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, "/opt", "/usr", home)))
 
 
 def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) -> str:

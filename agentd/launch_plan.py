@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentd.config import Config, default_interpreters, default_log_dir
+from agentd.config import Config, default_log_dir
 from agentd.keeper_client import pid_of
 from agentd.sweep import clear_cgroups
 from rlinf_actors.cgroups.roots import Roots, find
@@ -167,12 +167,10 @@ def file_name(name: str) -> str:
 
 
 def find_interpreter(wanted: str | None, env: Mapping[str, str], rules: Rules) -> str:
-    """Return the path of an interpreter that may be started on this node.
+    """Return the path of an interpreter that may be started on this node. Raise ValueError, with advice, if there is
+    none.
 
     *wanted* is a path, or a name to search in PATH of *env*; None for agentd's own interpreter.
-
-    Raises:
-        ValueError: the interpreter is missing or not allowed; the text says what to do.
     """
     if wanted is None or wanted == rules.own:
         return rules.own
@@ -221,10 +219,7 @@ def make_site(
     """Decide where the workers of this node run, and prepare their cgroups. Loop thread.
 
     *keeps*: True if workers may outlive this agentd. *keeper*: socket of the keeper in rlinf-workers@.service, ""
-    without that unit.
-
-    Raises:
-        ConfigError: the configured cgroup directory cannot be used.
+    without that unit. Raise ConfigError if the configured cgroup directory cannot be used.
     """
     cgroups = find_roots(config, keeper)
     clear_cgroups(asyncio.get_running_loop(), cgroups)  # of an earlier agentd's workers
@@ -261,17 +256,15 @@ def make_site(
 def allowed_interpreters(config: Config, report: NodeReport) -> tuple[str, ...] | None:
     """Return the directories of allowed interpreters, None for all: configured, or by default all on loopback only."""
     if config.interpreters is None and not is_loopback(report.ip):
-        return default_interpreters()
+        return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, "/opt", "/usr", os.path.expanduser("~"))))
     return config.interpreters
 
 
 def find_roots(config: Config, keeper: str) -> Roots:
-    """Find where workers' cgroups can be made, make their parent directories, and log which limits are unavailable.
+    """Find where workers' cgroups can be made, make their parents, and log which limits are unavailable.
 
-    *keeper*: socket of the keeper in rlinf-workers@.service, in whose cgroup workers run; "" without that unit.
-
-    Raises:
-        ConfigError: the configured cgroup directory cannot be used.
+    *keeper*: socket of the keeper in rlinf-workers@.service, in whose cgroup workers run; "" without that unit. Raise
+    ConfigError if the configured cgroup directory cannot be used.
     """
     pid = pid_of(keeper) if keeper else None
     if keeper and pid is None:

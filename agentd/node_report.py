@@ -69,14 +69,11 @@ def node_id(config: Config, run_dir: str) -> str:
 
 
 def address(config: Config, listen: str, head: str) -> str:
-    """Return this node's address: as configured, otherwise the address on which the head in this process listens,
-    otherwise this machine's address on the route to the head.
+    """Return this node's address: as configured, else the address where the head in this process listens, else this
+    machine's address on the route to the head. Raise ConfigError if there is no route to the head.
 
     *listen* is the host that the head in this process listens on, *head* the host of the head elsewhere; "" without
     one.
-
-    Raises:
-        ConfigError: there is no route to the head.
     """
     if config.ip:
         return config.ip

@@ -142,11 +142,7 @@ class AgentState:
         self._detector = FailureDetector(self.policy.head_grace_s)
 
     def handle(self, event: e.Event, now: float) -> list[e.Command]:
-        """Change the state by *event* and return the commands to carry out, in order.
-
-        Raises:
-            ProtocolError: the event is not allowed in this state; a bug.
-        """
+        """Change the state by *event* and return the commands to carry out, in order. Raises ProtocolError on a bug."""
         self._out = []
         self._end_leases(now)  # first: a beat that waited unread while this process stood still must not revive one
         if isinstance(event, e.StartSession):

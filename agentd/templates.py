@@ -143,10 +143,9 @@ class TemplateProcess:
         return self.gone or (self._pidfd >= 0 and procfs.has_ended(self._pidfd))
 
     def send(self, packet: template_protocol.ToTemplate) -> None:
-        """Send a packet, or queue it until the socket has room. Drop it if the template has ended.
+        """Send a packet, or queue it until the socket has room; drop it if the template has ended.
 
-        Raises:
-            OSError: the packet is larger than the kernel or the template takes.
+        Raise OSError if the packet is larger than the kernel or the template takes.
         """
         data = template_protocol.encode(packet)
         if self.gone:
@@ -325,10 +324,9 @@ class TemplatePool:
         self._settings = hashlib.sha256(settings).hexdigest()[:32]
 
     def get(self, key: TemplateKey, node_env: Mapping[str, str]) -> TemplateProcess:
-        """Return the template for *key*; start it if none runs. If it fails to start later, on_end is called for it.
+        """Return the template for *key*; start it if none runs. Raise OSError if the keeper cannot be reached.
 
-        Raises:
-            OSError: the keeper cannot be reached.
+        If the start fails later, on_end is called for the returned template.
         """
         template = self._by_key.pop(key, None)
         if template is None or template.has_ended():

@@ -237,9 +237,7 @@ class Workers:
         self._release()
 
     async def close(self, grace_s: float, reason: str = "") -> None:
-        """End all workers as `stop` does, then all templates, and agentd's own keeper. Cancelling kills the
-        templates.
-        """
+        """End all workers as `stop` does, then all templates and agentd's keeper. Cancelling kills the templates."""
         self._closing = True
         try:
             self.stop(list(self._workers), grace_s, reason)

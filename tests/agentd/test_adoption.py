@@ -20,10 +20,10 @@ from workers_kit import HERE, children, make, order, spec
 
 import agentd.sweep
 from agentd import adoption, daemon, keeper_client
-from agentd.adoption import EndedTemplates, end_template, take_inventory
+from agentd.adoption import Survivors, end_template, take_inventory
 from agentd.keeper_client import KeeperClient
 from agentd.launch_plan import Rules, Site
-from agentd.run_dir import make_directories
+from agentd.run_dir import OrderLedger, make_directories
 from agentd.sweep import Sweep
 from agentd.templates import TemplatePool
 from rlinf_actors import procfs
@@ -325,7 +325,7 @@ async def test_a_template_that_ignores_its_end_is_killed(monkeypatch):
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as template:  # noqa: ASYNC220
         template.stdout.readline()
         pidfd = os.pidfd_open(template.pid)
-        await end_template(template.pid, pidfd, "why", True, EndedTemplates())
+        await end_template(template.pid, pidfd, "why", True, Survivors(OrderLedger(None)))
         assert template.wait() == -signal.SIGKILL
         os.close(pidfd)
 
