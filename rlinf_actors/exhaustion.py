@@ -12,6 +12,9 @@ import threading
 import time
 from pathlib import Path
 
+from rlinf_actors.cgroups.roots import PARENT, directory_of, parse_paths, read_mounts
+from rlinf_actors.procfs import text_of
+
 AGAIN_S = 0.5
 """Seconds after which callers that lacked file descriptors try again, since no event reports a free descriptor."""
 _POLL_S = 0.0001
@@ -20,9 +23,7 @@ _FREED_S = 5.0
 """Seconds that the kernel may take to free a thread: microseconds as a rule, more under a debugger."""
 NO_THREAD = "can't start new thread"
 """Python's text for a failed pthread_create."""
-WORKERS = "rlinf-actors"
-"""Name of the directory that holds workers' cgroups, as `cgroups.roots.PARENT`."""
-_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
 def explain(error: OSError) -> str:
@@ -40,7 +41,7 @@ def explain(error: OSError) -> str:
     if error.errno == errno.ENFILE:
         return f"{said}: the whole machine's limit is met; raise it with 'sysctl fs.file-max=…'"
     if error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
-        ports = "-".join(_text(_PORT_RANGE).split()) or "a range"
+        ports = "-".join(text_of(_PORT_RANGE).split()) or "a range"
         return (
             f"no TCP port is free: the kernel gives out {ports}, and all are taken; 'ss -tanp' shows by whom, "
             "'sysctl net.ipv4.ip_local_port_range=\"10000 65535\"' adds more"
@@ -118,7 +119,7 @@ def _met(proc: Path) -> str:
         if limit is None or not (hits or (now is not None and now >= limit)):
             continue
         whose, fix = "", f"raise {directory}/pids.max (TasksMax= of a systemd unit, --pids-limit of a container)"
-        if directory.parent.name == WORKERS:
+        if directory.parent.name == PARENT:
             whose, fix = f"pids_limit={limit} of this worker is exhausted: ", "raise pids_limit of launch()"
         return (
             f"{whose}cgroup {directory} may have {limit} processes and threads together, and has {now} now; "
@@ -139,26 +140,17 @@ def _met(proc: Path) -> str:
 
 def _pids_cgroups(proc: Path) -> list[Path]:
     """Return the directories of the cgroups that may limit this process's threads, from its own cgroup upwards."""
-    found = []
-    mounts = [line.split() for line in _text(proc / "self/mountinfo").splitlines()]
-    own = [line.split(":", 2) for line in _text(proc / "self/cgroup").splitlines()]
-    for _, controllers, path in own:
-        if controllers and "pids" not in controllers.split(","):
-            continue
-        for mount in mounts:
-            kind, options = mount[mount.index("-") + 1], mount[-1].split(",")
-            if kind != ("cgroup" if controllers else "cgroup2") or (controllers and "pids" not in options):
-                continue
-            top = Path(mount[4])
-            inside = Path(os.path.normpath(top / os.path.relpath(path, mount[3])))
-            found += [one for one in (inside, *inside.parents) if one == top or top in one.parents]
-            break
-    return found
+    try:
+        mounts, own = read_mounts(str(proc)), parse_paths((proc / "self/cgroup").read_text())
+    except OSError:
+        return []
+    here = [Path(directory) for name in ("pids", "") if (directory := directory_of(name, own, mounts))]
+    return [directory for lowest in here for directory in (lowest, *lowest.parents)]
 
 
 def _count(file: Path) -> int | None:
     """Return the number in a file of the pids controller; None if the file has no number or cannot be read."""
-    word = _text(file).rpartition(" ")[2].strip()
+    word = text_of(str(file)).rpartition(" ")[2].strip()
     return int(word) if word.isdigit() else None  # "max": no limit
 
 
@@ -182,10 +174,3 @@ def raise_file_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""

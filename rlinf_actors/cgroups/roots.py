@@ -59,7 +59,7 @@ class Roots:
 
 
 @dataclass(frozen=True)
-class _Mount:
+class Mount:
     """A line of mountinfo for a cgroup file system: the hierarchy below `root` is mounted at directory `point`."""
 
     root: str
@@ -91,12 +91,11 @@ def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None =
         return _none("cgroups are switched off: set cgroup to auto in [workers]")
     if under_systemd is None:
         under_systemd = os.path.isdir("/run/systemd/system")
-    mounts = _mounts(Path(proc, "self/mountinfo").read_text())
+    mounts = read_mounts(proc)
     process = Path(proc, "self" if pid is None else str(pid))
-    own = _own(Path(process, "cgroup").read_text())
+    own = parse_paths(Path(process, "cgroup").read_text())
     user = os.geteuid() if pid is None else process.stat().st_uid
-    two = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
-    here = two.directory(own[""]) if two is not None and "" in own else ""
+    here = directory_of("", own, mounts)
     if wanted != "auto":
         why = _unusable(wanted, here, mounts, user)
         if why:
@@ -109,10 +108,11 @@ def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None =
         return _none(f"systemd manages the cgroups here: {_OTHER_WAYS}")
     if under_systemd and here.endswith(".service"):
         return _in_service(here, user)
-    if two is None:
+    points = [mount.point for mount in mounts if mount.kind == "cgroup2"]
+    if not points:
         found = _none("cgroup v2 is not mounted: mount -t cgroup2 none /sys/fs/cgroup")
     elif not here or not _writable(here, user):
-        found = _none(f"{here or two.point} cannot be written: run as its owner, or give the container a writable one")
+        found = _none(f"{here or points[0]} cannot be written: run as its owner, or give the container a writable one")
     else:
         found = _unified(here, own_processes=True)
     return found if under_systemd else _with_v1(found, own, mounts, user)
@@ -120,27 +120,36 @@ def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None =
 
 def own_directory() -> str:
     """Return the directory of this process's own cgroup in cgroup v2, "" if no mount shows that cgroup."""
-    mounts, own = _mounts(Path("/proc/self/mountinfo").read_text()), _own(Path("/proc/self/cgroup").read_text())
-    two = next((mount for mount in mounts if mount.kind == "cgroup2"), None)
-    return two.directory(own[""]) if two is not None and "" in own else ""
+    return directory_of("", parse_paths(Path("/proc/self/cgroup").read_text()), read_mounts("/proc"))
+
+
+def directory_of(controller: str, own: dict[str, str], mounts: Sequence[Mount]) -> str:
+    """Return the directory of a process's cgroup for a v1 controller, or for v2 ("").
+
+    *own* has the cgroup's paths (`parse_paths`). Return "" if there is no such cgroup or no mount shows it.
+    """
+    kind = "cgroup" if controller else "cgroup2"
+    mount = next((m for m in mounts if m.kind == kind and (not controller or controller in m.options)), None)
+    return mount.directory(own[controller]) if mount is not None and controller in own else ""
 
 
 def _none(why: str) -> Roots:
     return Roots(why=dict.fromkeys(("cgroup", *CONTROLLERS), why))
 
 
-def _mounts(mountinfo: str) -> list[_Mount]:
+def read_mounts(proc: str) -> list[Mount]:
+    """Return the mounts of cgroup file systems that *proc*, the path of /proc, lists for this process."""
     found = []
-    for line in mountinfo.splitlines():
+    for line in Path(proc, "self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         fields, rest = before.split(), after.split()
         if rest and rest[0] in ("cgroup", "cgroup2"):
             point = fields[4].replace("\\040", " ")
-            found.append(_Mount(fields[3], point, rest[0], frozenset(rest[-1].split(","))))
+            found.append(Mount(fields[3], point, rest[0], frozenset(rest[-1].split(","))))
     return found
 
 
-def _own(text: str) -> dict[str, str]:
+def parse_paths(text: str) -> dict[str, str]:
     """Return the cgroup paths in *text* (from /proc/PID/cgroup) by controller; the key "" stands for cgroup v2."""
     found = {}
     for line in text.splitlines():
@@ -185,7 +194,7 @@ def _in_service(directory: str, user: int) -> Roots:
     return Roots(directory, why=dict.fromkeys(CONTROLLERS, why))
 
 
-def _unusable(wanted: str, here: str, mounts: Sequence[_Mount], user: int) -> str:
+def _unusable(wanted: str, here: str, mounts: Sequence[Mount], user: int) -> str:
     points = [mount.point for mount in mounts if mount.kind == "cgroup2"]
     point = next((point for point in points if wanted == point or wanted.startswith(f"{point}/")), None)
     if not os.path.isdir(wanted):
@@ -225,11 +234,10 @@ def _unified(directory: str, own_processes: bool) -> Roots:
     return Roots(directory, tuple(name for name in CONTROLLERS if name not in why), why=why)
 
 
-def _with_v1(found: Roots, own: dict[str, str], mounts: Sequence[_Mount], user: int) -> Roots:
+def _with_v1(found: Roots, own: dict[str, str], mounts: Sequence[Mount], user: int) -> Roots:
     v1 = {}
     for name in CONTROLLERS:
-        mount = next((mount for mount in mounts if mount.kind == "cgroup" and name in mount.options), None)
-        directory = mount.directory(own[name]) if mount is not None and name in own else ""
+        directory = directory_of(name, own, mounts)
         if name in found.why and directory and _writable(directory, user):
             v1[name] = directory
     why = {name: text for name, text in found.why.items() if name not in v1}

@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Union
 
 import zmq
@@ -126,7 +126,7 @@ class _Line:
     began: float
     read_at: float = 0.0
     shaken: bool = False
-    why: str = field(default="")
+    why: str = ""
 
 
 @dataclass
@@ -381,10 +381,8 @@ class BlockingClient:
             self._is_down(head, line, f"what it says cannot be understood: {error}")
             return
         for envelope in envelopes:
-            if isinstance(envelope, Reply):
-                self._events.append(HeadAnswered(head, envelope.body))
-            elif isinstance(envelope, Failed):
-                self._events.append(HeadAnswered(head, envelope))
+            if isinstance(envelope, (Reply, Failed)):
+                self._events.append(HeadAnswered(head, envelope.body if isinstance(envelope, Reply) else envelope))
 
 
 def _find_out(name: _Name, tell: int) -> None:

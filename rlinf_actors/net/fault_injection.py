@@ -17,12 +17,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 import msgspec
 
+from rlinf_actors.conversion import nearest
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError
 from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.settings import FAULTS
@@ -82,10 +82,10 @@ def check(fault: Fault, path: str = "") -> Fault:
     range; *path* names the fault's place.
     """
     if fault.point not in POINTS:
-        raise ConfigError(f"{fault.point!r} is no fault point; {_nearest(fault.point, POINTS)}", path=path)
+        raise ConfigError(f"{fault.point!r} is no fault point; {_suggest(fault.point, POINTS)}", path=path)
     able = POINTS[fault.point]
     if fault.action not in ACTIONS:
-        raise ConfigError(f"{fault.action!r} is no fault; {_nearest(fault.action, ACTIONS)}", path=path)
+        raise ConfigError(f"{fault.action!r} is no fault; {_suggest(fault.action, ACTIONS)}", path=path)
     if fault.action not in able:
         raise ConfigError(f"{fault.point} cannot {fault.action}; it can: {', '.join(able)}", path=path)
     if not 0 <= fault.seconds < float("inf") or (fault.action == "delay" and not fault.seconds):
@@ -97,10 +97,8 @@ def check(fault: Fault, path: str = "") -> Fault:
     return fault
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    nearest = get_close_matches(name, names, n=1, cutoff=0.0)[0]
-    return f"did you mean {nearest!r}? Known: {', '.join(names)}"
+def _suggest(name: str, known: Iterable[str]) -> str:
+    return f"did you mean {nearest(name, known)!r}? Known: {', '.join(known)}"
 
 
 class Rule:
@@ -116,11 +114,11 @@ class Rule:
         self._matches = where or (lambda subject: fnmatchcase(subject, fault.where))
         self._passing = fault.skip
         self._random = random.Random(fault.seed)
-        self._file = fault.exists
 
     def on(self) -> bool:
         """Return True if the rule is active now: the file in `Fault.exists` exists, or the fault names none."""
-        return not self._file or os.path.exists(self._file.replace("{pid}", str(os.getpid())))
+        file = self.fault.exists
+        return not file or os.path.exists(file.replace("{pid}", str(os.getpid())))
 
     def strikes(self, point: str, subject: str) -> bool:
         """Return True if the rule affects this event at *point*, and count the event."""

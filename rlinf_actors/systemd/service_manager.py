@@ -113,8 +113,8 @@ class Watchdog:
         self._timer.cancel()
 
 
-ERROR, WARNING, INFO, DEBUG = 3, 4, 6, 7
-"""Priorities of syslog, see sd-daemon(3)."""
+_PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
+"""Least level of logging for each priority of syslog, see sd-daemon(3)."""
 
 
 def reads(fd: int, stream: str) -> bool:
@@ -129,18 +129,10 @@ def reads(fd: int, stream: str) -> bool:
     return stream == f"{found.st_dev}:{found.st_ino}"
 
 
-def priority(level: int) -> int:
-    if level >= logging.ERROR:
-        return ERROR
-    if level >= logging.WARNING:
-        return WARNING
-    return INFO if level >= logging.INFO else DEBUG
-
-
 def marked(text: str, level: int) -> str:
     """Return *text* with a priority mark before each line, since each line is an entry of its own in the journal."""
-    mark = f"<{priority(level)}>"
-    return "\n".join(mark + line for line in text.splitlines() or [""])
+    priority = next(number for least, number in _PRIORITIES if level >= least)
+    return "\n".join(f"<{priority}>{line}" for line in text.splitlines() or [""])
 
 
 class JournalFormatter(logging.Formatter):
