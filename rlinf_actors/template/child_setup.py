@@ -188,7 +188,9 @@ def prepare(start: ChildStart) -> None:
     has_accelerators = start.fork.env.get("ACCELERATOR_TYPE", "NO_ACCEL") != "NO_ACCEL"
     environ_block.reserve(LATE_VARIABLES, SLOTS if has_accelerators else 0)  # the process has no other thread yet
     time.tzset()
-    _restore_limits(start.nofile)
+    if start.nofile is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (start.nofile, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    unprotect(Path("/proc/self/oom_score_adj"))
     _go_to(spec.cwd)
     sys.argv[:] = sys.argv[:1]
     sys.path[:] = import_path(sys.path, spec.sys_path, os.path.exists)
@@ -230,12 +232,6 @@ def _restore_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def _restore_limits(nofile: int | None) -> None:
-    if nofile is not None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (nofile, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    unprotect(Path("/proc/self/oom_score_adj"))
 
 
 def unprotect(score: Path) -> None:

@@ -78,9 +78,6 @@ class LogPump:
         self._file = -1
         self._pipe, self.writer = os.pipe()
         os.set_blocking(self._pipe, False)
-        self._open()
-
-    def _open(self) -> None:
         try:
             self._file = _opened(self.path)
             found = os.fstat(self._file)
@@ -90,9 +87,6 @@ class LogPump:
 
     def fileno(self) -> int:
         return self._pipe
-
-    def fds(self) -> list[int]:
-        return [fd for fd in (self._pipe, self.writer, self._file) if fd >= 0]
 
     def close_writer(self) -> None:
         os.close(self.writer)
@@ -173,9 +167,10 @@ class LogPump:
         self.fault = self.fault or f"{self.path}: {error.strerror}"
 
     def close(self) -> None:
-        for fd in self.fds():
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        for fd in (self._pipe, self.writer, self._file):
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
         self._pipe = self.writer = self._file = -1
 
 

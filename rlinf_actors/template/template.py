@@ -204,7 +204,8 @@ class Template:
             packets.TemplateReady(os.getpid(), sys.version.split()[0], not why, why, self._installed, self._paths)
         )
         while not self._over:
-            for key, mask in self._selector.select(self._patience()):
+            waits = [wait for wait in (self._workers.patience(), self._link.patience()) if wait is not None]
+            for key, mask in self._selector.select(min(waits, default=None)):
                 key.data(mask)
                 if self._child is not None:
                     return self._child
@@ -216,10 +217,6 @@ class Template:
         end_all(self._workers.workers, self._wakeup[0])
         self._link.remove()
         return None
-
-    def _patience(self) -> float | None:
-        waits = (self._workers.patience(), self._link.patience())
-        return min((wait for wait in waits if wait is not None), default=None)
 
     # --- start-up ---
 

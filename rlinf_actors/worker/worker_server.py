@@ -242,12 +242,29 @@ class WorkerServer:
         """Call *callback* with the identity of a member's link LATE_S seconds after the end of the member's process."""
         self._on_forgotten.append(callback)
 
-    def send(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, alone: bool = True) -> None:
-        """Send a frame to a member, together with other frames for that member in this turn of the loop. Any thread.
+    def send(
+        self,
+        peer: bytes,
+        frame: frames.AnyFrame,
+        parts: Sequence[Buffer] = (),
+        *,
+        now: bool = False,
+        alone: bool = True,
+    ) -> None:
+        """Send a frame to the peer of a link. Any thread.
 
-        *alone*: False if the same parts are sent to other members too, and so must not be changed.
+        *now*: False to send all frames for a peer together at the end of this turn of the loop. *alone*: False if the
+        same parts are sent to other members too, and so must not be changed.
         """
-        self._send(peer, frame, parts, False, alone)
+        header = frames.encode(frame)
+        if len(parts) > 1:  # large parts come behind the first
+            lending = self._members.get(peer)
+            if lending is not None:
+                header, parts = lending.pack(header, parts, alone=alone)
+        self._listener.send(peer, header, parts, now=now)
+
+    def answer(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
+        self.send(peer, frame, parts, now=True)
 
     def close(self, linger_ms: int) -> None:
         """Stop listening. Drop the answers that peers have not read after *linger_ms* milliseconds."""
@@ -265,20 +282,6 @@ class WorkerServer:
         for peer, id in asked:
             self.answer(peer, *failure.encode(id, error))
 
-    def answer(self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer] = ()) -> None:
-        """Send a frame at once, without waiting for the end of this turn of the loop. Any thread."""
-        self._send(peer, frame, parts, True)
-
-    def _send(
-        self, peer: bytes, frame: frames.AnyFrame, parts: Sequence[Buffer], now: bool, alone: bool = True
-    ) -> None:
-        header = frames.encode(frame)
-        if len(parts) > 1:  # large parts come behind the first
-            lending = self._members.get(peer)
-            if lending is not None:
-                header, parts = lending.pack(header, parts, alone=alone)
-        self._listener.send(peer, header, parts, now=now)
-
     def _reply(self, invocation: Invocation, frame: frames.AnyFrame, parts: Sequence[Buffer]) -> None:
         """Send an item or the answer of a call. Runs on the executor's thread."""
         if type(frame) is not frames.Item:
@@ -286,7 +289,7 @@ class WorkerServer:
             if type(frame) is frames.Ok and invocation.method == "_close":
                 self._on_closed()
         now = self._executor is None or self._executor.idle()
-        self._send(invocation.peer, frame, parts, now)
+        self.send(invocation.peer, frame, parts, now=now)
 
     def _received(self, peer: bytes, header: bytes, parts: list[Buffer]) -> None:
         lending = self._members.get(peer)
@@ -355,7 +358,7 @@ class WorkerServer:
             doing = self.activity()
             seconds = max(0.0, time.perf_counter() - doing.since) if doing.method else 0.0
             runs = frames.Runs(frame.id, doing.method[:NAME_CHARS], seconds, doing.waiting, PROTOCOL)
-            self._send(peer, runs, (), True)
+            self.answer(peer, runs)
         elif type(frame) is frames.Dropped:
             self._members[peer].dropped(frame)
         elif type(frame) is frames.Memory:
@@ -457,7 +460,7 @@ class WorkerServer:
             self._reject(peer, "protocol", text, f"its machine is {frame.byte_order[:6]}-endian")
         else:
             self._members[peer] = Lending(
-                self._network.memory, self._network.soon, lambda frame: self._send(peer, frame, (), False), frame.name
+                self._network.memory, self._network.soon, lambda frame: self.send(peer, frame), frame.name
             )
             if frame.worker:
                 self._workers[peer] = frame.worker
