@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlinf_actors import procfs
+from rlinf_actors.hardware.vendors.machine import last_words, signal_name
 
 log = logging.getLogger(__name__)
 
@@ -113,21 +114,15 @@ def fault_of(end: ChildEnd, whose: str, timeout_s: float) -> str:
     if end.code is None:
         return f"{whose} gave no answer within {timeout_s:g} s{_where(end.errors)}"
     if end.code < 0:
-        cause = signal.Signals(-end.code).name if -end.code in signal.valid_signals() else f"signal {-end.code}"
-        return f"{whose} crashed its process ({cause}){_where(end.errors)}"
+        return f"{whose} crashed its process ({signal_name(-end.code)}){_where(end.errors)}"
     if end.code > 0:
-        return f"{whose} ended its process with exit code {end.code}{_last_line(end.errors)}"
+        return f"{whose} ended its process with exit code {end.code}{last_words(end.errors)}"
     return ""
 
 
 def _where(errors: str) -> str:
     frame = _FRAME.search(errors)
-    return f" in {frame.group(1)}" if frame else _last_line(errors)
-
-
-def _last_line(errors: str) -> str:
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    return f"; its last words: {lines[-1][:300]}" if lines else ""
+    return f" in {frame.group(1)}" if frame else last_words(errors)
 
 
 async def _until_end(child: subprocess.Popen[bytes], timeout_s: float) -> tuple[int | None, str]:

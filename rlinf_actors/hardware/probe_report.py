@@ -16,7 +16,7 @@ from rlinf_actors.model.hardware import (
 )
 from rlinf_actors.wire.values import HardwareReport, ResourceReport
 
-_ACCELERATOR_FIELDS = {spec.name: spec for spec in dataclasses.fields(AcceleratorInfo)}
+_ACCELERATOR_FIELDS = {spec.name for spec in dataclasses.fields(AcceleratorInfo)}
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,25 @@ class ReportedInfo(HardwareInfo):
 
 
 def resource_to_report(resource: HardwareResource) -> ResourceReport:
-    """Return *resource* as a value for messages. A field that is not a plain value becomes text."""
-    return ResourceReport(resource.type, [_info_to_report(info) for info in resource.infos], resource.registered_by)
+    """Return *resource*, whose pieces are accelerators, as a value for messages."""
+    infos = []
+    for info in resource.infos:
+        detail = {name: value for name, value in vars(info).items() if name not in ("type", "model")}
+        infos.append(HardwareReport(info.type, info.model, detail))
+    return ResourceReport(resource.type, infos, resource.registered_by)
 
 
 def resource_from_report(report: ResourceReport) -> HardwareResource:
     """Return the resource in *report*: AcceleratorInfos for accelerators, ReportedInfos for everything else."""
-    known = holds_accelerators(report)
-    return HardwareResource(
-        report.type, [_info_from_report(info, known) for info in report.infos], report.registered_by
-    )
+    infos: list[HardwareInfo] = []
+    for info in report.infos:
+        if holds_accelerators(report) or is_accelerator_type(info.type):
+            # A newer agentd may say more than this version knows.
+            known: dict[str, Any] = {name: info.detail[name] for name in _ACCELERATOR_FIELDS & info.detail.keys()}
+            infos.append(AcceleratorInfo(info.type, info.model, **known))
+        else:
+            infos.append(ReportedInfo(info.type, info.model, dict(info.detail)))
+    return HardwareResource(report.type, infos, report.registered_by)
 
 
 def resources_from_reports(reports: Sequence[ResourceReport]) -> list[HardwareResource]:
@@ -83,27 +92,3 @@ def accelerator_type_of(resources: Sequence[ResourceReport]) -> str:
     """Return the first accelerator type in *resources*; NO_ACCEL if there is none."""
     found = (resource.type for resource in resources if holds_accelerators(resource))
     return next(found, AcceleratorType.NO_ACCEL.value)
-
-
-def _info_to_report(info: HardwareInfo) -> HardwareReport:
-    if isinstance(info, ReportedInfo):
-        values = dict(info.detail)
-    else:
-        values = {spec.name: getattr(info, spec.name) for spec in dataclasses.fields(info)[2:]}
-    return HardwareReport(str(info.type), info.model, {name: _plain(value) for name, value in values.items()})
-
-
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [str(item) for item in value]
-    return str(value)
-
-
-def _info_from_report(report: HardwareReport, accelerator: bool) -> HardwareInfo:
-    if not (accelerator or is_accelerator_type(report.type)):
-        return ReportedInfo(report.type, report.model, dict(report.detail))
-    # A newer agent may say more than this version knows.
-    known = {name: value for name, value in report.detail.items() if name in _ACCELERATOR_FIELDS}
-    return AcceleratorInfo(report.type, report.model, **known)  # type: ignore[arg-type]

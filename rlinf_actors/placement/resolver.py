@@ -83,8 +83,8 @@ def place(
 ) -> list[Placement]:
     """Return the placements of workers, by rank. *assignment* has the ranks of each worker's resources in *table*.
 
-    A worker sees only its own accelerators if *isolate_accelerator*. Raise PlacementError if a resource does not exist
-    or repeats in a worker, or a worker would have resources of two nodes, two node groups or two types of hardware.
+    A worker sees only its own accelerators if *isolate_accelerator*. Raise PlacementError if a resource does not exist,
+    or a worker would have resources of two nodes, two node groups or two types of hardware.
     """
     index: dict[int, int] = {}
     held = [_held(rank, ranks, table) for rank, ranks in enumerate(assignment)]
@@ -100,13 +100,9 @@ def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Plac
 
 
 def _held(rank: int, ranks: Sequence[int], table: ResourceTable) -> list[Resource]:
-    if not ranks:
-        raise PlacementError(f"process {rank} is given no resource of {table.target}")
     for number in ranks:
         if not 0 <= number < len(table.resources):
             raise PlacementError(f"process {rank} is given resource {number} of {table.target}")
-    if len(set(ranks)) != len(ranks):
-        raise PlacementError(f"process {rank} is given a resource twice: {list(ranks)}")
     held = [table.resources[number] for number in ranks]
     first = held[0]
     for resource in held[1:]:

@@ -109,25 +109,19 @@ class RobotAutoConfig:
 
 def _read(text: str, hint: Any, path: str) -> Sequence[Any]:
     if any(typing.get_origin(part) is list for part in (hint, *typing.get_args(hint))):
-        return [_items(robot, path) for robot in text.split(";")]
-    return [_scalar(part.strip(), hint, path) for part in text.split(",")]
-
-
-def _items(text: str, path: str) -> list[str]:
-    items = [item.strip() for item in text.split(",") if item.strip()]
-    if not items:
-        raise ConfigError("has a robot without any entry; leave out what is not to be set", path=path)
-    return items
-
-
-def _scalar(text: str, hint: Any, path: str) -> Any:
-    if not text:
+        robots = [[item.strip() for item in robot.split(",") if item.strip()] for robot in text.split(";")]
+        if not all(robots):
+            raise ConfigError("has a robot without any entry; leave out what is not to be set", path=path)
+        return robots
+    values = [part.strip() for part in text.split(",")]
+    if not all(values):
         raise ConfigError("has an empty value between commas", path=path)
-    if hint is bool:
-        if text.lower() not in _FLAGS:
-            raise ConfigError(f"is {text!r}; it must be true or false", path=path)
-        return _FLAGS[text.lower()]
-    return convert(text, hint, path)
+    if hint is not bool:
+        return [convert(value, hint, path) for value in values]
+    for value in values:
+        if value.lower() not in _FLAGS:
+            raise ConfigError(f"is {value!r}; it must be true or false", path=path)
+    return [_FLAGS[value.lower()] for value in values]
 
 
 class Robot(Hardware):

@@ -72,7 +72,8 @@ class RobotScan:
 
 def scan(environ: Mapping[str, str], machine: CheckedMachine) -> RobotScan:
     """Return what this machine has for robots. Loads camera SDKs; connects to addresses in environment variables."""
-    found = RobotScan(variables=_variables(environ))
+    known = {spec.name.upper() for kind in _NAMED.values() for spec in dataclasses.fields(kind)} - {"NODE_RANK"}
+    found = RobotScan(variables={name: environ[name] for name in sorted(known) if environ.get(name)})
     _cameras(found, machine)
     for name in can_interfaces(machine.sys):
         found.can[name] = "; ".join(text.removeprefix(f"is {name}, which ") for text in can_faults(name, machine.sys))
@@ -108,11 +109,6 @@ def _cameras(found: RobotScan, machine: CheckedMachine) -> None:
         kinds = [name for name, kind in CAMERAS.items() if one.vendor in kind.vendors]
         if one.vendor not in by_sdk:
             found.cameras.append(FoundCamera(one.serial, kinds[0] if kinds else "", one.name, "usb", list(one.video)))
-
-
-def _variables(environ: Mapping[str, str]) -> dict[str, str]:
-    known = {spec.name.upper() for kind in _NAMED.values() for spec in dataclasses.fields(kind)}
-    return {name: environ[name] for name in sorted(known - {"NODE_RANK"}) if environ.get(name)}
 
 
 def _text(value: object) -> str:

@@ -260,12 +260,20 @@ class _Run:
 
 
 def _fault(command: str, code: int, said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    words = f"; its last words: {lines[-1][:200]}" if lines else ""
     if code < 0:
-        cause = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-        return f"{command} crashed ({cause}){words}"
-    return f"{command} ended with exit code {code}{words}" if code else ""
+        return f"{command} crashed ({signal_name(-code)}){last_words(said)}"
+    return f"{command} ended with exit code {code}{last_words(said)}" if code else ""
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGSEGV; a text with the number if it has no name."""
+    return signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
+
+
+def last_words(said: str) -> str:
+    """Return the last line of a program's output as the end of a sentence; "" if there is none."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return f"; its last words: {lines[-1][:300]}" if lines else ""
 
 
 def _contain(parent: int) -> None:
