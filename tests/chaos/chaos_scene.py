@@ -21,10 +21,10 @@ from chaos_record import Record
 
 import rlinf_actors
 from rlinf_actors import procfs
+from rlinf_actors.cluster.local_daemon import processes_with
 from rlinf_actors.errors import RlinfActorsError
 from rlinf_actors.settings import LOST_ERRORS, TEST_MARK
 from rlinf_actors.testing import faults
-from rlinf_actors.testing.leaks import processes
 from rlinf_actors.testing.local_cluster import LocalCluster
 
 NODES, DRIVERS = 3, 2
@@ -237,7 +237,9 @@ class Scene:
             return {self._local.nodes[rank].pid: str(rank) for rank in alive}
         found = {}
         drivers = {driver.pid for driver in self._drivers.values()}
-        for pid in processes(os.environ[TEST_MARK]):  # not only those below us: a template outlives its agentd
+        for pid in processes_with(
+            TEST_MARK, os.environ[TEST_MARK]
+        ):  # not only those below us: a template outlives its agentd
             if pid in drivers:
                 continue
             mark = procfs.mark_of(pid)
