@@ -26,9 +26,9 @@ KEPT = 4096
 
 
 class KnownNode(msgspec.Struct, frozen=True):
-    """Add or replace the record of a registered node.
+    """Change that adds or replaces the record of a registered node.
 
-    `rank` is None until the node's rank is frozen. A restarted head does not wait for a `lost` node. `member` is the
+    `rank` is None until the node's rank is fixed. A restarted head does not wait for a `lost` node. `member` is the
     name of the agent's key, "" without a key.
     """
 
@@ -41,21 +41,21 @@ class KnownNode(msgspec.Struct, frozen=True):
 
 
 class ForgetNode(msgspec.Struct, frozen=True):
-    """Drop the record of a node. Its rank becomes free."""
+    """Change that drops the record of a node. Its rank becomes free."""
 
     id: str
 
 
 class ForgetKey(msgspec.Struct, frozen=True):
-    """Drop an ended key from the list of keys. The head refuses an unlisted key too."""
+    """Change that drops an ended key from the list of keys. The head refuses an unlisted key too."""
 
     public: str
 
 
 class KnownJob(msgspec.Struct, frozen=True):
-    """Add or replace the record of a job: a hash (`proof`) of its token, and the name of its driver's key (`owner`).
+    """Change that adds or replaces the record of a job. Only heads with keys make such records.
 
-    Only heads with keys write these records.
+    `proof` is a hash of the job's token, `owner` the name of its driver's key.
     """
 
     namespace: str
@@ -64,13 +64,13 @@ class KnownJob(msgspec.Struct, frozen=True):
 
 
 class ForgetJob(msgspec.Struct, frozen=True):
-    """Drop the record of a job that has ended."""
+    """Change that drops the record of a job that has ended."""
 
     namespace: str
 
 
 class Tombstone(msgspec.Struct, frozen=True):
-    """Add a tombstone: the head declared this process ended without proof, and refuses it if it returns."""
+    """Change that adds a tombstone: the head declared this process ended without proof, and refuses its return."""
 
     kind: str
     id: str
@@ -78,34 +78,34 @@ class Tombstone(msgspec.Struct, frozen=True):
 
 
 class ForgetTombstone(msgspec.Struct, frozen=True):
-    """Drop a tombstone, to make room for newer tombstones."""
+    """Change that drops a tombstone, to make room for newer tombstones."""
 
     kind: str
     id: str
 
 
 class StopPressed(msgspec.Struct, frozen=True):
-    """Put an emergency stop in force. `key` is a namespace or `robots.ALL`; `text` describes the stop for people."""
+    """Change that puts an emergency stop in force. `key` is a namespace or `robots.ALL`; `text` is for people."""
 
     key: str
     text: str
 
 
 class StopReleased(msgspec.Struct, frozen=True):
-    """Release an emergency stop. `key` is a namespace or `robots.ALL`."""
+    """Change that releases an emergency stop. `key` is a namespace or `robots.ALL`."""
 
     key: str
 
 
 class NodeDrained(msgspec.Struct, frozen=True):
-    """Drain a node: the head places no new workers on it until a NodeUndrained. `why` is for people."""
+    """Change that drains a node: the head places no new workers on it until a NodeUndrained. `why` is for people."""
 
     id: str
     why: str
 
 
 class NodeUndrained(msgspec.Struct, frozen=True):
-    """Let a drained node take new workers again."""
+    """Change that lets a drained node take new workers again."""
 
     id: str
 
@@ -143,7 +143,7 @@ class Snapshot:
 
 
 class RequestReceived(msgspec.Struct, frozen=True):
-    """The coordinator's event for a request of a peer, which was authenticated as `member`."""
+    """Event: a peer, which was authenticated as `member`, sent a request."""
 
     peer: bytes
     id: int
@@ -152,7 +152,7 @@ class RequestReceived(msgspec.Struct, frozen=True):
 
 
 class NoticeReceived(msgspec.Struct, frozen=True):
-    """The coordinator's event for a notice of a peer, which was authenticated as `member`."""
+    """Event: a peer, which was authenticated as `member`, sent a notice."""
 
     peer: bytes
     body: Body
@@ -160,7 +160,7 @@ class NoticeReceived(msgspec.Struct, frozen=True):
 
 
 class ConnectionRejected(msgspec.Struct, frozen=True):
-    """A socket rejected `times` connections. The fields are the arguments of security.members.Gate.refused."""
+    """Event: a socket rejected `times` connections. The fields are the arguments of security.members.Gate.refused."""
 
     public: str
     address: str
@@ -169,23 +169,23 @@ class ConnectionRejected(msgspec.Struct, frozen=True):
 
 
 class TimerDue(msgspec.Struct, frozen=True):
-    """The time that `Coordinator.next_deadline` returned has come."""
+    """Event: the time that `Coordinator.next_deadline` returned has come."""
 
 
 class HeadStalled(msgspec.Struct, frozen=True):
-    """The head itself did not run for `seconds`, so the head does not count the silence of its peers in that time."""
+    """Event: the head did not run for `seconds`. The silence of its peers in that time does not count."""
 
     seconds: float
 
 
 class PeerUnreachable(msgspec.Struct, frozen=True):
-    """The socket could not send a message, because `peer` is not connected."""
+    """Event: a message could not be sent, because `peer` is not connected."""
 
     peer: bytes
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
-    """The store reports why it cannot write; `trouble` is "" if it can write."""
+    """Event: the store reports why it cannot write; `trouble` is "" if it can write."""
 
     trouble: str
 
@@ -205,7 +205,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Answer a request with an error. `kind` and the fields after it are those of wire.control_codec.Failed."""
+    """Command to answer a request with an error. `kind` and the fields after it: see wire.control_codec.Failed."""
 
     peer: bytes
     id: int
@@ -216,13 +216,13 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class EndCluster(msgspec.Struct, frozen=True):
-    """End the head and its agent: every group of a cluster that was asked to end has ended."""
+    """Command to end the head and its agentd: all groups of a cluster that was asked to end have ended."""
 
     reason: str
 
 
 class LogEvent(msgspec.Struct, frozen=True):
-    """Add an entry to the event log and a line to the head's own log file. Fields as in wire.values.ClusterEvent."""
+    """Command to add an entry to the event log and a line to the head's own log file; see wire.values.ClusterEvent."""
 
     kind: EventKind
     text: str
@@ -237,7 +237,7 @@ class LogEvent(msgspec.Struct, frozen=True):
 
 
 class Persist(msgspec.Struct, frozen=True):
-    """Write a change to disk, then send `then`; if the change cannot be written now, send `instead`."""
+    """Command to write a change to disk and then send `then`, or `instead` if the change cannot be written now."""
 
     change: Change
     then: Union[Answer, None] = None

@@ -215,7 +215,7 @@ class GroupTable:
         self._head.robots.owner_changed(client.incarnation)
 
     def settle(self) -> None:
-        """Drop the groups without living workers at the next flush: every node has come back or is lost."""
+        """Drop the groups without living workers at the next flush. Called when every node has come back or is lost."""
         self._touched.update(self._groups)
 
     # --- what agents report ---
@@ -294,7 +294,7 @@ class GroupTable:
                 self.claims.lose(worker, certain)
 
     def lose(self, worker: WorkerRecord, node: Node, reason: str) -> None:
-        """Declare a worker lost although its agent is registered, and order the agent to stop it."""
+        """Declare a worker lost although its node's agent is registered, and order the agent to stop the worker."""
         self._send_stop([worker], 0.0, reason)
         self._unseen.add(worker.id, reason, by=node.member)
         self.lost(worker, reason)

@@ -243,7 +243,10 @@ class Launches:
     # --- waiting ---
 
     def retry_waiting(self) -> None:
-        """Try the waiting launches again at the next flush: hardware has become free, or forbidden."""
+        """Try the waiting launches again at the next flush.
+
+        Called when a robot has become free, and when a drain or an emergency stop may now refuse a launch.
+        """
         self._retry = True
 
     def flush(self) -> None:
@@ -307,7 +310,7 @@ def _stops(stop: StopGroup, asked: Launch | FindGroup) -> bool:
 
 
 def _absent(group: Group) -> list[WorkerState]:
-    """Return states for the ranks of which a restarted head knows no worker, with an exit report that says so."""
+    """Return an ended state for each rank of which a restarted head knows no worker."""
     known = group.ranks
     exit = ExitReport("node_lost", reason=NO_NODE_HAS_IT)
     return [

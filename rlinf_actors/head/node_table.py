@@ -1,8 +1,8 @@
 """Nodes: registration, leases, ranks, and the requests of drivers that wait for enough nodes. Pure.
 
 A node is suspect after a few missed heartbeats, and lost when its lease ends. A lost node keeps its rank for
-`Timing.rank_hold_s`, until none of its workers can be running; then its record is dropped. A node's rank is frozen when
-its configuration sets the rank, or when a driver first gets the node.
+`Timing.rank_hold_s`, until none of its workers can be running; then its record is dropped. The head fixes a node's rank
+when the node's configuration sets the rank, or when a driver first gets the node.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ class NodeTable:
         return [node for node in self._on_host.of(host) if node.alive]
 
     def of_rank(self, rank: int) -> Node | None:
-        """Return the living node with this frozen rank, None without such a node."""
+        """Return the living node whose rank is fixed to this number, None without such a node."""
         return self.get(self._ranked.get(rank, ""))
 
     def rank(self, node: Node) -> int:
-        """Return the node's frozen rank, -1 if it has none yet."""
+        """Return the node's fixed rank, -1 if its rank is not fixed yet."""
         return self._ranks.get(node.id, -1)
 
     def states(self, now: float) -> list[NodeState]:
@@ -174,7 +174,7 @@ class NodeTable:
         self._by_peer[peer] = node
         self._put(node)
         if node.report.rank is not None:
-            self._freeze(node.id, node.report.rank)
+            self._fix_rank(node.id, node.report.rank)
         self._persist(node)
         self._answer_requests()
         return node
@@ -306,7 +306,7 @@ class NodeTable:
         self._arm(node)
 
     def _persist(self, node: Node) -> None:
-        """Write this node, and its rank if that is frozen, to disk for a restarted head, if anything has changed."""
+        """Write this node and its fixed rank to disk for a restarted head, if anything has changed."""
         member = node.member.name if node.member.role == "agent" else ""
         known = commands.KnownNode(
             node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive, member
@@ -327,7 +327,7 @@ class NodeTable:
         if self._known.pop(node.id, None) is not None:
             self._head.emit(commands.Persist(commands.ForgetNode(node.id)))
 
-    def _freeze(self, node_id: str, rank: int) -> None:
+    def _fix_rank(self, node_id: str, rank: int) -> None:
         before = self._ranks.get(node_id)
         if before is not None and self._ranked.get(before) == node_id:
             del self._ranked[before]
@@ -424,7 +424,7 @@ class NodeTable:
         )
         ranked = sorted(chosen.items(), key=lambda item: item[1])
         for id, rank in ranked:
-            self._freeze(id, rank)
+            self._fix_rank(id, rank)
             self._persist(self._nodes[id])
         states = [self._nodes[id].state(rank, self._head.now) for id, rank in ranked]
         self._head.emit(commands.Answer(request.peer, request.id, Nodes(states, [warning] if rest else [])))

@@ -325,7 +325,7 @@ class EarlyMessages:
         self._arm()
 
     def holds(self, event: commands.Message) -> bool:
-        """Keep a message for `take` and return True if the head cannot answer it yet; else return False."""
+        """True if the head cannot answer this message yet. The message is then held back until `take` returns it."""
         if not self._too_early(event):
             return False
         number = next(self._numbers)
@@ -342,7 +342,7 @@ class EarlyMessages:
         return True
 
     def settle(self) -> bool:
-        """Return True once: at the first call after all nodes are back or the time to wait for them is over."""
+        """True once: in the first call after all nodes are back or the time to wait for them is over."""
         if self.over or not (self._late or not self._head.nodes.missing):
             return False
         self.over = True
