@@ -120,14 +120,14 @@ def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts
         modules={name: _version(package) for name, package in _DISTRIBUTIONS.items()},
         run_parent=directory(settings.run_dir or tempfile.gettempdir()),
         shm=_shm("/dev/shm"),
-        memfd=_memfd(),
-        peers=_peers(),
+        memfd=_memfd_error(),
+        peers=_peer_memory_error(),
         files=resource.getrlimit(resource.RLIMIT_NOFILE),
         memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         cgroups=cgroups,
         cgroup_error=cgroup_error,
         agentd=f"{running[0].pid} in {running[0].run_dir}" if running else "",
-        clock_synchronized=_synchronized(),
+        clock_synchronized=_is_clock_synchronized(),
         head=endpoint,
         head_error=head_error,
         head_version=head_version,
@@ -198,12 +198,12 @@ def processes() -> list[OwnProcess]:
     found = []
     for pid in sorted(stats):
         kind = "template" if pid in templates else "worker"
-        orphan = not _served(pid) if pid in templates else templates.isdisjoint(_ancestors(pid))
+        orphan = not _is_served(pid) if pid in templates else templates.isdisjoint(_ancestors(pid))
         found.append(OwnProcess(pid, kind, _command(pid)[:60], orphan, figures_of(pid)))
     return found
 
 
-def _served(template: int) -> bool:
+def _is_served(template: int) -> bool:
     """True if an agentd holds the lock of the template's run directory.
 
     The template's parent process is no evidence, because a later agentd may have taken over the template.
@@ -245,7 +245,7 @@ def _shm(path: str) -> tuple[int, int] | None:
     return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
 
-def _memfd() -> str:
+def _memfd_error() -> str:
     try:
         fd = os.memfd_create("doctor", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         try:
@@ -257,7 +257,7 @@ def _memfd() -> str:
     return ""
 
 
-def _peers() -> str:
+def _peer_memory_error() -> str:
     """Let a child open memory of this process through /proc, as workers do. Return the error text, "" if it works."""
     fd = os.memfd_create("doctor", os.MFD_CLOEXEC)
     try:
@@ -270,7 +270,7 @@ def _peers() -> str:
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
 
 
-def _synchronized() -> bool | None:
+def _is_clock_synchronized() -> bool | None:
     libc = ctypes.CDLL(None, use_errno=True)
     state = int(libc.adjtimex(ctypes.create_string_buffer(512)))  # no mode is set: it only reads
     return None if state < 0 else state != _TIME_ERROR

@@ -112,7 +112,7 @@ def _release(options: argparse.Namespace) -> int:
         say("NO HEAD IS KNOWN, and so no stop was lifted: name it by --head HOST:PORT")
         return UNAVAILABLE
     if len(known.targets) > 1:
-        _name_them(known.targets)
+        _list_heads(known.targets)
         return CHOICE
     target = known.targets[0]
     answer = dict(ask_all(known.targets, question_of(options)))[target]
@@ -135,7 +135,7 @@ def _release(options: argparse.Namespace) -> int:
     return OK
 
 
-def _name_them(targets: Sequence[StopTarget]) -> None:
+def _list_heads(targets: Sequence[StopTarget]) -> None:
     """Print the heads, and the emergency stops that are in force at each head."""
     answers = dict(ask_all(targets, GetStatus()))
     say(f"{len(targets)} heads are known, and a release is for one of them; nothing was lifted. Say which by --head:")

@@ -259,7 +259,7 @@ class Button:
         if self._line is not None and self._line.fd in ready:
             level = self._line.pressed()
             if level is None:
-                return self._lost_its_line(f"{self._options.gpio_file} is gone")
+                return self._input_lost(f"{self._options.gpio_file} is gone")
             if level:
                 return True
         if self._keys in ready:
@@ -268,10 +268,10 @@ class Button:
                 return True
             if os.isatty(self._keys):
                 raise _Disarmed  # Ctrl-D
-            return self._lost_its_line("the pipe's other end is closed")
+            return self._input_lost("the pipe's other end is closed")
         return False
 
-    def _lost_its_line(self, what: str) -> bool:
+    def _input_lost(self, what: str) -> bool:
         if self._options.on_loss == "exit":
             say(f"{what}: nobody can press this button any more")
             raise _Disarmed

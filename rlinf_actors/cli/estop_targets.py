@@ -84,7 +84,7 @@ def known_heads(given: str | None) -> KnownHeads:
         known.notes.append(f"user {user} has heads on this machine too: only that user, or root, may stop them")
     for record in seen.records:
         ways = _ways(record, known)
-        shared = next((one for one in known.targets if _is_same(one, record)), None)
+        shared = next((one for one in known.targets if _is_same_head(one, record)), None)
         if shared is not None:  # several agentds of one head, or an agentd beside its head
             shared.asked.ways = [*shared.asked.ways, *(way for way in ways if way not in shared.asked.ways)]
         else:
@@ -96,7 +96,7 @@ def known_heads(given: str | None) -> KnownHeads:
         except ConfigError as error:
             known.troubles.append(f"the configured head is not known: {error}")
         else:
-            there = [one.record for one in known.targets if one.record is not None and _is_at(one, endpoint)]
+            there = [one.record for one in known.targets if one.record is not None and _listens_at(one, endpoint)]
             if all(record.user != os.geteuid() for record in there):
                 known.targets.append(_named_head(endpoint, text, source, settings, there))
     return known
@@ -159,17 +159,17 @@ def _ways(record: HeadRecord, known: KnownHeads) -> list[Route]:
     return [*local, *((way, security) for way in record.ways if is_tcp(way))]
 
 
-def _is_same(target: StopTarget, record: HeadRecord) -> bool:
+def _is_same_head(target: StopTarget, record: HeadRecord) -> bool:
     """True if *record* belongs to the head of *target*.
 
     Both records must be of the same user. Else a user could claim the endpoint of another user's head and answer the
     stop in its place.
     """
     same_user = target.record is not None and target.record.user == record.user
-    return same_user and any(_is_at(target, way) for way in record.ways)
+    return same_user and any(_listens_at(target, way) for way in record.ways)
 
 
-def _is_at(target: StopTarget, endpoint: str) -> bool:
+def _listens_at(target: StopTarget, endpoint: str) -> bool:
     """True if the head of *target* listens at *endpoint*."""
     ways = [*(target.record.endpoints if target.record is not None else ()), *(way for way, _ in target.asked.ways)]
     return any(way == endpoint or discovery.is_here(endpoint, way) for way in ways)

@@ -84,18 +84,18 @@ def toml_of(report: ProbeReport, robots: RobotScan | None) -> str:
     for resource in report.resources:
         models = sorted({info.model for info in resource.infos})
         labels[resource.type] = f"{len(resource.infos)} x {', '.join(models)}"
-    lines = ["[node.labels]", *_pairs(labels)]
+    lines = ["[node.labels]", *_toml_pairs(labels)]
     if robots is not None:
-        env = {**_suggested(robots), **robots.variables}
+        env = {**_suggested_variables(robots), **robots.variables}
         lines += ["", "# Robots of this node; a node group with `hardware: {type: ...}` takes what it lacks from here."]
-        lines += ["[node.env]", *_pairs(env)]
+        lines += ["[node.env]", *_toml_pairs(env)]
         lines += [
             f"# {camera.kind or 'camera'} {camera.serial or 'without serial number'}" for camera in robots.cameras
         ]
     return "\n".join(lines) + "\n"
 
 
-def _suggested(robots: RobotScan) -> dict[str, str]:
+def _suggested_variables(robots: RobotScan) -> dict[str, str]:
     """Return values for unset environment variables that follow from the cameras and CAN interfaces found."""
     found: dict[str, str] = {}
     named = [one for one in robots.cameras if one.kind and one.serial]
@@ -108,7 +108,7 @@ def _suggested(robots: RobotScan) -> dict[str, str]:
     return found
 
 
-def _pairs(values: dict[str, str]) -> list[str]:
+def _toml_pairs(values: dict[str, str]) -> list[str]:
     # a JSON string is a TOML basic string, but for the escapes of DEL and of characters beyond 16 bits
     return [
         f"{name if name.replace('_', '').isalnum() else json.dumps(name)} = {json.dumps(value, ensure_ascii=False)}"
@@ -140,10 +140,10 @@ def _show(report: ProbeReport, robots: RobotScan | None) -> None:
                 one.get("index", "-"),
                 one["model"],
                 size(int(one.get("memory_bytes", 0))),
-                _known(one.get("numa_node", -1)),
+                _or_dash(one.get("numa_node", -1)),
                 one.get("pci_bus") or "-",
-                _known(one.get("utilization", -1), " %"),
-                _known(one.get("temperature", -1), " C"),
+                _or_dash(one.get("utilization", -1), " %"),
+                _or_dash(one.get("temperature", -1), " C"),
                 one.get("uuid") or "-",
             )
             for one in accelerators
@@ -181,5 +181,5 @@ def _section(headings: Sequence[str], rows: Sequence[Sequence[object]], empty: s
     show_table(headings, rows, empty)
 
 
-def _known(value: Any, unit: str = "") -> str:
+def _or_dash(value: Any, unit: str = "") -> str:
     return "-" if value in (-1, None) else f"{value}{unit}"

@@ -21,7 +21,7 @@ from typing import Any, Union
 import click
 import msgspec
 
-from rlinf_actors.cli.output import Amount, json_option, note, seconds, show, show_fields, show_json, show_table
+from rlinf_actors.cli.output import Amount, json_option, note, seconds, show, show_fields, show_json, show_table, warn
 from rlinf_actors.cli.queries import TIMEOUT_S, ask_head, expected, find_head, head_option, observing
 from rlinf_actors.errors import AuthenticationError, ClusterTimeoutError, ConfigError, UsageError
 from rlinf_actors.head.commands import Command, LogEvent, Persist, Refused
@@ -204,7 +204,7 @@ def init(folder: str | None, name: str | None, as_json: bool) -> None:
     """Make a key pair for the head, and one for drivers on its machine. Run it once per cluster, as the head's user."""
     directory = _directory(folder)
     path = keyfile.path_of(directory, "head")
-    name = name or _portable(who())
+    name = name or re.sub(r"[^A-Za-z0-9._@-]", "-", who()).lstrip("._@-")[:100] or "driver"
     check_name(name, "--name")
     for role in ("head", "driver"):
         there = keyfile.path_of(directory, role)
@@ -273,7 +273,7 @@ def enroll(
         data |= {"token": JoinToken(where, answer.head, pair, role, name).text(), "expires_s": TOKEN_S}
         note(f"on {name}, within {TOKEN_S / 60:.0f} minutes: rlinf-actors keys join TOKEN (or -, to paste it)")
     show(as_json, data, data.get("token") or file)
-    _warn(answer.warning)
+    warn(answer.warning)
 
 
 @keys.command()
@@ -303,7 +303,7 @@ def join(token: str, folder: str | None, as_json: bool) -> None:
             f"{error} If it has taken the key, that is in {path}; else remove that file"
         ) from None
     show(as_json, {"name": key.name, "role": key.role, "file": str(path), "address": content.address}, path)
-    _warn(answer.warning)
+    warn(answer.warning)
     if key.role == "agent":
         note(f"{key.name} is listed; start it: agentd --connect {content.address}")
     else:
@@ -419,7 +419,7 @@ def _rotate_member(path: Path, old: KeyFile, new: KeyFile, head: str | None, kee
     except ClusterTimeoutError as error:
         raise ClusterTimeoutError(f"{error} If it has taken the new key, that is in {beside}") from None
     beside.replace(path)
-    _warn(answer.warning)
+    warn(answer.warning)
     when = f"the old key is valid for {keep_h:g} hours" if keep_h else "the old key is no longer valid"
     note(f"{when}: restart the programs that run here as {new.role} {new.name}")
 
@@ -448,12 +448,3 @@ def _one_of(directory: Path, role: str | None) -> Path:
 
 def _directory(folder: str | None) -> Path:
     return Path(folder) if folder else keyfile.directory(Settings.load())
-
-
-def _portable(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._@-]", "-", name).lstrip("._@-")[:100] or "driver"
-
-
-def _warn(warning: str) -> None:
-    if warning:
-        note(f"warning: {warning}")

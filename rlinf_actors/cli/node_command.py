@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rlinf_actors.cli.events_command import read_events
-from rlinf_actors.cli.output import Amount, json_option, note, show_fields, show_json, show_table, size
+from rlinf_actors.cli.output import Amount, json_option, note, show_fields, show_json, show_table, size, warn
 from rlinf_actors.cli.queries import ask_head, head_option, status_of
 from rlinf_actors.cli.views import node_dict
 from rlinf_actors.cluster.event_stream import EventCursor
@@ -59,8 +59,7 @@ def drain(node: str, reason: str, wait_s: float | None, head: str | None, as_jso
     chosen = find_node(status.nodes, node)
     _, answer = ask_head(endpoint, DrainNode(chosen.report.node_id, who(), reason), Drained)
     _show(answer.node or chosen, status, as_json)
-    if answer.warning:
-        note(f"warning: {answer.warning}")
+    warn(answer.warning)
     if wait_s is not None:
         _wait(endpoint, chosen, wait_s)
         note(f"node {chosen.report.hostname} is drained: ready for maintenance")
@@ -74,8 +73,7 @@ def undrain(node: str, head: str | None) -> None:
     endpoint, status = status_of(head)
     chosen = find_node(status.nodes, node)
     _, answer = ask_head(endpoint, DrainNode(chosen.report.node_id, who(), undo=True), Drained)
-    if answer.warning:
-        note(f"warning: {answer.warning}")
+    warn(answer.warning)
     note(f"node {chosen.report.hostname} takes new workers again")
 
 

@@ -79,6 +79,12 @@ def note(text: str) -> None:
     click.echo(plain(text), err=True)
 
 
+def warn(warning: str) -> None:
+    """Print the warning in a head's answer on stderr, if there is one."""
+    if warning:
+        note(f"warning: {warning}")
+
+
 def complain(text: str) -> None:
     text = plain(text)
     if reads(2, journal_stream()):

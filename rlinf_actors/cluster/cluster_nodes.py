@@ -144,7 +144,7 @@ async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask
             resource = _resource(query, answer.answer)
         merge(found.setdefault(query.state.rank, []), resource)
     _check_distinct(found)
-    return [_with(node, found.get(node.node_rank, ())) for node in infos]
+    return [_with_hardware(node, found.get(node.node_rank, ())) for node in infos]
 
 
 def _check_distinct(found: Mapping[int, Sequence[HardwareResource]]) -> None:
@@ -182,11 +182,11 @@ def with_pieces(nodes: Sequence[NodeInfo], pieces: Pieces) -> list[NodeInfo]:
         for piece in pieces.get(node.node_rank, ()):
             by_type.setdefault(piece.type, []).append(piece)
         resources = [HardwareResource(kind, [info_of(piece) for piece in some]) for kind, some in by_type.items()]
-        found.append(_with(node, resources))
+        found.append(_with_hardware(node, resources))
     return found
 
 
-def _with(node: NodeInfo, found: Sequence[HardwareResource]) -> NodeInfo:
+def _with_hardware(node: NodeInfo, found: Sequence[HardwareResource]) -> NodeInfo:
     """Return *node* with the hardware *found*, which replaces hardware of the same types."""
     kinds = {resource.type for resource in found}
     kept = [resource for resource in node.hardware_resources if resource.type not in kinds]

@@ -272,8 +272,8 @@ class LocalCluster:
         deadline = time.monotonic() + self._timeout
         try:
             self.head = f"127.0.0.1:{self._ports.hold()}"  # the port stays ours while the head is restarted
-            _ready({0: self._add(0)}, self.nodes, deadline)
-            _ready({rank: self._add(rank) for rank in range(1, self.num_nodes)}, self.nodes, deadline)
+            _wait_ready({0: self._add(0)}, self.nodes, deadline)
+            _wait_ready({rank: self._add(rank) for rank in range(1, self.num_nodes)}, self.nodes, deadline)
         except BaseException:
             self.stop(grace=0.0)
             raise
@@ -326,7 +326,7 @@ class LocalCluster:
 
         def restart() -> None:
             os.makedirs(node.run_dir, exist_ok=True)
-            _ready({rank: self._spawn(node)}, self.nodes, time.monotonic() + timeout)
+            _wait_ready({rank: self._spawn(node)}, self.nodes, time.monotonic() + timeout)
 
         return _done(restart, f"the new start of the agentd of node {rank}", async_op)
 
@@ -454,7 +454,7 @@ def _done(function: Callable[[], None], what: str, async_op: bool) -> Any:
     return AsyncWork.on_thread(function, what) if async_op else function()
 
 
-def _ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> None:
+def _wait_ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> None:
     """Wait until the agentd of each rank in *pipes* reports its registration on its pipe. Close the pipes."""
     missing = set(pipes)
     text = {rank: bytearray() for rank in pipes}
