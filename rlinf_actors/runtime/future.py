@@ -17,6 +17,7 @@ import concurrent.futures
 import functools
 import logging
 import threading
+import traceback
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -135,6 +136,7 @@ class Future(Generic[T]):
                     try:
                         self._value = self._make_result(self._value)
                     except BaseException as error:  # noqa: BLE001 - raised below, and each time it is asked for
+                        traceback.clear_frames(error.__traceback__)  # their locals hold the memory of the message
                         self._value, self._error, self._trace = None, error, error.__traceback__
                     self._lazy = False
         if self._error is not None:
