@@ -24,6 +24,7 @@ from rlinf_actors.runtime.deadline_timers import timers
 from rlinf_actors.runtime.future import AsyncWork
 
 T = TypeVar("T")
+G = TypeVar("G", bound="_Get")
 
 _SHOWN_ITEMS = 20
 
@@ -61,8 +62,7 @@ class LocalChannel:
         where = key_bytes(key)
         work = _Take(self, f"take() from channel {self._name!r}", self._ticket())
         work.key = key
-        self._take(work, lambda: self._queue.take(work.ticket, where, "this process"), timeout)
-        return work
+        return self._take(work, lambda: self._queue.take(work.ticket, where, "this process"), timeout)
 
     def look(self, key: Hashable) -> AsyncWork[tuple[int, bool]]:
         where = key_bytes(key)
@@ -101,7 +101,7 @@ class LocalChannel:
     def _ticket(self) -> Ticket:
         return Ticket("", b"", next(self._ids))
 
-    def _take(self, work: _Get, ask: Callable[[], list[Command]], timeout: float | None) -> _Get:
+    def _take(self, work: G, ask: Callable[[], list[Command]], timeout: float | None) -> G:
         self._works[work.ticket.id] = weakref.ref(work)
         self._do(ask)
         self._limit(work, work.ticket, timeout)

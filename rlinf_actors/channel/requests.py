@@ -18,7 +18,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -327,6 +327,7 @@ class _Release(Query):
 
 
 Request = Put | Get | Query
+R = TypeVar("R", bound=Put | Get)
 
 
 def reference(request: AsyncWork[Any]) -> Callable[[], Any]:
@@ -354,26 +355,22 @@ class RequestMaker:
     def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
         # copy=None: a put that waits here keeps the producer's own memory, and costs no more
         put = Put(self._putting, key_bytes(key), weight, nowait, payload.encode(item, "item", copy=None))
-        self._begin(put)
-        if timeout is not None:
-            limit(self._io, put, timeout)
-        return put
+        return self._start(put, timeout)
 
     def get(self, key: Hashable, nowait: bool, timeout: float | None) -> Get:
         where = key_bytes(key)
         get = Get(self._name, self._getting, where, lambda id: frames.ChannelGet(id, where, nowait))
-        return self._begin_get(get, timeout)
+        return self._start(get, timeout)
 
     def batch(self, key: Hashable, target: float, timeout: float | None) -> Get:
         where, what = key_bytes(key), f"get_batch() from channel {self._name!r}"
         get = GetBatch(self._name, what, where, lambda id: frames.ChannelBatch(id, where, target))
-        return self._begin_get(get, timeout)
+        return self._start(get, timeout)
 
     def take(self, key: Hashable, timeout: float | None) -> RemoteTake:
         where, what = key_bytes(key), f"take() from channel {self._name!r}"
         take = RemoteTake(self._name, what, where, lambda id: frames.ChannelGet(id, where, False, self._taker))
-        self._begin_get(take, timeout)
-        return take
+        return self._start(take, timeout)
 
     def look(self, key: Hashable) -> AsyncWork[tuple[int, bool]]:
         where = key_bytes(key)
@@ -382,20 +379,19 @@ class RequestMaker:
     def undeliverable(self, key: Hashable, drain: bool) -> AsyncWork[list[UndeliverableItem[Any]]]:
         where, what = key_bytes(key), f"undeliverable() of channel {self._name!r}"
         if drain:
-            return self._begin_get(
-                DrainUndeliverable(self._name, what, where, lambda id: frames.ChannelShow(id, "drain", where)), None
-            )
+            get = DrainUndeliverable(self._name, what, where, lambda id: frames.ChannelShow(id, "drain", where))
+            return self._start(get, None)
         return self._query(
             where,
             lambda id: frames.ChannelShow(id, "list", where),
             lambda peer, parts: undeliverable(self._name, peer, where, parts, _decoded_or_error),
         )
 
-    def _begin_get(self, get: Get, timeout: float | None) -> Get:
-        self._begin(get)
+    def _start(self, request: R, timeout: float | None) -> R:
+        self._begin(request)
         if timeout is not None:
-            limit(self._io, get, timeout)
-        return get
+            limit(self._io, request, timeout)
+        return request
 
     def _query(self, where: bytes, frame: FrameMaker, decode: Callable[..., Any] | None = None) -> Query:
         work = Query(self._name, f"a request to channel {self._name!r}", where, frame, decode)

@@ -262,7 +262,6 @@ class GlooWire(Wire):
         self._last: Any = None
 
     def send(self, tensors: Sequence[Any]) -> None:
-        """Send, and wait until everything has arrived."""
         posted, arrived = (self.group.recv([self._bytes[tag]], RECEIVER, tag) for tag in (POSTED, ARRIVED))
         posted.wait()
         works = [self.group.send([tensor], RECEIVER, DATA) for tensor in tensors]
@@ -272,7 +271,6 @@ class GlooWire(Wire):
             work.wait()
 
     def recv(self, buffers: Sequence[Any]) -> None:
-        """Receive, and wait until everything is here."""
         sent = self.group.recv([self._bytes[SENT]], SENDER, SENT)
         works = [self.group.recv([buffer], SENDER, DATA) for buffer in buffers]
         # POSTED and ARRIVED are not waited for: gloo would not report the other side's end to these waits

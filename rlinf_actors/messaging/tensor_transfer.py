@@ -76,7 +76,6 @@ def header_of(tensor: Any, requires_grad: bool, path: str, handle: bytes = b"", 
 
 
 def header_bytes(header: frames.TensorHeader) -> int:
-    """Return the size in bytes of the tensor that *header* describes."""
     import torch
 
     return math.prod(header.shape) * int(getattr(torch, header.dtype).itemsize)
@@ -90,7 +89,6 @@ def as_bytes(tensor: Any) -> Any:
 
 
 def torch_module(kind: str) -> Any:
-    """Return torch's module of a device type, such as torch.cuda."""
     import torch
 
     return getattr(torch, kind)
