@@ -272,12 +272,12 @@ class Worker(Messaging, Channels):
         return proxy.is_alive(name, async_op=True) if async_op else proxy.is_alive(name)
 
     def acquire_free_port(self) -> int:
-        """Reserve a TCP port of this node until this worker ends. Return its number.
+        """Reserve a TCP port of this node until this worker ends, and return the number of the port.
 
         The worker keeps the port bound on every address, and does not listen. The kernel gives the port to no program
         that asks for any port; a program that binds this number gets it. A listener with SO_REUSEADDR or SO_REUSEPORT
         can bind it at once, in this process or another one of this user: asyncio, http.server, ZeroMQ, gRPC and torch's
-        TCPStore set one of them. Before a listener with neither, call `release_free_port`.
+        TCPStore set one of these options. Before a listener with neither, call `release_free_port`.
 
         Raises:
             OSError: there is no free port.
@@ -299,8 +299,8 @@ class Worker(Messaging, Channels):
     def lease_page(self) -> LeasePage:
         """Shared memory with the time until which this worker may move its robots, for code that Python cannot stop.
 
-        A C or C++ control loop reads it before each command: ``rlinf_lease_held(page)`` of ``rlinf_lease.h``, with
-        `LeasePage.address` for *page*. In a worker without robots the lease never ends.
+        A C or C++ control loop reads the page before each command: ``rlinf_lease_held(page)`` of ``rlinf_lease.h``,
+        with `LeasePage.address` for *page*. In a worker without robots the lease never ends.
 
         Raises:
             UsageError: a worker of a group has not forked this process.

@@ -31,11 +31,11 @@ Rank: TypeAlias = "int | Sequence[int]"
 
 
 class Messaging:
-    """Messages between workers; mixed into Worker.
+    """The methods of Worker that send messages to other workers and receive messages from them.
 
     Any thread and any coroutine may call the methods. With ``async_op=True`` a method returns at once an AsyncWork, to
-    await or to wait for. Without, it blocks the calling thread. In a class with ``async def`` methods that stops the
-    other coroutines of the worker, but messages still arrive.
+    await or to wait for. Otherwise the method blocks the calling thread. On the event loop of a worker with ``async
+    def`` methods, this stops the worker's other coroutines; messages still arrive.
     """
 
     _context: WorkerContext | None
@@ -357,7 +357,7 @@ def _result(work: AsyncWork[T], async_op: bool, options: Options) -> AsyncWork[T
 
 
 class Channels:
-    """Channels of a worker; mixed into Worker. Any thread but the I/O thread."""
+    """The methods of Worker that make and find channels. Any thread but the I/O thread may call them."""
 
     @overload
     def create_channel(
