@@ -1,17 +1,12 @@
 """Limits on the connections of a TCP listener, and a check of each frame's sender. Pure: time is an argument.
 
 libzmq accepts every connection and keeps it for 5 s without authentication. `ConnectionTable` limits that. A connection
-is pending until its handshake is done, and established afterwards:
-
-* If there are too many pending connections, the table names one to close: the oldest one of the address with the most
-  pending connections. So a flooding address evicts only its own connections. Connections in their first FAIR_S seconds,
-  and those that wait for our part of the handshake, are spared, because a thousand members may reconnect at one moment.
-* Beyond the backlog the newest connection of that address is closed instead. An honest peer retries a second later.
-* A pending connection that sends more bytes than a handshake has is closed, because it would fill our memory.
-* Established connections are never closed to make room. New ones are closed at once instead.
-
-The number of bytes that we have sent shows when a handshake is done: READY, the server's last command, goes only to an
-admitted key, and everything before it has a fixed length.
+is pending until its handshake is done, and established afterwards. If too many are pending, the table evicts the oldest
+one of the address with the most, so a flooding address evicts only its own. It spares connections in their first FAIR_S
+seconds, and those that wait for our part of the handshake, because a thousand members may reconnect at one moment.
+Beyond the backlog it evicts the newest one instead. An established connection is never closed to make room: a new one
+is closed at once. The number of bytes that we have sent shows when a handshake is done: READY, the server's last
+command, goes only to an admitted key, and everything before it has a fixed length.
 
 `Admission` checks frames by the key that their connection proved, because libzmq lets a new connection take over the
 routing id of an old one, whatever their keys, and cannot end the connection of one peer.

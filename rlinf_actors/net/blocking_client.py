@@ -50,8 +50,8 @@ SYN after 1 s."""
 MAX_SOCKETS = 16384
 """Most ZeroMQ sockets of a client. Each route needs three; libzmq's default of 1,023 is too low for many heads."""
 MAX_ANSWER = 4 << 20
-"""Most bytes of a message, so that another user's head cannot fill the memory. The answer for 10,000 workers has 1 MiB.
-"""
+"""Most bytes of a message, so that another user's head cannot fill the memory. An answer about 10,000 robot workers
+has 1 MiB."""
 READ_S = 0.02
 """Seconds for which one step reads messages before it returns to connections that have just been made."""
 HANDSHAKE_MS = 30_000
@@ -62,14 +62,14 @@ _EVENTS = FAILED | SUCCEEDED | DISCONNECTED | _RETRIED | CONNECTED
 
 @dataclass(frozen=True)
 class HeadUp:
-    """A connection to the head is established."""
+    """Event: a connection to the head is established."""
 
     head: RemoteHead
 
 
 @dataclass(frozen=True)
 class HeadDown:
-    """No route to the head works now. `why` lists the reason for each route, for people."""
+    """Event: no route to the head works now. `why` lists the reason for each route, for people."""
 
     head: RemoteHead
     why: str
@@ -77,7 +77,7 @@ class HeadDown:
 
 @dataclass(frozen=True)
 class HeadAnswered:
-    """The head answered a request. `body` is the answer, or a Failed if the head refused."""
+    """Event: the head answered a request. `body` is the answer, or a Failed if the head refused."""
 
     head: RemoteHead
     body: Union[Body, Failed]

@@ -115,7 +115,7 @@ class FailureDetector:
         return None
 
     def next_deadline(self) -> float:
-        """Return the time at which `should_check` or `verdict` may have a new result."""
+        """Return the time at which `should_check` or `verdict` may have a new result, infinity for never."""
         times = [self.last + self.grace_s]
         if not self._checking:
             times.append(self._next_check)

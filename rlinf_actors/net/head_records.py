@@ -39,7 +39,7 @@ MAX_BYTES = 65536
 MAX_OF_OTHERS = 64
 """Most records of one other user that root reads, so that a user with many files cannot delay root's emergency stop."""
 MAX_ENDPOINTS = 8
-"""Most endpoints of a record. Each costs `rlinf-actors estop` a few descriptors."""
+"""Most endpoints of a record. `rlinf-actors estop` needs a few descriptors for each."""
 SOCKET = "head"
 """File name of the head's unix socket in the run directory of its agentd."""
 SCRIPT_CHARS = 80

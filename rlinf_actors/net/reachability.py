@@ -115,9 +115,8 @@ class HeadVerifier:
         endpoint: the head's endpoint.
         on_wrong: called with an error when it is certain that another program listens there; libzmq alone would retry
             for ever.
-        explains: True if `why` may diagnose the endpoint although no handshake has failed. False for workers, many of
-            which
-            would do so at one moment: their connections would fill the queue of a stopped head.
+        explains: True if `why` may diagnose the endpoint although no handshake has failed. False for agentds that were
+            registered before: many would do so at one moment, and their connections would fill a stopped head's queue.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class HeadVerifier:
         self._verifying: asyncio.Task[None] | None = None
 
     def failed(self, why: str, for_good: bool) -> None:
-        """Record a failed handshake. *for_good* is True if libzmq does not try again."""
+        """Record a failed handshake. Unless it is *for_good* (libzmq does not try again), begin to verify the head."""
         self._why = why
         self._failed += 1
         if self._verifying is None and not for_good:

@@ -56,12 +56,13 @@ class Security:
 
     @classmethod
     def of(cls, key: KeyFile | None, insecure_test_network: bool = False) -> Security:
-        """Return the settings of a process with this key file, or without a key if *key* is None."""
+        """Return the Security of a process with this key file, or of a process without a key if *key* is None."""
         return cls(insecure_test_network) if key is None else cls(insecure_test_network, key.pair, key.server)
 
     @classmethod
     def toward(cls, head: str, settings: Settings, *roles: str) -> Security:
-        """Return the settings of a process that connects to the endpoint *head* with its key file for one of *roles*.
+        """Return the Security of a process that connects to the endpoint *head*, with its key file for one of *roles*.
+
         Raises ConfigError if there is a key file that cannot be used.
         """
         insecure = settings.insecure_test_network
@@ -69,7 +70,7 @@ class Security:
 
     @classmethod
     def of_worker(cls, token: str, head: str, endpoint: str, listen_ip: str) -> Security:
-        """Return the settings of a worker, from values that its agentd has checked.
+        """Return the Security of a worker, from values that its agentd has checked.
 
         *token* is that of the worker's job. *head* is the head's public key; "" in a private cluster, which has no TCP,
         and in a closed test network. *endpoint* is the head's; *listen_ip* is the address to listen on, "" for none.

@@ -174,13 +174,13 @@ def is_name(text: str) -> bool:
 
 
 def check_public(public: str, path: str) -> None:
-    """Raise ConfigError if *public* is no public key. *path* is the place in a file or option that has it."""
+    """Raise ConfigError if *public* is no public key. *path* names the file, option or variable that has the key."""
     if not is_key(public):
         raise ConfigError(f"is {public[:60]!r}; a public key has {KEY_CHARS} characters of Z85", path=path)
 
 
 def check_name(name: str, path: str) -> None:
-    """Raise ConfigError if *name* is not allowed as a member's name. *path* is the place that has it."""
+    """Raise ConfigError if *name* is not allowed as a member's name. *path* names the file or option that has it."""
     if not is_name(name):
         raise ConfigError(f"is {name[:100]!r}; {NAME_RULE}", path=path)
 

@@ -27,8 +27,8 @@ NEXT = {
     RELOADING: {"reloaded": READY, "stop": STOPPING},
     STOPPING: {"stop": STOPPING},
 }
-"""For each state the changes that may be sent. The manager would mistake others for the end of a start, or for an end
-that was called off."""
+"""For each state the changes that may be sent. The service manager would take others for the end of a start, or for a
+stop that was called off."""
 
 
 class Manager:
@@ -136,7 +136,7 @@ def marked(text: str, level: int) -> str:
 
 
 class JournalFormatter(logging.Formatter):
-    """Adds priority marks and no times: the journal has its own."""
+    """Formats log records with priority marks and without times, since the journal adds times."""
 
     def format(self, record: logging.LogRecord) -> str:
         return marked(super().format(record), record.levelno)
