@@ -18,9 +18,6 @@ from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE, AcceleratorF
 from rlinf_actors.model.hardware import AcceleratorType, HardwareResource
 from rlinf_actors.model.node import ANY_ACCELERATOR
 
-_WORKERS_TYPE = "ACCELERATOR_TYPE"
-"""Environment variable of every worker: the name of the accelerator type that its placement gave it."""
-
 _Found = TypeVar("_Found", bound=Find)
 
 
@@ -45,7 +42,7 @@ class AcceleratorUtil:
             The type; NO_ACCEL if there is no accelerator.
         """
         env = os.environ if environ is None else environ
-        named = env.get(_WORKERS_TYPE)
+        named = env.get("ACCELERATOR_TYPE")  # every worker has it, from its placement
         if named:
             return AcceleratorType.named(named)
         machine = Machine(env)

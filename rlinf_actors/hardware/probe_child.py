@@ -69,7 +69,8 @@ def finish(answer: int, data: bytes) -> NoReturn:
 def _vendor(kind: str, extensions: list[str]) -> dict[str, Any]:
     from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, vendor_of
 
-    _load(extensions)
+    if extensions:  # a built-in vendor has none: its child starts without the modules that load them
+        _load(extensions)
     vendor = vendor_of(kind)
     if vendor is None:
         raise LookupError(f"no vendor of {kind} is registered in the probe's process")

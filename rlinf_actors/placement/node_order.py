@@ -6,6 +6,7 @@ The head calls `order_nodes` whenever a node registers; `rlinf-actors plan` call
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -66,14 +67,9 @@ def missing_ranks(ranks: Mapping[str, int], num_nodes: int) -> list[int]:
 
 def _by_hardware(nodes: Sequence[RegisteredNode], taken: Mapping[str, int]) -> dict[str, int]:
     used = set(taken.values())
-    result = {node.key: taken[node.key] for node in nodes if node.key in taken}
-    rank = 0
-    for node in sorted((node for node in nodes if node.key not in taken), key=_sort_key):
-        while rank in used:
-            rank += 1
-        result[node.key] = rank
-        used.add(rank)
-    return result
+    free = (rank for rank in itertools.count() if rank not in used)
+    new = sorted((node for node in nodes if node.key not in taken), key=_sort_key)
+    return {node.key: taken[node.key] for node in nodes if node.key in taken} | {node.key: next(free) for node in new}
 
 
 def _by_statement(nodes: Sequence[RegisteredNode], taken: Mapping[str, int], complete: bool) -> dict[str, int]:

@@ -83,18 +83,17 @@ class Vendor:
     def may_be_present(self, environ: Mapping[str, str], machine: Machine | None = None) -> bool:
         """True if a device file, a library or a PCI device of the vendor exists. Takes a millisecond."""
         machine = machine or Machine(environ)
-        if any(machine.glob(pattern) for pattern in self.devices):
-            return True
-        if any(
-            device.vendor == vendor and device.kind.startswith(kind) and device.bus not in self.integrated
-            for vendor, kind in self.pci
-            for device in machine.pci_devices
-        ):
-            return True
         searched = [entry for entry in environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
-        return any(
-            os.path.exists(os.path.join(directory, name)) for name in self.libraries for directory in searched
-        ) or any(machine.glob(f"{directory}/{name}") for name in self.libraries for directory in _LIBRARY_DIRECTORIES)
+        return (
+            any(machine.glob(pattern) for pattern in self.devices)
+            or any(
+                device.vendor == vendor and device.kind.startswith(kind) and device.bus not in self.integrated
+                for vendor, kind in self.pci
+                for device in machine.pci_devices
+            )
+            or any(os.path.exists(os.path.join(directory, name)) for name in self.libraries for directory in searched)
+            or any(machine.glob(f"{directory}/{name}") for name in self.libraries for directory in _LIBRARY_DIRECTORIES)
+        )
 
 
 _PACKAGE = __name__.rpartition(".")[0]
