@@ -106,7 +106,7 @@ async def take_inventory(run_dir: str, keep: bool) -> Survivors:
 
 
 def other_protocols(run_dir: str) -> list[int]:
-    """Return the protocols of those running templates that this agentd cannot take over because of their protocol."""
+    """Return the protocols of the running templates whose protocol this agentd does not speak."""
     found = []
     for record in _records(run_dir).values():
         pidfd = -1 if _is_spoken(record) else _open(record)
@@ -148,7 +148,7 @@ def _open(record: TemplateRecord) -> int:
 
 
 async def _take_over(stem: str, record: TemplateRecord, keep: bool, survivors: Survivors) -> SurvivingTemplate | None:
-    """Take over the template of *record*. If that fails, end it, note its workers in *survivors*, and return None."""
+    """Take over the template of *record*. If that fails, end it, add its workers to `lost`, and return None."""
     pidfd = _open(record)
     if pidfd < 0:
         return None
@@ -212,7 +212,7 @@ async def _receive_inventory(sock: socket.socket) -> tuple[list[SurvivingWorker]
 
 
 def _receive_packets(sock: socket.socket, workers: list[SurvivingWorker]) -> template_protocol.Inventory | None:
-    """Append the workers received so far to *workers*. Return the packet that ends the list, None if it is due."""
+    """Append the workers received so far to *workers*. Return the packet that ends the list, None until it comes."""
     while True:
         try:
             data = sock.recv(template_protocol.MAX_PACKET)
@@ -229,8 +229,7 @@ def _receive_packets(sock: socket.socket, workers: list[SurvivingWorker]) -> tem
 
 
 async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, survivors: Survivors) -> None:
-    """End a template that cannot be taken over, within a few seconds; note in *survivors* that its workers are lost,
-    and *why*.
+    """End a template that cannot be taken over, within a few seconds. Add its workers to `lost`, with the reason *why*.
 
     *can_ask*: True to send SIGTERM first, so that the template can end its workers itself.
     """
@@ -293,10 +292,10 @@ def _signal(pidfd: int, number: int) -> None:
 
 
 def spared(result: str, was_stopped: bool) -> str:
-    """Return why `reap` must leave the workers running; "" if it must end them.
+    """Return why `agentd --reap` must leave the workers running; "" if it must end them.
 
-    *result* is systemd's $SERVICE_RESULT, "" if a person runs `agentd --reap`. *was_stopped*: True if the last agentd
-    was told to end with its workers.
+    *result* is systemd's $SERVICE_RESULT, "" if a person runs the command. *was_stopped*: True if the last agentd was
+    told to end with its workers.
     """
     if was_stopped or result in ("", "timeout"):  # timeout: it did not react to the order to stop, and was killed
         return ""

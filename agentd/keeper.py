@@ -142,7 +142,7 @@ class Keeper:
         return True
 
     def _start(self, order: dict[str, object], fds: list[int]) -> None:
-        """Start a template by *order* (argv, env), and send agentd its pid, start and pidfd. For *fds* see `become`."""
+        """Start a template by *order* (argv, env) and *fds* (see `become`). Send agentd its pid, start and pidfd."""
         argv, env = order["argv"], order["env"]
         assert isinstance(argv, list)
         assert isinstance(env, dict)
@@ -264,9 +264,9 @@ class Keeper:
 def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) -> None:
     """Execute a template's program in this process, a fresh fork of the keeper *parent*. Raise OSError if that fails.
 
-    Until the template has finished its imports and cancels this, the kernel kills it together with the keeper: while it
-    imports, it cannot notice agentd's end. *fds*: socket to agentd, file for stdout and stderr, and optionally the
-    pidfd of the driver that owns agentd.
+    The kernel kills the template together with the keeper until the template has finished its imports, since an
+    importing template cannot notice agentd's end. *fds*: socket to agentd, file for stdout and stderr, and optionally
+    the pidfd of the driver that owns agentd.
     """
     os.setsid()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -287,8 +287,9 @@ def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) ->
 
 
 def receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """Receive a packet and at most *most* descriptors, set to close on exec. b"": the other end has closed the
-    connection. Raise OSError if no packet waits, or if the connection is broken.
+    """Receive a packet, b"" at the end of the connection, and at most *most* descriptors, set to close on exec.
+
+    Raise OSError if no packet waits, or if the connection is broken.
     """
     data, fds, _, _ = socket.recv_fds(sock, MAX_PACKET, most)  # recv_fds ignores its flags (CPython 3.10 to 3.13)
     for fd in fds:

@@ -50,7 +50,7 @@ class Started:
 
 @dataclass
 class _StartOrder:
-    """A request to the keeper to start a process."""
+    """A request to the keeper to start a process. `fds` are closed after the answer, or if the request fails."""
 
     argv: Sequence[str]
     env: dict[str, str]
@@ -209,7 +209,7 @@ class KeeperClient:
         return order.started
 
     def ready(self, pid: int) -> None:
-        """Tell the keeper that template *pid* has finished its imports, and now notices agentd's end itself."""
+        """Tell the keeper that template *pid* has finished its imports, and notices agentd's end itself from now on."""
         if self._socket is not None:
             with contextlib.suppress(OSError):  # the keeper has ended
                 self._socket.send(json.dumps({"do": "ready", "pid": pid}).encode())
@@ -266,7 +266,7 @@ class KeeperClient:
     # --- the keeper's process ---
 
     def _start_keeper(self) -> socket.socket:
-        """Start a keeper. Return a connection to it, made before it runs: a keeper without an agentd would end."""
+        """Start a keeper. Return a connection, made before the keeper runs, since a keeper without an agentd ends."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)  # of a keeper that has ended
@@ -305,7 +305,7 @@ class KeeperClient:
                 order.fail(error)
 
     def _reap(self) -> None:
-        """Reap the keeper that agentd started, once it has ended. It has closed its socket already."""
+        """Wait for the end of the keeper that agentd started, which has closed its socket, and reap it."""
         child, self._child = self._child, None
         if child is None or child.poll() is not None:
             self._reap_what_it_left()

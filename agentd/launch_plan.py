@@ -145,7 +145,7 @@ def template_key(interpreter: str, env: Mapping[str, str], preload: Sequence[str
 
 
 def template_environment(key: TemplateKey, node_env: Mapping[str, str]) -> dict[str, str]:
-    """Return a template's environment: the node's, with the load-time variables of *key*. Workers get their own."""
+    """Return a template's environment: the node's, but with the load-time variables of *key*."""
     env = {name: value for name, value in node_env.items() if not _LOAD_TIME.match(name)}
     env.update(key.variables)
     tunables = env.get("GLIBC_TUNABLES", "")
@@ -254,7 +254,9 @@ def make_site(
 
 
 def allowed_interpreters(config: Config, report: NodeReport) -> tuple[str, ...] | None:
-    """Return the directories of allowed interpreters, None for all: configured, or by default all on loopback only."""
+    """Return the directories below which interpreters are allowed, None for any: by default, any if the node is on
+    loopback.
+    """
     if config.interpreters is None and not is_loopback(report.ip):
         return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, "/opt", "/usr", os.path.expanduser("~"))))
     return config.interpreters

@@ -70,7 +70,7 @@ Position = tuple[int, int]  # number of bytes of a log file that were read, and 
 
 @dataclass
 class _File:
-    """A log file, and how far it was read. The template renames a file that grows too large to PATH.1."""
+    """A log file, and how far agentd has read it. The template renames a file that grows too large to PATH.1."""
 
     path: str
     stream: str  # "out" or "err"
@@ -263,7 +263,7 @@ class LogForwarder:
             self._report(LogLines(owner, self._node, [], final=True))
 
     def _drop(self, workers: list[_WorkerLogs], flushed: str | None = None) -> None:
-        """Tell the owner how many lines of *workers* will not be sent; forget those that have ended.
+        """Report to the owner of *workers* how many of their lines will not be sent, and forget the ended workers.
 
         *flushed*: the owner, if its `flush` ends now; None otherwise.
         """

@@ -56,7 +56,9 @@ def read_described(path: str) -> Described:
 
 
 def node_id(config: Config, run_dir: str) -> str:
-    """Return the configured node id, or a hash of machine, network, user and run directory, stable over restarts."""
+    """Return the configured node id; by default a hash of machine, network, user and run directory, the same after a
+    restart.
+    """
     if config.node_id:
         return config.node_id
     try:
@@ -165,7 +167,7 @@ class HardwareQueries:
         self._mode = "described" if described else "real"
 
     async def query(self, question: HardwareQuestion) -> HardwareAnswer:
-        """Enumerate hardware in a process. A failure is an answer too. Cancelling kills the process."""
+        """Enumerate hardware in a process, and return what it found or why it failed. Cancelling kills the process."""
         try:
             env = process_environment(self._environment(), question.env, question.path_env_merge_mode)
             python = find_interpreter(question.interpreter, env, self._rules)

@@ -142,7 +142,7 @@ class AgentState:
         self._detector = FailureDetector(self.policy.head_grace_s)
 
     def handle(self, event: e.Event, now: float) -> list[e.Command]:
-        """Change the state by *event* and return the commands to carry out, in order. Raises ProtocolError on a bug."""
+        """Change the state by *event* and return the commands to carry out, in order. ProtocolError: a bug."""
         self._out = []
         self._end_leases(now)  # first: a beat that waited unread while this process stood still must not revive one
         if isinstance(event, e.StartSession):
@@ -427,7 +427,9 @@ class AgentState:
             self._out.append(e.EndsAcknowledged(ids))
 
     def _send(self, body: Body) -> None:
-        """Send to the head, or queue until it has registered this node. Output is dropped: log files have it."""
+        """Send *body* to the head, or queue it until the head has registered this node. Output is not queued but
+        dropped.
+        """
         if self.session in (SessionState.JOINED, SessionState.DRAINING):
             self._out.append(e.SendNotice(body))
         elif isinstance(body, LogLines):

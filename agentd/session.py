@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 async def why_not_served(network: Network, endpoint: str) -> str:
-    """Ask the head for its version. Return why it would refuse this agentd; "" if it would not, or does not answer."""
+    """Ask the head for its version. Return why the head would refuse this agentd, "" if it would not, or is silent."""
     client = ControlClient(network, endpoint, secret_identity("agent:asks"), lambda body: None, lambda: None)
     try:
         status = await client.request(GetStatus(""), HELLO_TIMEOUT_S)
@@ -71,14 +71,11 @@ class Session:
     adopt, then `run`.
 
     Args:
-        network: makes the connection to the head.
-        endpoint: the head's endpoint.
         report: description of this node for the head.
         is_head: True if the head runs in this process.
         keeps: True if workers outlive this process, for the next agentd of this node. They wait for a lease, after
             which the head reports the node lost, or for head_grace_s if the head ends with this process.
         query_hardware: enumerates hardware for a client; cancelled when that client no longer waits.
-        policy: times from the configuration.
         on_registered: called each time the head has registered this node.
         on_status: called with a line for people when the session's state changes.
     """

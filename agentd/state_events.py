@@ -107,7 +107,7 @@ class HandOver(msgspec.Struct, frozen=True):
 
 
 class StopAgent(msgspec.Struct, frozen=True):
-    """agentd was told to end all workers and itself. `grace_s`: from SIGTERM to SIGKILL, None for the policy's."""
+    """agentd was told to end all workers and itself. `grace_s` None stands for `Policy.stop_grace_s`."""
 
     reason: str
     grace_s: Union[float, None] = None
@@ -189,7 +189,7 @@ class LogStatus(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """The head has registered this node, for the first time or again: resume output and acknowledge lost workers."""
+    """Resume output and forget lost workers, since the head has registered this node, for the first time or again."""
 
     epoch: str  # identifies one run of the head
     lease_s: float  # seconds of silence after which the head counts this node as lost

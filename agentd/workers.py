@@ -262,7 +262,7 @@ class Workers:
             self._owner = -1
 
     async def _until(self, fact: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until *fact* returns True, for at most *timeout_s*. Whoever changes *fact* sets `_changed`."""
+        """Wait until *fact* returns True, for at most *timeout_s*. Each change of *fact* must set `_changed`."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             async with timeout(timeout_s):
                 while not fact():
