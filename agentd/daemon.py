@@ -18,6 +18,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentd.config import Config, inherited_environment, load, named, own_key, reload
@@ -227,8 +228,7 @@ class Daemon:
         )
         stack.callback(self._close_head, head)
         endpoints = [f"ipc://{run_dir}/head"]
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{run_dir}/head")  # of a killed head; the directory's lock is ours
+        Path(run_dir, "head").unlink(missing_ok=True)  # of a killed head; the directory's lock is ours
         if config.listen is not None:
             endpoints.append(endpoint_of(config.listen, "--listen"))
         bound = head.start(endpoints)
@@ -237,11 +237,8 @@ class Daemon:
         return head
 
     def _close_head(self, head: HeadServer) -> None:
-        if self._config.embedded:
-            head.close("the cluster was stopped")
-        else:  # drivers and agents wait for a restarted head
-            ended = self._cluster_ended
-            head.close(ended or "the head is being restarted", restarting=not ended)
+        ended = "the cluster was stopped" if self._config.embedded else self._cluster_ended
+        head.close(ended or "the head is being restarted", restarting=not ended)  # then drivers and agents wait for it
 
     def _publish_record(self, kind: str, endpoints: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
         """Write the record by which `rlinf-actors estop` and others find the head (net.head_records)."""

@@ -71,8 +71,7 @@ class _StartOrder:
 def remove_files(path: str) -> None:
     """Remove the socket *path* of a keeper that has ended, and the file with its stderr."""
     for name in (path, f"{path}.err"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+        Path(name).unlink(missing_ok=True)
 
 
 def connect(path: str) -> socket.socket:
@@ -127,8 +126,7 @@ def become_keeper(path: str) -> NoReturn:
     if why := enter_leaf():
         log.warning("memory_limit and pids_limit are unavailable: %s", why)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # of one that was killed; systemd runs one at a time
+    Path(path).unlink(missing_ok=True)  # of a killed keeper; systemd runs one at a time
     listener.bind(path)
     listener.listen(8)
     listener.set_inheritable(True)
@@ -268,8 +266,7 @@ class KeeperClient:
     def _start_keeper(self) -> socket.socket:
         """Start a keeper. Return a connection, made before the keeper runs, since a keeper without an agentd ends."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)  # of a keeper that has ended
+            Path(self._path).unlink(missing_ok=True)  # of a keeper that has ended
             listener.bind(self._path)
             listener.listen(8)
             connected = connect(self._path)

@@ -6,7 +6,6 @@ link to our package for templates (``pkg``). Any thread, except OrderLedger: loo
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import logging
 import os
@@ -71,13 +70,12 @@ class RunDir:
 
     def begin(self) -> None:
         """Forget that the last agentd in this directory was told to end (see `was_stopping`)."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.path, _STOPPING))
+        Path(self.path, _STOPPING).unlink(missing_ok=True)
 
     def mark_stopping(self) -> None:
         """Record on disk that this agentd ends its workers; `agentd --reap` then ends any that are left."""
         try:
-            os.close(os.open(os.path.join(self.path, _STOPPING), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            Path(self.path, _STOPPING).touch(0o600)
         except OSError as error:  # a full disk must not keep agentd from ending
             log.warning("cannot write down that this agentd was stopped: %s", error)
 
@@ -130,8 +128,7 @@ def make_directories(run_dir: Path) -> str:
 
 def remove_template_files(stem: str) -> None:
     for suffix in (".sock", ".json", ".err"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(stem + suffix)
+        Path(stem + suffix).unlink(missing_ok=True)
 
 
 class OrderLedger:
@@ -183,8 +180,7 @@ class OrderLedger:
                 self._pending[path].discard(id)
                 if not self._pending[path]:
                     del self._pending[path]
-                    with contextlib.suppress(FileNotFoundError):
-                        path.unlink()
+                    path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove all files, since all workers have ended."""
