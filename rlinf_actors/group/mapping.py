@@ -221,7 +221,7 @@ class Pool:
             return self._change
 
     def wake(self) -> None:
-        """Wake the iteration, because a call has ended or the state of a worker has changed."""
+        """Wake the thread or task that iterates over the map, because a call has ended or a worker has changed."""
         with self._lock:
             change, self._change = self._change, None
         if change is not None:
@@ -242,7 +242,7 @@ class Pool:
         self.wake()
 
     def close_soon(self) -> None:
-        """Have `close` called on the loop thread. For destructors, whose thread may hold any lock."""
+        """Call `close` later, on the loop thread, because the calling destructor's thread may hold any lock."""
         if not self.closed:
             self._group.peers[0].soon(self.close)
 

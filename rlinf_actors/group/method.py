@@ -177,7 +177,7 @@ class RemoteMethod(Generic[P, Result]):
         return runtime
 
     def _peers(self) -> Sequence[Peer]:
-        """Return the current Peers; a restarted rank has a new Peer."""
+        """Return the Peers of the ranks that are called. A restarted rank has a new Peer."""
         peers = self._control.group.peers
         return peers if self._ranks is None else [peers[rank] for rank in self._ranks]
 

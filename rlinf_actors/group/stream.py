@@ -9,7 +9,7 @@ import asyncio
 import collections
 from collections.abc import AsyncIterator, Iterator, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Union
 
 from rlinf_actors.errors import GroupClosedError, SerializationError, UsageError
 from rlinf_actors.group.result import refuse_own
@@ -65,6 +65,10 @@ class _RankStream:
         return peer.exception(frame, parts)
 
 
+_Arrived = tuple[_RankStream, Union[frames.AnyFrame, Exception], AuthenticatedParts]
+_Failure = tuple[_RankStream, Union[frames.Raised, Exception], AuthenticatedParts]
+
+
 class _Feed:
     """The queue of frames that have arrived and were not taken yet. Any thread.
 
@@ -78,14 +82,10 @@ class _Feed:
         self.loop = asyncio._get_running_loop()
         self.iterated = False
         self._lost = lost
-        self._failed: tuple[_RankStream, frames.Raised | Exception, AuthenticatedParts] | None = (
-            None  # the first failure, until it is taken
-        )
+        self._failed: _Failure | None = None  # the first failure, until it is taken
         self._streams = [_RankStream(self, peer) for peer in peers]
         self._lock = Lock()
-        self._items: collections.deque[tuple[_RankStream, frames.AnyFrame | Exception, AuthenticatedParts]] = (
-            collections.deque()
-        )
+        self._items: collections.deque[_Arrived] = collections.deque()
         self._arrival: Promise[None] | None = None  # ends when something arrives
         self._left = len(peers)
         self._closed = False
@@ -169,7 +169,7 @@ class _Feed:
             self._lost.collected(self)
 
     def drop(self) -> None:
-        """Have `close` called on the loop thread. For a destructor, whose thread may hold any lock."""
+        """Close the stream later, on the loop thread, because the calling destructor's thread may hold any lock."""
         if not self._closed:
             self._streams[0].peer.soon(self.close)
 

@@ -67,10 +67,7 @@ class ChildPeers:
             return [child.peer for child in self._children.values() if child.peer is not None]
 
     def follow(self, found: Callable[[], Found]) -> None:
-        """For each child that is being looked up, make a callback by *found*. Any thread.
-
-        The look-up calls it with its outcome.
-        """
+        """For each look-up under way, make a callback by *found* and call it with the outcome. Any thread."""
         with self._lock:
             children = list(self._children.values())
         for child in children:

@@ -82,9 +82,8 @@ class LostErrors:
     def __init__(self, change_exit_code: bool, later: Later) -> None:
         self._open: dict[int, _Open] = {}
         self._reported: collections.deque[Exception] = collections.deque(maxlen=REMEMBERED)
-        self._shared: weakref.WeakValueDictionary[int, FailedOperation] = (
-            weakref.WeakValueDictionary()
-        )  # by id of cause
+        # by id of `cause`
+        self._shared: weakref.WeakValueDictionary[int, FailedOperation] = weakref.WeakValueDictionary()
         self._handed: set[Callable[[], object]] = set()
         self._later = later
         self._exit_code = _ExitCode.watched() if change_exit_code else None

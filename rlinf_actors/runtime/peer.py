@@ -322,7 +322,7 @@ class Peer:
         link.send(header, parts, now=now)
 
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
-        """Copy large parts into shared memory that this worker can open; see Lending.store. Any thread."""
+        """Return *parts* with large parts copied into shared memory that this worker can open; see Lending.store."""
         return self._lending.store(parts)
 
     def fail(self, error: Exception) -> None:
@@ -482,7 +482,10 @@ class LateReport(Promise[None]):
 
 
 def late_text(peers: Sequence[Peer], timeout: float) -> str:
-    """Return what the late workers in *peers* are running, after a wait of *timeout* seconds. Blocks up to ANSWER_S."""
+    """Ask the late workers in *peers* what they are running, and return the answers as text.
+
+    Blocks for at most ANSWER_S, and for at most *timeout* seconds.
+    """
     report = LateReport(peers)
     with contextlib.suppress(CallTimeoutError):
         report.wait(min(ANSWER_S, max(timeout, 0.01)))  # a caller that polls is not held up

@@ -133,7 +133,7 @@ class RemoteGroup:
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
         """Call *callback* on the loop thread when the result of `serves` may have changed.
 
-        Return a function that ends this.
+        Return a function that removes the callback.
         """
         with self._lock:
             self._watchers = (*self._watchers, callback)
@@ -196,7 +196,7 @@ class RemoteGroup:
         self._worker_ready(peer, error)
 
     def _worker_ready(self, peer: Peer, error: Exception | None) -> None:
-        """Record that a worker is constructed, or the *error* by which it will not be constructed. Any thread."""
+        """Record that a worker is constructed, or that *error* keeps it from being constructed. Any thread."""
         successor = self.peers[peer.rank]
         if error is not None and successor is not peer and successor.error is None and not self.ready.done():
             self._ask_worker(successor)  # it was restarted, or its connection was made anew

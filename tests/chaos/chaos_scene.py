@@ -237,9 +237,8 @@ class Scene:
             return {self._local.nodes[rank].pid: str(rank) for rank in alive}
         found = {}
         drivers = {driver.pid for driver in self._drivers.values()}
-        for pid in processes_with(
-            TEST_MARK, os.environ[TEST_MARK]
-        ):  # not only those below us: a template outlives its agentd
+        # not only those below us: a template outlives its agentd
+        for pid in processes_with(TEST_MARK, os.environ[TEST_MARK]):
             if pid in drivers:
                 continue
             mark = procfs.mark_of(pid)
