@@ -458,14 +458,10 @@ def create_channel(
     max_deliveries: int,
     beside: Callable[[], Awaitable[int]] | None = None,
 ) -> AsyncWork[Channel[Any]]:
-    """Make a channel for `Channel.create` and `Worker.create_channel`.
+    """Make a channel. Only `Channel.create` and `Worker.create_channel` call this function, and they call it directly.
 
-    These must call it directly, since the warning for a name in use names the line of their own caller.
-
-    Args:
-        name, maxsize, distributed, node_rank, local, detached, max_deliveries: as for `Channel.create`.
-        show_logs: True to show the output of the host process.
-        beside: if given, awaited on the I/O thread to get the rank of the channel's node instead of *node_rank*.
+    The warning for a name in use names the line of their caller. If *beside* is given, it is awaited on the I/O thread
+    to get the rank of the channel's node instead of *node_rank*. For the other arguments see `Channel.create`.
     """
     for what, value in (("maxsize", maxsize), ("max_deliveries", max_deliveries)):
         if not isinstance(value, int) or isinstance(value, bool):

@@ -78,12 +78,9 @@ async def make(
 ) -> tuple[RemoteChannel, int]:
     """Make a channel, and return its RemoteChannel and maxsize. I/O thread only.
 
-    If a channel of that name exists, warn, and return the existing channel and its maxsize.
-
-    Args:
-        here, name, maxsize, show_logs, detached, max_deliveries: as for `channel.create_channel`.
-        node_rank: rank of the node of the channel's host; None for a host on every node.
-        line: file and line number of the caller, for the warning.
+    If a channel of that name exists, warn, and return the existing channel and its maxsize. The channel has a host on
+    the node *node_rank*, or on every node if that is None. *line* is the caller's file and line number, for the
+    warning.
 
     Raises:
         PlacementError: no node has the rank *node_rank*.
