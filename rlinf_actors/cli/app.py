@@ -76,7 +76,7 @@ def install(directory: str, hardened: bool, force: bool) -> None:
         "  systemctl daemon-reload\n"
         "  systemctl enable --now rlinf-agentd@USER    # on each node; USER runs the workers\n"
         "  useradd --system --no-create-home --shell /usr/sbin/nologin rlinf-head    # on the head's node, once\n"
-        "  systemctl enable --now rlinf-head           # where the head runs without an agent"
+        "  systemctl enable --now rlinf-head           # where the head runs without an agentd"
     )
 
 
@@ -141,7 +141,7 @@ def run(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        return 0  # `rlinf-actors workers | head` has what it wants
+        return 0  # the reader of our pipe, such as `| head`, has ended
     except tuple(kind for kind, _ in _CODES) as error:
         complain(str(error))
         return next(code for kind, code in _CODES if isinstance(error, kind))

@@ -211,7 +211,7 @@ def _is_served(template: int) -> bool:
     for argument in _command(template).split():
         if argument.endswith("/pkg"):
             with contextlib.suppress(OSError):
-                # as the template sees it: a unit may have a /tmp of its own
+                # through the template's root directory, because a unit may have a /tmp of its own
                 if is_locked(f"/proc/{template}/root{os.path.dirname(argument)}/lock"):
                     return True
     return False
@@ -272,7 +272,7 @@ def _peer_memory_error() -> str:
 
 def _is_clock_synchronized() -> bool | None:
     libc = ctypes.CDLL(None, use_errno=True)
-    state = int(libc.adjtimex(ctypes.create_string_buffer(512)))  # no mode is set: it only reads
+    state = int(libc.adjtimex(ctypes.create_string_buffer(512)))  # without a mode it only reads
     return None if state < 0 else state != _TIME_ERROR
 
 
@@ -284,7 +284,7 @@ def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]
     wanted = "auto"
     file = Path(settings.config_file or _CONFIG)
     for path in (file, *sorted((file.parent / "agentd.d").glob("*.toml"))):
-        # what is wrong with a file, agentd --check-config says
+        # agentd --check-config reports the faults of these files
         with contextlib.suppress(OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
             wanted = str(tomllib.loads(path.read_text())["workers"]["cgroup"])
     try:

@@ -188,10 +188,10 @@ def cgroups(machine: MachineFacts) -> list[Finding]:
     found = []
     if roots.unified:
         found.append(
-            Finding("cgroup", PASS, f"each worker {whose} gets a cgroup in {roots.unified}: nothing hides at its end")
+            Finding("cgroup", PASS, f"each worker {whose} gets a cgroup in {roots.unified}: no process outlives it")
         )
     else:
-        text = f"workers {whose} get no cgroup of v2: what they leave is found by its brand alone"
+        text = f"workers {whose} get no cgroup (v2): processes that they leave are found only by their brand"
         found.append(Finding("cgroup", WARN, text, roots.why.get("cgroup", "")))
     for name, option in (("memory", "memory_limit"), ("pids", "pids_limit")):
         if name in roots.why:
@@ -207,7 +207,11 @@ def clock(machine: MachineFacts) -> list[Finding]:
         text = "the clock is not synchronized: the times in logs of several machines will not fit together"
         return [Finding("clock", WARN, text, "timedatectl set-ntp true (in a container: on its host)")]
     return [
-        Finding("clock", PASS, "the clock is synchronized" if machine.clock_synchronized else "the clock is not asked")
+        Finding(
+            "clock",
+            PASS,
+            "the clock is synchronized" if machine.clock_synchronized else "the clock's state is not known",
+        )
     ]
 
 
@@ -268,7 +272,11 @@ def leftovers(machine: MachineFacts) -> list[Finding]:
     for process in machine.processes:
         if process.orphan:
             text = f"{process.kind} process {process.pid} ({process.command}) has lost its "
-            text += "agentd: it ends soon, or is taken over by one" if process.kind == "template" else "template"
+            text += (
+                "agentd: it ends soon, unless another agentd takes it over"
+                if process.kind == "template"
+                else "template"
+            )
             found.append(Finding("leftover_process", WARN, text, f"kill -9 {process.pid}"))
     for path in machine.stale_cgroups:
         fix = f"echo 1 > {path}/cgroup.kill; rmdir {path} (the next agentd does it)"

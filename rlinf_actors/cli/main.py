@@ -18,12 +18,12 @@ REAL_TIME = 10
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line *arguments* (default: that of this process) and return the exit code."""
-    if any(map(_is_closed, (0, 1, 2))):  # only then: the module takes an emergency stop's time
+    if any(map(_is_closed, (0, 1, 2))):  # only then, because importing procfs delays an emergency stop
         from rlinf_actors.procfs import open_standard_descriptors
 
         open_standard_descriptors()
     words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] == ["estop"]:  # needs neither click nor rich, and has no time for them
+    if words[:1] == ["estop"]:  # importing click and rich would delay it
         hurry()
         from rlinf_actors.cli import estop
 

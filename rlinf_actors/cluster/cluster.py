@@ -177,7 +177,7 @@ class Cluster:
         self._owner_pid = os.getpid()
         self._made_in = forks.generation()
         settings, job = asked.settings(), worker_job()
-        import_paths()  # resolves them, which a launch in an event loop does not
+        import_paths()  # resolves links, which a launch in an event loop does not
         if settings.ext_module and job is None:
             extensions.load_module(settings.ext_module)
         self.config = asked.config()
@@ -228,7 +228,7 @@ class Cluster:
         self._gone = reason
         self.runtime.daemon_died(reason)
         if self._endpoint and self._starting is not None:
-            self._starting.cancel()  # no head will answer it; a start that has ended is not changed
+            self._starting.cancel()  # no head will answer the start; if it has ended, nothing happens
 
     @overload
     def shutdown(self, async_op: Literal[False] = False) -> None: ...
@@ -278,7 +278,7 @@ class Cluster:
     async def _end(self) -> None:
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
-            await asyncio.wait([self._starting])  # it ends its daemon; its error goes to its own waiter
+            await asyncio.wait([self._starting])  # the start stops the daemon itself; its caller gets the error
         self._failed = self._failed or self.runtime.lost.script_failed
         self.runtime.lost.close()
         if self._daemon is None:

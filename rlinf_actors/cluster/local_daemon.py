@@ -83,7 +83,7 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 30.0
 _MAX_RUN_DIR = 60
-"""Longest path of the parent of the run directory: a unix socket's path has at most 107 bytes, our names take up to 40.
+"""Longest parent of the run directory, in bytes: a unix socket's path has at most 107 bytes, our names take up to 40.
 """
 _BOOT = "import sys; sys.path.append({root!r}); from agentd.command_line import main; sys.exit(main())"
 
@@ -112,7 +112,7 @@ class EmbeddedDaemon:
             RlinfActorsError: the agentd failed; the message has the last lines of its log.
         """
         base = Settings.load().run_dir or tempfile.gettempdir()
-        self.run_dir = tempfile.mkdtemp(prefix="rlinf-", dir=base if len(base) <= _MAX_RUN_DIR else "/tmp")
+        self.run_dir = tempfile.mkdtemp(prefix="rlinf-", dir=base if len(os.fsencode(base)) <= _MAX_RUN_DIR else "/tmp")
         ready, tell = os.pipe()
         try:
             env = {**os.environ, CLUSTER_MARK: self.run_dir}

@@ -100,7 +100,7 @@ def import_paths() -> list[str]:
 
 
 def _resolved(path: str) -> str:
-    path = os.path.normpath(os.path.join(os.getcwd(), path))  # getcwd() asks the kernel alone
+    path = os.path.normpath(os.path.join(os.getcwd(), path))  # getcwd() reads no disk
     known = _real.get(path)
     if known is None:
         if asyncio._get_running_loop() is not None:

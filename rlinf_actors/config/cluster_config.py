@@ -357,7 +357,7 @@ def cluster_section(source: ConfigSource) -> Mapping[Any, Any]:
     In a whole OmegaConf configuration, only the interpolations of that section are resolved.
     """
     loaded = load_yaml(source) if isinstance(source, (str, os.PathLike)) else source
-    if not isinstance(loaded, Mapping):  # a DictConfig is one
+    if not isinstance(loaded, Mapping):  # an OmegaConf DictConfig is a Mapping
         raise ConfigError(
             f"is {loaded!r}; it must be a mapping, an OmegaConf DictConfig or the path of a YAML file", path=SECTION
         )

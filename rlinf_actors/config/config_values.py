@@ -286,7 +286,7 @@ def convert(value: Any, hint: Any, path: str) -> Any:
             items = [convert(item, kinds[0], f"{path}[{index}]") for index, item in enumerate(value)]
             return tuple(items) if origin is tuple else items
     if isinstance(value, str) and not _takes_text(hint):
-        with contextlib.suppress(msgspec.ValidationError):  # the strict message below says it better
+        with contextlib.suppress(msgspec.ValidationError):  # the strict conversion below has the better message
             return msgspec.convert(value, hint, strict=False)
     return conversion.convert(value, hint, path)
 

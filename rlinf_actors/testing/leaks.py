@@ -38,7 +38,7 @@ class LeakCheck:
     def __init__(self) -> None:
         self._mark = f"{os.getpid()}-{next(_numbers)}"
         base = tempfile.gettempdir()
-        self.run_dir = tempfile.mkdtemp(prefix="rlt-", dir=base if len(base) <= _MAX_BASE else "/tmp")
+        self.run_dir = tempfile.mkdtemp(prefix="rlt-", dir=base if len(os.fsencode(base)) <= _MAX_BASE else "/tmp")
         self._environ = {name: os.environ.get(name) for name in (TEST_MARK, RUN_DIR)}
         os.environ[TEST_MARK] = self._mark
         os.environ[RUN_DIR] = self.run_dir
@@ -100,7 +100,7 @@ def _fds() -> dict[int, str]:
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # the directory's own
+            continue  # the descriptor of this listing itself
     return found
 
 
@@ -129,7 +129,7 @@ def _used_by_others(name: str) -> bool:
                 return True
         except OSError:
             continue
-    return not os.path.exists(f"{SHM}/{name}")  # its program may have ended while we looked
+    return not os.path.exists(f"{SHM}/{name}")  # its program may have ended during the search
 
 
 def _has_open(pid: int, file: os.stat_result) -> bool:

@@ -173,7 +173,7 @@ class LocalNode:
         try:
             return Path(self.run_dir, "agentd.log").read_text(errors="replace")
         except FileNotFoundError:
-            return ""  # it was stopped by itself, and took its directory with it
+            return ""  # the agentd has ended by itself and removed the directory
 
     def _remove(self) -> None:
         if self._log is None:
@@ -403,7 +403,7 @@ class LocalCluster:
         if num_nodes is not None or cluster_cfg is not None:
             return num_nodes
         for node in self.nodes:
-            if not node.alive:  # the head does not know that nobody starts it again
+            if not node.alive:  # the head would wait for the node to come back
                 raise RlinfActorsError(
                     f"a Cluster on all nodes would wait for node {node.rank} for ever, its agentd has ended: "
                     f"restart_agent({node.rank}) first, or ask for fewer nodes by num_nodes; its log:\n{node.log()}"
