@@ -103,7 +103,8 @@ class Launches:
             groups.add(group, worker)
             groups.claims.take(group, worker, node)
         groups.enter(group)
-        self._answer_lookups([w for w in self._lookups if (w.asked.namespace, w.asked.group) == group.key])
+        for lookup in [w for w in self._lookups if (w.asked.namespace, w.asked.group) == group.key]:
+            self._try(lookup)
         text = f"was launched: {group.cls}, ranks 0-{len(group.workers) - 1}"
         self._head.emit(of_group("group_launched", group, text))
         for node_id, specs in placed.items():
@@ -236,7 +237,8 @@ class Launches:
         for waiting in list(self._waiting):
             self._remove(waiting)
             self._head.emit(Refuse(waiting.peer, waiting.id, "usage", "the cluster is being stopped"))
-        self._answer_lookups(list(self._lookups), last=True)
+        for lookup in list(self._lookups):
+            self._try(lookup, last=True)
         for group in self._head.groups.all():
             self._head.groups.stop(group, self._head.timing.stop_grace_s)
 
@@ -262,44 +264,26 @@ class Launches:
             self._remove(again)
             self._head.requests.done(again.peer, again.id)  # the repeated request gets the answer instead
         waiting = _Waiting(client.incarnation, event.peer, event.id, asked, self._head.now + wait_s)
-        waiting.timer = self._head.timers.at(waiting.deadline, lambda: self._time_over(waiting))
+        waiting.timer = self._head.timers.at(waiting.deadline, lambda: self._try(waiting))
         queue.append(waiting)
 
     def _remove(self, waiting: _Waiting) -> None:
         self._head.timers.cancel(waiting.timer)
         (self._waiting if isinstance(waiting.asked, Launch) else self._lookups).remove(waiting)
 
-    def _time_over(self, waiting: _Waiting) -> None:
-        if isinstance(waiting.asked, Launch):
-            self._try(waiting)
-        else:
-            self._answer_lookups([waiting], last=True)
-
-    def _try(self, waiting: _Waiting) -> None:
-        """Try a waiting launch again. If its hardware is still in use after its deadline, refuse it."""
-        client = self._head.clients.get(waiting.client)
-        assert isinstance(waiting.asked, Launch)
+    def _try(self, waiting: _Waiting, last: bool = False) -> None:
+        """Try a waiting launch or lookup again. Refuse it if it may not wait on, or if this try is the *last* one."""
+        client, asked = self._head.clients.get(waiting.client), waiting.asked
         try:
             if client is not None:
-                self._head.emit(Answer(waiting.peer, waiting.id, self._launch(client, waiting.asked)))
+                launched = self._launch(client, asked) if isinstance(asked, Launch) else self._find(client, asked)
+                self._head.emit(Answer(waiting.peer, waiting.id, launched))
         except Refused as refusal:
-            if refusal.kind == IN_USE and self._head.now < waiting.deadline:
+            may_wait = isinstance(asked, FindGroup) or refusal.kind == IN_USE
+            if may_wait and not last and self._head.now < waiting.deadline:
                 return
             self._head.emit(Refuse(waiting.peer, waiting.id, refusal.kind, refusal.text))
         self._remove(waiting)
-
-    def _answer_lookups(self, lookups: list[_Waiting], last: bool = False) -> None:
-        for lookup in lookups:
-            client = self._head.clients.get(lookup.client)
-            assert isinstance(lookup.asked, FindGroup)
-            try:
-                if client is not None:
-                    self._head.emit(Answer(lookup.peer, lookup.id, self._find(client, lookup.asked)))
-            except Refused as refusal:
-                if not last:
-                    continue  # a namesake was launched
-                self._head.emit(Refuse(lookup.peer, lookup.id, refusal.kind, refusal.text))
-            self._remove(lookup)
 
 
 def _stops(stop: StopGroup, asked: Launch | FindGroup) -> bool:
