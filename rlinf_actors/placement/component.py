@@ -68,7 +68,6 @@ class ComponentPlacement:
             PlacementError: a placement breaks a rule or does not fit the cluster; the message begins with its config
                 path.
         """
-        self._cluster = cluster
         self._resolved: dict[str, _Resolved] = {}
         for rule in _rules(config):
             resolved = _Resolved(rule, cluster)
@@ -99,7 +98,7 @@ class ComponentPlacement:
         return self._get(component_name).strategy
 
     def get_world_size(self, component_name: str) -> int:
-        """Return the number of processes of a component.
+        """Return the number of workers of a component.
 
         Raises:
             PlacementError: there is no such component.
