@@ -64,7 +64,7 @@ class Survivors:
 
 
 class _UnfitError(Exception):
-    """A template cannot be taken over. `can_ask`: True if the template may react to SIGTERM."""
+    """A template cannot be taken over. `can_ask`: True if the template may still react to SIGTERM."""
 
     def __init__(self, why: str, can_ask: bool = True) -> None:
         super().__init__(why)

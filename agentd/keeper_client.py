@@ -120,9 +120,7 @@ async def wait_for_end(pidfd: int, timeout_s: float) -> bool:
 
 
 def become_keeper(path: str) -> NoReturn:
-    """Replace this process, the main process of rlinf-workers@.service, by a keeper that listens on *path*. Raise
-    OSError if that fails.
-    """
+    """Replace this process, the main process of rlinf-workers@.service, by a keeper that listens on *path*."""
     if why := enter_leaf():
         log.warning("memory_limit and pids_limit are unavailable: %s", why)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

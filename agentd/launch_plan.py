@@ -254,9 +254,7 @@ def make_site(
 
 
 def allowed_interpreters(config: Config, report: NodeReport) -> tuple[str, ...] | None:
-    """Return the directories below which interpreters are allowed, None for any: by default, any if the node is on
-    loopback.
-    """
+    """Return the directories of allowed interpreters, None for any: as configured, or by default any on loopback."""
     if config.interpreters is None and not is_loopback(report.ip):
         return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, "/opt", "/usr", os.path.expanduser("~"))))
     return config.interpreters

@@ -241,9 +241,7 @@ class LogForwarder:
             worker.drop = self._loop.call_later(_PATIENCE_S, self._drop, [worker])
 
     def flush(self, owner: str, wait_s: float) -> None:
-        """Send an ending owner's output for at most *wait_s* seconds, then LogLines with final=True and the lines left
-        out.
-        """
+        """Send an ending owner's output for at most *wait_s* seconds, then a final LogLines that counts the rest."""
 
         def end() -> None:
             del self._flushing[owner]
@@ -327,9 +325,7 @@ class LogForwarder:
             self._loop.call_soon(pump)
 
     def _pump(self, whole: bool = False) -> None:
-        """Read unread output of all workers, in turns, as far as their owners have credit; without *whole*, about _TURN
-        bytes.
-        """
+        """Read unread output, in turns, as far as its owners have credit: about _TURN bytes, or all if *whole*."""
         if self._paused:
             return
         budget, ended, touched = _TURN, [], {}

@@ -56,7 +56,7 @@ def read_described(path: str) -> Described:
 
 
 def node_id(config: Config, run_dir: str) -> str:
-    """Return the configured node id; by default a hash of machine, network, user and run directory, the same after a
+    """Return the configured node id, or a hash of machine, network, user and run directory: the same after a
     restart.
     """
     if config.node_id:
