@@ -56,9 +56,7 @@ def read_described(path: str) -> Described:
 
 
 def node_id(config: Config, run_dir: str) -> str:
-    """Return the configured node id, or a hash of machine, network, user and run directory: the same after a
-    restart.
-    """
+    """Return the configured node id, or a hash of machine, network, user and run directory, the same after restarts."""
     if config.node_id:
         return config.node_id
     try:
