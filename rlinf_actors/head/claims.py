@@ -71,10 +71,8 @@ class ClaimTable:
     def check(self, claims: Iterable[Claim], group: Group | None = None) -> None:
         """Raise Refused if another group holds one of these robots, or if `settled` has not come yet.
 
-        Args:
-            claims: the claims of the workers to launch.
-            group: the workers' group if some of its workers run already; None for a new group. Robots that this group
-                holds are not refused.
+        Robots that *group* holds are not refused: it is the workers' group if some of its workers run already, else
+        None.
         """
         now = self._head.now
         claims = list({claim.key: claim for claim in claims}.values())

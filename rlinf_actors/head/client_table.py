@@ -87,13 +87,8 @@ class ClientTable:
     def hello(self, peer: bytes, hello: ClientHello, member: Member) -> Client:
         """Begin the session of a driver or worker, or move its session to the new connection *peer*.
 
-        Args:
-            peer: the routing id of the client's connection.
-            hello: the client's message.
-            member: the authenticated member that sent the hello.
-
-        Raises:
-            Refused: the head has declared this client dead, or the client may not join the job.
+        *member* is the authenticated sender. Raises Refused if the head has declared the client dead, or if the client
+        may not join the job.
         """
         self._check(peer, hello, member)
         now = self._head.now

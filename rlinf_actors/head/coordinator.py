@@ -138,10 +138,7 @@ class Coordinator:
     def handle(self, event: commands.Event, now: float, wall: float = 0.0) -> list[commands.Command]:
         """Change the state by *event*, and return the commands to carry out, in order.
 
-        Args:
-            event: the message, timer, failed send or other event.
-            now: the present time, in monotonic seconds.
-            wall: the present time, in seconds since the epoch.
+        *now* is the present time in monotonic seconds, *wall* in seconds since the epoch.
         """
         self._begin(now, wall)
         if wall >= self.keys.next_expiry():
@@ -267,11 +264,8 @@ class Coordinator:
     def node_lost(self, node: Node, reason: str, certain: bool, successor: AgentHello | None) -> None:
         """Update all tables after the agent of *node* is gone, and the node's workers with it.
 
-        Args:
-            node: the node, which is lost already in the node table.
-            reason: why, for people.
-            certain: True if the agent said goodbye, so its workers have ended.
-            successor: the hello of the new agentd that replaces the agent on this node, None without a new agentd.
+        *certain* is True if the agent said goodbye, so its workers have ended. *successor* is the hello of the new
+        agentd that replaces the agent on this node, None without a new agentd.
         """
         self.queries.node_lost(node, reason)
         if successor is None:
@@ -350,12 +344,10 @@ class Coordinator:
     # --- status ---
 
     def status(self, now: float, sees: Callable[[str], bool] = lambda namespace: True, hosts: bool = True) -> Status:
-        """Return the state of the cluster.
+        """Return the state of the cluster at *now*, in monotonic seconds.
 
-        Args:
-            now: the present time, in monotonic seconds.
-            sees: returns True for a namespace whose groups and clients are shown.
-            hosts: False to leave out the host ids, which show which nodes are on one machine.
+        *sees* returns True for a namespace whose groups and clients are shown. *hosts* is False to leave out the host
+        ids, which show which nodes are on one machine.
         """
         nodes = self.nodes.states(now)
         if not hosts:

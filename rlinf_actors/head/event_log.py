@@ -108,12 +108,8 @@ class EventLog:
     def ask(self, peer: bytes, id: int, asked: GetEvents, sees: Sees, key: str = "") -> Events | None:
         """Return the events that a reader asks for; None if there is no such event yet and the answer is sent later.
 
-        Args:
-            peer: the reader's connection.
-            id: the number of the request.
-            asked: the request.
-            sees: returns True for a namespace whose events the reader may see.
-            key: the reader's public key, whose waiting readers are limited; "" for a local process.
+        *peer* and *id* are the reader's connection and the number of the request. *key* is the reader's public key,
+        whose waiting readers are limited; "" for a local process.
         """
         if asked.log and asked.log != self._log:
             asked = replace(asked, since=0)
@@ -373,11 +369,8 @@ class RefusalLog:
     def note(self, who: str, kind: str, text: str, times: int = 1) -> None:
         """Count *times* refusals, and log them unless they repeat a refusal of the last minute.
 
-        Args:
-            who: the member or address that was refused. Refusals with equal *who* and *kind* are repetitions.
-            kind: the kind of the refusal.
-            text: one line for people.
-            times: how many refusals to count.
+        *who* is the refused member or address; refusals with equal *who* and *kind* are repetitions. *text* is for
+        people.
         """
         if self._tally.note(who, kind, text, self._head.now, times):
             self._report()

@@ -174,13 +174,10 @@ class Tombstones:
         self._persistent = set(self._reasons)
 
     def add(self, id: str, reason: str, certain: bool = False, by: Member = LOCAL) -> None:
-        """Add a tombstone, and drop the oldest one if there are too many.
+        """Add a tombstone, and drop the oldest tombstone if there are too many.
 
-        Args:
-            id: the id of the ended process.
-            reason: why the process ended, for people.
-            certain: True if the end was seen, so that the tombstone need not survive a restart of the head.
-            by: the member that reported the end, or to which the process belongs.
+        If the end is *certain*, the tombstone need not survive a restart of the head. *by* is the member that reported
+        the end, or to which the process belongs.
         """
         if len(id) > ID_CHARS or self._reasons.get(id) == reason:
             return

@@ -27,12 +27,8 @@ class Restarts:
     def after(self, group: Group, worker: WorkerRecord, now: float) -> tuple[WorkerRecord, float] | None:
         """Return the next incarnation of an ended worker and the time to start it; None if it is not restarted.
 
-        If the rank was restarted too often, the reason in the worker's exit report says so.
-
-        Args:
-            group: the worker's group.
-            worker: the ended worker: ``exit`` is set, ``life`` is still its last state before the end.
-            now: the present time, in monotonic seconds.
+        The worker's ``exit`` is set already, and its ``life`` is still the last state before the end. If the rank was
+        restarted too often, the reason in the exit report says so.
         """
         exit, policy = worker.exit, worker.spec.restart
         if exit is None or policy is None or not policy.restarts:
@@ -85,12 +81,7 @@ class FirstFailures:
     def annotate(self, group: Group, worker: WorkerRecord, node: str, exit: ExitReport, now: float) -> ExitReport:
         """Return *exit* with a mention of the group's first failure, if that may be the cause of this failure.
 
-        Args:
-            group: the worker's group.
-            worker: the ended worker.
-            node: the name of the worker's node, for people.
-            exit: the exit report of the worker's agent.
-            now: the present time, in monotonic seconds.
+        *exit* is the report of the worker's agent, *node* the name of the worker's node.
         """
         if group.stopping or exit.kind == "stopped" or exit.exit_code == 0:
             return exit

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
     """Raise Refused if the workers of a launch are not consistent: ids, ranks, or names.
 
-    Args:
-        asked: the launch.
-        taken: returns True for the id of a worker of another group.
+    *taken* returns True for the id of a worker of another group.
     """
     ids = {spec.id for spec in asked.workers}
     check_names(group=asked.group, class_name=asked.cls, worker_id=max(ids, key=len, default=""))
@@ -75,13 +73,9 @@ def check_agent(hello: AgentHello) -> None:
 
 
 def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterable[Node]) -> None:
-    """Raise Refused if this group cannot be launched detached.
+    """Raise Refused if this group cannot be launched detached by *client* on these *nodes*.
 
-    Args:
-        asked: the launch.
-        client: the client that sent the launch.
-        embedded: True if the head belongs to one driver and ends with it.
-        nodes: the nodes of the workers.
+    *embedded* is True if the head belongs to one driver and ends with it.
     """
     name = f"group {asked.group!r} cannot be detached"
     if embedded and client.role == "driver":

@@ -98,12 +98,7 @@ def _travels(value: Any) -> bool:
 def decode(raised: Raised, parts: AuthenticatedParts, *, worker: str, rank: int, node: str) -> Exception:
     """Return the exception for the caller: a WorkerError, or another class for some kinds of *raised*.
 
-    Args:
-        raised: the header of the failure.
-        parts: the parts behind the header, which `encode_exception` made.
-        worker: "group:rank" of the worker that sent it.
-        rank: the worker's rank.
-        node: the name of the worker's node.
+    *parts* are those that `encode_exception` made; *worker* is "group:rank", *node* the name of the worker's node.
     """
     if raised.kind == "start":
         return WorkerStartError(f"{worker} on {node} could not be started: {raised.text}", worker=worker, node=node)

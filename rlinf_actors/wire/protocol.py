@@ -52,12 +52,9 @@ def spoken(oldest: int, newest: int) -> str:
 
 
 def what_to_upgrade(oldest: int, peer: str, this: str) -> str:
-    """Return an advice ("upgrade ...") for two processes without a common protocol.
+    """Return the advice "upgrade *peer*" or "upgrade *this*" for two processes without a common protocol.
 
-    Args:
-        oldest: the oldest protocol that the peer speaks.
-        peer: the peer, for people: "this driver".
-        this: this process, for people: "the head".
+    *oldest* is the oldest protocol that the peer speaks; *peer* and *this* are names for people.
     """
     return f"upgrade {this}" if oldest > PROTOCOL else f"upgrade {peer}"
 
