@@ -18,10 +18,13 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import errno
 import logging
 import os
 import socket
+import struct
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,7 +49,7 @@ from rlinf_actors.worker.child_table import Child, ChildRefused, ChildTable, Out
 log = logging.getLogger(__name__)
 
 BACKLOG = 512
-"""Most connections that wait for a busy I/O thread. Further children fail with UsageError."""
+"""Most connections that wait for a busy I/O thread. Further children wait in `_connect`."""
 AGAIN_S = 0.5
 LEFT_S = 2.0
 """Seconds that a process stays a member after its connection closed. Usually the process is about to end."""
@@ -277,8 +280,8 @@ def become_member(address: WorkerAddress, siblings: int) -> worker_context.Worke
 
 
 def _enter(sock: socket.socket, path: str, address: WorkerAddress, siblings: int) -> worker_context.WorkerContext:
+    _connect(sock, path)
     sock.settimeout(ANSWER_S)
-    sock.connect(path)
     worker = WorkerAddress(address.root_group_name, address.rank_path[0])
     _, uid = peer_of(sock)
     if uid != os.geteuid():
@@ -306,6 +309,27 @@ def _enter(sock: socket.socket, path: str, address: WorkerAddress, siblings: int
     else:
         atexit.register(_leave, context)
     return context
+
+
+def _connect(sock: socket.socket, path: str) -> None:
+    """Connect to the worker's socket. Wait ANSWER_S seconds at most while its backlog is full, then raise TimeoutError.
+
+    A timeout of Python's would make the socket non-blocking, and a full backlog an error at once.
+    """
+    sock.setblocking(True)  # user code may have set a default timeout
+    end = time.monotonic() + ANSWER_S
+    while (left := end - time.monotonic()) >= 1e-6:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(left), int(left % 1 * 1e6)))
+        try:
+            sock.connect(path)
+            sock.getpeername()
+            return
+        except BlockingIOError:
+            break
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:  # else a signal ended the wait, of which Python's connect says nothing
+                raise
+    raise TimeoutError
 
 
 def _request(sock: socket.socket, packet: packets.Enter | packets.Listening) -> tuple[packets.Answer, bytes]:

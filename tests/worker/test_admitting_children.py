@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import os
 import resource
+import signal
 import socket
+import threading
+import time
 
 import pytest
 
-from rlinf_actors import UsageError
+from rlinf_actors import ClusterTimeoutError, UsageError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.settings import CHILDREN
 from rlinf_actors.wire import child_protocol as packets
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import WorkerSpec
+from rlinf_actors.worker import children as worker_children
 from rlinf_actors.worker.children import Children, become_member
 
 SPEC = WorkerSpec("g-0", "g", "ns", 0, 1, 0, {})
@@ -114,3 +118,82 @@ async def test_child_that_cannot_be_checked_is_not_counted_as_rejected(listening
 async def test_invalid_address_of_a_child_is_a_usage_error(listening, path, siblings):
     with pytest.raises(UsageError, match="ranks and world_size are from 0 to 100000, and a path has at most 8 ranks"):
         await asyncio.to_thread(become_member, WorkerAddress("g", path), siblings)
+
+
+@pytest.fixture
+def busy_worker(tmp_path, monkeypatch):
+    """The listener of a worker that accepts nothing, and the connections that fill its backlog."""
+    path = str(tmp_path / "c")
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        listener.bind(path)
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                waiting.setblocking(False)
+                waiting.connect(path)
+        monkeypatch.setenv(CHILDREN, path)
+        listener.settimeout(0.1)
+        yield listener
+
+
+@pytest.fixture
+def interruptions():
+    """Number of signals that were handled. Their handler interrupts system calls."""
+    handled: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: handled.append(number))
+    yield handled
+    signal.signal(signal.SIGUSR1, before)
+
+
+def begin(errors: list[BaseException]) -> threading.Thread:
+    """A thread that becomes a member of the busy worker; its error goes to *errors*."""
+
+    def become() -> None:
+        try:
+            become_member(WorkerAddress("g", (0, 0)), 1)
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            errors.append(error)
+
+    thread = threading.Thread(target=become)
+    thread.start()
+    return thread
+
+
+def deny_all(listener: socket.socket, thread: threading.Thread) -> None:
+    while thread.is_alive():
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            sock, _ = listener.accept()
+            with sock:
+                sock.send(packets.encode(packets.Denied("not today")))
+    thread.join()
+
+
+def test_child_waits_while_the_backlog_of_its_worker_is_full(busy_worker):
+    errors: list[BaseException] = []
+    thread = begin(errors)
+    thread.join(0.2)
+    assert thread.is_alive(), errors
+    deny_all(busy_worker, thread)
+    assert [str(error) for error in errors] == ["not today"]
+
+
+def test_child_waits_for_the_backlog_after_a_signal(busy_worker, interruptions):
+    errors: list[BaseException] = []
+    thread = begin(errors)
+    for _ in range(5):
+        time.sleep(0.05)
+        assert thread.is_alive(), errors
+        signal.pthread_kill(thread.ident or 0, signal.SIGUSR1)
+    thread.join(0.1)
+    assert thread.is_alive(), errors
+    deny_all(busy_worker, thread)
+    assert [str(error) for error in errors] == ["not today"]
+    assert interruptions
+
+
+def test_worker_whose_backlog_stays_full_does_not_answer(busy_worker, monkeypatch):
+    monkeypatch.setattr(worker_children, "ANSWER_S", 0.2)
+    with pytest.raises(ClusterTimeoutError, match=r"has not answered its child for 0\.2 s"):
+        become_member(WorkerAddress("g", (0, 0)), 1)
