@@ -51,14 +51,18 @@ cannot take over a forgotten identity, because an identity has a secret part."""
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one listener's connections.
+    """Limits on the number of TCP connections of one listener.
+
+    A pending connection has not finished its handshake yet. An established one has.
 
     Attributes:
-        total: most connections, pending and established.
-        pending: most pending connections, without those that cannot be evicted yet.
-        backlog: most pending connections, with those that are new or wait for our part of the handshake.
+        total: most connections, pending and established ones together.
+        pending: above this number of pending connections, the oldest of one address are closed, but none in its first
+            FAIR_S seconds and none that waits for our part of the handshake.
+        backlog: above this number of pending connections, those exceptions no longer hold.
         per_address: most established connections from one address.
-        settled_s: seconds after which libzmq has closed a connection that has not authenticated.
+        settled_s: a connection that libzmq has kept for so many seconds counts as established, because libzmq closes
+            connections that have not authenticated by then. Needed if the kernel does not report the bytes sent.
     """
 
     total: int
@@ -69,7 +73,11 @@ class Limits:
 
 
 class Handshake(enum.Enum):
-    """Progress of a pending connection's handshake. OURS: the peer has done its part and waits for ours."""
+    """Progress of a pending connection's handshake.
+
+    PENDING: the peer still has to do a part. OURS: the peer has done its part and waits for this process. DONE: the
+    handshake is finished. FLOODED: the peer has sent more bytes than any handshake has.
+    """
 
     PENDING = "pending"
     OURS = "it waits for our part"
@@ -79,14 +87,13 @@ class Handshake(enum.Enum):
 
 @dataclass
 class Connection:
-    """One TCP connection of a listener.
+    """One TCP connection that a listener has accepted.
 
     Attributes:
-        fd: its descriptor in this process while it is open.
-        peer: address and port of the other end. No other connection to this listener has the same while this one is
-            open.
-        at: when it was accepted, or when `ConnectionTable.spare` was last called for it.
-        share: the address or network that it is counted for (`share_of`).
+        fd: descriptor of the connection in this process.
+        peer: IP address and port of the other end. No other open connection of this listener has the same pair.
+        at: when the connection was accepted, or when `ConnectionTable.spare` was last called for it.
+        share: the connection's address or network, as `share_of` returns it. Connections are counted by this key.
     """
 
     fd: int
@@ -96,7 +103,10 @@ class Connection:
 
 
 class ConnectionTable:
-    """The pending and established connections of one listener."""
+    """Counts the pending and established connections of one listener and decides which connections to close.
+
+    The caller reports each connection's begin, progress and end, and closes the connections itself.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -116,7 +126,11 @@ class ConnectionTable:
         return list(self._pending)
 
     def accepted(self, fd: int, peer: tuple[str, int], now: float) -> str:
-        """Add a pending connection. Return why it must be closed at once, "" if it may stay."""
+        """Add a new connection as pending. *peer* is its IP address and port.
+
+        Returns:
+            "" if the connection may stay; otherwise the reason why the caller must close it at once.
+        """
         self.closed(fd)  # the one that had this descriptor: libzmq does not report every end
         self._settle(now)
         connection = Connection(fd, peer, now, share_of(peer[0]))
@@ -129,7 +143,7 @@ class ConnectionTable:
         return ""
 
     def closed(self, fd: int) -> None:
-        """Remove a connection that has ended, pending or established. Unknown descriptors are ignored."""
+        """Remove a connection that has ended. Do nothing if no connection with the descriptor *fd* is in the table."""
         if self._pop_pending(fd) is None:
             connection = self._established.pop(fd, None)
             if connection is not None:
@@ -138,9 +152,16 @@ class ConnectionTable:
                     del self._established_of[connection.share]
 
     def progress(self, fd: int, sent: int, received: int) -> Handshake:
-        """Return the progress of a pending connection's handshake, by the bytes that this end has sent and received.
+        """Return how far the handshake of a pending connection is, judged by the number of bytes sent and received on
+        it.
 
-        If the handshake is done, move the connection to the established ones.
+        If the handshake is done, the connection becomes an established one in the table. While the listener's backlog
+        is full, the result is PENDING instead of OURS, so that the connection can be closed.
+
+        Args:
+            fd: descriptor of the connection.
+            sent: bytes that this process has sent.
+            received: bytes that this process has received.
         """
         if sent > PENDING_BYTES:
             self._establish(fd)
@@ -152,9 +173,9 @@ class ConnectionTable:
         return Handshake.OURS if is_spared else Handshake.PENDING
 
     def to_evict(self, now: float) -> Connection | None:
-        """Return the pending connection to close next, None if there are not too many.
+        """Return the pending connection that the caller should close next, None if there are not too many.
 
-        The caller must call `spare` for the connection instead if `progress` says that it waits for our part (OURS).
+        If `progress` returns OURS for the connection, the caller must not close it, but call `spare`.
         """
         if len(self._pending) <= self._room(self.limits.pending):
             return None
@@ -167,7 +188,7 @@ class ConnectionTable:
         return None
 
     def spare(self, fd: int, now: float) -> None:
-        """Treat a pending connection as if it had been accepted at time *now*."""
+        """Make a pending connection count as accepted at time *now*, so that `to_evict` chooses older ones first."""
         connection = self._pending[fd]
         connection.at = now
         self._pending.move_to_end(fd)
@@ -201,16 +222,24 @@ class ConnectionTable:
 
 
 def share_of(host: str) -> str:
-    """Return the key by which connections are counted: an IPv4 address, or the /64 network of an IPv6 address."""
+    """Return the key by which the connections of a host are counted.
+
+    The key is the IPv4 address itself, or the /64 network of an IPv6 address, because one machine can use all addresses
+    of such a network.
+    """
     if ":" not in host:
         return host
     return f"{int(ipaddress.IPv6Address(host.partition('%')[0])) >> 64:x}"
 
 
 class Admission:
-    """Checks each frame of one listener: its key must be admitted, and an identity belongs to one member only.
+    """Decides for each frame that one listener receives whether the frame may be handled.
 
-    `dropped` counts the frames whose keys are no longer admitted, `stolen` those with another member's identity.
+    The key that the frame's connection proved must be admitted, and an identity must not be used by two members.
+
+    Attributes:
+        dropped: number of frames that were refused because their key is no longer admitted.
+        stolen: number of frames that were refused because they came with the identity of another member.
     """
 
     def __init__(self, gate: Gate, identities: int = IDENTITIES) -> None:
@@ -221,10 +250,12 @@ class Admission:
         self.stolen = 0
 
     def admits(self, peer: bytes, key: str) -> bool:
-        """Return True if a frame may be handled. Loop thread.
+        """Return True if a frame may be handled. Remember which key uses the sender's identity. Loop thread.
 
-        *peer* is the sender's identity; *key* the key that its connection proved, "" on a unix socket, which only this
-        user can reach.
+        Args:
+            peer: the sender's identity.
+            key: the key that the frame's connection proved; "" on a unix socket, which only this user and root can
+                open.
         """
         member = self._admit(key) if key else LOCAL
         if member is None:
@@ -253,7 +284,7 @@ class Admission:
         return True
 
     def member_of(self, peer: bytes) -> Member | None:
-        """Return the member that uses this identity, None if the identity is unknown or its key is no longer
+        """Return the member that uses the identity *peer*; None if the identity is unknown or its key is no longer
         admitted.
         """
         key = self._owners.get(peer)

@@ -29,14 +29,14 @@ _FRAMES = 6  # of a request before its credentials: version, id, domain, address
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision about one ZAP request.
+    """The answer to one ZAP request of libzmq, and what the log says about a rejection.
 
     Attributes:
         reply: the frames of the answer.
-        gate: the gate of the request's domain, None if the domain has none.
-        key: the public key that was rejected; "" if no key was given or the key was admitted.
-        address: the peer's address.
-        why: the reason for a rejection; "" if the gate rejected the key.
+        gate: the gate that decides about connections to the requested ZAP domain, None if that domain has no gate.
+        key: the public key that the gate rejected; "" if it rejected none.
+        address: the IP address of the peer.
+        why: the reason if a connection was rejected before the gate saw a key, otherwise "".
     """
 
     reply: list[bytes]
@@ -47,7 +47,12 @@ class Verdict:
 
 
 def judge(request: Sequence[bytes], gates: Mapping[str, Gate]) -> Verdict:
-    """Decide whether a connection is admitted, by the gate of the ZAP domain that *request* names. Pure."""
+    """Decide whether a connection is admitted.
+
+    Args:
+        request: the frames of libzmq's ZAP request. They name the domain of the listener and the peer's public key.
+        gates: the gate of each ZAP domain. A gate knows which keys are admitted.
+    """
     if len(request) < _FRAMES or request[0] != VERSION:
         number = request[1] if len(request) > 1 else b""
         return Verdict(_answer(number, b"500", b"not a request of ZAP 1.0"), why="a malformed request")
@@ -73,7 +78,9 @@ def _answer(number: bytes, code: bytes, text: bytes, user_id: bytes = b"") -> li
 
 
 class ZapHandler:
-    """Answers the ZAP requests of one ZeroMQ context on one event loop."""
+    """Answers libzmq's requests to admit or reject connections, for all listeners of one ZeroMQ
+    context. Loop thread.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -90,11 +97,15 @@ class ZapHandler:
             raise
 
     def serve(self, domain: str, gate: Gate) -> None:
-        """Let *gate* decide about connections to *domain*. Call this before the first socket of the domain binds."""
+        """Let *gate* decide about connections to listeners of the ZAP domain *domain*.
+
+        The caller does this before a socket of that domain binds, because connections to an unknown domain are
+        rejected.
+        """
         self._gates[domain] = gate
 
     def close(self) -> None:
-        """Stop answering. libzmq then refuses new connections. Idempotent."""
+        """Stop answering libzmq's requests. libzmq then refuses new CURVE connections. Idempotent."""
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.close()

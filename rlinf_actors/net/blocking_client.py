@@ -62,14 +62,16 @@ _EVENTS = FAILED | SUCCEEDED | DISCONNECTED | _RETRIED | CONNECTED
 
 @dataclass(frozen=True)
 class HeadUp:
-    """Event: a connection to the head is established."""
+    """Event of `BlockingClient.step`: a connection to the head is established."""
 
     head: RemoteHead
 
 
 @dataclass(frozen=True)
 class HeadDown:
-    """Event: no route to the head works now. `why` lists the reason for each route, for people."""
+    """Event of `BlockingClient.step`: no route to the head works now. `why` names the failure of each route, for
+    people.
+    """
 
     head: RemoteHead
     why: str
@@ -77,7 +79,9 @@ class HeadDown:
 
 @dataclass(frozen=True)
 class HeadAnswered:
-    """Event: the head answered a request. `body` is the answer, or a Failed if the head refused."""
+    """Event of `BlockingClient.step`: the head answered a request. `body` is a Failed if the head
+    refused the request.
+    """
 
     head: RemoteHead
     body: Union[Body, Failed]
@@ -90,10 +94,10 @@ because it may block."""
 
 
 class RemoteHead:
-    """One head that a BlockingClient connects to.
+    """One head that a BlockingClient connects to, and the state of the connection.
 
     Args:
-        ways: the routes to the head. Routes that are appended later are used from the next `BlockingClient.add` on.
+        ways: the routes to the head. The caller may append routes; the next `BlockingClient.add` uses them.
         fault: why some routes are missing, for people; "" if none are.
 
     Attributes:
@@ -117,7 +121,11 @@ class RemoteHead:
 
 @dataclass
 class _Line:
-    """One route to a head: a DEALER socket and its monitor. `why` is the reason for its failure, "" without one."""
+    """One open route to a head: a DEALER socket and the socket that reports its events.
+
+    `shaken` is True after a handshake has succeeded or was rejected. `why` is the reason if the route does not work,
+    otherwise "".
+    """
 
     endpoint: str
     key: str
@@ -131,7 +139,10 @@ class _Line:
 
 @dataclass
 class _Name:
-    """A route whose host is being resolved or whose keys are being loaded. `why` is set if that failed."""
+    """A route to a head that a thread prepares: it resolves the host's name and loads the keys.
+
+    `endpoint` and `security` are replaced by the results. `why` is the reason if the thread failed, otherwise "".
+    """
 
     head: RemoteHead
     endpoint: str
@@ -140,7 +151,7 @@ class _Name:
 
 
 class BlockingClient:
-    """Sends requests to several heads and collects their answers. Not thread-safe."""
+    """Sends requests to several heads and collects their answers, for `rlinf-actors estop`. One thread only."""
 
     def __init__(self) -> None:
         self._context = zmq.Context()
@@ -157,7 +168,7 @@ class BlockingClient:
     # --- heads ---
 
     def add(self, head: RemoteHead) -> None:
-        """Start connecting to a head by all its routes. Does not wait for a connection."""
+        """Start to connect to a head by all its routes, without waiting for a connection."""
         self._heads.append(head)
         head.added = time.monotonic()
         head._faults = [head.fault] if head.fault else []
@@ -172,7 +183,7 @@ class BlockingClient:
         self._judge(head)
 
     def drop(self, head: RemoteHead) -> None:
-        """Close the connections to a head. Idempotent."""
+        """Close all connections to a head. Idempotent."""
         if head in self._heads:
             self._heads.remove(head)
             for line in head._lines:
@@ -182,11 +193,11 @@ class BlockingClient:
             head.up, head._on, head._resolving = False, None, 0
 
     def watch(self, fd: int, events: int) -> None:
-        """Make `step` return when the descriptor *fd* has one of these events of poll(2)."""
+        """Make `step` also wait for *events* (a mask of poll(2)) of the descriptor *fd*."""
         self._poller.register(fd, events)
 
     def close(self) -> None:
-        """Close all connections at once and drop requests in progress. Idempotent."""
+        """Close the connections to all heads at once. Requests without an answer are dropped. Idempotent."""
         for head in list(self._heads):
             self.drop(head)
         self._context.destroy(linger=0)
@@ -197,20 +208,24 @@ class BlockingClient:
     # --- asking ---
 
     def ask(self, head: RemoteHead, body: Body) -> None:
-        """Send a request, now or when a connection is established. `step` returns the answer as a HeadAnswered."""
+        """Send a request to a head, now or as soon as a connection is established. `step` later returns the
+        HeadAnswered.
+        """
         self._asked += 1
         self._send(head, control_codec.encode(Request(self._asked, body)))
 
     def tell(self, head: RemoteHead, body: Body) -> None:
-        """Send a notice. It is dropped while no connection to the head is established."""
+        """Send a notice to a head. If no connection to the head is established, the notice is dropped."""
         if head.up:
             self._send(head, control_codec.encode(Notice(body)))
 
     def step(self, timeout_s: float | None) -> tuple[list[Event], dict[int, int]]:
-        """Wait until a head or a watched descriptor has events, but at most *timeout_s* seconds (None: no limit), and
-        handle them.
+        """Wait until a head has an event or a descriptor of `watch` is ready, but at most *timeout_s* seconds.
 
-        Returns the events of heads, and the watched descriptors with their events of poll(2). Both may be empty.
+        None as *timeout_s* means no limit.
+
+        Returns:
+            The events of heads, and the ready descriptors with their masks of poll(2). Both are empty after a timeout.
         """
         ready: dict[int, int] = {}
         said: list[tuple[RemoteHead, _Line]] = []
@@ -241,7 +256,8 @@ class BlockingClient:
     # --- inside ---
 
     def _resolve(self, head: RemoteHead, endpoint: str, security: Security | Callable[[], Security]) -> None:
-        """Start a thread that resolves the host and loads the keys; at its end it closes its end of a pipe.
+        """Start a thread that resolves the host's name of a route and loads its keys. The thread closes a pipe when it
+        is done.
 
         Raises OSError if no pipe can be opened, and RuntimeError if the thread cannot start.
         """
@@ -272,7 +288,7 @@ class BlockingClient:
         self._judge(head)
 
     def _open(self, head: RemoteHead, endpoint: str, security: Security) -> None:
-        """Connect by one route. A failure is recorded for `HeadDown`, not raised."""
+        """Connect to a head by one route. If that fails, keep the reason for the text of HeadDown; raise nothing."""
         try:
             self._connect(head, endpoint, security)
         except (RlinfActorsError, OSError, ValueError, zmq.ZMQError) as error:
@@ -386,7 +402,11 @@ class BlockingClient:
 
 
 def _find_out(name: _Name, tell: int) -> None:
-    """Load the keys of a route and replace the host's name by an address; then close *tell*. Thread of its own."""
+    """Load the keys of a route, replace the host's name in its endpoint by an address, then close the descriptor
+    *tell*.
+
+    Runs on a thread of its own, because both may block. The closed pipe wakes the main thread.
+    """
     try:
         if not isinstance(name.security, Security):
             name.security = name.security()
@@ -399,7 +419,9 @@ def _find_out(name: _Name, tell: int) -> None:
 
 
 def _address_of(endpoint: str) -> str:
-    """Return the endpoint with the host's name replaced by its address. Blocks. Raises ConfigError."""
+    """Return a TCP endpoint with the host's name replaced by its IP address. Blocks. Raises ConfigError if the name has
+    no address.
+    """
     host, port = split_address(endpoint, "")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -420,7 +442,10 @@ def _has_name(endpoint: str) -> bool:
 
 
 def _why_not(line: _Line) -> str:
-    """Return why a connection attempt failed. libzmq does not report that, so this makes an attempt of its own."""
+    """Return, for people, why a connection attempt to a head failed.
+
+    libzmq does not report the reason, so this function connects once more, without waiting.
+    """
     if time.monotonic() - line.began >= CONNECT_S:
         return f"its machine does not answer ({CONNECT_S:g} s)"
     tcp = is_tcp(line.endpoint)

@@ -27,7 +27,15 @@ MARK = b"\xc1"
 
 
 class _Leases(msgspec.Struct, frozen=True, array_like=True):
-    """The header of a message with lent parts. Each row is (index of the part, lease, offset, size in bytes)."""
+    """The header of a message whose large parts are lent, not sent.
+
+    Attributes:
+        alone: True if no other process borrows the same parts, so that the receiver may write to them.
+        crowded: True to ask the receiver to copy the parts soon, because more than half of the sender's arena is in
+            use.
+        rows: (index of the part, lease, offset in the sender's arena, size in bytes) of each lent part.
+        header: the message's own header.
+    """
 
     alone: bool
     crowded: bool
@@ -40,7 +48,8 @@ _decode = msgspec.msgpack.Decoder(_Leases).decode
 
 
 class Lending:
-    """Lends and borrows the parts of one connection's messages.
+    """Lends large parts of one connection's messages to the peer in shared memory, and opens the parts that the peer
+    lends.
 
     `pack` and `store` may be called on any thread, the other methods on the loop's thread only.
 
@@ -73,18 +82,25 @@ class Lending:
 
     @property
     def lent_bytes(self) -> int:
-        """Bytes of this process's arena that the peer has views of."""
+        """Number of bytes that are lent to the peer and that the peer has not returned yet."""
         return sum(memoryview(part).nbytes for part in list(self._lent.values()))
 
     def offer(self) -> bool:
-        """Offer this process's arena to the peer, which answers with a Memory frame. Return False without an arena."""
+        """Offer this process's arena to the peer by a Memory frame. Return False if this process has no arena.
+
+        The peer answers with a Memory frame, for which the caller calls `heard`.
+        """
         if self._arena is None:
             return False
         self._answer(False)
         return True
 
     def heard(self, frame: frames.Memory) -> None:
-        """Handle the peer's Memory frame: open the peer's arena; lend if the peer has opened this process's."""
+        """Handle the peer's Memory frame.
+
+        If the frame offers the peer's arena, open that arena and report to the peer whether this succeeded. If the
+        frame says that the peer has opened this process's arena, lend large parts to the peer from now on.
+        """
         if self._arena is None:
             if frame.pid:
                 self._send(frames.Memory())
@@ -109,10 +125,12 @@ class Lending:
         self._send(frames.Memory(offer.pid, offer.fd, offer.device, offer.inode, offer.size, opened))
 
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
-        """Copy the large parts into shared memory, if the peer can borrow and there is room. Any thread.
+        """Copy large parts into this process's arena before they are sent, if the peer can borrow and the arena has
+        room. Any thread.
 
-        Returns the parts with the copies in place; and True if all large parts are copies, so that the caller may
-        change its own buffers.
+        Returns:
+            The parts, with the copies in place of the originals; and True if the caller may change its buffers now,
+            because every large part that could change has been copied.
         """
         arena = self._arena
         if arena is None or not self._lends:
@@ -128,10 +146,16 @@ class Lending:
         return stored, True
 
     def pack(self, header: bytes, parts: Sequence[Buffer], *, alone: bool = True) -> tuple[bytes, Sequence[Buffer]]:
-        """Return (header, parts) to send. Large parts are lent if the peer can borrow and there is room.
+        """Return the header and parts to send to the peer. Any thread.
 
-        *alone* is True if these parts are sent to no other peer. If False, a receiver that writes to a part changes
-        only its own copy.
+        If the peer can borrow and the arena has room, large parts are lent: b"" is sent in their place, and the
+        returned header says where they lie in the arena.
+
+        Args:
+            header: the message's header.
+            parts: the message's parts.
+            alone: True if these parts are sent to no other peer. If False, a receiver that writes to a part changes
+                only its own copy.
         """
         arena = self._arena
         if arena is None or not self._lends:
@@ -158,8 +182,12 @@ class Lending:
         return MARK + _encode(_Leases(alone, arena.crowded, rows, header)), sent
 
     def unpack(self, header: bytes, parts: list[Buffer]) -> bytes:
-        """Put views of the lent parts into *parts*. Return the header without the leases. Raises RemoteWireError if the
-        header names bytes that are not in the peer's arena.
+        """Replace the lent parts of a received message by views of the peer's arena. Return the message's own header.
+
+        *parts* is changed in place.
+
+        Raises:
+            RemoteWireError: the header names bytes that are not in the peer's arena.
         """
         if header[:1] != MARK:
             return header
@@ -180,17 +208,20 @@ class Lending:
         return leases.header
 
     def dropped(self, frame: frames.Dropped) -> None:
-        """Free the parts that the peer has no view of any more."""
+        """Handle the peer's report that it uses some lent parts no longer: free their blocks in the arena."""
         for lease in frame.leases:
             self._lent.pop(lease, None)
 
     def borrower_gone(self) -> None:
-        """Free all lent parts, because the peer's process has ended. Messages that it sent before may still arrive."""
+        """Free all parts that are lent to the peer, because the peer's process has ended. Lend no more to that peer.
+
+        Messages that the peer sent before its end can still be unpacked.
+        """
         self._lends = False
         self._lent.clear()
 
     def close(self) -> None:
-        """Stop lending and borrowing. Existing views of the peer's memory stay valid."""
+        """Stop lending and borrowing on this connection. Views of the peer's arena that exist already stay valid."""
         self.borrower_gone()
         self._arena = None
         self._borrowed = None

@@ -48,7 +48,10 @@ _names = itertools.count(1)
 
 
 class SocketMonitor:
-    """Calls *on_event* with each monitored event of a ZeroMQ socket and the event's value. Loop thread."""
+    """Reports events of a ZeroMQ socket, such as failed handshakes. Loop thread.
+
+    *events* selects the events. For each one, *on_event* is called with its number and value as libzmq gives them.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class SocketMonitor:
         loop.call_soon(self._drain)  # for an edge before the reader was there
 
     def close(self) -> None:
-        """Stop monitoring. Call this before the watched socket is closed. Idempotent."""
+        """Stop reporting events. The caller does this before it closes the watched socket. Idempotent."""
         if self._socket.closed:
             return
         self._loop.remove_reader(self._fd)
@@ -94,7 +97,7 @@ class SocketMonitor:
 
 
 class RejectionBatch:
-    """Counts rejected connections and reports them to a gate once per turn of the loop, by address and reason."""
+    """Counts rejected connections by address and reason and reports the counts to a gate once per turn of the loop."""
 
     def __init__(self, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
         self._gate = gate
@@ -102,7 +105,7 @@ class RejectionBatch:
         self._counts: collections.Counter[tuple[str, str]] = collections.Counter()
 
     def note(self, address: str, why: str) -> None:
-        """Count one rejected connection from *address* ("" if unknown)."""
+        """Count one rejected connection from *address* ("" if unknown), for the reason *why*."""
         if not self._counts:
             self._loop.call_soon(self._report)
         self._counts[address, why] += 1
@@ -117,10 +120,12 @@ class RejectionBatch:
 
 
 class BorrowedSocket:
-    """One descriptor into which connections are copied, one after the other. So a copy needs no free descriptor.
+    """A descriptor into which one connection after the other is copied, to inspect or shut down libzmq's connections.
+
+    The descriptor is reserved in advance, so a copy succeeds even if this process has no free descriptor.
 
     Attributes:
-        connection: the copy, valid inside a block of `on`.
+        connection: the copy as a socket, valid only inside a ``with`` block of `on`.
     """
 
     def __init__(self) -> None:
@@ -136,10 +141,11 @@ class BorrowedSocket:
 
     @contextlib.contextmanager
     def on(self, fd: int, ports: Collection[int]) -> Iterator[tuple[str, int] | None]:
-        """Copy the descriptor *fd* into `connection`. That keeps the connection open until the end of the ``with``
-        block.
+        """Copy the descriptor *fd* into `connection` for the length of a ``with`` block.
 
-        Yields the peer's address and port, or None if *fd* is not (or no longer) a connection to one of *ports*.
+        Yields:
+            The IP address and port of the connection's peer; None if *fd* is not, or no longer, a connection to one of
+            *ports*.
         """
         place = self.connection.fileno()
         try:
@@ -154,7 +160,7 @@ class BorrowedSocket:
 
 
 def end_loop(fd: int) -> None:
-    """Shut down a TCP connection that a socket has made with itself. Other connections are left alone.
+    """Shut down the TCP connection *fd* if both its ends are the same socket; otherwise do nothing.
 
     If a client retries a port of the ephemeral range on which no process listens, the kernel may give the client that
     same port. The client would then receive what it sends, and keep the port from the listener that is still to start.
@@ -190,7 +196,10 @@ def _peer_of(connection: socket.socket, ports: Collection[int]) -> tuple[str, in
 
 
 def moved(connection: socket.socket) -> tuple[int, int]:
-    """Return the bytes that this end has sent and received; (0, 0) if the kernel does not report them."""
+    """Return the number of bytes that this process has sent and received on a TCP connection.
+
+    Both are 0 if the kernel does not report them.
+    """
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     if len(info) < _TCP_INFO.size:
         return 0, 0
@@ -202,13 +211,16 @@ def moved(connection: socket.socket) -> tuple[int, int]:
 
 
 class ConnectionGuard:
-    """Inspects the pending connections of one listener and shuts down those that its ConnectionTable evicts.
+    """Enforces the connection limits of one listener.
+
+    It inspects the connections whose handshake is not done and shuts down those that a ConnectionTable chooses. Loop
+    thread.
 
     Args:
         loop: the listener's event loop.
         ports: the listener's ports. The caller adds ports to this set as they are bound.
         handshake_s: seconds after which libzmq closes a connection that has not authenticated.
-        gate: its `refused` is called for rejected connections.
+        gate: `gate.refused` is called for the connections that are shut down or fail their handshake.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ports: set[int], handshake_s: float, gate: Gate) -> None:
@@ -223,7 +235,7 @@ class ConnectionGuard:
         loop.add_reader(self._epoll.fileno(), self._drain)
 
     def close(self) -> None:
-        """Stop watching; connections stay open. Idempotent."""
+        """Stop enforcing the limits. Connections stay open. Idempotent."""
         if not self._epoll.closed:
             self._loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
@@ -232,7 +244,10 @@ class ConnectionGuard:
                 self._timer.cancel()
 
     def on_event(self, event: int, value: int) -> None:
-        """Handle one of the AT_SERVER events of the listener's monitor."""
+        """Handle an event of the listener's monitor: a connection was accepted, was closed, or failed its handshake.
+
+        *value* is the connection's descriptor, or libzmq's reason for the failed handshake.
+        """
         if event == ACCEPTED:
             self._accepted(value)
         elif event == DISCONNECTED:
@@ -280,9 +295,10 @@ class ConnectionGuard:
             self._timer = self._loop.call_later(0.0 if self._uninspected else INSPECT_S, self._inspect_all)
 
     def _inspect(self, connection: Connection, too_many: str = "") -> None:
-        """Update the state of a pending connection.
+        """Read from the kernel how many bytes a pending connection has moved, and update or shut down the connection.
 
-        If *too_many* is not "", close the connection for that reason unless it waits for our part of the handshake.
+        *too_many* is the reason to shut the connection down because there are too many; "" if there are not. A
+        connection that waits for our part of the handshake is kept all the same.
         """
         fd = connection.fd
         with self._borrowed.on(fd, self._ports) as peer:
@@ -312,13 +328,18 @@ class ConnectionGuard:
 
 
 def limits(handshake_s: float) -> Limits:
-    """Return the connection limits of a listener: three quarters of the descriptors that this process may have."""
+    """Return the connection limits of a listener whose handshakes may take *handshake_s* seconds.
+
+    All connections together may use three quarters of the descriptors that this process may open.
+    """
     total = resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
     return Limits(total, min(PENDING, total // 4), min(BACKLOG, total // 2), settled_s=handshake_s + SLACK_S)
 
 
 class Disconnector:
     """Ends connections of one listener whose frames are no longer admitted.
+
+    libzmq has no call that ends one connection, so this class shuts down the connection's descriptor.
 
     Attributes:
         ports: the listener's ports. The caller adds ports to this set as they are bound.
@@ -330,9 +351,9 @@ class Disconnector:
         self.ports: set[int] = set()
 
     def soon(self, peer: bytes, frame: zmq.Frame) -> None:
-        """End the connection by which *frame* of *peer* arrived, after GRACE_S seconds.
+        """Shut down the connection by which *frame* arrived from *peer*, after GRACE_S seconds.
 
-        Does nothing if a connection of *peer* is already about to be ended.
+        If a connection of *peer* is already due to be shut down, do nothing.
         """
         if peer in self._waiting:
             return
@@ -346,7 +367,7 @@ class Disconnector:
         self._waiting[peer] = connection, self._loop.call_later(GRACE_S, self._end, peer)
 
     def close(self) -> None:
-        """Cancel the planned disconnections, because the listener closes. Idempotent."""
+        """Cancel the disconnections that are still due, because the listener is being closed. Idempotent."""
         while self._waiting:
             connection, timer = self._waiting.popitem()[1]
             timer.cancel()

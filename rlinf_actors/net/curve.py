@@ -29,9 +29,13 @@ peer occupies a descriptor and the memory of a message."""
 
 
 def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair | None, domain: str) -> None:
-    """Set the options that protect the endpoint that *socket* binds next by *mechanism*.
+    """Set the options that protect the endpoint to which *socket* is bound next.
 
-    CURVE needs *pair*, the listener's keys. The gate of the ZAP *domain* decides which keys are admitted.
+    Args:
+        socket: a listener's ZeroMQ socket.
+        mechanism: how connections to the endpoint are protected.
+        pair: the listener's keys; CURVE needs them.
+        domain: the ZAP domain whose gate decides which keys CURVE admits.
     """
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
     if mechanism is Mechanism.IPC:
@@ -49,7 +53,9 @@ def before_bind(socket: zmq.Socket[bytes], mechanism: Mechanism, pair: KeyPair |
 
 
 def before_connect(socket: zmq.Socket[bytes], proof: Proof) -> None:
-    """Set the options by which the next connection of *socket* proves its key pair and requires the server's key."""
+    """Set the options for the next connection of *socket*: prove this process's key pair, and
+    require the server's key.
+    """
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
     socket.setsockopt(zmq.CURVE_SERVERKEY, proof.server.encode())
     socket.setsockopt(zmq.CURVE_PUBLICKEY, proof.pair.public.encode())
@@ -78,25 +84,34 @@ _REASONS = {
 
 
 def read_event(frames: Sequence[bytes]) -> tuple[int, int]:
-    """Return (event, value) from the frames of a message of a socket's monitor."""
+    """Return the event's number and value from a message of a socket's monitor."""
     event, value = _EVENT.unpack(frames[0])
     return int(event), int(value)
 
 
 def why_rejected(value: int) -> str:
-    """Return why a CURVE server rejected a connection. *value* is that of the server's FAILED_PROTOCOL event."""
+    """Return, for people, why a CURVE server rejected a connection.
+
+    *value* is the value of the FAILED_PROTOCOL event that the server's monitor reported.
+    """
     return _REASONS.get(value, "its handshake was malformed")
 
 
 def unanswered(event: int, value: int) -> bool:
-    """Return True if a handshake failed only because a stopped or busy server did not answer in time."""
+    """Return True if a handshake failed only because the server is stopped or busy and did not answer in time."""
     return event == int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL) and value not in (errno.EPIPE, errno.ECONNRESET)
 
 
 def why_refused(event: int, value: int, key: str) -> tuple[str, bool]:
-    """Return why a client's handshake failed, and True if libzmq does not try again.
+    """Explain to a client why its handshake with a server failed.
 
-    *event* and *value* are those of the client's monitor; *key* is the client's public key, "" if it has none.
+    Args:
+        event: number of the event that the client's monitor reported.
+        value: value of that event.
+        key: the client's public key, "" if it has none.
+
+    Returns:
+        The reason, for people; and True if libzmq will not try to connect again.
     """
     if event == int(zmq.EVENT_HANDSHAKE_FAILED_AUTH):
         return (

@@ -34,9 +34,10 @@ INTERNAL_ERROR = 70
 
 
 def run_daemon(serve: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Run the coroutine of a daemon on a new event loop, under the error policy. Return the exit code of the daemon.
+    """Run *serve*, a daemon's main coroutine, on a new event loop, and return its result, the exit code of the daemon.
 
-    An exception of *serve* itself is raised again; the caller reports it (an address in use, for example).
+    An unexpected exception in a callback or task ends the process. An exception of *serve* itself is raised, so that
+    the caller can report it (an address in use, for example).
     """
     faulthandler.enable(2)  # a crash in C code, and the watchdog's SIGABRT to a loop that stands still, leave a trace
     raise_file_limit()
@@ -50,14 +51,14 @@ def run_daemon(serve: Callable[[], Coroutine[Any, Any, int]]) -> int:
 
 
 def on_stop_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[str], None]) -> None:
-    """Call *stop* with the signal's name at each SIGTERM and SIGINT."""
+    """At each SIGTERM and SIGINT, call *stop* with the name of the signal."""
     for number in (signal.SIGTERM, signal.SIGINT):
         # one turn of the loop later: if SIGUSR1 and SIGTERM arrive together, Python may handle SIGTERM first
         loop.add_signal_handler(number, loop.call_soon, stop, signal.Signals(number).name)
 
 
 def end_on_internal_error(loop: asyncio.AbstractEventLoop) -> None:
-    """End this process if an exception escapes a callback of *loop*, a task, or the handler of a message."""
+    """From now on, end this process if an exception escapes a callback of *loop*, a task or a message handler."""
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
@@ -69,7 +70,10 @@ def end_on_internal_error(loop: asyncio.AbstractEventLoop) -> None:
 
 @contextlib.contextmanager
 def ends_process(*expected: type[Exception]) -> Iterator[None]:
-    """End this process if the block raises an exception that is not of an *expected* class."""
+    """End this process if the ``with`` block raises an exception that is not of an *expected* class.
+
+    Expected exceptions leave the block as usual.
+    """
     try:
         yield
     except expected:
@@ -80,24 +84,28 @@ def ends_process(*expected: type[Exception]) -> Iterator[None]:
 
 
 def end_process() -> NoReturn:
-    """Log that this daemon ends because of an internal error, and end the process at once."""
+    """Log that this daemon ends because of an internal error, and end the process at once with `INTERNAL_ERROR`."""
     log.critical("internal error (above): this process ends, since its state may be wrong")
     logging.shutdown()
     os._exit(INTERNAL_ERROR)
 
 
 class CoreShell(Generic[EventT, CommandT]):
-    """Passes events to a pure core, carries out the commands it returns, and ticks at its deadlines. Loop thread only.
+    """Connects an event loop to a pure core: the object that decides what a daemon does and does no I/O. Loop thread
+    only.
+
+    The shell passes events to the core, carries out the commands that the core returns, and passes *tick* at the time
+    of each deadline of the core.
 
     Args:
         loop: the daemon's event loop.
         name: name of the daemon, for the log.
-        decide: the core: takes an event and the loop's time, returns commands.
+        decide: gives an event and the loop's time to the core; returns the core's commands.
         next_deadline: returns the time of the core's next deadline; infinity for none.
         carry_out: carries out one command.
         tick: the event to pass at a deadline.
-        stalled: makes the event to pass when this process stood still, from the number of seconds. It is passed before
-            *tick*: messages of that time still wait in the sockets, so no peer was silent.
+        stalled: returns the event to pass if this process stood still for so many seconds. It is passed before *tick*:
+            messages of that time still wait in the sockets, so silence of a peer proves nothing.
     """
 
     def __init__(
@@ -124,7 +132,7 @@ class CoreShell(Generic[EventT, CommandT]):
         self._closed = False
 
     def handle(self, event: EventT) -> None:
-        """Pass an event to the core and carry out the commands. After `close` the event is dropped."""
+        """Pass an event to the core and carry out the commands that it returns. After `close`, drop the event."""
         if self._closed:
             return
         self.carry_out(self._decide(event, self._loop.time()))
@@ -132,12 +140,12 @@ class CoreShell(Generic[EventT, CommandT]):
             self._setting = self._loop.call_soon(self._set_timer)
 
     def carry_out(self, commands: Iterable[CommandT]) -> None:
-        """Carry out commands that the core returned outside of `handle`."""
+        """Carry out commands that the core returned to the caller, and not by `handle`."""
         for command in commands:
             self._carry_out(command)
 
     def close(self) -> None:
-        """Stop the timer and drop later events. Idempotent."""
+        """Stop the timer for the core's deadlines, and drop all later events. Idempotent."""
         self._closed = True
         for handle in (self._timer, self._setting):
             if handle is not None:
