@@ -46,16 +46,21 @@ class _ClientFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def client_settings() -> Settings:
-    """Return the settings of the environment. The client files supply the values that no environment variable sets.
+    """Return the settings from environment variables, completed by the client files.
 
-    /etc/rlinf-actors/client.toml is for all users of the machine. A value in ~/.config/rlinf-actors/client.toml
-    overrides it. Raises ConfigError if a variable or a client file is wrong; its `path` names the place.
+    /etc/rlinf-actors/client.toml is for all users of the machine; ~/.config/rlinf-actors/client.toml overrides it, and
+    an environment variable overrides both.
+
+    Raises:
+        ConfigError: a variable or a client file is wrong. `path` of the error names the variable or file.
     """
     return with_client_file(Settings.load())
 
 
 def with_client_file(settings: Settings) -> Settings:
-    """Return *settings* with unset values taken from the client files. Raises ConfigError."""
+    """Return *settings* with the values that are not set taken from the client files. Raises ConfigError if a file is
+    wrong.
+    """
     chosen = settings.client_config
     usual = (f"/etc/{CLIENT_FILE}", os.path.join(os.path.expanduser(settings.config_home), CLIENT_FILE))
     values: dict[str, tuple[str, str]] = {}
@@ -70,8 +75,11 @@ def with_client_file(settings: Settings) -> Settings:
 
 
 def read_client_file(path: str, must_exist: bool = False) -> dict[str, str]:
-    """Return the settings in a client file, an empty dict if the file does not exist. Raises ConfigError if the file is
-    not TOML, has an unknown key, or others can write to it; or it is missing although *must_exist* is True.
+    """Return the settings in the client file *path*; an empty dict if the file does not exist.
+
+    Raises:
+        ConfigError: the file is not TOML, has an unknown key, or others can write to it; or it does not exist although
+            *must_exist* is True.
     """
     try:
         with open(path, "rb") as file:
@@ -105,12 +113,16 @@ def read_client_file(path: str, must_exist: bool = False) -> dict[str, str]:
 def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
     """Return the endpoint of the head that a command connects to, and a description of that head for people.
 
-    The description is "" if the user named the head. *given* is the value of --head, None if it was not given;
-    *settings* are completed by the client files (`client_settings`).
+    The description is "" if the user named the head.
+
+    Args:
+        given: the value of --head, None if the option was not given.
+        settings: the settings, completed by the client files (`client_settings`).
 
     Raises:
-        ConfigError: the address is malformed or its name cannot be resolved; or no head is named, and this user runs on
-            this machine neither exactly one standing head nor, without standing heads, exactly one private cluster.
+        ConfigError: the named address is malformed or its host name has no address. Or no head is named, and this user
+            runs neither exactly one standing head on this machine nor, without standing heads, exactly one private
+            cluster.
     """
     text, source = named(given, settings)
     if text:
@@ -131,7 +143,9 @@ def find_head(given: str | None, settings: Settings) -> tuple[str, str]:
 
 
 def _hint(seen: MachineRecords) -> str:
-    """Return text on where a head may be: heads that agentds here have joined, and unreadable records."""
+    """Return text for an error that no head was found: the heads that agentds of this machine have joined, and the
+    records that could not be read.
+    """
     nodes = {record.address: record.pid for record in seen.records if record.kind == "node"}
     hints = [f"agentd (pid {pid}) of this machine has joined the head at {address}" for address, pid in nodes.items()]
     hints += [f"{path} cannot be read: {why}" for path, why in seen.unreadable]
@@ -139,13 +153,18 @@ def _hint(seen: MachineRecords) -> str:
 
 
 def table(records: Sequence[HeadRecord]) -> str:
-    """Return one line for each head, with the --head option that chooses it."""
+    """Return a text for people with one line for each head: the --head option that chooses the head, and its
+    description.
+    """
     width = max(len(record.address) for record in records)
     return "\n".join(f"  --head {record.address.ljust(width)}  {record.told()}" for record in records)
 
 
 def named(given: str | None, settings: Settings) -> tuple[str, str]:
-    """Return the head's address that the user named, and the option or setting that named it; ("", "") if none did."""
+    """Return the head's address that the user named, and the option or setting that names it; ("", "") if neither does.
+
+    *given* is the value of --head, None if the option was not given.
+    """
     if given:
         return given, "--head"
     if settings.head and settings.head != PRIVATE:
@@ -154,10 +173,15 @@ def named(given: str | None, settings: Settings) -> tuple[str, str]:
 
 
 def endpoint_at(text: str, source: str, resolve: bool = True) -> str:
-    """Return the endpoint for *text*: HOST:PORT, an endpoint, or the run directory of an agentd.
+    """Return the endpoint of the head that *text* names: HOST:PORT, an endpoint, or the run directory of an agentd.
 
-    *source* is the option, variable or file that has the text, for errors. With *resolve*, a host name must have an
-    address, and the check may block. Raises ConfigError.
+    Args:
+        text: the address as the user wrote it.
+        source: the option, variable or file that the address is from, for errors.
+        resolve: True to check that a host name has an address. The check may block.
+
+    Raises:
+        ConfigError: the address is malformed, its host name has no address, or the run directory is another user's.
     """
     if os.path.isdir(text):
         owner = os.stat(text).st_uid
@@ -175,7 +199,10 @@ def endpoint_at(text: str, source: str, resolve: bool = True) -> str:
 
 
 def check_name(endpoint: str, source: str) -> None:
-    """Check that the endpoint's host name has an address. Blocks. Raises ConfigError."""
+    """Raise ConfigError if the host name in *endpoint* has no address. Blocks.
+
+    *source* is the option, variable or file that the endpoint is from, for the error.
+    """
     if not is_tcp(endpoint):
         return
     host, port = split_address(endpoint, source)
@@ -193,9 +220,11 @@ def check_name(endpoint: str, source: str) -> None:
 def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
     """Return the keys with which this process connects to the head at *endpoint*.
 
-    They are this process's own key for one of *roles*. If the settings name no key and a standing head of this user on
-    this machine listens at *endpoint*, they are that head's own key. Raises ConfigError if there is a key file that
-    cannot be used.
+    They are the keys of this process's key file for one of *roles*. But if the settings name no key, and a standing
+    head of this user listens at *endpoint* on this machine, they are that head's own keys.
+
+    Raises:
+        ConfigError: there is a key file that cannot be used.
     """
     if is_tcp(endpoint) and settings.key_dir is None and settings.key_file is None:
         for record in find_records(settings).records:
@@ -205,10 +234,10 @@ def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
 
 
 def is_here(endpoint: str, listens: str) -> bool:
-    """Return True if *endpoint* leads to this machine's listener on the wildcard endpoint *listens*.
+    """Return True if *endpoint* leads to a listener of this machine that was bound to *listens*.
 
-    False if *listens* is not for every address (0.0.0.0 or ::), if the ports differ, or if the endpoint's host is a
-    name or an address of another machine.
+    The result is False if *listens* is not for every address (0.0.0.0 or ::), if the ports differ, or if the host in
+    *endpoint* is a name or an address of another machine.
     """
     if not (is_tcp(endpoint) and is_tcp(listens)):
         return False

@@ -24,7 +24,10 @@ SUSPECT_BEATS = 3
 
 
 def stalled_s(due: float, now: float) -> float:
-    """Return for how many seconds this process stood still, if a timer due at *due* fires at *now*; else 0."""
+    """Return for how many seconds this process stood still, from a timer that was due at *due* and fires at *now*.
+
+    A delay of up to STALL_S is normal and gives 0.
+    """
     return now - due if now - due > STALL_S else 0.0
 
 
@@ -33,7 +36,7 @@ class FailureDetector:
 
     Args:
         grace_s: how long the peer may be silent while its machine answers.
-        checks: False to never check its machine, so that only *grace_s* counts.
+        checks: False if the caller never checks the peer's machine, so that only *grace_s* counts.
         who: name of the peer for the text of `verdict`.
 
     Attributes:
@@ -60,7 +63,9 @@ class FailureDetector:
         return now - self.last
 
     def suspected(self, now: float) -> bool:
-        """Return True if the peer has been silent for so long that its machine must be checked."""
+        """Return True if the peer has missed three heartbeats, or been silent for half a lease, so that its machine
+        must be checked.
+        """
         return self.seconds(now) >= self._suspect_s
 
     def heard(self, now: float) -> None:
@@ -70,14 +75,16 @@ class FailureDetector:
         self._check_at(now + self._suspect_s)
 
     def stalled(self, seconds: float, now: float) -> None:
-        """Record that this process stood still for *seconds*, which do not count as silence of the peer."""
+        """Record that this process stood still for *seconds*. This time does not count as silence of the peer."""
         self.last = min(now, self.last + seconds)
         self._answered = min(now, max(self._answered + seconds, now - self._suspect_s))
         self._missed = False
         self._check_at(now + self.beat_s)  # what waits in the sockets is read first
 
     def should_check(self, now: float) -> bool:
-        """Return True if the caller must check the peer's machine now, and then call `checked` or `check_failed`."""
+        """Return True if the caller must check the peer's machine now, and report the result by `checked` or
+        `check_failed`.
+        """
         if self._checking or now < self._next_check:
             return False
         self._checking = True
@@ -85,11 +92,11 @@ class FailureDetector:
 
     @property
     def check_timeout_s(self) -> float:
-        """Seconds that a check may take, so that several checks fit into the lease."""
+        """Most seconds that a check of the peer's machine may take: short enough for several checks within a lease."""
         return min(REACHABILITY_TIMEOUT_S, self.lease_s / 4)
 
     def checked(self, answered: bool, now: float) -> None:
-        """Record the result of a check: True if the peer's machine answered."""
+        """Record the result of a check of the peer's machine. *answered* is True if the machine answered."""
         self._checking = False
         if answered:
             self._answered, self._missed = now, False
@@ -99,12 +106,14 @@ class FailureDetector:
             self._check_at(now + self.beat_s)
 
     def check_failed(self, now: float) -> None:
-        """Record that a check could not be made. It does not count as silence, and the next check may begin."""
+        """Record that the peer's machine could not be checked, which does not count as its silence. Allow another
+        check.
+        """
         self._checking = False
         self._check_at(now + self.beat_s)
 
     def verdict(self, now: float) -> str | None:
-        """Return why the peer counts as lost, None while it does not."""
+        """Return, for people, why the peer is lost; None as long as it is not."""
         if self._missed and now >= self._answered + self.lease_s:
             return (
                 f"{self._who} was silent for {self.seconds(now):.3g} s, and so was its machine for "
@@ -115,7 +124,7 @@ class FailureDetector:
         return None
 
     def next_deadline(self) -> float:
-        """Return the time at which `should_check` or `verdict` may have a new result, infinity for never."""
+        """Return the time at which `should_check` or `verdict` can give a new result; infinity for never."""
         times = [self.last + self.grace_s]
         if not self._checking:
             times.append(self._next_check)
@@ -143,7 +152,10 @@ REMIND_S = 60.0
 
 
 class ReconnectBackoff:
-    """Decides when to try again to reach a lost head, and what to log. *random* returns a number from 0 to 1."""
+    """Decides for one process when it tries again to reach a lost head, and which attempts it logs.
+
+    *random* returns a number from 0 to 1, by which pauses differ between processes.
+    """
 
     def __init__(self, random: Callable[[], float]) -> None:
         self._random = random
@@ -152,17 +164,26 @@ class ReconnectBackoff:
         self._logged = 0.0
 
     def attempt_timeout(self, lease_s: float) -> float:
-        """Return the seconds that this attempt may take: first a quarter of the lease, later more, for a slow head."""
+        """Return for how many seconds the next attempt may wait for the head's answer.
+
+        This is a quarter of the lease at first, and longer with each attempt, because the head may be slow.
+        """
         return min(HELLO_TIMEOUT_S, lease_s / 4 * self._pause / RETRY_MIN_S)
 
     def pause(self) -> float:
-        """Return the seconds until the next attempt."""
+        """Return for how many seconds to wait before the next attempt. The pause doubles each
+        time, up to RETRY_MAX_S.
+        """
         pause = self._pause * (1 - self._random() / 2)
         self._pause = min(self._pause * 2, RETRY_MAX_S)
         return pause
 
     def failed(self, now: float, text: str) -> str:
-        """Record a failed attempt or a long silence, which *text* describes. Return the line to log, "" for none."""
+        """Record that an attempt to reach the head failed, or that the head is silent. *text* describes the failure.
+
+        Returns:
+            The line to log; "" if the last line was logged less than REMIND_S seconds ago.
+        """
         if self._since is None:
             self._since = self._logged = now
             return text
@@ -172,7 +193,9 @@ class ReconnectBackoff:
         return f"{text} (for {now - self._since:.0f} s now)"
 
     def recovered(self, now: float) -> float | None:
-        """Record that the head answers again. Return the seconds since the first failure, None without one."""
+        """Record that the head answers again. Return the seconds since the first failure, None if
+        there was no failure.
+        """
         since, self._since = self._since, None
         self._pause = RETRY_MIN_S
         return None if since is None else now - since

@@ -50,14 +50,16 @@ ACTIONS = ("drop", "delay", "duplicate", "cut", "refuse")
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Description of one fault: the point, the action, and the messages or processes that it affects.
+    """One fault that a test injects: where it happens (point), what happens (action), and to which messages or
+    processes.
 
     Attributes:
         point: one of POINTS.
         action: one of ACTIONS that the point allows.
-        seconds: for "delay" the length of the delay; for "cut" the time until the connection works again, 0 for the
-            lifetime of the rule.
-        where: an fnmatch pattern for the subject: an endpoint, a peer, a kind of message or a worker.
+        seconds: for "delay" the length of the delay; for "cut" the time until the connection works again, 0 for as long
+            as the fault is injected.
+        where: an fnmatch pattern. Only subjects that match are affected. A subject is an endpoint, a peer, a kind of
+            message or a worker, depending on the point.
         chance: probability, above 0 and at most 1, that a matching event is affected.
         times: most events that are affected, 0 for no limit.
         skip: number of matching events that pass before the first one is affected.
@@ -78,8 +80,13 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 def check(fault: Fault, path: str = "") -> Fault:
-    """Return *fault* after checking it. Raises ConfigError if the point or action does not exist, or a number is out of
-    range; *path* names the fault's place.
+    """Return *fault* if it is valid.
+
+    *path* says where the fault is written, for the error.
+
+    Raises:
+        ConfigError: the point or action does not exist, the point does not allow the action, or a number is out of
+            range.
     """
     if fault.point not in POINTS:
         raise ConfigError(f"{fault.point!r} is no fault point; {_suggest(fault.point, POINTS)}", path=path)
@@ -102,10 +109,16 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 
 class Rule:
-    """A fault with the state that decides which events it affects. Not thread-safe; `Faults` has a lock.
+    """An active fault of this process, which decides for each event whether to affect it. `Faults` calls it under a
+    lock.
 
-    `check` must have accepted *fault*. *where* decides which subjects match, instead of the fault's pattern. `hits`
-    counts the events affected so far.
+    Args:
+        fault: the fault, accepted by `check`.
+        where: returns True for the subjects to affect; None to use the pattern `Fault.where`.
+
+    Attributes:
+        fault: as given.
+        hits: number of events that were affected so far.
     """
 
     def __init__(self, fault: Fault, where: Callable[[str], bool] | None = None) -> None:
@@ -116,12 +129,19 @@ class Rule:
         self._random = random.Random(fault.seed)
 
     def on(self) -> bool:
-        """Return True if the rule is active now: the file in `Fault.exists` exists, or the fault names none."""
+        """Return True if the fault's file exists (`Fault.exists`) or the fault names no file. Else the fault affects
+        nothing now.
+        """
         file = self.fault.exists
         return not file or os.path.exists(file.replace("{pid}", str(os.getpid())))
 
     def strikes(self, point: str, subject: str) -> bool:
-        """Return True if the rule affects this event at *point*, and count the event."""
+        """Return True if the fault affects this event, which counts as a hit then.
+
+        Args:
+            point: the fault point that the event passes.
+            subject: the text that `Fault.where` is compared with, such as an endpoint or a kind of message.
+        """
         fault = self.fault
         if fault.point != point or (fault.times and self.hits >= fault.times):
             return False
@@ -137,8 +157,10 @@ class Rule:
 
 
 def parse(plan: str) -> list[Fault]:
-    """Return the faults of *plan*, a JSON list of objects with the attributes of Fault. Raises ConfigError if the plan
-    is not such a list, or a fault in it is wrong.
+    """Return the faults in *plan*, a JSON list of objects with the attributes of Fault.
+
+    Raises:
+        ConfigError: *plan* is not such a list, or one of the faults is not valid.
     """
     try:
         faults = msgspec.json.decode(plan, type=list[Fault])
@@ -152,9 +174,12 @@ _Held = collections.deque[tuple[float, Callable[[], object]]]
 
 @dataclass
 class _Line:
-    """Fault state of one socket and peer: the rule that cut the connection and until when, and the held messages.
+    """The effects of faults on the messages between one socket and one peer.
 
-    `held` maps "in" and "out" to (due time, delivery function) in order.
+    Attributes:
+        cut_by: the rule that cut the connection, None if none did. Messages are dropped while it is cut.
+        cut_until: time of the loop until which the connection stays cut.
+        held: by direction ("in", "out"), the delayed messages in order: (due time, function that delivers the message).
     """
 
     cut_by: Rule | None = None
@@ -163,7 +188,7 @@ class _Line:
 
 
 class Faults:
-    """The active rules of this process and the messages that they hold back. Any thread."""
+    """All faults that are active in this process, and the messages that they delay. Any thread."""
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         self._rules = list(rules)
@@ -172,10 +197,15 @@ class Faults:
         self._lock = threading.RLock()  # a collected socket may call in from a finalizer
 
     def connecting(self, owner: object, endpoint: str, loop: asyncio.AbstractEventLoop) -> None:
-        """Apply the rules for the point transport.connect to *owner*, a new link to *endpoint*. Rules match the
-        endpoint.
+        """Apply the faults of the point transport.connect to a new link.
 
-        "delay" holds back what the link sends; "refuse" drops all its messages for as long as the rule exists.
+        "delay" holds back what the link sends. "refuse" drops all messages of the link for as long as the fault is
+        active.
+
+        Args:
+            owner: the link.
+            endpoint: the endpoint that the link connects to. `Fault.where` is compared with it.
+            loop: the link's event loop.
         """
         with self._lock:
             rule = self._pick("transport.connect", endpoint)
@@ -196,18 +226,18 @@ class Faults:
         deliver: Callable[[], object],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Deliver a message now or later, once, twice or not at all, as the rules say.
+        """Deliver a message now or later, once, twice or not at all, as the active faults say.
 
         Args:
             point: the fault point that the message passes.
             owner: the socket, or end of the control connection, that sends or receives the message.
             peer: identity of the other end, b"" on a link.
-            subject: the text that rules match.
+            subject: the text that `Fault.where` is compared with.
             deliver: sends the message, or handles it.
             loop: runs *deliver* if the message is delayed.
 
         Raises:
-            ClusterTimeoutError: a rule refused the request.
+            ClusterTimeoutError: a fault refused the request.
         """
         copies, due = 1, 0.0
         way = "in" if point == "transport.receive" else "out"
@@ -236,8 +266,12 @@ class Faults:
             deliver()
 
     def start(self, point: str, subject: str) -> None:
-        """Apply the rules for a spawn.* point before a process is started. "delay" blocks the calling thread. Raises
-        OSError if a rule refused the start (EAGAIN, as at the limit of processes).
+        """Apply the faults of a spawn.* point before a process is started. "delay" blocks the calling thread.
+
+        *subject* is the text that `Fault.where` is compared with: the process to start.
+
+        Raises:
+            OSError: a fault refused the start (EAGAIN, as at the limit of processes).
         """
         with self._lock:
             rule = self._pick(point, subject)
@@ -277,7 +311,7 @@ class Faults:
         call_threadsafe(loop, loop.call_at, due, self._release, held, loop)
 
     def _release(self, held: _Held, loop: asyncio.AbstractEventLoop) -> None:
-        """Deliver the held messages that are due. Loop thread.
+        """Deliver the delayed messages in *held* that are due now. Loop thread.
 
         A message stays first in the queue until it is delivered, so that no later one overtakes it.
         """
@@ -308,7 +342,7 @@ _setting = threading.Lock()
 
 
 def add(rule: Rule) -> None:
-    """Activate *rule* in this process."""
+    """Make the fault of *rule* active in this process."""
     global active
     with _setting:
         if active is None:
@@ -318,7 +352,10 @@ def add(rule: Rule) -> None:
 
 
 def remove(rule: Rule) -> None:
-    """Deactivate *rule*. Connections that it cut work again; messages that it delayed arrive at their times."""
+    """End the fault of *rule* in this process.
+
+    Connections that the fault cut work again. Messages that it delayed are still delivered at their times.
+    """
     faults = active
     if faults is not None:
         with faults._lock:
@@ -327,7 +364,7 @@ def remove(rule: Rule) -> None:
 
 
 def settle() -> None:
-    """Switch the hooks off if no rule and no held message is left."""
+    """Set `active` to None if no rule and no delayed message is left, so that fault points cost nothing."""
     global active
     with _setting:
         if active is not None:
@@ -337,8 +374,12 @@ def settle() -> None:
 
 
 def load(plan: str | None) -> None:
-    """Replace the rules of this process by those of *plan* (the value of RLINF_ACTORS_FAULTS). None or "" changes
-    nothing. Raises ConfigError if the plan is wrong.
+    """Replace the active faults of this process by those in *plan*, the value of RLINF_ACTORS_FAULTS.
+
+    None or "" changes nothing.
+
+    Raises:
+        ConfigError: *plan* is not a list of valid faults.
     """
     global active
     if not plan:

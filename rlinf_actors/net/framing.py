@@ -27,10 +27,14 @@ _decode = msgspec.msgpack.Decoder(Annotated[list[list[bytes | int]], msgspec.Met
 
 
 def pack(messages: Sequence[tuple[bytes, Sequence[Buffer]]], start: int = 0) -> tuple[bytes, list[Buffer], int]:
-    """Pack messages (header and parts) from index *start* on into a chunk.
+    """Pack messages, each a header and its parts, into one chunk.
+
+    Args:
+        messages: the messages to one peer, in order.
+        start: index of the first message to pack.
 
     Returns:
-        The records, the big frames, and the index of the first message that is not in this chunk.
+        The records, the big frames, and the index of the first message that did not fit into the chunk.
     """
     big: list[Buffer] = []
     rows: list[list[Buffer | int]] = []
@@ -53,7 +57,11 @@ def pack(messages: Sequence[tuple[bytes, Sequence[Buffer]]], start: int = 0) -> 
 
 
 def unpack(records: bytes, big: Sequence[Buffer]) -> list[tuple[bytes, list[Buffer]]]:
-    """Return the messages (header and parts) of a chunk, in order. Raises RemoteWireError if the chunk is malformed."""
+    """Return the messages of a received chunk in order, each as its header and parts.
+
+    Raises:
+        RemoteWireError: the chunk is malformed.
+    """
     try:
         rows = _decode(records)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -46,11 +46,12 @@ SCRIPT_CHARS = 80
 
 
 class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The contents of a record: a head, or an agentd that has joined a head on another machine.
+    """What a record says about the process that wrote it: a head, or an agentd that has joined a head on another
+    machine.
 
     Attributes:
-        kind: "head" (a standing one), "private" (a cluster that ends with its driver) or "node" (an agentd of a head
-            elsewhere).
+        kind: "head" (a standing head), "private" (the head of a cluster that ends with its driver) or "node" (an agentd
+            whose head is on another machine).
         pid: pid of the process; for a private cluster the pid of its driver.
         since: when the process started, in seconds since the epoch.
         endpoints: endpoints of the head, unix sockets first.
@@ -75,7 +76,9 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def address(self) -> str:
-        """The value for --head: HOST:PORT if the head listens on TCP, else its run directory."""
+        """The head's address as --head takes it: HOST:PORT if the head listens on TCP, else the
+        head's run directory.
+        """
         for endpoint in self.endpoints:
             if is_tcp(endpoint):
                 return _reachable(endpoint).removeprefix("tcp://")
@@ -83,12 +86,14 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def ways(self) -> list[str]:
-        """The endpoints to connect to, the best first."""
+        """The endpoints by which a process on this machine can connect to the head, unix sockets first."""
         return [_reachable(endpoint) for endpoint in self.endpoints]
 
     def security(self) -> Security:
-        """Return the keys with which a process of the record's user, or of root, connects to this head. Raises
-        ConfigError if the key file cannot be used.
+        """Return the keys with which a process of the record's user, or of root, connects to this head.
+
+        Raises:
+            ConfigError: the key file that the record names cannot be used.
         """
         if not self.key:
             return Security(self.insecure)
@@ -109,11 +114,18 @@ class HeadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def publish(record: HeadRecord, settings: Settings, unit_dir: str | None = None) -> Callable[[], None]:
-    """Write a record of this process. Return a function that removes it, to be called when the process ends.
+    """Write *record*, so that commands on this machine find this head, or the head that this agentd has joined.
 
-    The record's lock ends with the process in any case. If no directory can be written, a warning is logged: the head
-    then works, but can be found only by its address. *unit_dir* is RuntimeDirectory= of this process's systemd unit,
-    None outside of a unit.
+    If no directory can be written, only log a warning: the head works, but can be found only by its address.
+
+    Args:
+        record: the record of this process.
+        settings: the settings of this process. They may name a directory for records.
+        unit_dir: RuntimeDirectory= of this process's systemd unit, None outside of a unit.
+
+    Returns:
+        A function that removes the record; the caller calls it when this process ends. The record of a killed process
+        is recognized by its missing lock.
     """
     of_unit = [unit_dir] if unit_dir and unit_dir.startswith(UNIT_DIR) and not settings.heads_dir else []
     clear_stale(settings, of_unit)
@@ -134,9 +146,10 @@ def publish(record: HeadRecord, settings: Settings, unit_dir: str | None = None)
 
 
 def _write(record: HeadRecord, place: str) -> tuple[str, int]:
-    """Write a record into the directory *place*. Return its path and the descriptor that holds its lock.
+    """Write *record* into the directory *place*. Return the file's path and the descriptor that holds its lock.
 
-    The file is locked before it gets its name: a record without a lock would count as that of a killed process.
+    The file is locked before it gets its final name, because a record without a lock counts as that of a killed
+    process.
     """
     fd, hidden = tempfile.mkstemp(prefix=f".{PREFIX}", dir=place)
     try:
@@ -158,7 +171,9 @@ def _remove(path: str, lock: int) -> None:
 
 
 def clear_stale(settings: Settings, more: Sequence[str] = ()) -> None:
-    """Remove the records of killed processes of this user, from the usual directories and those in *more*."""
+    """Remove the records that killed processes of this user have left in the usual directories and
+    in those of *more*.
+    """
     for path in _names([*more, *places(settings)]):
         with contextlib.suppress(OSError):
             if not _is_ours(os.lstat(path)):
@@ -177,7 +192,7 @@ def _is_ours(info: os.stat_result) -> bool:
 
 
 def script_of(pid: int) -> str:
-    """Return the command line of a process for people, "" if it cannot be read."""
+    """Return the command line of the process *pid* for people, "" if it cannot be read."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = [word.decode(errors="replace") for word in file.read().split(b"\0")[:-1]]
@@ -187,7 +202,7 @@ def script_of(pid: int) -> str:
 
 
 def script_in(words: list[str]) -> str:
-    """Return a command line without its interpreter, such as ``train.py --epochs 3``."""
+    """Return a command line for people, such as ``train.py --epochs 3``: the words without Python and its options."""
     if words and os.path.basename(words[0]).startswith("python"):
         rest = words[1:]
         while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
@@ -206,7 +221,7 @@ def script_in(words: list[str]) -> str:
 
 
 def places(settings: Settings) -> list[str]:
-    """Return the directories in which heads of this user write their records."""
+    """Return the directories in which heads of this user write their records, unless a systemd unit runs them."""
     return [settings.heads_dir] if settings.heads_dir else list(PLACES)
 
 
@@ -215,13 +230,13 @@ def _unit_dirs(settings: Settings) -> list[str]:
 
 
 def watched(settings: Settings) -> list[str]:
-    """Return every existing directory in which a record of any user can appear."""
+    """Return all existing directories in which heads and agentds of any user may write records."""
     units = [path for path in _unit_dirs(settings) if not os.path.islink(path)]  # a unit's user could have made it
     return [path for path in (*places(settings), *units) if os.path.isdir(path)]
 
 
 def parents(settings: Settings) -> list[str]:
-    """Return the directories in which this user's agentds may have their run directories."""
+    """Return the directories in which agentds of this user may have made their run directories."""
     if settings.heads_dir:
         return [settings.run_dir] if settings.run_dir else []
     usual = (tempfile.gettempdir(), "/tmp", os.environ.get("XDG_RUNTIME_DIR") or "/run")
@@ -233,10 +248,11 @@ class MachineRecords:
     """The records that were found on this machine.
 
     Attributes:
-        records: those of this user, the oldest first; then, for root, those of other users, one of each user in turn,
-            so that a user with many records delays no other.
-        unreadable: path of each record that cannot be read, and the reason. A head that wrote such a record may run.
-        others: uids of other users who run heads whose records this user may not read.
+        records: the records of this user, the oldest first. If root asked for all users, the others' records follow,
+            one of each user in turn, so that a user with many records delays no other user.
+        unreadable: path of each record that cannot be read, and the reason. The head that wrote the record may still
+            run.
+        others: uids of other users who run heads or agentds but whose records this user may not read.
     """
 
     records: Sequence[HeadRecord]
@@ -245,9 +261,9 @@ class MachineRecords:
 
 
 def find_records(settings: Settings, everybody: bool = False) -> MachineRecords:
-    """Find the heads of this machine, and the agentds that have joined a head elsewhere.
+    """Return the records of the heads of this machine, and of agentds that have joined a head on another machine.
 
-    With *everybody*, the records of other users are included. Only root can read those.
+    *everybody* includes the records of other users. Only root can read those.
     """
     me = os.geteuid()
     unreadable, others, counts = list[tuple[str, str]](), dict[tuple[int, int], int](), dict[int, int]()
@@ -292,7 +308,14 @@ def _names(directories: Sequence[str]) -> Iterator[str]:
 
 
 def _read(path: str, owner: int) -> HeadRecord | None:
-    """Return the record in a file, None if its process has ended. Raises OSError, and ValueError if it is no record."""
+    """Return the record in the file *path*, None if the process that wrote it has ended.
+
+    *owner* is the uid that owns the file.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is not a record, or others could have written it.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         info = os.fstat(fd)
@@ -314,9 +337,10 @@ def _read(path: str, owner: int) -> HeadRecord | None:
 
 
 def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
-    """Return the owners in *others* that run a process. *others* maps device and inode of a record to its owner.
+    """Return the uids of other users whose heads or agentds run.
 
-    This user cannot open those files, so the kernel's list of locks is searched.
+    *others* maps device and inode of each of their records to the owner's uid. This process cannot open those files,
+    but the kernel lists which of them are locked.
     """
     if not others:
         return set()
@@ -326,7 +350,9 @@ def _living(others: Mapping[tuple[int, int], int]) -> set[int]:
 
 
 def _without_record(settings: Settings) -> Iterator[HeadRecord]:
-    """Find heads of earlier versions, which write no record, by their sockets in run directories of this user."""
+    """Yield the running heads of earlier versions, which write no record. They are found by sockets in this user's run
+    directories.
+    """
     directories = [path for parent in parents(settings) for path in sorted(glob.glob(f"{glob.escape(parent)}/rlinf-*"))]
     for directory in dict.fromkeys([*_unit_dirs(settings), *directories]):
         path = f"{directory}/{SOCKET}"
@@ -338,7 +364,9 @@ def _without_record(settings: Settings) -> Iterator[HeadRecord]:
 
 
 def _answers(path: str) -> bool:
-    """True if a process listens on this unix socket. The socket of a killed process refuses connections."""
+    """Return True if a process listens on the unix socket *path*. The socket of a killed process
+    refuses connections.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:
@@ -351,12 +379,14 @@ def _answers(path: str) -> bool:
 
 
 def _reachable(endpoint: str) -> str:
-    """Return the endpoint to connect to: loopback if the head listens on every address."""
+    """Return the endpoint to connect to for a head that listens on *endpoint*: loopback for the address of all
+    interfaces.
+    """
     return endpoint.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
 
 
 def ago(seconds: float) -> str:
-    """Return a duration in words: ``12 s``, ``3 min``, ``5 h``, ``2 d``."""
+    """Return a duration in words, such as ``12 s``, ``3 min``, ``5 h`` or ``2 d``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

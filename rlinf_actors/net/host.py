@@ -13,9 +13,10 @@ from rlinf_actors.exhaustion import explain
 
 
 def host_key() -> str:
-    """Return a short key that is equal for processes that can use each other's unix sockets and pids.
+    """Return a short key of this process's host. Two processes with equal keys can use each other's unix sockets and
+    pids.
 
-    It is a hash of the boot id, the network and pid namespaces, and the user.
+    The key is a hash of the boot id, the network and pid namespaces, and the user.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
@@ -23,14 +24,19 @@ def host_key() -> str:
 
 
 def pid_start(pid: int) -> int:
-    """Return a process's start in clock ticks since boot, 0 if it has ended. pid and start identify a process."""
+    """Return when the process *pid* started, in clock ticks since boot; 0 if it has ended.
+
+    Pids are reused, so only pid and start time together identify a process.
+    """
     found = procfs.stat(pid)
     return 0 if found is None or found.state == "Z" else found.started
 
 
 def route_ip(host: str) -> str:
-    """Return the source address of this machine's packets to *host* (an address or a name). Nothing is sent. Raises
-    OSError if the name has no address, or there is no route.
+    """Return the IP address from which this machine's packets to *host* (an address or a name) are sent. Sends nothing.
+
+    Raises:
+        OSError: the name has no address, or there is no route to it.
     """
     for family, kind, protocol, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind, protocol) as probe:
@@ -40,8 +46,12 @@ def route_ip(host: str) -> str:
 
 
 def free_port(below: int | None = None) -> int:
-    """Return a TCP port that is free now; with *below*, the highest free one below that number. The port is not
-    reserved. Raises OSError if no port is free.
+    """Return a TCP port that is free now, without reserving it.
+
+    *below* asks for the highest free port below that number; None lets the kernel choose any.
+
+    Raises:
+        OSError: no port is free.
     """
     for port in (0,) if below is None else range(below - 1, 1023, -1):
         with socket.socket() as probe:
@@ -54,19 +64,22 @@ def free_port(below: int | None = None) -> int:
 
 
 class HeldPorts:
-    """Ports that are bound on every address of the machine, but not listened on, until `release` or `close`.
+    """Reserves TCP ports of this machine for servers that start later.
 
-    The kernel gives a bound port neither to a socket that asks for any port nor to an outgoing connection. A listener
-    that asks for this port gets it if it sets SO_REUSEADDR or SO_REUSEPORT, since the socket here sets both. asyncio,
-    http.server, ZeroMQ, TCPStore and gRPC do. Other listeners need `release` first.
+    A reserved port is bound on every address, but not listened on, until `release` or `close`. The kernel gives a bound
+    port neither to a socket that asks for any port nor to an outgoing connection. A server that asks for this port gets
+    it if it sets SO_REUSEADDR or SO_REUSEPORT, because the socket that is bound here sets both. asyncio, http.server,
+    ZeroMQ, TCPStore and gRPC set one of them. Other servers can bind only after `release`.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, socket.socket] = {}
 
     def hold(self) -> int:
-        """Reserve a port that is free on every address and return its number. Raises OSError if there is no free port;
-        the text says what to do.
+        """Reserve a port that is free on every address of this machine, and return its number.
+
+        Raises:
+            OSError: there is no free port; the text says what to do.
         """
         try:
             held = _bound()
@@ -112,9 +125,13 @@ DEFAULT_LISTEN = "127.0.0.1:6380"
 
 
 def split_address(address: str, path: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``. An IPv6 host is written ``[HOST]:PORT``; a leading ``tcp://`` is ignored.
+    """Return host and port of an address of the form ``HOST:PORT``.
 
-    Any other form raises ConfigError with *path*, the option, variable or file that has the address.
+    An IPv6 host is written ``[HOST]:PORT``. A leading ``tcp://`` is ignored.
+
+    Raises:
+        ConfigError: *address* has another form. The error names *path*: the option, variable or file that has the
+            address.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535 or "/" in host:
@@ -123,7 +140,12 @@ def split_address(address: str, path: str) -> tuple[str, int]:
 
 
 def endpoint_of(address: str, path: str) -> str:
-    """Return the ZeroMQ endpoint for ``HOST:PORT``, and an endpoint as it is. Raises ConfigError."""
+    """Return the ZeroMQ endpoint for an address: ``tcp://HOST:PORT`` for ``HOST:PORT``; an endpoint stays as it is.
+
+    Raises:
+        ConfigError: *address* has another form. The error names *path*: the option, variable or file that has the
+            address.
+    """
     if address.startswith("ipc://"):
         return address
     host, port = split_address(address, path)

@@ -33,32 +33,43 @@ operation that the peer's last message belonged to."""
 
 
 def secret_identity(name: str) -> bytes:
-    """Return a new identity for this process at a listener: *name* and a random part that cannot be guessed.
+    """Return a new identity by which a listener knows a connection of this process: *name* and a secret random part.
 
-    A ROUTER lets any peer that knows an identity take over its connection, and so receive the messages sent to it.
+    The secret part is needed because a ROUTER socket lets any peer that knows an identity take over the connection, and
+    so receive the messages sent to that identity.
     """
     return f"{name}#{secrets.token_hex(8)}".encode()
 
 
 def peer_name(identity: bytes) -> str:
-    """Return the part of an identity that logs and errors may show: everything before its secret part."""
+    """Return the name in *identity* without its secret part, for logs and errors."""
     return identity.partition(b"#")[0].decode(errors="replace")
 
 
 class LogThrottle:
-    """Counts dropped messages in `count`, and logs ever fewer, so that malformed bytes cannot fill the log."""
+    """Counts dropped messages and says which of them to log, so that malformed messages cannot fill the log.
+
+    Attributes:
+        count: number of messages dropped so far.
+    """
 
     def __init__(self) -> None:
         self.count = 0
 
     def note(self) -> bool:
-        """Count a dropped message. Return True if it must be logged: the 1st, 2nd, 4th, 8th, 16th, ..."""
+        """Count a dropped message. Return True if the caller should log it: only the 1st, 2nd, 4th, 8th, 16th, ... is
+        logged.
+        """
         self.count += 1
         return self.count & (self.count - 1) == 0
 
 
 class Reachability(enum.Enum):
-    """Result of a reachability check: a process listens, the machine refused the connection, or nothing answered."""
+    """Result of a reachability check.
+
+    LISTENS: a process listens at the endpoint. REFUSED: the machine answered, but no process listens. SILENT: the
+    machine did not answer.
+    """
 
     LISTENS = "listens"
     REFUSED = "refused"
@@ -66,7 +77,9 @@ class Reachability(enum.Enum):
 
 
 class Diagnosis(enum.Enum):
-    """The kind of program at an endpoint, by the first bytes of a connection. The values are texts for people."""
+    """What kind of program, if any, listens at the address where the head should be. The values
+    are texts for people.
+    """
 
     NOBODY = "nobody listens there: start the head, or correct the address"
     NAMELESS = "its name cannot be resolved: is it spelt right, and does this machine's name service know it?"
@@ -82,25 +95,36 @@ class Listener(Protocol):
     """A socket that peers connect to.
 
     Attributes:
-        on_unreachable: if set, called on the loop with a peer that a message was sent to and that is not connected.
+        on_unreachable: if not None, called on the loop with a peer's identity after a message to that peer was dropped
+            because the peer is not connected.
     """
 
     on_unreachable: Callable[[bytes], None] | None
 
     def bind(self, endpoint: str) -> str:
-        """Listen on *endpoint*. Return the endpoint with the actual port. Raises ConfigError or OSError."""
+        """Listen on *endpoint*. Return the endpoint with the port that is really used.
+
+        Raises:
+            ConfigError: the endpoint must not be used without keys, and this process has none.
+            OSError: the endpoint cannot be bound.
+        """
 
     def send(self, peer: bytes, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         """Send a message to a connected peer; drop it if the peer is not connected. Any thread.
 
-        With *now*, the calling thread hands the message to the socket if no message is queued before it. That saves a
-        wake-up of the loop's thread, but the message is not batched with others.
+        Args:
+            peer: identity of the peer.
+            header: the message's header.
+            parts: the message's parts.
+            now: True to send on the calling thread if no other message is queued. That saves a wake-up of the loop's
+                thread, but the message does not share a chunk with others.
         """
 
     def member_of(self, peer: bytes) -> Member | None:
-        """Return the member behind a peer, by the key of its connection. Loop thread.
+        """Return the member that a peer is, by the key that its connection proved. Loop thread.
 
-        LOCAL if no key is needed; None if the peer is unknown or its key is no longer admitted.
+        The result is LOCAL if the connection needs no key, and None if *peer* is unknown or its key is no longer
+        admitted.
         """
 
     def close(self, linger_ms: int = 0) -> None:
@@ -108,21 +132,31 @@ class Listener(Protocol):
 
 
 class Link(Protocol):
-    """A connection to one listener. It reconnects by itself."""
+    """A connection of this process to one listener. It reconnects by itself."""
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
-        """Send a message as `Listener.send` does. While the listener is not there, messages wait."""
+        """Send a message to the listener; keep it until the listener can be reached. Any thread.
+
+        Args:
+            header: the message's header.
+            parts: the message's parts.
+            now: True to send on the calling thread if no other message is queued. That saves a wake-up of the loop's
+                thread, but the message does not share a chunk with others.
+        """
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close. Messages not sent within *linger_ms* milliseconds are dropped. Loop thread. Idempotent."""
+        """Close the connection. Messages not sent within *linger_ms* milliseconds are dropped.
+        Loop thread. Idempotent.
+        """
 
 
 class Network(Protocol):
-    """Makes listeners and links on one event loop.
+    """Makes the listeners and links of one process on one event loop.
 
     Attributes:
-        forked: True in a forked child of the process that made this network. Nothing can be sent there.
-        memory: the shared memory that this process lends to others on its machine, None to send all parts in messages.
+        forked: True in a forked child of the process that made this network. The child cannot send by it.
+        memory: this process's shared memory, by which it lends large parts to processes on its machine; None to send
+            all parts in messages.
     """
 
     forked: bool
@@ -136,10 +170,13 @@ class Network(Protocol):
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
     ) -> Listener:
-        """Return a listener that is not bound yet.
+        """Return a new listener. The caller binds it.
 
-        A frame longer than *max_bytes* (-1: no limit) ends its connection. *gate* decides which keys are admitted over
-        TCP, if the listener is a CURVE server.
+        Args:
+            on_message: called on the loop with each message.
+            max_bytes: a longer frame ends the connection that it came by; -1 for no limit.
+            gate: decides which keys are admitted on TCP endpoints that need keys.
+            on_failed: called on the loop after *on_message* raised an unexpected exception.
         """
 
     def link(
@@ -153,18 +190,26 @@ class Network(Protocol):
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
     ) -> Link:
-        """Return a link to the listener at *endpoint*, where *identity* (`secret_identity`) names this link.
+        """Return a link to the listener at *endpoint*.
 
-        *token* is the job's token, which proves membership to a worker; "" for the head, where this process's key does.
+        Args:
+            endpoint: the listener's endpoint.
+            identity: the name by which the listener knows this link (`secret_identity`).
+            on_message: called on the loop with each message.
+            token: the token of this process's job, which proves to a worker that this process is in its job; "" for a
+                link to the head, which is opened with this process's own key.
+            on_rejected: called on the loop if the listener rejected the connection.
+            on_reset: called on the loop when a lost connection was made again; messages may be lost.
+            on_failed: called on the loop after *on_message* raised an unexpected exception.
         """
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
-        """Check whether a process listens at *endpoint* (`net.reachability.check`). Loop thread."""
+        """Check whether a process listens at *endpoint*, within *timeout_s* seconds. Loop thread."""
 
     async def diagnose(self, endpoint: str) -> Diagnosis:
-        """Find out which kind of program listens at *endpoint* (`net.reachability.diagnose`). Loop thread."""
+        """Find out which kind of program listens at *endpoint*, where the head should be. Loop thread."""
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Run *function* on the loop soon. Any thread, also from finalizers. Does nothing after the loop was closed."""
+        """Run *function* on the loop soon. After the loop was closed, do nothing. Any thread, also from finalizers."""
 
     def close(self) -> None: ...

@@ -26,7 +26,7 @@ SHUT_DOWN = "the Cluster of this process was shut down: make a new one by Cluste
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop, of uvloop if that is installed."""
+    """Return a new event loop: uvloop's if uvloop is installed, else asyncio's."""
     open_standard_descriptors()
     try:
         import uvloop
@@ -43,11 +43,16 @@ BUG = "bug"
 def handling_failed(
     loop: asyncio.AbstractEventLoop, what: str, error: Exception, fail: Callable[[InternalError], object] | None
 ) -> None:
-    """Apply the process's policy to *error*, which escaped the handler of a message or a task. *what* is for people.
+    """Handle an unexpected exception of our own code: log it, then end the process or fail one operation.
 
-    The policy is the loop's exception handler, which also gets the exceptions of timers and descriptors. In a daemon it
-    ends the process (`net.daemon`). In a driver or worker it logs, then *fail* fails the call, the message or the
-    channel operation that was being handled, and the process continues.
+    A daemon (agentd, head) ends: its loop's exception handler does that (`net.daemon`). A driver or worker goes on
+    after *fail* has failed the call, message or channel operation that was being handled.
+
+    Args:
+        loop: the loop whose exception handler decides.
+        what: the activity that failed, for people.
+        error: the exception that escaped a task or the handler of a message.
+        fail: fails the operation with the error that it is given; None if there is no operation to fail.
     """
     loop.call_exception_handler(
         {"message": f"internal error: {what} failed", "exception": error, BUG: "of rlinf-actors"}
@@ -63,7 +68,7 @@ def handling_failed(
 
 
 def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> None:
-    """Run *function* on *loop* soon. Any thread. Does nothing if the loop is closed."""
+    """Run *function* with *args* on *loop* soon. If the loop is closed, do nothing. Any thread."""
     try:
         loop.call_soon_threadsafe(function, *args)
     except RuntimeError:
@@ -72,10 +77,10 @@ def call_threadsafe(loop: asyncio.AbstractEventLoop, function: Callable[..., obj
 
 
 class Tasks:
-    """Owns the tasks of one object: reports their unexpected failures, and cancels them when it is closed. Loop thread.
+    """The asyncio tasks of one object: reports their unexpected exceptions, and cancels them when it is closed. Loop
+    thread.
 
-    Args:
-        loop: runs the tasks; None for the running loop.
+    *loop* runs the tasks; None for the running loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -90,8 +95,7 @@ class Tasks:
         expected: type[Exception] | tuple[type[Exception], ...] = (),
         failed: Callable[[InternalError], object] | None = None,
     ) -> asyncio.Task[T]:
-        """Run a coroutine as a task. An exception that is not *expected* goes to the process's policy
-        (`handling_failed`).
+        """Run a coroutine as a task, and return the task. `handling_failed` handles exceptions that are not *expected*.
 
         Args:
             work: the coroutine.
@@ -127,7 +131,9 @@ class Tasks:
 
 
 class IoThread:
-    """A thread with one event loop for the runtime's own I/O, so that the user's code cannot delay it."""
+    """A thread with an event loop for the connections of a driver or worker, so that the user's
+    code cannot delay them.
+    """
 
     def __init__(self, name: str) -> None:
         self.loop = new_event_loop()
@@ -143,8 +149,11 @@ class IoThread:
             raise
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop and return its future. Any thread. Raises UsageError if the Cluster's shutdown
-        has stopped the thread, or this process is a fork, where the thread does not exist.
+        """Run a coroutine on the I/O thread and return its future. Any thread.
+
+        Raises:
+            UsageError: the Cluster's shutdown has stopped the thread; or this process is a fork, where the thread does
+                not exist.
         """
         try:
             self.check_usable()
@@ -165,7 +174,14 @@ class IoThread:
         return list(self._under_way)
 
     def start(self, work: Coroutine[Any, Any, object], name: str) -> None:
-        """Run a coroutine that no code awaits, under the process's error policy. Any thread. Raises as `submit`."""
+        """Run a coroutine that no code awaits on the I/O thread. Any thread. If it raises, the exception is logged.
+
+        *name* is the coroutine's activity, for the log.
+
+        Raises:
+            UsageError: the Cluster's shutdown has stopped the thread; or this process is a fork, where the thread does
+                not exist.
+        """
 
         async def owned() -> None:
             try:
@@ -176,11 +192,11 @@ class IoThread:
         self.submit(owned())
 
     def call(self, function: Callable[..., object], *args: object) -> None:
-        """Run a function on the loop soon. Any thread. Does nothing after `stop`."""
+        """Run *function* with *args* on the I/O thread soon. After `stop`, do nothing. Any thread."""
         call_threadsafe(self.loop, function, *args)
 
     def later(self, seconds: float, function: Callable[[], object]) -> None:
-        """Run a function on the loop after *seconds*. Any thread. Does nothing after `stop`."""
+        """Run *function* on the I/O thread after *seconds*. After `stop`, do nothing. Any thread."""
         self.call(self.loop.call_later, seconds, function)
 
     def check_usable(self) -> None:
@@ -190,7 +206,9 @@ class IoThread:
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """End the loop and the thread, and wait for both. Must not be called on the thread itself. Idempotent."""
+        """End the I/O thread and its loop, and wait for their end. Must not be called on the I/O thread itself.
+        Idempotent.
+        """
         if self.loop.is_closed():
             return
         with self._submitting:

@@ -40,8 +40,8 @@ async def check(endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Rea
     """Check whether a process listens at a tcp or ipc endpoint, by opening a connection and closing it again.
 
     The kernel accepts connections for a process that is stopped or busy, and refuses them for one that has ended. If
-    this machine has no descriptor or port left for the check, the result is LISTENS, because SILENT could end
-    everything that waits for the endpoint.
+    this machine has no descriptor or port left for the check, the result is LISTENS: the network may be fine, and
+    SILENT could make the caller end workers or calls.
     """
     opening: Coroutine[Any, Any, Any]
     if endpoint.startswith("ipc://"):
@@ -65,7 +65,7 @@ async def check(endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Rea
 
 
 async def diagnose(endpoint: str) -> Diagnosis:
-    """Find out which kind of program listens at an endpoint, by the first bytes of a connection.
+    """Find out which kind of program listens at an endpoint where the head should be, by the first bytes that it sends.
 
     For an ipc endpoint the result says only whether any program listens.
     """
@@ -108,15 +108,15 @@ that is no ZeroMQ server counts as another one after the first."""
 
 
 class HeadVerifier:
-    """Verifies that the process listening at the head's address is our head, while no message came from it.
+    """Finds out why no message comes from the head: whether the program that listens at its address is the head at all.
 
     Args:
         network: diagnoses the endpoint.
         endpoint: the head's endpoint.
-        on_wrong: called with an error when it is certain that another program listens there; libzmq alone would retry
-            for ever.
-        explains: True if `why` may diagnose the endpoint although no handshake has failed. False for agentds that were
-            registered before: many would do so at one moment, and their connections would fill a stopped head's queue.
+        on_wrong: called with an error when it is certain that another program listens there. libzmq would retry for
+            ever.
+        explains: True if `why` may connect to the endpoint although no handshake has failed. False for agentds that
+            were registered before: many would connect at one moment and fill the queue of a stopped head.
     """
 
     def __init__(
@@ -132,25 +132,29 @@ class HeadVerifier:
         self._verifying: asyncio.Task[None] | None = None
 
     def failed(self, why: str, for_good: bool) -> None:
-        """Record a failed handshake. Unless it is *for_good* (libzmq does not try again), begin to verify the head."""
+        """Record a failed handshake with the program at the head's address. *why* is the reason, for people.
+
+        *for_good* is True if libzmq will not try again. If it is False, find out in a moment which program listens
+        there.
+        """
         self._why = why
         self._failed += 1
         if self._verifying is None and not for_good:
             self._verifying = self._tasks.start(self._verify(), "looking who listens at the head's address")
 
     def heard(self) -> None:
-        """Record that a message of the head arrived."""
+        """Record that a message of the head arrived, so the program at the address is the head."""
         self._why, self._diagnosis, self._failed, self._explains = "", "", 0, False
 
     def reset(self) -> None:
-        """Forget all failures and stop verifying, because the connection is made anew or is closed."""
+        """Forget all failed handshakes and stop the diagnosis, because the connection is being closed or made anew."""
         self._why, self._diagnosis, self._failed = "", "", 0
         if self._verifying is not None:
             self._verifying.cancel()
             self._verifying = None
 
     async def why(self) -> str:
-        """Return, for an error message, why no message came from the head and what the user can do."""
+        """Return a text for errors: why no message came from the head, and what the user can do."""
         if not self._why and self._explains:
             return (await self._network.diagnose(self._endpoint)).value
         return self._diagnosis or self._why or "is it running, and is the address right?"

@@ -64,7 +64,7 @@ class _LateError(Exception):
 
 
 class KeyRefusedError(AuthenticationError):
-    """The head's socket does not admit this process's key, so the head has not received the request."""
+    """The head's socket rejected this process's key, so the head never received the request."""
 
 
 def refusal(failed: Failed) -> RlinfActorsError:
@@ -76,11 +76,16 @@ def refusal(failed: Failed) -> RlinfActorsError:
 
 
 class ControlServer:
-    """The head's side of the control connections: decodes incoming messages and encodes outgoing ones.
+    """The head's end of all control connections: receives requests and notices, and sends answers and notices.
 
-    *on_envelope* is called with the peer's identity and each well-formed envelope, *on_unreachable* with a peer that a
-    message was sent to and that is not connected. *gate* decides which keys are admitted. `member_of` is that of
-    Listener.
+    Args:
+        network: makes the listener.
+        on_envelope: called with the sender's identity and each well-formed message.
+        on_unreachable: called with a peer's identity after a message to it was dropped because it is not connected.
+        gate: decides which keys are admitted.
+
+    Attributes:
+        member_of: returns the member that a peer is, as `Listener.member_of` does.
     """
 
     def __init__(
@@ -100,14 +105,14 @@ class ControlServer:
         return self._listener.bind(endpoint)
 
     def notify(self, peer: bytes, body: Body) -> None:
-        """Send a notice. It is dropped if the peer is not connected, or if the notice is too long."""
+        """Send a notice to a peer. If the peer is not connected or the notice is too long, the notice is dropped."""
         try:
             self._send("rpc.notice", peer, body, Notice(body))
         except control_codec.TooLongError as error:
             log.error("%s is not told: %s", peer_name(peer), error)
 
     def reply(self, peer: bytes, request_id: int, body: Body) -> None:
-        """Answer a request. If the answer is too long, the request is refused instead."""
+        """Answer a request of a peer. If the answer is too long to send, refuse the request instead."""
         try:
             self._send("rpc.reply", peer, body, Reply(request_id, body))
         except control_codec.TooLongError as error:
@@ -122,7 +127,16 @@ class ControlServer:
         missing_ranks: Sequence[int] = (),
         path: str = "",
     ) -> None:
-        """Refuse a request; *kind* chooses the error class that the client raises (`refusal`)."""
+        """Refuse a request of a peer: the client raises an error.
+
+        Args:
+            peer: identity of the client.
+            request_id: number of the request.
+            kind: chooses the class of the error (`refusal`).
+            text: text of the error.
+            missing_ranks: ranks of the nodes that have not registered, if the request waited for them.
+            path: place of the wrong value (an option, variable or key of a file), if the error is about configuration.
+        """
         text, path = (part if len(part) <= FAILED_CHARS else f"{part[: FAILED_CHARS - 1]}…" for part in (text, path))
         failed = Failed(request_id, kind, text, list(missing_ranks), path)
         self._send("rpc.reply", peer, failed, failed)
@@ -159,7 +173,7 @@ class _PendingRequest:
 
 
 class ControlClient:
-    """The control connection of an agentd, driver or worker to the head.
+    """The connection of an agentd, driver or worker to the head, for control messages.
 
     Args:
         network: makes the link.
@@ -168,8 +182,9 @@ class ControlClient:
         on_notice: called with each notice of the head.
         on_reset: called when a lost connection was made again, also with a head that was restarted at its address.
             Messages in flight may be lost.
-        explains: see HeadVerifier.
-        on_failed: called with a notice whose handler raised, if this process goes on; see net.loop.
+        explains: True if an error may find out which program listens at the head's address. False for agentds that were
+            registered before, which would all connect at one moment.
+        on_failed: called with a notice and an error if *on_notice* raised unexpectedly and this process goes on.
     """
 
     def __init__(
@@ -210,18 +225,19 @@ class ControlClient:
         *,
         first: bool = False,
     ) -> Body:
-        """Send a request and wait for the answer. If the caller cancels, the head may still carry out the request.
+        """Send a request to the head and return the answer. If the caller cancels, the head may still carry out the
+        request.
 
         Args:
             body: the request.
-            timeout: seconds, None for no limit.
+            timeout: seconds to wait for the answer, None for no limit.
             on_reply: called with the answer as it arrives, before any notice that the head sent after the answer.
-            first: True for a hello, which opens the session and so does not wait for `resume`.
+            first: True for a hello. A hello registers this process with the head, so it does not wait for `resume`.
 
         Raises:
             ClusterTimeoutError: there was no answer within *timeout* seconds.
             UsageError: the request is longer than the head accepts.
-            RlinfActorsError: the head refused (the class says why), or this client was closed.
+            RlinfActorsError: the head refused the request (the class of the error says why), or this client was closed.
         """
         if self._closed:
             raise RlinfActorsError(f"the connection to the head at {self.endpoint} is closed")
@@ -254,7 +270,7 @@ class ControlClient:
             future.set_exception(_LateError)
 
     def notify(self, body: Body) -> None:
-        """Send a notice. If it is too long, it is dropped and an error is logged."""
+        """Send a notice to the head. If the notice is too long, drop it and log an error."""
         try:
             if not self._closed:
                 self._send("rpc.notice", body, Notice(body))
@@ -262,19 +278,19 @@ class ControlClient:
             log.error("the head at %s is not told: %s", self.endpoint, error)
 
     def repeat_first(self) -> None:
-        """Send an unanswered hello again, because it may be lost."""
+        """Send the hello again if the head has not answered it, because it may have been lost."""
         for request_id, asked in list(self._pending.items()):
             if asked.first:
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
     def hold(self) -> None:
-        """Make requests wait for `resume`, because the head does not know this process yet, or no longer."""
+        """Keep back further requests until `resume`, because this process is not registered with the head now."""
         self._holding = True
 
     def resume(self) -> None:
-        """Send all unanswered requests, because the head knows this process again.
+        """Send all unanswered requests, because this process is registered with the head again.
 
-        The head may have answered some of them before, and the answers were lost. It recognizes a repeated request.
+        Some of them may have been answered before, and the answers lost. The head recognizes a repeated request.
         """
         self._holding = False
         for request_id, asked in list(self._pending.items()):
@@ -284,8 +300,12 @@ class ControlClient:
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
 
     def reopen(self) -> None:
-        """Drop unsent messages and make a new connection, because a connection to a machine that vanished may hang for
-        long. Raises OSError if no socket can be opened; messages are lost until another `reopen` succeeds.
+        """Replace the connection to the head by a new one. Unsent messages are dropped.
+
+        The old connection may hang for long if the head's machine has vanished.
+
+        Raises:
+            OSError: no socket can be opened. Messages are then lost until another `reopen` succeeds.
         """
         if not self._closed:
             self._verifier.reset()
@@ -294,7 +314,10 @@ class ControlClient:
             self._link = self._open()
 
     def close(self, linger_ms: int = 0, error: RlinfActorsError | None = None) -> None:
-        """Close the connection; waiting requests raise *error*. Idempotent."""
+        """Close the connection to the head. Requests that wait for an answer raise *error*. Idempotent.
+
+        Messages not sent within *linger_ms* milliseconds are dropped.
+        """
         if self._closed:
             return
         self._closed = True
@@ -320,7 +343,9 @@ class ControlClient:
             self._abandon_hello(self._refused)
 
     def _abandon_hello(self, error: AuthenticationError) -> None:
-        """Fail the pending hello; fail all pending requests if the head never sent a message."""
+        """Make the waiting hello raise *error*. If the head has never sent a message, make all waiting requests raise
+        it.
+        """
         for asked in self._pending.values():
             if (asked.first or not self._heard) and not asked.future.done():
                 asked.future.set_exception(error)

@@ -32,10 +32,10 @@ PAGE = 4096
 
 
 class Extents:
-    """Divides a range of *size* bytes (a multiple of PAGE) into used and free extents. `used` counts the used bytes.
+    """Keeps account of which parts of an arena are used. It manages *size* bytes, a multiple of PAGE. Not thread-safe.
 
-    Not thread-safe. The free extent with the lowest address is used first: its pages were probably touched before, and
-    a touched page costs a tenth of a new one.
+    `used` is the number of used bytes. The free extent with the lowest address is used first: its pages were probably
+    touched before, and a touched page costs a tenth of a new one.
     """
 
     def __init__(self, size: int) -> None:
@@ -46,7 +46,9 @@ class Extents:
         self._taken: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
-        """Mark *size* free bytes (1 or more) as used. Return their offset, None if no free extent is long enough."""
+        """Mark *size* contiguous free bytes (1 or more) as used. Return their offset, None if no free extent is long
+        enough.
+        """
         need = -(-size // PAGE) * PAGE
         for n, length in enumerate(self._lengths):
             if length >= need:
@@ -62,7 +64,7 @@ class Extents:
         return None
 
     def give(self, start: int) -> None:
-        """Free the extent at offset *start*, which `take` returned."""
+        """Mark the extent at offset *start*, which `take` returned, as free again."""
         length = self._taken.pop(start)
         self.used -= length
         n = bisect.bisect(self._starts, start)
@@ -76,7 +78,7 @@ class Extents:
             self._lengths.insert(n, length)
 
     def free(self) -> list[tuple[int, int]]:
-        """Return (start, length) of every free extent, in order."""
+        """Return the offset and length of every free extent, in the order of the offsets."""
         return list(zip(self._starts, self._lengths, strict=True))
 
 
@@ -88,7 +90,10 @@ WARM = 64 << 20
 
 @dataclass(frozen=True)
 class Offer:
-    """Where to open a process's arena (``/proc/pid/fd/fd``), and the device, inode and size to expect there."""
+    """Tells another process where to open an arena, and how to recognize it.
+
+    The arena is the file ``/proc/pid/fd/fd``, and must have this device, inode and size.
+    """
 
     pid: int
     fd: int
@@ -98,7 +103,7 @@ class Offer:
 
 
 class _Bytes(ctypes.Array):  # type: ignore[type-arg]
-    """Memory of an arena. Only views keep this object alive, so `ended` is called after the last view is gone."""
+    """A piece of an arena's memory. `ended` is called after the last view of the piece is gone."""
 
     _type_ = ctypes.c_ubyte
     _length_ = 0
@@ -123,7 +128,7 @@ def _bytes_at(memory: mmap.mmap, offset: int, size: int, ended: Callable[[], obj
 
 
 class Arena:
-    """This process's own shared memory.
+    """This process's own shared memory: large message parts are copied into blocks of it, which other processes read.
 
     Args:
         limit: most bytes in use. The system provides memory only when a page is first written.
@@ -160,18 +165,20 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Bytes in use by blocks, in whole pages."""
+        """Number of bytes that blocks occupy, in whole pages."""
         with self._lock:
             self._reclaim()
             return self._extents.used
 
     @property
     def crowded(self) -> bool:
-        """True if more than half of the arena is in use. Borrowers are then asked to copy their blocks soon."""
+        """True if more than half of the arena is in use. Receivers of blocks are then asked to copy and return them
+        soon.
+        """
         return self._extents.used > self.size // 2
 
     def store(self, data: Buffer) -> memoryview | None:
-        """Copy *data* (1 byte or more) into a new block. Return a view of the block, None if there is no room."""
+        """Copy *data* (1 byte or more) into a new block. Return a view of the block, None if the arena has no room."""
         source = data if type(data) is bytes else memoryview(data).cast("B")
         size = len(source)
         with self._lock:
@@ -188,7 +195,7 @@ class Arena:
         return block
 
     def copy(self, data: Buffer) -> Buffer:
-        """Return a copy of *data*: a block if *data* is large and there is room, else bytes."""
+        """Return a copy of *data*: a block of the arena if *data* is large and the arena has room, otherwise bytes."""
         if memoryview(data).nbytes >= SHARED_FROM:
             block = self.store(data)
             if block is not None:
@@ -196,7 +203,7 @@ class Arena:
         return bytes(data)
 
     def place(self, part: Buffer) -> int | None:
-        """Return the offset of *part* in this arena if it is a view of a block, None otherwise."""
+        """Return the offset in this arena of the block that *part* is a view of; None if *part* lies elsewhere."""
         if type(part) is not memoryview or part.readonly or not isinstance(part.obj, _Bytes) or self._memory is None:
             return None
         offset = ctypes.addressof(ctypes.c_ubyte.from_buffer(part)) - self._base
@@ -208,7 +215,7 @@ class Arena:
         return ctypes.addressof(ctypes.c_ubyte.from_buffer(self._memory))
 
     def trim(self) -> None:
-        """Return free memory beyond WARM bytes to the system."""
+        """Give the memory of free blocks back to the system, except for WARM bytes, which are faster to use again."""
         with self._lock:
             self._reclaim()
             kept = 0
@@ -222,7 +229,7 @@ class Arena:
                     self._memory.madvise(mmap.MADV_REMOVE, start + keep, end - start - keep)
 
     def close(self) -> None:
-        """Refuse to store further blocks. The memory stays while views of it exist."""
+        """Store no further blocks. The memory stays as long as views of it exist in any process."""
         with self._lock:
             if self._memory is not None:
                 self._memory = None
@@ -234,7 +241,7 @@ class Arena:
 
 
 class Borrowed:
-    """Another process's arena, mapped into this process.
+    """Another process's arena, mapped into this process to read the blocks that are lent to it.
 
     Raises:
         OSError: the arena cannot be opened (it belongs to another user or container, or its process has ended).
@@ -253,12 +260,18 @@ class Borrowed:
             os.close(fd)
 
     def view(self, offset: int, size: int, alone: bool, crowded: bool, ended: Callable[[], object]) -> memoryview:
-        """Return a writable view of the block at *offset*, of *size* bytes. Raises ValueError if it is not inside the
-        arena.
+        """Return a writable view of a block of the other process's arena.
 
-        *alone* is True if no other process borrows the block; if False, writes to the view change only this process's
-        copy. *crowded* is True if the owner has little room left. *ended* is called on any thread when the last view is
-        gone.
+        Args:
+            offset: place of the block in the arena.
+            size: size of the block in bytes.
+            alone: True if no other process borrows the block. If False, writes to the view change only this process's
+                copy.
+            crowded: True if the arena's owner asks to copy the block soon, because it has little room left.
+            ended: called on any thread when the last view of the block is gone.
+
+        Raises:
+            ValueError: the block is not inside the arena.
         """
         if not 0 <= offset <= offset + size <= self._size or size == 0:
             raise ValueError(f"bytes {offset} to {offset + size} are outside an arena of {self._size}")
@@ -291,7 +304,7 @@ def _opened(offer: Offer) -> int:
 
 
 class _PyBuffer(ctypes.Structure):
-    """CPython's Py_buffer, part of its stable ABI."""
+    """CPython's Py_buffer, which describes the memory of an object. It is part of CPython's stable ABI."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),

@@ -34,7 +34,12 @@ class Mechanism(enum.Enum):
 
 @dataclass(frozen=True)
 class Proof:
-    """The key pair with which a link authenticates, and the public key that its listener must have (*server*)."""
+    """The keys for a connection to a CURVE server.
+
+    Attributes:
+        pair: the key pair by which this process authenticates.
+        server: the public key that the server must have.
+    """
 
     pair: KeyPair
     server: str
@@ -42,11 +47,11 @@ class Proof:
 
 @dataclass(frozen=True)
 class Security:
-    """The keys and security settings of one process.
+    """The keys of one process, which decide how its sockets are protected.
 
     Attributes:
         insecure_test_network: True to allow TCP without keys (network namespaces of tests).
-        pair: this process's key pair, None if it has none; a worker has the key pair of its job.
+        pair: this process's key pair, None if it has none. Workers of one job have the same pair.
         head: the head's public key, "" if it has none.
     """
 
@@ -56,24 +61,30 @@ class Security:
 
     @classmethod
     def of(cls, key: KeyFile | None, insecure_test_network: bool = False) -> Security:
-        """Return the Security of a process with this key file, or of a process without a key if *key* is None."""
+        """Return the keys of a process with the key file *key*. If *key* is None, the process has no key."""
         return cls(insecure_test_network) if key is None else cls(insecure_test_network, key.pair, key.server)
 
     @classmethod
     def toward(cls, head: str, settings: Settings, *roles: str) -> Security:
-        """Return the Security of a process that connects to the endpoint *head*, with its key file for one of *roles*.
+        """Return the keys with which this process connects to a head: those of its key file for one of *roles*.
 
-        Raises ConfigError if there is a key file that cannot be used.
+        *head* is the head's endpoint. *settings* may name the key file. A unix socket needs no keys.
+
+        Raises:
+            ConfigError: there is a key file that cannot be used.
         """
         insecure = settings.insecure_test_network
         return cls.of(key_at(head, settings, *roles, insecure=insecure), insecure) if is_tcp(head) else cls(insecure)
 
     @classmethod
     def of_worker(cls, token: str, head: str, endpoint: str, listen_ip: str) -> Security:
-        """Return the Security of a worker, from values that its agentd has checked.
+        """Return the keys of a worker, from values that its agentd has checked.
 
-        *token* is that of the worker's job. *head* is the head's public key; "" in a private cluster, which has no TCP,
-        and in a closed test network. *endpoint* is the head's; *listen_ip* is the address to listen on, "" for none.
+        Args:
+            token: the token of the worker's job.
+            head: the head's public key; "" in a private cluster, which has no TCP, and in a closed test network.
+            endpoint: the head's endpoint.
+            listen_ip: the address on which the worker listens, "" for none.
         """
         if not head:
             return cls(insecure_test_network=is_tcp(endpoint) or bool(listen_ip))
@@ -82,9 +93,12 @@ class Security:
         return cls(False, job_pair(token), head)
 
     def mechanism(self, endpoint: str, verb: str) -> Mechanism:
-        """Return how a socket at *endpoint* is protected. *verb* is "listen on" or "connect to", for the error.
+        """Return how a socket of this process that binds or connects to *endpoint* is protected.
 
-        Raises ConfigError if the endpoint is TCP and this process has no key.
+        *verb* is "listen on" or "connect to", for the error.
+
+        Raises:
+            ConfigError: the endpoint is TCP and this process has no key.
         """
         if endpoint.startswith(("ipc://", "inproc://")):
             return Mechanism.IPC
@@ -102,9 +116,12 @@ class Security:
         )
 
     def proof(self, endpoint: str, token: str = "") -> Proof | None:
-        """Return the keys for a link to *endpoint*, None if the link needs none. Raises ConfigError as `mechanism`.
+        """Return the keys for a link to *endpoint*, None if the link needs none.
 
-        *token* is that of the worker's job, "" if *endpoint* is the head's.
+        *token* is the token of the job if *endpoint* is a worker's, and "" if it is the head's.
+
+        Raises:
+            ConfigError: the endpoint is TCP and this process has no key.
         """
         if not token:
             curve = self.mechanism(endpoint, "connect to") is Mechanism.CURVE
@@ -125,10 +142,22 @@ def key_at(
     given: str | None = None,
     head: str | None = None,
 ) -> KeyFile | None:
-    """Return the key file of a process that listens on, or connects to, a head's *endpoint*; None if it has none.
+    """Return the key file of a process that listens on a head's endpoint or connects to it; None if the process has
+    none.
 
-    *roles*, *given* and *head* are those of `security.keyfile.find`; *insecure* is True if TCP needs no key. Raises
-    ConfigError if there is a key file that cannot be used.
+    On loopback without a key file and without *insecure*, this is the user's "local" key file, which is made if
+    missing.
+
+    Args:
+        endpoint: the head's endpoint.
+        settings: the settings of this process. They may name the key file.
+        roles: the roles that this process may have, in order of preference.
+        insecure: True if TCP needs no key.
+        given: the path of the key file from the configuration, None to search for the file.
+        head: the head's public key from the configuration, None to use the one in the file.
+
+    Raises:
+        ConfigError: there is a key file that cannot be used.
     """
     from rlinf_actors.security import keyfile
 
@@ -144,7 +173,7 @@ def is_tcp(endpoint: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if *host* is a loopback address or ``localhost``. Other names are not resolved and give False."""
+    """Return True if *host* is ``localhost`` or a loopback address. Other names are not resolved and give False."""
     if host == "localhost":
         return True
     try:

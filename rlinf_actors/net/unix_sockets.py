@@ -10,15 +10,15 @@ _UCRED = struct.Struct("3i")  # struct ucred of unix(7): pid, uid, gid
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return pid and uid of the process at the other end of a connection."""
+    """Return pid and uid of the process at the other end of a unix socket's connection."""
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return pid, uid
 
 
 class PacketQueue:
-    """Outgoing packets to one peer, in order. No method blocks. Not thread-safe.
+    """Outgoing packets of one unix socket, in order. No method blocks. Not thread-safe.
 
-    While the queue is not empty, the caller must call `flush` whenever the socket becomes writable.
+    While packets are queued, the caller must call `flush` whenever the socket becomes writable.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -29,14 +29,16 @@ class PacketQueue:
         return len(self._packets)
 
     def send(self, packet: bytes) -> bool:
-        """Queue a packet, and send it if no other is queued. Return True if the queue is empty afterwards."""
+        """Send a packet after those that are queued. Return True if all were sent; else the packet
+        waits in the queue.
+        """
         self._packets.append(packet)
         return len(self._packets) == 1 and self.flush()
 
     def flush(self) -> bool:
-        """Send queued packets until the peer has no more room. Return True if the queue is empty afterwards.
+        """Send queued packets as long as the socket takes them. Return True if the queue is empty afterwards.
 
-        If the peer has closed its end, the packets are dropped. The code that reads the socket notices that end.
+        If the peer has closed the connection, drop the packets. The code that reads the socket handles the end.
         """
         try:
             while self._packets:

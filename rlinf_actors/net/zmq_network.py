@@ -48,16 +48,19 @@ _domains = itertools.count(1)
 
 
 def start_shared_thread() -> None:
-    """Start the thread with which pyzmq frees large buffers after sending. It runs until the process ends.
+    """Start the thread with which pyzmq frees large buffers after sending. The thread runs until the process ends.
 
-    It would start by itself with the first such buffer. A check that compares the threads of a process calls this
-    first.
+    pyzmq would start it with the first such buffer. Tests that compare the threads of a process before and after start
+    it first.
     """
     zmq.Frame(bytes(zmq.COPY_THRESHOLD), copy=False)
 
 
 class ZmqNetwork:
-    """ZeroMQ sockets on one event loop, whose thread receives. Implements `net.link.Network`."""
+    """Makes the ZeroMQ listeners and links of one process. They receive on the thread of one event loop.
+
+    Implements `net.link.Network`.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, security: Security | None = None) -> None:
         self._loop = loop
@@ -107,7 +110,11 @@ class ZmqNetwork:
             call_threadsafe(self._loop, function)
 
     def note_fork(self) -> None:
-        """Stop using the sockets in a forked child: they and their threads belong to the parent. `forks` calls this."""
+        """Stop all sending of this process, because it is a forked child: the sockets and their threads are the
+        parent's.
+
+        `forks` calls this after a fork by user code.
+        """
         self.forked = True
 
     def close(self) -> None:
@@ -127,7 +134,7 @@ def _open(make: Callable[[], T]) -> T:
 
 
 class ZmqListener(Socket):
-    """A ROUTER socket. Implements `net.link.Listener`."""
+    """A socket that peers connect to: a ROUTER of ZeroMQ. Implements `net.link.Listener`."""
 
     def __init__(
         self,
@@ -173,7 +180,13 @@ class ZmqListener(Socket):
         return actual
 
     def _guard_connections(self, endpoint: str) -> None:
-        """Make the gate decide about TCP connections and about every frame. Call this before the first CURVE bind."""
+        """From now on, check the key of each new TCP connection and of each frame, and limit the connections.
+
+        The caller does this before it binds the first TCP endpoint that needs keys.
+
+        Raises:
+            ConfigError: this listener has no gate, so nothing decides which keys are admitted.
+        """
         gate = self._gate
         if gate is None:
             raise ConfigError(f"refusing to listen on {endpoint}: nobody knows whose keys may come in there")
@@ -205,7 +218,7 @@ class ZmqListener(Socket):
 
 
 class ZmqLink(Socket):
-    """A DEALER socket that is connected to one ROUTER. Implements `net.link.Link`."""
+    """A connection of this process to one listener: a DEALER of ZeroMQ. Implements `net.link.Link`."""
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ _UNIX = "localhost:"  # libzmq's address of a peer at a unix socket begins so, b
 
 
 class Socket:
-    """A ROUTER or DEALER socket with its lock and its queue of outgoing messages."""
+    """Base of ZmqListener and ZmqLink: a ZeroMQ socket with a lock and a queue of outgoing messages."""
 
     def __init__(
         self, network: ZmqNetwork, kind: int, on_message: OnMessage, on_failed: OnFailed | None = None
@@ -143,7 +143,10 @@ class Socket:
                 self._wake(self._flush)
 
     def _readable(self) -> bool:
-        """Return True if a message can be received; else libzmq's descriptor reports the next one. Needs the lock."""
+        """Return True if a message can be received now. The caller holds the socket's lock.
+
+        If the result is False, libzmq's descriptor becomes readable with the next message.
+        """
         return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
 
     def _wake(self, callback: Callable[[], None]) -> None:
@@ -161,7 +164,7 @@ class Socket:
         self._drain()
 
     def _write_queued(self) -> None:
-        """Send the queued messages, one chunk per peer. Needs the lock."""
+        """Send all queued messages: those for one peer in one chunk. The caller holds the socket's lock."""
         out = self._out
         if self._closed or not out:
             return
@@ -175,7 +178,10 @@ class Socket:
             self._write(peer, messages)
 
     def _write(self, peer: bytes, messages: list[tuple[bytes, Sequence[Buffer]]]) -> None:
-        """Send messages to a peer in one chunk, or in several if they are too large for one. Needs the lock."""
+        """Send messages to one peer in as few chunks as possible. The caller holds the socket's lock.
+
+        If the peer is not connected, drop the messages and call `on_unreachable`.
+        """
         socket = self._socket
         sent = 0
         try:
@@ -277,7 +283,7 @@ class Socket:
         handling_failed(self._loop, f"handling a message from {peer_name(peer) or self._name(peer)}", error, fail)
 
     def _key_of(self, frame: zmq.Frame) -> str:
-        """Return the public key that the frame's connection proved, "" on a unix socket.
+        """Return the public key that a received frame's connection has proved, "" for a unix socket.
 
         Every connection to a CURVE server has a key: our ZAP handler returns it when it admits the connection. Asking a
         frame without a key raises, which doubles the cost of a frame. So after a frame from a unix socket, the next

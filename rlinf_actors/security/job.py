@@ -23,10 +23,13 @@ _NAME = b"rlinf-actors job name\0"
 
 
 def job_pair(token: str) -> KeyPair:
-    """Return the key pair of the job with this token.
+    """Return the key pair that all members of a job share, derived from the job's *token*.
 
-    The pair is derived from the token, so every process that has the token can compute the pair. A token has at least
-    128 random bits, so a plain hash is enough. Raises ValueError if *token* is empty.
+    Every process that has the token can compute the pair. A token has at least 128 random bits, so a plain hash is
+    enough.
+
+    Raises:
+        ValueError: *token* is empty.
     """
     if not token:
         raise ValueError("a job without a token has no key pair")
@@ -34,17 +37,20 @@ def job_pair(token: str) -> KeyPair:
 
 
 def job_name(token: str) -> str:
-    """Return a secret name, derived from the job's token, for objects in torch's stores.
+    """Return a secret name for objects in torch's stores, derived from the job's *token*.
 
-    torch's stores do not authenticate their clients. A process without the token cannot guess the name.
+    torch's stores do not authenticate their clients, but a process without the token cannot guess the name.
     """
     return f"rlinf-actors-{hashlib.sha256(_NAME + token.encode()).hexdigest()[:32]}"
 
 
 class JobGate:
-    """The gate of a worker's listening socket: admits connections with the key *public* of its job, *namespace*.
+    """Admits connections to a worker's listening socket: only those with the key of the worker's own job.
 
-    *on_refused* is called on the loop's thread with a description of rejected connections and their number.
+    Args:
+        public: the public key of the job.
+        namespace: the job's namespace.
+        on_refused: called on the loop's thread with a description of rejected connections and their number.
     """
 
     def __init__(self, public: str, namespace: str, on_refused: Callable[[str, int], None]) -> None:
@@ -78,13 +84,14 @@ class _Content(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class JoinToken:
-    """The contents of a join token.
+    """A join token: an administrator makes it at the head, and a new machine uses it once to join the cluster.
 
     Attributes:
         address: HOST:PORT of the head.
         head: the head's public key.
-        pair: the key pair of the token. Its only use is to list another key, once, before the token expires.
-        role: "agent" or "driver": the role of the key that the new machine lists.
+        pair: the key pair of the token. Its only use is to list the new machine's own key at the head before the token
+            expires.
+        role: "agent" or "driver": the role of the new machine's own key.
         name: the name of that node or driver.
     """
 
@@ -95,14 +102,18 @@ class JoinToken:
     name: str
 
     def text(self) -> str:
-        """Return the token as one word for people to copy. It is a secret until it is used."""
+        """Return the join token as one word that people copy to the new machine. The word is a
+        secret until it is used.
+        """
         content = _Content(self.address, self.head, self.pair.public, self.pair.secret, self.role, self.name)
         return PREFIX + base64.urlsafe_b64encode(msgspec.msgpack.encode(content)).decode().rstrip("=")
 
 
 def parse(text: str) -> JoinToken:
-    """Return the join token that a user pasted as *text*. Raises ConfigError if *text* is no join token or is
-    incomplete. The error does not quote the text, which is a secret.
+    """Return the join token that a user pasted as *text*.
+
+    Raises:
+        ConfigError: *text* is not a whole join token. The error does not quote the text, which is a secret.
     """
     text = text.strip()
     if not text.startswith(PREFIX):

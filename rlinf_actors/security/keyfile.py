@@ -36,7 +36,7 @@ _FIELDS = ("role", "name", "public", "secret", "head")
 
 @dataclass(frozen=True)
 class KeyFile:
-    """The contents of a key file.
+    """The contents of a key file, by which a process proves which member of the cluster it is.
 
     Attributes:
         role: head, agent, driver, or local (this user's own processes on loopback).
@@ -54,7 +54,7 @@ class KeyFile:
 
     @property
     def server(self) -> str:
-        """The head's public key; in the head's own file, the public key of the file."""
+        """The public key of the cluster's head. In the head's own key file that is the file's own public key."""
         return self.head or self.pair.public
 
 
@@ -73,7 +73,10 @@ def locate(settings: Settings, role: str) -> Path | None:
 
     If RLINF_ACTORS_KEYS is set, only that directory is searched. Otherwise the credentials of the systemd unit come
     first, then the user's key directory. A blank credential counts as missing, because systemd writes a blank one for a
-    file that it did not find (SetCredential= in the units). Raises ConfigError if a credential cannot be read.
+    file that it did not find (SetCredential= in the units).
+
+    Raises:
+        ConfigError: a credential cannot be read.
     """
     if settings.credentials_dir and not settings.key_dir:
         path = path_of(Path(settings.credentials_dir), role)
@@ -89,11 +92,14 @@ def locate(settings: Settings, role: str) -> Path | None:
 
 
 def load(path: str | Path, user: int | None = None) -> KeyFile:
-    """Read a key file, after checking that only its user can read it.
+    """Read the key file *path*, after checking that only one user, and root, can read and change it.
 
-    *user* is the uid that must own the file, None for this process's user. Root passes another user's uid to read the
-    key of that user's head. Raises ConfigError, with what to do, if the file is missing, others can read it, or it is
-    no key file; ValueError if the path has a null byte.
+    *user* is the uid of that user, None for this process's user. Root passes another user's uid to read the key of that
+    user's head.
+
+    Raises:
+        ConfigError: the file is missing, others can read it, or it is not a key file. The text says what to do.
+        ValueError: the path has a null byte.
     """
     path, where = Path(path), str(path)
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # nobody writes to a FIFO; another user may hold a lease
@@ -120,11 +126,19 @@ def load(path: str | Path, user: int | None = None) -> KeyFile:
 
 
 def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
-    """Write a key file with mode 0600, replacing an existing one atomically.
+    """Write *key* to the file *path* with mode 0600, replacing an existing file atomically.
 
-    The file is synced to disk before this returns, because the head may list the key next. *in_private* makes the
-    directory with mode 0700, and refuses (ConfigError) one that others can read; pass False for a file that is to be
-    copied elsewhere. Raises OSError if the file cannot be written.
+    The file is synced to disk before this returns, because the head may list the key next.
+
+    Args:
+        path: the file.
+        key: its contents.
+        in_private: True to make the file's directory with mode 0700 and to refuse a directory that others can read.
+            False for a file that is to be copied elsewhere.
+
+    Raises:
+        ConfigError: *in_private* is True, and others can read the directory.
+        OSError: the file cannot be written.
     """
     if in_private:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -144,7 +158,11 @@ def save(path: Path, key: KeyFile, in_private: bool = True) -> None:
 
 
 def save_new(path: Path, key: KeyFile) -> None:
-    """Save a key file. Raises FileExistsError if *path* exists, also if another process makes it meanwhile."""
+    """Write *key* to a new file *path*, as `save` does.
+
+    Raises:
+        FileExistsError: the file exists, perhaps because another process has made it meanwhile.
+    """
     beside = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     save(beside, key)
     try:
@@ -163,9 +181,9 @@ def _sync(folder: Path) -> None:
 
 
 def is_private(mode: int, owner: int, user: int) -> bool:
-    """Return True if a file of uid *owner* with permissions *mode* can be read and changed only by uid *user* and root.
+    """Return True if only uid *user* and root can read and change a file with permissions *mode* and owner uid *owner*.
 
-    A file that root owns may be readable for a group: systemd presents its credentials like that.
+    If root owns the file, its group may read it too: systemd presents its credentials like that.
     """
     if owner not in (user, 0):
         return False
@@ -252,8 +270,8 @@ def find(
 def is_for_elsewhere(path: Path, settings: Settings) -> bool:
     """Return True if the key file at *path* belongs to a cluster whose head is on another machine.
 
-    That is a file in the user's default key directory without a head.key beside it. The user chose a file in
-    RLINF_ACTORS_KEYS or in a credential, so such a file is never ignored.
+    This holds for a file in the user's default key directory if the directory has no head.key. A file from
+    RLINF_ACTORS_KEYS or a credential gives False, because the user chose it for this process.
     """
     usual = settings.key_dir is None and path.parent == directory(settings)
     return usual and not path_of(path.parent, "head").exists()
@@ -263,7 +281,7 @@ ROLE = "local"
 
 
 def who() -> str:
-    """Return ``USER@HOST`` of this process for messages. A user without a name (containers) is given by uid."""
+    """Return ``USER@HOST`` of this process, for messages. USER is the uid if the user has no name (containers)."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # the latter since Python 3.13
@@ -274,8 +292,10 @@ def who() -> str:
 def key(settings: Settings) -> KeyFile:
     """Return this user's own "local" key file; make the file if it is missing.
 
-    Several processes may call this at once: all get the same key. Raises ConfigError if others can read the file, it is
-    no key file, or it cannot be made; the message says what to do.
+    Several processes may call this at once: all get the same key.
+
+    Raises:
+        ConfigError: others can read the file, it is not a key file, or it cannot be made. The text says what to do.
     """
     path = path_of(directory(settings), ROLE)
     if not path.exists():

@@ -16,11 +16,12 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class KeyPair:
-    """The key pair of one identity. A process that knows `secret` has that identity; `repr` never shows the secret.
+    """The CURVE key pair of one member. A process that knows `secret` can act as that member, so `repr` hides the
+    secret.
 
     Attributes:
-        public: 40 characters of Z85.
-        secret: 40 characters of Z85.
+        public: the public key, 40 characters of Z85.
+        secret: the secret key, 40 characters of Z85.
     """
 
     public: str
@@ -28,7 +29,7 @@ class KeyPair:
 
     @classmethod
     def make(cls) -> KeyPair:
-        """Return a new random pair."""
+        """Return a new random key pair."""
         import zmq
 
         public, secret = zmq.curve_keypair()
@@ -36,7 +37,7 @@ class KeyPair:
 
     @classmethod
     def of_secret(cls, secret: bytes) -> KeyPair:
-        """Return the pair of a secret key of 32 bytes."""
+        """Return the key pair of a secret key, which is given as 32 bytes."""
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a secret key has {SECRET_BYTES} bytes, not {len(secret)}")
         import zmq
@@ -47,8 +48,12 @@ class KeyPair:
 
     @classmethod
     def of_text(cls, public: str, secret: str, path: str) -> KeyPair:
-        """Return the pair of two keys that were read from a text; *path* names their place in errors. Raises
-        ConfigError if a text is no key, or the two keys are not one pair. The message does not contain the secret.
+        """Return the key pair of two keys that were read from a file or another text. *path* names their place in
+        errors.
+
+        Raises:
+            ConfigError: one of the texts is not a key, or the two keys do not belong together. The error does not
+                contain the secret.
         """
         import zmq
 

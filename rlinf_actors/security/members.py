@@ -25,7 +25,7 @@ used yet."""
 
 @dataclass(frozen=True)
 class Member:
-    """The authenticated identity of a peer.
+    """A process that has proved by its key who it is, or a local process, which needs no key.
 
     Attributes:
         role: decides which messages the member may send.
@@ -40,7 +40,7 @@ class Member:
     key: str = ""
 
     def is_same(self, other: Member) -> bool:
-        """Return True if *other* is the same member, even if it used another of its keys."""
+        """Return True if *other* is the same member. The two may have proved this by different keys."""
         return (self.role, self.name, self.job) == (other.role, other.name, other.job)
 
     def __str__(self) -> str:
@@ -131,24 +131,30 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 def may(member: Member, verb: str) -> bool:
-    """Return True if *member* may send the control message with tag *verb*. An unknown tag is never allowed."""
+    """Return True if *member* may send the control message that has the tag *verb*. No member may
+    send an unknown tag.
+    """
     roles = VERBS.get(verb)
     return roles is not None and (member.role == "local" or member.role in roles)
 
 
 class Gate(Protocol):
-    """Decides which keys a process admits."""
+    """Decides for a listener which keys are admitted, and records rejected connections."""
 
     def admit(self, public_key: str) -> Member | None:
-        """Return the member that holds this key, None if the key is not admitted.
+        """Return the member that holds this key, None if the key is not admitted. Any thread.
 
-        Any thread. Called for every frame, so it must be cheap.
+        Called for every frame, so it must be cheap.
         """
 
     def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
-        """Record *times* rejected connections from *address* ("" if unknown). Loop thread.
+        """Record that connections were rejected. Loop thread.
 
-        *public_key* is "" if the handshake failed before a key was known; *why* is "" if `admit` rejected the key.
+        Args:
+            public_key: the key of the connections; "" if their handshake failed before a key was known.
+            address: the IP address that they came from, "" if unknown.
+            why: the reason; "" if `admit` rejected the key.
+            times: number of the connections.
         """
 
 
@@ -162,7 +168,7 @@ NAME_RULE = "a name has 1 to 100 letters, digits, '.', '_', '@' and '-', the fir
 
 
 def is_key(text: str) -> bool:
-    """Return True if *text* is a well-formed public or secret key: eight Z85 groups of four bytes each."""
+    """Return True if *text* has the form of a public or secret key: eight Z85 groups of four bytes each."""
     if _Z85.fullmatch(text) is None:
         return False
     groups = (text[at : at + 5] for at in range(0, KEY_CHARS, 5))
@@ -174,13 +180,17 @@ def is_name(text: str) -> bool:
 
 
 def check_public(public: str, path: str) -> None:
-    """Raise ConfigError if *public* is no public key. *path* names the file, option or variable that has the key."""
+    """Raise ConfigError if *public* is not a public key. *path* is the file, option or variable that has it, for the
+    error.
+    """
     if not is_key(public):
         raise ConfigError(f"is {public[:60]!r}; a public key has {KEY_CHARS} characters of Z85", path=path)
 
 
 def check_name(name: str, path: str) -> None:
-    """Raise ConfigError if *name* is not allowed as a member's name. *path* names the file or option that has it."""
+    """Raise ConfigError if *name* is not allowed for a node or driver. *path* is the file or option that has it, for
+    the error.
+    """
     if not is_name(name):
         raise ConfigError(f"is {name[:100]!r}; {NAME_RULE}", path=path)
 
