@@ -17,7 +17,7 @@ def short_dir():
 
 @pytest.fixture(params=net_kit.KINDS)
 async def wire(request, short_dir, rlinf_leak_check):
-    """Each kind of network: what holds for one holds for all."""
+    """Each kind of network."""
     async with net_kit.wire(request.param, short_dir) as made:
         yield made
 

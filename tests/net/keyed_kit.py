@@ -1,4 +1,4 @@
-"""Networks of processes with keys, and a gate that a test opens and shuts."""
+"""Networks of processes with keys, and a gate whose members the test sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_actors.security.members import Member
 
 
 class Facts:
-    """What was told, in order, and a wait for the next."""
+    """Records its calls in order; a test can wait for the next."""
 
     def __init__(self) -> None:
         self.all: list[tuple] = []
@@ -33,7 +33,7 @@ class Facts:
 
 
 class ListGate:
-    """Lets in who is listed."""
+    """Admits the listed keys."""
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
@@ -70,7 +70,7 @@ class Guarded:
         return self.endpoint
 
     def link(self, pair: KeyPair | None, identity: bytes = b"me", server: str = ""):
-        """A link of a process of its own, what it receives, and whether it was turned away."""
+        """A link with a network of its own, its inbox, and the Facts of its refusals."""
         security = Security(True) if pair is None else Security(pair=pair, head=server or self.pair.public)
         inbox, turned_away = Inbox(), Facts()
         network = self.net(security)

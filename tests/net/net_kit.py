@@ -14,7 +14,7 @@ KINDS = ("memory", "ipc", "tcp")
 
 
 class Inbox:
-    """An OnMessage that keeps what came."""
+    """An OnMessage that keeps all messages."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[bytes, bytes, list[bytes]]] = []
@@ -29,7 +29,7 @@ class Inbox:
         return [header for _, header, _ in self.messages]
 
     async def until(self, count: int) -> Inbox:
-        """Wait until *count* messages are there."""
+        """Wait until *count* messages have arrived."""
         while len(self.messages) < count:
             self._came.clear()
             await asyncio.wait_for(self._came.wait(), 10)
@@ -37,7 +37,7 @@ class Inbox:
 
 
 class Wire:
-    """One kind of network, and the endpoints it takes."""
+    """One kind of network, and endpoints for it."""
 
     def __init__(self, kind: str, folder: str) -> None:
         loop = asyncio.get_running_loop()
@@ -47,7 +47,7 @@ class Wire:
         self._made = 0
 
     def endpoint(self) -> str:
-        """One that nobody listens on."""
+        """A new endpoint without a listener."""
         self._made += 1
         return "tcp://127.0.0.1:0" if self.kind == "tcp" else f"ipc://{self._folder}/{self._made}"
 

@@ -1,6 +1,6 @@
-"""A server on loopback whose end is the end of every connection that it has accepted.
+"""A server on loopback that closes every accepted connection at its end.
 
-asyncio's own, once closed, forgets those that it has accepted and not begun to serve: a test that ends at such a moment
+A closed asyncio server forgets connections that it has accepted and does not serve yet: a test that ends at that moment
 leaves a socket behind.
 """
 
@@ -16,9 +16,9 @@ HOST = "127.0.0.1"
 
 @contextlib.asynccontextmanager
 async def tcp_server(serve: Callable[[socket.socket], Awaitable[None]]) -> AsyncIterator[int]:
-    """Listen, and give the port. Each connection's task gets its socket (not blocking), which is closed when it ends.
+    """Listen, and yield the port. Each connection's task gets its nonblocking socket. The socket is closed after the task.
 
-    What a connection's task raised is raised at the end; those that are left are cancelled there.
+    At the end, an exception of a connection's task is raised, and unfinished tasks are cancelled.
     """
     loop = asyncio.get_running_loop()
     tasks: list[asyncio.Task[None]] = []
@@ -51,7 +51,7 @@ async def tcp_server(serve: Callable[[socket.socket], Awaitable[None]]) -> Async
 
 
 async def receive(connection: socket.socket, count: int) -> bytes:
-    """Exactly *count* bytes, fewer where the connection ends before."""
+    """Return *count* bytes, or fewer if the connection ends before."""
     loop, received = asyncio.get_running_loop(), b""
     while len(received) < count and (data := await loop.sock_recv(connection, count - len(received))):
         received += data

@@ -1,4 +1,4 @@
-"""Whose frames are handed on."""
+"""Admission of frames by the key of their connection and their identity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def make(*names: str, kept: int = 100) -> tuple[Admission, ListGate]:
     return Admission(gate, kept), gate
 
 
-def test_frames_of_keys_that_are_not_admitted_are_counted_and_own_nothing() -> None:
+def test_frame_of_an_unadmitted_key_is_counted_and_owns_no_identity() -> None:
     admission, _ = make("ann")
     assert not admission.admits(b"p", "key-bob")
     assert admission.dropped == 1
@@ -28,12 +28,12 @@ def test_an_identity_stays_with_its_first_member() -> None:
     admission, _ = make("ann", "bob")
     assert admission.admits(b"p", "key-ann")
     assert not admission.admits(b"p", "key-bob")
-    assert not admission.admits(b"p", "")  # nor by the unix socket
+    assert not admission.admits(b"p", "")  # from the unix socket
     assert admission.stolen == 2
     assert admission.admits(b"p", "key-ann")
 
 
-def test_what_came_by_the_unix_socket_is_local_and_cannot_be_taken_over() -> None:
+def test_identity_from_a_unix_socket_is_local_and_cannot_be_taken_over() -> None:
     admission, _ = make("ann")
     assert admission.admits(b"p", "")
     assert admission.member_of(b"p") == LOCAL
@@ -44,7 +44,7 @@ def test_a_member_with_a_new_key_keeps_its_identities() -> None:
     admission, gate = make("ann", "bob")
     assert admission.admits(b"p", "key-ann")
     gate.members["key-new"] = Member("driver", "ann")
-    assert admission.admits(b"p", "key-new")  # while both are good
+    assert admission.admits(b"p", "key-new")  # while both keys are valid
     assert admission.admits(b"p", "key-ann")
     del gate.members["key-ann"]
     assert admission.member_of(b"p") is None
@@ -60,11 +60,11 @@ def test_the_identity_of_a_revoked_key_is_free() -> None:
     assert admission.admits(b"p", "key-bob")
 
 
-def test_so_many_identities_are_known_the_last_ones() -> None:
+def test_table_keeps_the_most_recently_used_identities() -> None:
     admission, _ = make("ann", "bob", kept=2)
     assert admission.admits(b"1", "key-ann")
     assert admission.admits(b"2", "key-ann")
-    assert admission.admits(b"1", "key-ann")  # heard of again
+    assert admission.admits(b"1", "key-ann")  # used again
     assert admission.admits(b"3", "key-ann")
     assert admission.member_of(b"2") is None
     assert admission.member_of(b"1") is not None

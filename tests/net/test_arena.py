@@ -1,4 +1,4 @@
-"""An arena lends blocks; every view of one keeps it, here and in who borrowed it."""
+"""An arena lends blocks. A block is kept until its last view ends, in the owner and in the borrower."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_numbers_of_any_type_are_stored_as_bytes(arena):
     assert numpy.frombuffer(block, numpy.float64).tolist() == values.tolist()
 
 
-def test_the_place_of_a_block_is_known_and_that_of_other_memory_is_not(arena):
+def test_place_returns_the_offset_of_a_block_and_none_for_other_memory(arena):
     first, second = arena.store(bytes(PAGE)), arena.store(bytes(PAGE))
     assert (arena.place(first), arena.place(second), arena.place(second[8:])) == (0, PAGE, PAGE + 8)
     borrowed = Borrowed(arena.offer)
@@ -95,14 +95,14 @@ def test_the_place_of_a_block_is_known_and_that_of_other_memory_is_not(arena):
         assert arena.place(other) is None
 
 
-def test_a_view_that_is_borrowed_alone_is_the_same_memory(arena):
+def test_a_sole_borrower_shares_the_owners_memory(arena):
     block = arena.store(bytes(PAGE))
     view = Borrowed(arena.offer).view(0, PAGE, True, False, lambda: None)
     view[5] = 7
     assert block[5] == 7
 
 
-def test_what_one_of_several_borrowers_writes_the_others_do_not_see(arena):
+def test_writes_of_one_of_several_borrowers_are_private(arena):
     block = arena.store(bytes(PAGE))
     borrowed = Borrowed(arena.offer)
     ended: list[str] = []
@@ -112,7 +112,7 @@ def test_what_one_of_several_borrowers_writes_the_others_do_not_see(arena):
     del view
     assert ended == ["first"]
     block[5] = 9
-    assert borrowed.view(0, PAGE, False, False, lambda: None)[5] == 9  # not what the first one wrote
+    assert borrowed.view(0, PAGE, False, False, lambda: None)[5] == 9  # the first borrower's write is not visible
 
 
 def test_a_view_outlives_its_owner(arena):
@@ -131,26 +131,26 @@ def test_views_outside_the_arena_are_refused(arena):
             borrowed.view(offset, size, True, False, lambda: None)
 
 
-def test_what_is_no_arena_is_not_even_opened(arena, tmp_path):
-    """Who is told the number of a descriptor may find a robot's serial port there: opening that resets it."""
+def test_a_descriptor_of_something_else_is_refused_without_being_opened(arena, tmp_path):
+    """The descriptor may be a robot's serial port, and opening that resets the robot."""
     os.mkfifo(tmp_path / "fifo")
     reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
     ends = select.poll()
     ends.register(reader, select.POLLIN)
     with pytest.raises(OSError, match="is not the arena that was offered"):
         Borrowed(dataclasses.replace(arena.offer, fd=reader))
-    assert ends.poll(0) == [], "a writer has come and gone"
+    assert ends.poll(0) == [], "the pipe was opened"
     os.close(reader)
 
 
-def test_another_file_than_the_one_offered_is_refused(arena):
+def test_a_file_other_than_the_offered_one_is_refused(arena):
     with pytest.raises(OSError, match="not the arena"):
         Borrowed(dataclasses.replace(arena.offer, inode=1))
     with pytest.raises(OSError, match="No such file"):
         Borrowed(dataclasses.replace(arena.offer, fd=987654))
 
 
-def test_memory_that_could_shrink_is_refused():
+def test_unsealed_memory_is_refused():
     fd = os.memfd_create("unsealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, PAGE)
@@ -164,7 +164,7 @@ def test_memory_that_could_shrink_is_refused():
         os.close(fd)
 
 
-def test_only_parts_of_a_crowded_arena_are_copied_to_be_kept(arena):
+def test_keepable_copies_parts_of_a_crowded_arena_only(arena):
     arena.store(bytes(PAGE))
     borrowed = Borrowed(arena.offer)
     plain = borrowed.view(0, 8, True, False, lambda: None)
@@ -191,7 +191,7 @@ def test_idle_memory_goes_back_to_the_system():
     arena.close()
 
 
-def test_nothing_is_left_after_close(arena):
+def test_close_leaves_no_shared_memory_open_or_mapped(arena):
     arena.store(bytes(PAGE))
     borrowed = Borrowed(arena.offer)
     arena.close()
@@ -200,7 +200,7 @@ def test_nothing_is_left_after_close(arena):
     assert shared_memory_of() == []
 
 
-def test_it_is_opened_by_another_process(arena):
+def test_another_process_opens_the_arena(arena):
     arena.store(b"seen by another process")
     code = (
         "import sys; from rlinf_actors.net.shared_memory import Borrowed, Offer\n"

@@ -1,4 +1,4 @@
-"""What the ZAP handler answers."""
+"""The ZAP handler's replies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def code(frames: list[bytes], gate: ListGate) -> bytes:
     reply = judge(frames, {DOMAIN: gate}).reply
     assert len(reply) == 6
     assert reply[0] == b"1.0"
-    assert reply[4] == b"" or reply[2] == b"200"  # no user id for who is turned away
+    assert reply[4] == b"" or reply[2] == b"200"  # a rejected peer gets no user id
     return reply[2]
 
 
@@ -38,7 +38,7 @@ def test_a_listed_key_gets_its_user_id() -> None:
     assert verdict.reply == [b"1.0", b"7", b"200", b"", pair.public.encode(), b""]
 
 
-def test_who_is_turned_away_is_named() -> None:
+def test_rejection_names_key_and_address() -> None:
     stranger = KeyPair.make()
     verdict = judge(request(z85.decode(stranger.public)), {DOMAIN: ListGate()})
     assert verdict.reply[1:3] == [b"7", b"400"]
@@ -46,7 +46,7 @@ def test_who_is_turned_away_is_named() -> None:
 
 
 @pytest.mark.parametrize("mechanism", [b"NULL", b"PLAIN", b"GSSAPI", b""])
-def test_only_curve_is_taken_however_it_looks(mechanism: bytes) -> None:
+def test_mechanisms_other_than_curve_are_refused(mechanism: bytes) -> None:
     gate = ListGate()
     key = z85.decode(gate.enlist().public)
     assert code(request(key, mechanism=mechanism), gate) == b"400"
@@ -78,7 +78,7 @@ class BrokenGate(ListGate):
         raise RuntimeError("a bug")
 
 
-async def test_a_bug_lets_nobody_in_and_the_next_is_answered(
+async def test_failing_gate_refuses_the_request_and_the_next_one_is_answered(
     rlinf_leak_check, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -109,8 +109,8 @@ async def test_a_bug_lets_nobody_in_and_the_next_is_answered(
 
 
 @contextlib.contextmanager
-def asked(times: int) -> Iterator[tuple[ZapHandler, zmq.Socket[bytes]]]:
-    """A handler that was asked so many times, and where its answers arrive."""
+def handler_with_requests(times: int) -> Iterator[tuple[ZapHandler, zmq.Socket[bytes]]]:
+    """A handler with *times* waiting requests, and the socket that gets its replies."""
     context = zmq.Context()
     handler = ZapHandler(context, asyncio.get_running_loop())
     handler.serve(DOMAIN, gate := ListGate())
@@ -128,27 +128,27 @@ def asked(times: int) -> Iterator[tuple[ZapHandler, zmq.Socket[bytes]]]:
         context.term()
 
 
-async def test_many_that_ask_at_once_leave_turns_for_others(rlinf_leak_check) -> None:
-    with asked(2 * BATCH + 1) as (handler, asking):
+async def test_many_requests_are_answered_in_batches_over_several_loop_turns(rlinf_leak_check) -> None:
+    with handler_with_requests(2 * BATCH + 1) as (handler, asking):
         handler._drain()
-        assert answers(asking) == BATCH
+        assert read_answers(asking) == BATCH
         got = BATCH
-        while got < 2 * BATCH + 1:  # in later turns, without another word of the socket's FD
+        while got < 2 * BATCH + 1:  # in later turns, without another event of the socket's FD
             await asyncio.sleep(0)
-            got += answers(asking)
+            got += read_answers(asking)
 
 
-async def test_words_of_the_socket_do_not_add_up_to_longer_turns(rlinf_leak_check) -> None:
-    with asked(16 * BATCH) as (handler, asking):
+async def test_repeated_wakeups_do_not_lengthen_later_turns(rlinf_leak_check) -> None:
+    with handler_with_requests(16 * BATCH) as (handler, asking):
         for _ in range(8):
             handler._drain()
-        assert answers(asking) == 8 * BATCH
+        assert read_answers(asking) == 8 * BATCH
         await asyncio.sleep(0)
-        assert answers(asking) <= 2 * BATCH  # what was left for later, and one word more
+        assert read_answers(asking) <= 2 * BATCH  # the rest of one turn, and one more event
 
 
-def answers(asking: zmq.Socket[bytes]) -> int:
-    """How many are there."""
+def read_answers(asking: zmq.Socket[bytes]) -> int:
+    """Receive all waiting replies and return their number."""
     count = 0
     while asking.poll(0):
         assert asking.recv_multipart()[3] == b"200"
@@ -156,7 +156,7 @@ def answers(asking: zmq.Socket[bytes]) -> int:
     return count
 
 
-async def test_failed_handshakes_are_counted_and_told_once_a_turn() -> None:
+async def test_failed_handshakes_are_reported_once_a_turn_with_their_number() -> None:
     tally = RejectionBatch(gate := ListGate(), asyncio.get_running_loop())
     for _ in range(1000):
         tally.note("", why_rejected(int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)))

@@ -23,7 +23,7 @@ def borrowed() -> Iterator[BorrowedSocket]:
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket, int]]:
-    """What a listener has accepted, the other end, and the listener's port."""
+    """An accepted connection, its other end, and the listener's port."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as theirs:
         theirs.connect(listener.getsockname())
         ours, _ = listener.accept()
@@ -46,7 +46,7 @@ def _ends(fd: int, port: int) -> bool:
     return found
 
 
-def test_a_connection_is_known_by_its_other_end(borrowed: BorrowedSocket, pair) -> None:
+def test_borrowed_connection_returns_its_peers_address(borrowed: BorrowedSocket, pair) -> None:
     ours, theirs, port = pair
     with borrowed.on(ours.fileno(), {port}) as peer:
         assert peer == theirs.getsockname()
@@ -56,7 +56,7 @@ def test_a_connection_is_known_by_its_other_end(borrowed: BorrowedSocket, pair) 
         assert moved(borrowed.connection) == (0, 5)
 
 
-def test_it_is_let_go_after_the_look(borrowed: BorrowedSocket, pair) -> None:
+def test_borrowed_descriptor_is_closed_after_use(borrowed: BorrowedSocket, pair) -> None:
     ours, theirs, port = pair
     with borrowed.on(ours.fileno(), {port}):
         pass
@@ -64,7 +64,7 @@ def test_it_is_let_go_after_the_look(borrowed: BorrowedSocket, pair) -> None:
     assert theirs.recv(1) == b""
 
 
-def test_what_is_no_connection_of_ours_is_not_looked_at(borrowed: BorrowedSocket, pair) -> None:
+def test_descriptors_that_are_not_connections_of_the_listener_are_ignored(borrowed: BorrowedSocket, pair) -> None:
     _, theirs, port = pair
     unix, other = socket.socketpair()
     closed = os.dup(0)
@@ -76,7 +76,7 @@ def test_what_is_no_connection_of_ours_is_not_looked_at(borrowed: BorrowedSocket
             assert not _ends(fd, port)
 
 
-def test_it_works_where_no_descriptor_is_left(borrowed: BorrowedSocket, pair) -> None:
+def test_borrowing_works_without_free_descriptors(borrowed: BorrowedSocket, pair) -> None:
     ours, theirs, port = pair
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:
@@ -90,7 +90,7 @@ def test_it_works_where_no_descriptor_is_left(borrowed: BorrowedSocket, pair) ->
             assert peer == theirs.getsockname()
 
 
-def test_a_connection_to_itself_is_ended_and_no_other(pair) -> None:
+def test_end_loop_shuts_down_a_connection_to_itself_only(pair) -> None:
     ours, theirs, _ = pair
     unix, other = socket.socketpair()
     with unix, other, socket.socket() as loop, open(os.devnull) as file:
@@ -105,4 +105,4 @@ def test_a_connection_to_itself_is_ended_and_no_other(pair) -> None:
         for one, peer in ((ours, theirs), (unix, other)):
             one.sendall(b"x")
             assert peer.recv(1) == b"x"
-    end_loop(loop.fileno())  # closed: nothing
+    end_loop(loop.fileno())  # on a closed socket, does nothing

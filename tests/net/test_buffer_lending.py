@@ -1,4 +1,4 @@
-"""Lending: two ends of one connection, without a connection."""
+"""Lending between the two ends of a connection, with a queue instead of the connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGE = bytes(range(256)) * (SHARED_FROM // 256)
 
 
 class Pair:
-    """Two ends, and what is under way between them."""
+    """Two ends, and the frames on their way between them."""
 
     def __init__(self, near: Arena | None, far: Arena | None) -> None:
         self.soon: list = []
@@ -89,7 +89,7 @@ def test_a_block_is_lent_without_a_copy(pair, arenas):
     assert arenas[0].used == len(LARGE)
 
 
-def test_parts_of_somebody_elses_memory_are_copied(pair, arenas):
+def test_borrowed_parts_are_copied_before_they_are_lent_on(pair, arenas):
     header, sent = pair.near.pack(b"header", [b"", LARGE])
     received = list(sent)
     pair.far.unpack(header, received)
@@ -98,14 +98,14 @@ def test_parts_of_somebody_elses_memory_are_copied(pair, arenas):
     assert arenas[1].used == len(LARGE)
 
 
-def test_nothing_is_lent_before_the_other_end_has_opened_the_memory(arenas):
+def test_parts_are_sent_until_the_other_end_has_opened_the_memory(arenas):
     pair = Pair(*arenas)
     assert pair.near.pack(b"header", [b"", LARGE]) == (b"header", [b"", LARGE])
     pair.near.offer()
     assert pair.near.pack(b"header", [b"", LARGE]) == (b"header", [b"", LARGE])
 
 
-def test_without_room_the_part_is_sent(pair, arenas):
+def test_part_is_sent_if_the_arena_is_full(pair, arenas):
     rest = [arenas[0].store(bytes(1 << 20)) for _ in range(8)]
     assert pair.near.pack(b"header", [b"", LARGE]) == (b"header", [b"", LARGE])
     rest.pop()
@@ -115,7 +115,7 @@ def test_without_room_the_part_is_sent(pair, arenas):
 
 
 @pytest.mark.parametrize("missing", ["near", "far"])
-def test_an_end_without_shared_memory_gets_and_sends_everything(arenas, missing):
+def test_without_an_arena_at_one_end_all_parts_are_sent(arenas, missing):
     pair = Pair(None if missing == "near" else arenas[0], None if missing == "far" else arenas[1])
     pair.near.offer()
     pair.settle()
@@ -124,18 +124,18 @@ def test_an_end_without_shared_memory_gets_and_sends_everything(arenas, missing)
 
 
 @pytest.mark.parametrize("whose", ["near", "far", "both"])
-def test_memory_that_cannot_be_opened_is_asked_for_once(arenas, whose):
+def test_memory_that_cannot_be_opened_is_requested_once(arenas, whose):
     for arena, name in zip(arenas, ("near", "far"), strict=True):
         if whose in (name, "both"):
             arena.offer = dataclasses.replace(arena.offer, fd=987654)
     pair = Pair(*arenas)
     pair.near.offer()
-    pair.settle()  # ends: nobody asks again and again
+    pair.settle()  # ends: no end repeats its request
     lends = [end.pack(b"header", [b"", LARGE])[0] != b"header" for end in (pair.near, pair.far)]
     assert lends == [whose == "far", whose == "near"]
 
 
-def test_what_was_lent_to_one_that_is_gone_is_free(pair, arenas):
+def test_close_frees_the_blocks_lent_to_the_other_end(pair, arenas):
     pair.near.pack(b"header", [b"", LARGE])
     pair.near.close()
     assert arenas[0].used == 0
@@ -157,7 +157,7 @@ def test_views_outlive_the_connection(pair):
     "rows",
     [[(5, 1, 0, 10)], [(0, 1, 1 << 40, 10)], [(0, 1, -5, 10)], [(0, 1, 0, 0)], "nothing of the kind", [(0, "a", 0, 1)]],
 )
-def test_leases_that_make_no_sense_are_refused(pair, rows):
+def test_malformed_leases_are_refused(pair, rows):
     header = MARK + msgspec.msgpack.encode((True, False, rows, b"header"))
     with pytest.raises(RemoteWireError, match="lent parts"):
         pair.far.unpack(header, [b""])
@@ -170,6 +170,6 @@ def test_leases_of_memory_that_was_never_opened_are_refused(arenas):
         pair.far.unpack(header, [b""])
 
 
-def test_other_headers_pass(pair):
+def test_headers_without_leases_pass_unchanged(pair):
     assert pair.far.unpack(b"\x93abc", []) == b"\x93abc"
     assert pair.far.unpack(b"", []) == b""

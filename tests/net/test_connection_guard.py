@@ -1,4 +1,4 @@
-"""Too many who have not proved themselves, and those who send too much before: over real sockets."""
+"""Limits of connections whose handshake is not done, over real sockets."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def closed(link: socket.socket) -> bool:
     return False
 
 
-async def test_who_waits_longest_gives_way_and_members_do_not(world: Guarded, strangers: contextlib.ExitStack) -> None:
+async def test_flood_closes_the_oldest_pending_connections_and_no_members(
+    world: Guarded, strangers: contextlib.ExitStack
+) -> None:
     world.bind()
     link, _, turned_away = world.link(world.gate.enlist())
     link.send(b"before")
@@ -75,7 +77,9 @@ async def test_who_waits_longest_gives_way_and_members_do_not(world: Guarded, st
     assert not any(map(closed, idle[14:]))  # two more went for bob, at most
 
 
-async def test_another_address_keeps_its_place(world: Guarded, strangers: contextlib.ExitStack) -> None:
+async def test_flood_of_one_address_leaves_another_addresss_connection_open(
+    world: Guarded, strangers: contextlib.ExitStack
+) -> None:
     world.bind()
     slow = await stranger(world, strangers, "127.0.0.2")
     idle = [await stranger(world, strangers) for _ in range(3 * FEW)]
@@ -86,25 +90,25 @@ async def test_another_address_keeps_its_place(world: Guarded, strangers: contex
 
 
 @pytest.mark.parametrize("flags", [b"\x06", b"\x02"])
-async def test_who_streams_before_it_has_proved_itself_is_closed(
+async def test_connection_that_floods_before_its_handshake_is_closed(
     flags: bytes, world: Guarded, strangers: contextlib.ExitStack
 ) -> None:
-    """A command, or a message, of 4 GiB: libzmq would take it. The listener has no limit, as a worker's has none."""
+    """A command or message of 4 GiB: libzmq would accept it, because this listener has no size limit."""
     world.bind()
     link, loop = await stranger(world, strangers), asyncio.get_running_loop()
     await loop.sock_sendall(link, greeting() + flags + (1 << 32).to_bytes(8, "big"))
     with contextlib.suppress(ConnectionError):
         for _ in range(1 << 16):
             await loop.sock_sendall(link, bytes(1 << 16))
-            await asyncio.sleep(0)  # from this loop: libzmq takes no gigabytes while the listener stands still
-        pytest.fail("all of it was taken")
+            await asyncio.sleep(0)  # let the listener run, so that libzmq does not read gigabytes first
+        pytest.fail("the listener read all bytes")
     assert (await world.gate.refused.until(1))[0][1:3] == ("127.0.0.1", "it has sent more than a handshake has")
 
 
-async def test_what_libzmq_has_read_already_counts_too(
+async def test_bytes_that_libzmq_has_read_already_count_too(
     world: Guarded, strangers: contextlib.ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """epoll tells of a connection only as long as there is something to read."""
+    """epoll reports a connection only while it has bytes to read."""
     monkeypatch.setattr(ConnectionGuard, "_drain", lambda self: self._epoll.poll(0))
     world.bind()
     link = await stranger(world, strangers)
@@ -115,7 +119,7 @@ async def test_what_libzmq_has_read_already_counts_too(
     assert (await world.gate.refused.until(1))[0][1:3] == ("127.0.0.1", "it has sent more than a handshake has")
 
 
-async def test_who_has_proved_himself_may_send_much_at_once(world: Guarded) -> None:
+async def test_authenticated_member_may_send_a_large_message_at_once(world: Guarded) -> None:
     world.bind()
     for n in range(2 * FEW):
         link, _, _ = world.link(world.gate.enlist(name=f"m{n}"), b"m%d" % n)
@@ -124,8 +128,8 @@ async def test_who_has_proved_himself_may_send_much_at_once(world: Guarded) -> N
     assert world.gate.refused.all == []
 
 
-async def test_members_who_come_all_at_once_all_come_in(world: Guarded) -> None:
-    """More than there may be newcomers: who was closed comes again, and who has proved himself loses nothing."""
+async def test_all_members_connect_if_more_come_at_once_than_may_be_pending(world: Guarded) -> None:
+    """Members whose pending connection was closed reconnect; authenticated members lose no message."""
     world.bind()
     for n in range(4 * FEW):
         link, _, _ = world.link(world.gate.enlist(name=f"m{n}"), b"m%d" % n)
@@ -134,8 +138,8 @@ async def test_members_who_come_all_at_once_all_come_in(world: Guarded) -> None:
     assert sorted(map(int, world.inbox.headers)) == list(range(4 * FEW))
 
 
-def test_what_a_number_is_by_now_is_left_alone(rlinf_leak_check, tmp_path: Path) -> None:
-    """libzmq closed the connection before we heard of it, and the number went to something else, or to nobody."""
+def test_reused_descriptor_number_is_left_alone(rlinf_leak_check, tmp_path: Path) -> None:
+    """libzmq may close a connection before we learn of it; the descriptor's number is then free or something else's."""
     one, other = socket.socketpair()
     with (
         contextlib.closing(BorrowedSocket()) as borrowed,

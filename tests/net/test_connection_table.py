@@ -46,7 +46,7 @@ def test_pending_connections_within_the_limit_stay() -> None:
     assert table.to_evict(FAIR_S) is None
 
 
-def test_beyond_the_limit_the_oldest_goes() -> None:
+def test_oldest_pending_connections_beyond_the_limit_are_evicted() -> None:
     table = make()
     accept(table, range(6))
     assert evict(table) == [0, 1]
@@ -91,13 +91,13 @@ def test_a_candidate_whose_handshake_is_done_stays() -> None:
         (234, 569, Handshake.OURS),
     ],
 )
-def test_bytes_show_whose_turn_it_is_in_the_handshake(sent: int, received: int, state: Handshake) -> None:
+def test_byte_counts_show_the_state_of_the_handshake(sent: int, received: int, state: Handshake) -> None:
     table = make()
     accept(table, range(1))
     assert table.progress(0, sent, received) is state
 
 
-def test_a_connection_that_waits_for_us_is_spared() -> None:
+def test_a_connection_that_waits_for_our_handshake_is_spared() -> None:
     table = make(pending=4)
     accept(table, range(8))
     for fd in range(8):
@@ -110,20 +110,20 @@ def test_a_connection_that_waits_for_us_is_spared() -> None:
     assert evict(table, 2 * FAIR_S) == [0, 1, 2, 3]
 
 
-def test_each_connection_has_a_second_first() -> None:
+def test_connections_are_not_evicted_in_their_first_second() -> None:
     table = make(pending=4, backlog=8)
     accept(table, range(8))
     assert table.to_evict(0.99 * FAIR_S) is None
     assert evict(table) == [0, 1, 2, 3]
 
 
-def test_beyond_the_backlog_the_newest_goes_at_once() -> None:
+def test_newest_connection_beyond_the_backlog_is_evicted_at_once() -> None:
     table = make(pending=4, backlog=8)
     accept(table, range(9))
     assert table.progress(0, 64, 266) is Handshake.PENDING
     assert evict(table, 0.0) == [8]
     accept(table, range(9, 10), THEM)
-    assert evict(table, 0.0) == [7]  # of the address that has most of them
+    assert evict(table, 0.0) == [7]  # of the address with most connections
 
 
 def test_a_pending_connection_that_floods_is_closed() -> None:
@@ -143,7 +143,7 @@ def test_without_tcp_info_connections_settle_with_time() -> None:
     table = make()
     accept(table, range(4), now=0.0)
     assert table.progress(0, 0, 0) is Handshake.PENDING
-    accept(table, range(4, 5), now=6.1)  # libzmq has closed, by now, who had not done himself
+    accept(table, range(4, 5), now=6.1)  # by now libzmq itself has closed connections without a handshake
     assert table.to_evict(FAIR_S) is None
     assert table.pending(0) is None
     assert len(table) == 5
@@ -163,7 +163,7 @@ def test_closed_connections_make_room(done: bool) -> None:
 def test_a_reused_descriptor_is_another_connection() -> None:
     table = make(per_address=2)
     accept(table, range(2), done=True)
-    assert table.accepted(1, (THEM, 5), 0.0) == ""  # libzmq did not tell that the first one has ended
+    assert table.accepted(1, (THEM, 5), 0.0) == ""  # libzmq did not report the first one's end
     assert table.accepted(2, (US, 6), 0.0) == ""
     connection = table.pending(1)
     assert connection is not None
@@ -186,7 +186,7 @@ def test_a_full_listener_closes_the_new_connection() -> None:
     assert len(table) == 5
 
 
-def test_pending_connections_have_the_room_that_established_ones_leave() -> None:
+def test_established_connections_reduce_the_room_for_pending_ones() -> None:
     table = make(total=5)
     accept(table, range(3), done=True)
     accept(table, range(3, 7))

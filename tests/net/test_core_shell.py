@@ -1,4 +1,4 @@
-"""The shell of a daemon's pure core: commands, deadlines, and the time that the process stood still."""
+"""The shell of a daemon's pure core: commands, deadlines, and stalls of the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TICK = "tick"
 
 
 class Core:
-    """Returns each event as a command; its deadline is what a test sets."""
+    """Returns each event as a command; the test sets its deadline."""
 
     def __init__(self) -> None:
         self.deadline = math.inf
@@ -40,7 +40,7 @@ async def test_an_event_becomes_commands():
     assert core.done == ["hello"]
 
 
-async def test_the_core_ticks_at_its_next_deadline_also_if_it_moves_ahead():
+async def test_the_core_ticks_at_its_deadline_even_if_the_deadline_moves_earlier():
     core, loop = Core(), asyncio.get_running_loop()
     core.deadline = loop.time() + 5.0
     core.shell.handle("a")
@@ -63,7 +63,7 @@ async def test_a_late_timer_reports_the_stall_before_the_tick(caplog):
     assert "a daemon stood still for 1.0 s" in caplog.text
 
 
-async def test_after_close_no_event_and_no_deadline_counts():
+async def test_events_and_deadlines_after_close_are_ignored():
     core, loop = Core(), asyncio.get_running_loop()
     core.deadline = loop.time() + 1.0
     core.shell.handle("a")

@@ -1,4 +1,4 @@
-"""Who comes in where there are keys, over real sockets."""
+"""Which connections a listener with keys admits, over real sockets."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ async def world(rlinf_leak_check):
         yield made
 
 
-async def arrives(world: Guarded, header: bytes = b"right") -> None:
-    """One with a listed key comes through, and nothing else did."""
+async def assert_only_a_listed_key_arrives(world: Guarded, header: bytes = b"right") -> None:
+    """A message with a listed key arrives, and no other message has."""
     before = list(world.inbox.headers)
     link, _, _ = world.link(world.gate.enlist(name="control"), b"control")
     link.send(header)
@@ -35,7 +35,7 @@ async def arrives(world: Guarded, header: bytes = b"right") -> None:
     assert world.inbox.headers == [*before, header]
 
 
-async def test_a_listed_key_is_let_in_and_known(world: Guarded) -> None:
+async def test_listed_key_is_admitted_and_its_member_known(world: Guarded) -> None:
     world.bind()
     link, answers, _ = world.link(world.gate.enlist("agent", "node-1"))
     link.send(b"hello", [b"x" * 40_000])
@@ -48,39 +48,39 @@ async def test_a_listed_key_is_let_in_and_known(world: Guarded) -> None:
     assert world.gate.refused.all == []
 
 
-async def test_without_a_key_nobody_comes_in(world: Guarded) -> None:
+async def test_connection_without_a_key_is_refused(world: Guarded) -> None:
     world.bind()
     link, _, turned_away = world.link(None)
     link.send(b"hello")
     assert "wants a key" in (await turned_away.until())[0][0]
-    await arrives(world)
+    await assert_only_a_listed_key_arrives(world)
 
 
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 """Of ZMTP 3.0, without a key."""
 
 
-async def test_who_comes_without_a_key_is_noted(world: Guarded) -> None:
+async def test_connection_without_a_key_is_reported_to_the_gate(world: Guarded) -> None:
     host, _, port = world.bind().removeprefix("tcp://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(GREETING)
     assert (await world.gate.refused.until())[0] == ("", "", "it came without a key", 1)
-    while await reader.read(100):  # it is closed
+    while await reader.read(100):  # until the listener closes it
         pass
     writer.close()
     await writer.wait_closed()
 
 
-async def test_who_expects_another_server_does_not_come_in(world: Guarded) -> None:
+async def test_connection_that_expects_another_server_key_is_refused(world: Guarded) -> None:
     world.bind()
     link, _, turned_away = world.link(world.gate.enlist(), server=KeyPair.make().public)
     link.send(b"hello")
     assert "expected a server with another key" in (await world.gate.refused.until())[0][2]
     assert "does not have the key that is expected" in (await turned_away.until())[0][0]
-    await arrives(world)
+    await assert_only_a_listed_key_arrives(world)
 
 
-async def test_an_unlisted_key_does_not_come_in(world: Guarded) -> None:
+async def test_unlisted_key_is_refused(world: Guarded) -> None:
     world.bind()
     stranger = KeyPair.make()
     link, _, turned_away = world.link(stranger)
@@ -89,10 +89,10 @@ async def test_an_unlisted_key_does_not_come_in(world: Guarded) -> None:
     why, for_good = (await turned_away.until())[0]
     assert "not listed, or revoked" in why
     assert for_good
-    await arrives(world)
+    await assert_only_a_listed_key_arrives(world)
 
 
-async def test_a_revoked_key_is_not_heard_any_more_nor_let_in_again(world: Guarded) -> None:
+async def test_messages_and_connections_of_a_revoked_key_are_refused(world: Guarded) -> None:
     world.bind()
     pair = world.gate.enlist()
     link, _, turned_away = world.link(pair)
@@ -101,16 +101,16 @@ async def test_a_revoked_key_is_not_heard_any_more_nor_let_in_again(world: Guard
     del world.gate.members[pair.public]
     assert world.listener.member_of(b"me") is None
     link.send(b"after")
-    assert (await turned_away.until())[0][1]  # its connection was closed, and the next one refused
-    await arrives(world, b"somebody else")
+    assert (await turned_away.until())[0][1]  # the connection was closed and its successor refused
+    await assert_only_a_listed_key_arrives(world, b"somebody else")
     again, _, refused = world.link(pair, b"again")
     again.send(b"again")
     assert (await refused.until())[0][1]
-    await arrives(world, b"and another")
+    await assert_only_a_listed_key_arrives(world, b"and another")
 
 
-async def test_the_key_of_another_job_does_not_come_in(world: Guarded) -> None:
-    """As at a worker: the listener has its job's pair, and links prove theirs by the token."""
+async def test_key_of_another_job_is_refused(world: Guarded) -> None:
+    """As in a worker: the listener has its job's pair, and links prove membership by the token."""
     ours, theirs = job_pair("token of ours"), job_pair("token of theirs")
     world.gate.members[ours.public] = LOCAL
     network = world.net(Security(pair=ours, head="x" * 40))
@@ -131,7 +131,7 @@ async def test_the_key_of_another_job_does_not_come_in(world: Guarded) -> None:
     assert (await inbox.until(1)).headers == [b"yes"]
 
 
-async def test_a_handler_that_does_not_run_lets_nobody_in(world: Guarded) -> None:
+async def test_without_a_running_handler_every_connection_is_refused(world: Guarded) -> None:
     world.bind()
     assert world.network._zap is not None
     world.network._zap.close()
@@ -141,7 +141,9 @@ async def test_a_handler_that_does_not_run_lets_nobody_in(world: Guarded) -> Non
     assert world.inbox.messages == []
 
 
-async def test_an_identity_belongs_to_who_used_it_first(world: Guarded, caplog: pytest.LogCaptureFixture) -> None:
+async def test_identity_belongs_to_the_first_member_that_used_it(
+    world: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
     world.bind()
     link, _, _ = world.link(world.gate.enlist(name="ann"), b"driver:1")
     link.send(b"first")
@@ -150,7 +152,7 @@ async def test_an_identity_belongs_to_who_used_it_first(world: Guarded, caplog: 
     thief.send(b"stolen")
     control, _, _ = world.link(world.gate.enlist(name="control"), b"control")
     admission = world.listener._admission
-    while not admission.stolen:  # each is answered after what the thief sent before it, or comes again
+    while not admission.stolen:  # each ping follows the thief's message
         control.send(b"ping")
         await world.inbox.until(len(world.inbox.messages) + 1)
     assert b"stolen" not in world.inbox.headers
@@ -158,17 +160,17 @@ async def test_an_identity_belongs_to_who_used_it_first(world: Guarded, caplog: 
     assert "driver 'bob' uses 'driver:1', the identity of another" in caplog.text
 
 
-async def test_a_unix_socket_beside_needs_no_key(world: Guarded, short_dir: str) -> None:
+async def test_unix_socket_of_a_keyed_listener_needs_no_key(world: Guarded, short_dir: str) -> None:
     ipc = world.listener.bind(f"ipc://{short_dir}/s")
     world.bind()
     link = world.net(Security()).link(ipc, b"local", Inbox())
     link.send(b"hello")
     await world.inbox.until(1)
     assert world.listener.member_of(b"local") == LOCAL
-    await arrives(world)
+    await assert_only_a_listed_key_arrives(world)
 
 
-async def test_each_frame_is_judged_by_its_own_connection_whichever_came_before(world: Guarded, short_dir: str) -> None:
+async def test_each_frame_is_checked_by_its_own_connection(world: Guarded, short_dir: str) -> None:
     ipc = world.listener.bind(f"ipc://{short_dir}/s")
     world.bind()
     pair = world.gate.enlist(name="ann")
@@ -197,29 +199,31 @@ async def test_a_unix_socket_after_tcp_is_refused(world: Guarded, short_dir: str
         world.listener.bind(f"ipc://{short_dir}/s")
 
 
-async def test_a_listener_without_a_gate_does_not_listen(world: Guarded) -> None:
+async def test_a_keyed_listener_without_a_gate_raises_config_error(world: Guarded) -> None:
     with pytest.raises(ConfigError, match="nobody knows whose keys may come in"):
         world.network.listener(Inbox()).bind("tcp://127.0.0.1:0")
 
 
-async def test_a_worker_takes_no_link_without_a_token(world: Guarded) -> None:
+async def test_job_pair_without_a_token_raises_value_error(world: Guarded) -> None:
     with pytest.raises(ValueError, match="without a token"):
         job_pair("")
 
 
-async def test_a_server_that_stands_still_refuses_nobody(world: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_link_to_a_stalled_server_retries_and_is_not_refused(
+    world: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rlinf_actors.net.curve.HANDSHAKE_S", 0.2)
     tries: asyncio.Queue[None] = asyncio.Queue()
 
     async def silent(connection: socket.socket) -> None:
         tries.put_nowait(None)
-        await asyncio.get_running_loop().create_future()  # until the server ends
+        await asyncio.get_running_loop().create_future()  # wait until the server ends
 
     async with tcp_server(silent) as port:
         world.endpoint = f"tcp://{HOST}:{port}"
         link, _, turned_away = world.link(world.gate.enlist())
         link.send(b"hello")
-        for _ in range(3):  # it has given up twice, and tries again
+        for _ in range(3):  # two attempts failed, the third began
             await asyncio.wait_for(tries.get(), 10)
         link.close()
     assert turned_away.all == []
@@ -240,8 +244,8 @@ os._exit(0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-async def test_another_user_does_not_come_in_by_the_unix_socket(world: Guarded, short_dir: str) -> None:
-    os.chmod(short_dir, 0o755)  # as if its directory were open
+async def test_another_user_is_refused_on_the_unix_socket(world: Guarded, short_dir: str) -> None:
+    os.chmod(short_dir, 0o755)  # other users may enter the directory
     ipc = world.listener.bind(f"ipc://{short_dir}/s")
     os.chmod(f"{short_dir}/s", 0o777)
     done = await asyncio.to_thread(

@@ -1,4 +1,4 @@
-"""Which head is meant: the option, the environment, the client file, and what runs on this machine."""
+"""Finding the head: by option, environment, client file, and the heads that run on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlinf_actors.settings import CLIENT_CONFIG, HEAD, Settings
 
 @pytest.fixture
 def settings(tmp_path):
-    """Of a machine on which nothing runs."""
+    """Settings of a machine without a running head."""
     for name in ("heads", "r"):
         (tmp_path / name).mkdir()
     return Settings(
@@ -36,7 +36,7 @@ def settings(tmp_path):
 
 @pytest.fixture
 def run(settings):
-    """Leaves records, as heads that run do."""
+    """Publish records, as running heads do."""
     ends = []
 
     def start(kind: str, *endpoints: str, script: str = "", age_s: float = 0.0, pid: int = 4321) -> HeadRecord:
@@ -57,13 +57,13 @@ def test_the_option_wins_over_the_environment():
 
 
 @pytest.mark.parametrize(("option", "environment", "path"), [("host", None, "--head"), (None, "host:", HEAD)])
-def test_what_is_no_address(option, environment, path):
+def test_malformed_address_raises_config_error(option, environment, path):
     with pytest.raises(ConfigError, match=r"neither HOST:PORT .* nor a run directory") as caught:
         find_head(option, Settings(head=environment))
     assert caught.value.path == path
 
 
-def test_a_name_without_an_address_is_said():
+def test_unresolvable_host_name_is_named():
     with pytest.raises(
         ConfigError, match=r"name 'nosuch\.invalid' cannot be resolved \(.*\): is it spelt right"
     ) as caught:
@@ -74,19 +74,19 @@ def test_a_name_without_an_address_is_said():
 # --- what runs here ---
 
 
-def test_nothing_runs_here(settings):
+def test_without_a_running_head_the_error_says_how_to_name_one(settings):
     with pytest.raises(ConfigError, match=r"none of yours runs on this machine: pass --head HOST:PORT, set RLINF_HEAD"):
         find_head(None, settings)
 
 
-def test_the_only_private_cluster_is_meant(settings, run):
+def test_the_only_private_cluster_is_found(settings, run):
     run("private", "ipc:///tmp/rlinf-a/head", script="train.py", age_s=65)
     endpoint, told = find_head(None, settings)
     assert endpoint == "ipc:///tmp/rlinf-a/head"
     assert told == "private cluster, pid 4321, up 65 s: train.py (/tmp/rlinf-a)"
 
 
-def test_a_standing_head_is_meant_before_private_clusters(settings, run):
+def test_standing_head_is_preferred_to_private_clusters(settings, run):
     run("private", "ipc:///tmp/rlinf-a/head")
     run("private", "ipc:///tmp/rlinf-b/head")
     run("head", "tcp://10.0.0.1:6380")
@@ -94,7 +94,7 @@ def test_a_standing_head_is_meant_before_private_clusters(settings, run):
 
 
 @pytest.mark.parametrize("kind", ["private", "head"])
-def test_of_two_none_is_meant_and_both_are_named(settings, run, kind):
+def test_two_heads_are_ambiguous_and_both_are_listed(settings, run, kind):
     run(kind, "ipc:///tmp/rlinf-a/head", script="train.py --epochs 3", age_s=7300, pid=11)
     run(kind, "ipc:///tmp/rlinf-b/head", "tcp://0.0.0.0:6380", script="rlinf-actors head", pid=22)
     with pytest.raises(ConfigError) as caught:
@@ -108,13 +108,13 @@ def test_of_two_none_is_meant_and_both_are_named(settings, run, kind):
     ]
 
 
-def test_the_head_of_an_agentd_here_is_hinted_at_and_not_guessed(settings, run):
+def test_head_of_a_local_agentd_is_suggested_and_not_used(settings, run):
     run("node", "tcp://10.0.0.1:6380", pid=33)
     with pytest.raises(ConfigError, match=r"agentd \(pid 33\) of this machine has joined the head at 10.0.0.1:6380"):
         find_head(None, settings)
 
 
-def test_a_record_ends_with_its_process_or_before(settings):
+def test_record_is_removed_by_its_head_or_by_the_next_one(settings):
     remove = publish(HeadRecord("head", os.getpid(), time.time(), ["tcp://127.0.0.1:1"]), settings)
     (path,) = (record.path for record in find_records(settings).records)
     kept = Path(path).read_bytes()
@@ -124,10 +124,10 @@ def test_a_record_ends_with_its_process_or_before(settings):
     os.chmod(path, 0o600)
     assert find_records(settings) == head_records.MachineRecords(())
     publish(HeadRecord("head", os.getpid(), time.time(), ["tcp://127.0.0.1:2"]), settings)()
-    assert os.listdir(settings.heads_dir) == [], "the next head has removed it"
+    assert os.listdir(settings.heads_dir) == [], "the next head removes the dead head's record"
 
 
-def test_that_of_a_unit_lies_in_its_own_directory_and_replaces_that_of_a_killed_one(monkeypatch, tmp_path):
+def test_record_of_a_unit_replaces_a_killed_heads_record_in_the_units_directory(monkeypatch, tmp_path):
     monkeypatch.setattr(head_records, "UNIT_DIR", f"{tmp_path}/")
     monkeypatch.setattr(head_records, "PLACES", ("/no-such-disk",))
     unit_dir = tmp_path / "rlinf-head"
@@ -139,7 +139,7 @@ def test_that_of_a_unit_lies_in_its_own_directory_and_replaces_that_of_a_killed_
     remove()
 
 
-def test_a_record_lies_somewhere_else_where_a_disk_is_full(settings, monkeypatch, tmp_path):
+def test_record_is_written_to_the_next_place_if_the_first_fails(settings, monkeypatch, tmp_path):
     monkeypatch.setattr(head_records, "PLACES", (f"{tmp_path}/no-such-disk", settings.heads_dir))
     usual = Settings(run_dir=settings.run_dir)
     remove = publish(HeadRecord("head", 1, 0.0, ["tcp://127.0.0.1:1"]), usual)
@@ -147,7 +147,7 @@ def test_a_record_lies_somewhere_else_where_a_disk_is_full(settings, monkeypatch
     remove()
 
 
-def test_a_head_without_a_record_works_and_says_so(settings, monkeypatch, caplog):
+def test_head_that_cannot_write_its_record_logs_a_warning(settings, monkeypatch, caplog):
     monkeypatch.setattr(head_records, "PLACES", ("/no-such-disk",))
     publish(HeadRecord("head", 1, 0.0, ["tcp://127.0.0.1:1"]), Settings())()
     assert "`rlinf-actors estop` finds it by --head only" in caplog.text
@@ -162,7 +162,7 @@ def test_a_head_without_a_record_works_and_says_so(settings, monkeypatch, caplog
         (msgspec.json.encode(HeadRecord("head", 1, 0.0, ["tcp://x:1"])), 0o644, "others could have written it"),
     ],
 )
-def test_a_record_that_cannot_be_read_is_told_of(settings, content, mode, why):
+def test_unreadable_record_is_reported_with_the_reason(settings, content, mode, why):
     path = f"{settings.heads_dir}/{PREFIX}x{SUFFIX}"
     with open(path, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -174,7 +174,7 @@ def test_a_record_that_cannot_be_read_is_told_of(settings, content, mode, why):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
-def test_root_finds_the_heads_of_other_users_if_it_asks_for_them(settings, run):
+def test_root_finds_heads_of_other_users_if_it_asks_for_everybody(settings, run):
     run("head", "tcp://127.0.0.1:1")
     (path,) = (record.path for record in find_records(settings).records)
     os.chown(path, 12345, -1)
@@ -198,7 +198,7 @@ print(find_records(settings, everybody=True))
 
 @pytest.fixture
 def shared():
-    """A directory like /tmp, with everybody's records."""
+    """A directory like /tmp, with records of several users."""
     with tempfile.TemporaryDirectory(prefix="heads-") as folder:
         os.chmod(folder, 0o1777)
         yield folder
@@ -206,7 +206,7 @@ def shared():
 
 @pytest.fixture
 def leaves(shared):
-    """Leaves locked files as other users."""
+    """Make locked files of other users."""
     with contextlib.ExitStack() as ends:
 
         def make(name: str, data: bytes, user: int = OTHER) -> str:
@@ -221,8 +221,8 @@ def leaves(shared):
         yield make
 
 
-def looking(shared: str) -> str:
-    """What a process of this user sees there, once it has cleared away what it may."""
+def records_seen_by_this_user(shared: str) -> str:
+    """The records that a process of this user finds, after its removal of dead ones."""
     asks = subprocess.run(
         [sys.executable, "-c", ASK, shared], capture_output=True, text=True, check=True, timeout=pace.PATIENCE_S
     )
@@ -231,7 +231,7 @@ def looking(shared: str) -> str:
 
 @root_only
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link", "socket"])
-def test_what_is_no_file_holds_up_nobody(shared, kind):
+def test_record_that_is_not_a_regular_file_is_skipped_without_waiting(shared, kind):
     path = f"{shared}/{PREFIX}x{SUFFIX}"
     if kind == "fifo":
         os.mkfifo(path, 0o644)
@@ -243,7 +243,7 @@ def test_what_is_no_file_holds_up_nobody(shared, kind):
         with socket.socket(socket.AF_UNIX) as bound:
             bound.bind(path)
     os.chown(path, OTHER, OTHER, follow_symlinks=False)
-    assert looking(shared).strip() == repr(head_records.MachineRecords(()))
+    assert records_seen_by_this_user(shared).strip() == repr(head_records.MachineRecords(()))
     assert os.path.lexists(path)
 
 
@@ -258,7 +258,7 @@ def test_what_is_no_file_holds_up_nobody(shared, kind):
     ],
     ids=["no text", "deep", "huge", "many endpoints"],
 )
-def test_a_record_of_another_user_that_is_none_is_told_of(shared, leaves, data):
+def test_malformed_record_of_another_user_is_reported(shared, leaves, data):
     path = leaves("x", data)
     seen = find_records(Settings(heads_dir=shared), everybody=True)
     assert [at for at, _ in seen.unreadable] == [path]
@@ -266,7 +266,7 @@ def test_a_record_of_another_user_that_is_none_is_told_of(shared, leaves, data):
 
 
 @root_only
-def test_who_leaves_many_records_comes_after_us_and_by_start_lock_with_others(shared, leaves):
+def test_own_records_come_first_and_other_users_take_turns(shared, leaves):
     for n in range(3):
         leaves(str(n), msgspec.json.encode(HeadRecord("head", 1, 0.0, [f"tcp://127.0.0.1:{n + 1}"])))
     leaves("third", msgspec.json.encode(HeadRecord("head", 1, 5.0, ["tcp://127.0.0.1:9"])), THIRD)
@@ -274,14 +274,14 @@ def test_who_leaves_many_records_comes_after_us_and_by_start_lock_with_others(sh
     remove = publish(HeadRecord("head", os.getpid(), time.time(), ["tcp://127.0.0.1:8"]), settings)
     users = [record.user for record in find_records(settings, everybody=True).records]
     assert users == [os.getuid(), OTHER, THIRD, OTHER, OTHER]
-    assert find_head(None, settings)[0] == "tcp://127.0.0.1:8", "other verbs follow no other user's record"
+    assert find_head(None, settings)[0] == "tcp://127.0.0.1:8", "other commands ignore other users' records"
     remove()
     with pytest.raises(ConfigError, match="none of yours runs on this machine"):
         find_head(None, settings)
 
 
 @root_only
-def test_more_records_than_are_read_are_told_of(shared, leaves, monkeypatch):
+def test_records_beyond_the_limit_are_reported(shared, leaves, monkeypatch):
     monkeypatch.setattr(head_records, "MAX_OF_OTHERS", 1)
     for n in range(3):
         leaves(str(n), msgspec.json.encode(HeadRecord("head", 1, 0.0, [f"tcp://127.0.0.1:{n + 1}"])))
@@ -301,7 +301,7 @@ def test_a_directory_of_another_user_is_no_run_directory(shared):
         os.seteuid(0)
 
 
-def test_no_record_hides_a_head_of_an_earlier_version_of_another_user(settings, listening, monkeypatch):
+def test_another_users_record_does_not_hide_an_older_heads_socket(settings, listening, monkeypatch):
     directory = listening("a")
     theirs = HeadRecord("head", 1, 0.0, ["ipc:///x", f"ipc://{directory}/{SOCKET}"])
     Path(f"{settings.heads_dir}/{PREFIX}x{SUFFIX}").write_bytes(b"")
@@ -319,7 +319,7 @@ def _as_other(info: os.stat_result, path: str) -> os.stat_result:
     return os.stat_result(fields)
 
 
-def test_a_socket_whose_queue_is_full_is_not_waited_for(settings, listening):
+def test_head_with_a_full_accept_queue_is_found_without_waiting(settings, listening):
     path = f"{listening('a')}/{SOCKET}"
     with contextlib.ExitStack() as ends:
         full = False
@@ -330,8 +330,8 @@ def test_a_socket_whose_queue_is_full_is_not_waited_for(settings, listening):
         assert [record.endpoints for record in find_records(settings).records] == [[f"ipc://{path}"]]
 
 
-def test_the_name_of_a_head_elsewhere_is_not_resolved_to_compare_it(monkeypatch):
-    monkeypatch.setattr(socket.socket, "bind", lambda *_: pytest.fail("that may block"))
+def test_comparing_a_remote_head_does_not_resolve_its_name(monkeypatch):
+    monkeypatch.setattr(socket.socket, "bind", lambda *_: pytest.fail("name resolution may block"))
     assert not is_here("tcp://gpu-head:6380", "tcp://0.0.0.0:6380")
 
 
@@ -354,7 +354,7 @@ def test_a_script_is_named_without_its_interpreter(words, script):
 
 @pytest.fixture
 def listening(settings):
-    """Makes run directories as earlier heads have them; someone listens there."""
+    """Make run directories like those of earlier versions, with a listening socket."""
     sockets = []
 
     def make(name: str, mode: int = 0o700) -> str:
@@ -372,7 +372,7 @@ def listening(settings):
         listener.close()
 
 
-def test_a_directory_is_named(listening):
+def test_run_directory_names_its_head(listening):
     directory = listening("a")
     assert find_head(directory, Settings())[0] == f"ipc://{directory}/{SOCKET}"
 
@@ -381,10 +381,10 @@ def test_a_head_of_an_earlier_version_is_found_by_its_socket(settings, listening
     directory = listening("a")
     assert find_head(None, settings)[0] == f"ipc://{directory}/{SOCKET}"
     run("private", f"ipc://{directory}/{SOCKET}")
-    assert len(find_records(settings).records) == 1, "with a record it is not found twice"
+    assert len(find_records(settings).records) == 1, "a head with a record is listed once"
 
 
-def test_what_is_no_head_of_ours_is_not_found(settings, listening):
+def test_dead_public_and_foreign_run_directories_are_ignored(settings, listening):
     os.mkdir(f"{settings.run_dir}/rlinf-dead", 0o700)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(f"{settings.run_dir}/rlinf-dead/{SOCKET}")
@@ -405,7 +405,7 @@ def write(tmp_path, text: str, mode: int = 0o600) -> Settings:
     return Settings(config_home=str(tmp_path / "config"), heads_dir=str(tmp_path))
 
 
-def test_the_client_file_names_the_head_where_the_environment_does_not(tmp_path):
+def test_client_file_names_the_head_if_the_environment_does_not(tmp_path):
     settings = write(tmp_path, 'head = "127.0.0.1:7"\nkey_file = "/etc/x.key"\n')
     found = with_client_file(settings)
     assert (found.head, found.key_file) == ("127.0.0.1:7", "/etc/x.key")
@@ -415,7 +415,7 @@ def test_the_client_file_names_the_head_where_the_environment_does_not(tmp_path)
     assert with_client_file(named) == named
 
 
-def test_an_error_of_the_client_files_head_names_the_file(tmp_path):
+def test_error_in_the_client_files_head_names_the_file(tmp_path):
     found = with_client_file(write(tmp_path, 'head = "gpu:"\n'))
     for attempt in (lambda: find_head(None, found), lambda: ClusterArguments().endpoint(found, 1)):
         with pytest.raises(ConfigError) as caught:
@@ -450,19 +450,19 @@ def test_a_named_client_file_must_be_there(tmp_path):
 # --- Cluster() ---
 
 
-def test_a_cluster_joins_no_head_that_nobody_named(settings, run):
+def test_cluster_joins_only_a_head_that_was_named(settings, run):
     run("head", "tcp://10.0.0.1:6380")
     assert ClusterArguments().endpoint(settings, 1) == "", "a private one"
     with pytest.raises(ConfigError, match=r"is 2, and no head is known: .* or write head = .* into .*client\.toml"):
         ClusterArguments().endpoint(settings, 2)
 
 
-def test_a_cluster_says_that_its_heads_name_has_no_address():
+def test_cluster_names_the_variable_of_an_unresolvable_head():
     with pytest.raises(ConfigError, match=r"^RLINF_HEAD: the head's name 'nosuch\.invalid' cannot be resolved"):
         ClusterArguments().endpoint(Settings(head="nosuch.invalid:6380"), 1)
 
 
-def test_private_is_a_choice_too(settings):
+def test_head_private_selects_a_private_cluster(settings):
     named = Settings(head="10.0.0.1:6380")
     assert ClusterArguments(head="private").endpoint(named, 1) == ""
     assert ClusterArguments().endpoint(Settings(head="private"), 1) == ""

@@ -1,4 +1,4 @@
-"""Extents: what is taken does not overlap, what is given back can be taken again."""
+"""Extents: taken ranges do not overlap, returned ranges can be taken again."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_neighbours_that_are_free_become_one():
     assert extents.free() == [(0, 6 * PAGE)]
 
 
-def test_what_was_not_taken_cannot_be_given():
+def test_giving_back_an_extent_that_was_not_taken_raises_key_error():
     extents = Extents(2 * PAGE)
     with pytest.raises(KeyError):
         extents.give(0)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 5 * PAGE)), max_size=60))
-def test_taken_and_free_always_make_the_whole(steps):
+def test_taken_and_free_extents_always_cover_the_whole(steps):
     extents = Extents(16 * PAGE)
     taken: dict[int, int] = {}
     for take, number in steps:

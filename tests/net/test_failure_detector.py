@@ -1,4 +1,4 @@
-"""What a head's detector means, with a clock in hand."""
+"""The failure detector, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Kit:
     def passed(self) -> float:
         return self.now - self.began
 
-    def until_it_speaks(self, there: bool, took: float = 0.0) -> str:
-        """Go from deadline to deadline, each look ending alike after so many seconds, to the verdict."""
+    def until_the_verdict(self, there: bool, took: float = 0.0) -> str:
+        """Go from deadline to deadline up to the verdict. Each check takes *took* seconds and finds *there*."""
         ends = math.inf
         while True:
             self.now = max(self.now, min(ends, self.detector.next_deadline()))
@@ -37,40 +37,40 @@ class Kit:
                 ends = self.now + took
 
 
-def test_nothing_is_asked_before_three_beats_are_missed():
+def test_first_check_is_due_after_three_missed_beats():
     kit = Kit()
     assert kit.detector.next_deadline() == kit.now + 3
     assert not kit.detector.should_check(kit.now + 2.9)
     assert kit.detector.should_check(kit.now + 3)
-    assert not kit.detector.should_check(kit.now + 3.1), "one look at a time"
+    assert not kit.detector.should_check(kit.now + 3.1), "one check at a time"
     assert kit.detector.next_deadline() == kit.now + GRACE
 
 
 @pytest.mark.parametrize("took", [0.0, 0.3, 2.0])
-def test_a_cut_network_is_told_at_the_lease(took):
+def test_verdict_for_a_cut_network_comes_at_the_lease(took):
     kit = Kit()
-    said = kit.until_it_speaks(there=False, took=took)
+    said = kit.until_the_verdict(there=False, took=took)
     assert kit.passed == LEASE
     assert said.startswith("the head was silent for 10 s, and so was its machine for 10 s: the network")
 
 
-def test_a_head_whose_machine_answers_has_its_grace():
+def test_verdict_for_a_head_whose_machine_answers_comes_after_the_grace():
     kit = Kit()
-    said = kit.until_it_speaks(there=True)
+    said = kit.until_the_verdict(there=True)
     assert kit.passed == GRACE
     assert said == "the head was silent for 120 s, although its machine answers"
 
 
-def test_a_machine_that_answered_once_and_then_no_more_is_cut_off_a_lease_later():
+def test_network_cut_after_one_answer_is_reported_a_lease_later():
     kit = Kit()
     kit.now += 3
     assert kit.detector.should_check(kit.now)
     kit.detector.checked(True, kit.now)
-    kit.until_it_speaks(there=False)
+    kit.until_the_verdict(there=False)
     assert kit.passed == 3 + LEASE
 
 
-def test_one_look_that_was_lost_says_nothing():
+def test_one_failed_check_gives_no_verdict():
     kit = Kit()
     for there in (False, False, True) * 5:
         kit.now = kit.detector.next_deadline()
@@ -80,7 +80,7 @@ def test_one_look_that_was_lost_says_nothing():
     assert kit.passed > LEASE
 
 
-def test_a_word_of_the_head_ends_the_silence_also_while_a_look_is_under_way():
+def test_a_message_of_the_head_ends_the_silence_even_during_a_check():
     kit = Kit()
     kit.now += 9
     assert kit.detector.should_check(kit.now)
@@ -90,25 +90,25 @@ def test_a_word_of_the_head_ends_the_silence_also_while_a_look_is_under_way():
     assert not kit.detector.suspected(kit.now + 2)
 
 
-def test_the_last_look_is_waited_for_if_no_other_has_ended():
+def test_the_only_pending_check_delays_the_verdict():
     kit = Kit()
-    kit.now += 9.5  # a loop that was busy
+    kit.now += 9.5  # the loop was busy
     assert kit.detector.should_check(kit.now)
     assert kit.detector.verdict(kit.now + 1) is None
     kit.detector.checked(False, kit.now + 2)
     assert kit.detector.verdict(kit.now + 2) is not None
 
 
-def test_while_we_stood_still_nobody_was_silent():
+def test_own_stall_does_not_count_as_silence_of_the_head():
     kit = Kit()
     kit.now += 63
     kit.detector.stalled(60, kit.now)
     assert kit.detector.verdict(kit.now) is None
     assert kit.detector.seconds(kit.now) == 3
-    assert kit.detector.next_deadline() == kit.now + BEAT, "first what waits to be read"
+    assert kit.detector.next_deadline() == kit.now + BEAT, "waiting messages are read first"
 
 
-def test_a_stall_that_was_seen_late_puts_nothing_into_the_future():
+def test_stall_that_is_reported_late_moves_no_time_into_the_future():
     kit = Kit()
     kit.detector.heard(kit.now + 60)  # read before the timer that shows the stall
     kit.detector.stalled(57, kit.now + 60)
@@ -121,14 +121,14 @@ def test_without_checks_only_the_grace_counts():
     assert not kit.detector.should_check(kit.now + 100)
 
 
-def test_a_short_lease_is_looked_after_at_half():
+def test_check_of_a_short_lease_is_due_at_half_of_it():
     kit = Kit()
     kit.detector.lease_s = 2.0
     kit.detector.heard(kit.now)
     assert kit.detector.next_deadline() == kit.now + 1
-    kit.until_it_speaks(there=False)
+    kit.until_the_verdict(there=False)
     assert kit.passed == 2
 
 
-def test_before_the_first_word_there_is_no_deadline_but_the_grace():
+def test_detector_that_has_heard_nothing_has_no_deadline_but_the_grace():
     assert FailureDetector(math.inf).next_deadline() == math.inf

@@ -46,7 +46,7 @@ async def test_a_delayed_message_is_not_overtaken(pair):
     assert (await heard.until(6)).headers[1:] == [b"0", b"1", b"2", b"3", b"4"]
 
 
-async def test_what_was_delayed_outlives_its_rule_in_order(pair):
+async def test_delayed_message_keeps_its_order_after_its_rule_has_ended(pair):
     _, heard, link, _ = pair
     seen = asyncio.Event()
     with faults.inject("transport.receive", faults.delay(0.05), where=lambda name: not seen.set(), times=1):
@@ -77,7 +77,7 @@ async def test_a_cut_loses_both_directions_until_its_rule_ends(pair):
     assert (await answers.until(1)).headers == [b"healed"]
 
 
-async def test_where_may_be_a_function_and_the_names_are_peers_and_endpoints(pair):
+async def test_where_function_gets_the_names_of_peers_and_endpoints(pair):
     listener, heard, link, answers = pair
     names: list[str] = []
     with faults.inject("transport.send", faults.drop(), where=lambda name: bool(names.append(name))):
@@ -89,7 +89,7 @@ async def test_where_may_be_a_function_and_the_names_are_peers_and_endpoints(pai
     assert names[0].startswith(("ipc://", "tcp://"))
 
 
-async def test_a_refused_connection_passes_nothing_and_a_late_one_all(wire):
+async def test_refused_connection_loses_its_messages_and_a_delayed_one_keeps_them(wire):
     listener, endpoint, heard = wire.listen()
     with faults.inject("transport.connect", faults.refuse(), times=1):
         refused, _ = wire.link(endpoint, b"refused")
@@ -128,7 +128,7 @@ async def test_requests_are_refused_repeated_and_delayed_by_kind(control):
     assert (await answer).text == "came"
 
 
-async def test_a_lost_reply_ends_by_the_timeout(control):
+async def test_request_with_a_lost_reply_ends_by_its_timeout(control):
     server, client, asked, _ = control
     with faults.inject("rpc.reply", faults.drop()):
         answer = asyncio.create_task(client.request(FindGroup("ns", "g"), timeout=0.2))
@@ -148,7 +148,7 @@ async def test_notices_keep_their_order_behind_a_delayed_one(control):
     assert [await notices.get(), await notices.get()] == [Goodbye("first"), Beat("second")]
 
 
-def test_a_start_is_refused_with_what_a_full_machine_says():
+def test_refused_fork_raises_blocking_io_error():
     with faults.inject("spawn.fork", faults.refuse(), where="a:*"):
         assert fault_injection.active is not None
         fault_injection.active.start("spawn.fork", "b:0")
@@ -157,7 +157,7 @@ def test_a_start_is_refused_with_what_a_full_machine_says():
     assert fault_injection.active is None
 
 
-def test_chance_is_its_seeds():
+def test_same_seed_strikes_the_same_messages():
     def struck(seed: int) -> list[bool]:
         rule = fault_injection.Rule(faults.fault("rpc.notice", faults.drop(), chance=0.3, seed=seed))
         return [rule.strikes("rpc.notice", "Beat") for _ in range(200)]
@@ -166,7 +166,7 @@ def test_chance_is_its_seeds():
     assert 30 < sum(struck(1)) < 90
 
 
-def test_skip_times_and_the_file_that_switches(tmp_path):
+def test_rule_obeys_skip_times_and_the_file_that_switches_it_on(tmp_path):
     rule = fault_injection.Rule(
         faults.fault("rpc.notice", faults.drop(), skip=1, times=2, exists=str(tmp_path / "{pid}x"))
     )
@@ -186,13 +186,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("point", "action", "more", "text"), WRONG)
-def test_what_cannot_be_is_refused_at_the_door(point, action, more, text):
+def test_impossible_fault_raises_config_error(point, action, more, text):
     with pytest.raises(ConfigError, match=text), faults.inject(point, action, **more):
         pass
     assert fault_injection.active is None
 
 
-def test_a_plan_goes_through_the_environment_and_back():
+def test_faults_survive_the_environment_variable_unchanged():
     one = faults.fault("transport.send", faults.delay(0.5), where="tcp:*", chance=0.5, seed=3)
     two = faults.fault("spawn.template", faults.refuse(), times=1)
     assert fault_injection.parse(faults.environment(one, two)[FAULTS]) == [one, two]
@@ -206,7 +206,7 @@ def test_a_plan_goes_through_the_environment_and_back():
         ('[{"point": "rpc.reply", "action": "cut"}]', r"RLINF_ACTORS_FAULTS\[0\]: rpc.reply cannot cut"),
     ],
 )
-def test_a_wrong_plan_says_where(plan, text):
+def test_error_in_a_malformed_plan_names_its_place(plan, text):
     with pytest.raises(ConfigError, match=text):
         fault_injection.load(plan)
     assert fault_injection.active is None

@@ -1,4 +1,4 @@
-"""Ports held for later: who is kept from them, who is let in, and who needs them released first."""
+"""Held ports: which listeners can bind them, and which need a release first."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reach(port: int) -> None:
 
 @pytest.mark.parametrize("address", [HOST, "0.0.0.0"])
 @pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT])
-def test_a_listener_with_either_option_is_let_in_and_reached(ports, option, address):
+def test_listener_with_a_reuse_option_can_bind_a_held_port(ports, option, address):
     port = ports.hold()
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, option, 1)
@@ -54,7 +54,7 @@ def test_a_listener_with_either_option_is_let_in_and_reached(ports, option, addr
 
 
 @pytest.mark.parametrize("reuse_port", [None, True])
-async def test_asyncio(ports, reuse_port):
+async def test_asyncio_server_can_bind_a_held_port(ports, reuse_port):
     port = ports.hold()
     reached = asyncio.Event()
 
@@ -71,12 +71,12 @@ async def test_asyncio(ports, reuse_port):
     await server.wait_closed()
 
 
-def test_http_server(ports):
+def test_http_server_can_bind_a_held_port(ports):
     with http.server.HTTPServer((HOST, ports.hold()), http.server.BaseHTTPRequestHandler) as server:
         reach(server.server_port)
 
 
-def test_zeromq(ports):
+def test_zeromq_socket_can_bind_a_held_port(ports):
     import zmq
 
     with zmq.Context() as context, context.socket(zmq.ROUTER) as listener:
@@ -87,9 +87,9 @@ def test_zeromq(ports):
 
 @pytest.mark.torch
 @pytest.mark.parametrize("libuv", [True, False])
-def test_torchs_store(libuv):
+def test_torch_tcp_store_can_bind_a_held_port(libuv):
     distributed = pytest.importorskip("torch.distributed")
-    ports = HeldPorts()  # without the check for leaks: libuv keeps a pipe of its own for ever
+    ports = HeldPorts()  # no leak check: libuv never closes one of its pipes
     port = ports.hold()
     store = distributed.TCPStore(HOST, port, 1, True, wait_for_workers=False, use_libuv=libuv)
     store.set("key", "value")
@@ -99,7 +99,7 @@ def test_torchs_store(libuv):
 
 
 @pytest.mark.parametrize("address", [HOST, "0.0.0.0"])
-def test_a_listener_without_options_needs_a_release(ports, address):
+def test_listener_without_reuse_options_needs_a_release(ports, address):
     port = ports.hold()
     with socket.socket() as plain, pytest.raises(OSError, match="in use"):
         plain.bind((address, port))
@@ -121,7 +121,7 @@ def test_only_a_port_that_is_held_can_be_released(ports):
         ports.release(port)
 
 
-def test_all_are_given_back_on_close(ports):
+def test_close_releases_all_ports(ports):
     port = ports.hold()
     ports.close()
     ports.close()
@@ -157,8 +157,8 @@ for chosen in options:
 
 
 @pytest.mark.netns
-def test_whoever_asks_for_any_port_is_not_given_a_held_one_though_it_is_the_last():
-    """In a network of its own with four ports, of which one is held."""
+def test_kernel_never_assigns_a_held_port_even_if_it_is_the_last():
+    """In a network namespace with four ports; the last free one is held."""
     inside = ["unshare", "--map-root-user", "--net"]
     if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("this user may not make network namespaces")

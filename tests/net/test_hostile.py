@@ -1,4 +1,4 @@
-"""What strangers send to a socket with keys: nothing of it reaches us, and who has a key is served meanwhile."""
+"""Hostile bytes at a socket with keys: they reach no handler, and members are served meanwhile."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-async def test_strangers_come_to_nothing_and_members_are_served(kind: str, rlinf_leak_check) -> None:
+async def test_hostile_bytes_reach_no_handler_and_members_are_served(kind: str, rlinf_leak_check) -> None:
     source = random.Random(kind)
     with guarded() as world:
         host, _, port = world.bind().removeprefix("tcp://").rpartition(":")

@@ -1,4 +1,4 @@
-"""What an exception of our own does, on every transport: a daemon ends, another process fails what it belonged to."""
+"""Unexpected exceptions, on every transport: a daemon ends; another process fails the request concerned."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlinf_actors.worker.worker_server import WorkerServer
 
 
 class BugError(Exception):
-    """What a handler of ours raises."""
+    """Raised by a handler."""
 
 
 def broken(*_: object) -> None:
@@ -32,7 +32,7 @@ def broken(*_: object) -> None:
 
 @pytest.fixture
 async def reported():
-    """What the loop's exception handler was given; the process goes on."""
+    """The contexts passed to the loop's exception handler; the process goes on."""
     seen = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
     return seen
@@ -40,15 +40,15 @@ async def reported():
 
 @pytest.fixture
 async def ended(monkeypatch):
-    """Set when this process, a daemon, would have ended."""
+    """Set when a daemon would end its process."""
     happened = asyncio.Event()
     monkeypatch.setattr(daemon, "end_process", happened.set)
     daemon.end_on_internal_error(asyncio.get_running_loop())
     return happened
 
 
-class Answer:
-    """Who waits for an answer."""
+class PendingAnswer:
+    """A request that waits for its answer."""
 
     def __init__(self, *, bug: bool = False) -> None:
         self.outcome: asyncio.Future[frames.AnyFrame] = asyncio.get_running_loop().create_future()
@@ -86,18 +86,18 @@ class Pair:
         tcp = where if where.startswith("tcp") else ""
         self.peer.connect(Endpoint("here", "" if tcp else where, tcp), "here", "token", lambda: None)
 
-    def look(self, *, bug: bool = False) -> Answer:
-        """A request that is answered as long as both ends go on."""
-        waiting = Answer(bug=bug)
+    def look(self, *, bug: bool = False) -> PendingAnswer:
+        """Send a request that is answered while both ends go on."""
+        waiting = PendingAnswer(bug=bug)
         call = self.peer.open(waiting)
         self.peer.send(frames.ChannelLook(call, b"k"))
         return waiting
 
-    async def goes_on(self) -> None:
+    async def assert_goes_on(self) -> None:
         assert isinstance(await asyncio.wait_for(self.look().outcome, 10), frames.Ok)
 
 
-async def test_a_daemon_ends_by_a_message_whose_handler_raises(wire, ended, caplog):
+async def test_message_whose_handler_raises_ends_a_daemon(wire, ended, caplog):
     listener = wire.network.listener(broken)
     link = wire.network.link(listener.bind(wire.endpoint()), b"me", broken)
     link.send(b"hello")
@@ -105,7 +105,7 @@ async def test_a_daemon_ends_by_a_message_whose_handler_raises(wire, ended, capl
     assert "BugError: a bug" in caplog.text
 
 
-async def test_a_daemon_ends_by_a_timer_that_raises(wire, ended):
+async def test_timer_that_raises_ends_a_daemon(wire, ended):
     asyncio.get_running_loop().call_soon(broken)
     await asyncio.wait_for(ended.wait(), 10)
 
@@ -114,14 +114,14 @@ async def fail() -> None:
     broken()
 
 
-async def test_a_daemon_ends_by_a_task_that_fails(ended, caplog):
+async def test_task_that_fails_ends_a_daemon(ended, caplog):
     loops.Tasks().start(fail(), "counting")
     await asyncio.wait_for(ended.wait(), 10)
     assert "internal error: counting failed" in caplog.text
     assert "BugError: a bug" in caplog.text
 
 
-async def test_what_depends_on_a_task_fails_with_it(reported):
+async def test_failed_task_reports_its_error_to_its_dependent(reported):
     failed: asyncio.Queue = asyncio.Queue()
     task = loops.Tasks().start(fail(), "counting", failed=failed.put_nowait)
     error = await asyncio.wait_for(failed.get(), 10)
@@ -131,7 +131,7 @@ async def test_what_depends_on_a_task_fails_with_it(reported):
     assert task.done()
 
 
-async def test_an_error_that_is_expected_is_for_who_awaits_the_task(reported):
+async def test_expected_error_of_a_task_is_raised_where_it_is_awaited_only(reported):
     with pytest.raises(BugError):
         await loops.Tasks().start(fail(), "counting", expected=BugError)
     assert reported == []
@@ -146,7 +146,7 @@ async def test_tasks_end_with_their_owner(reported):
     assert reported == []
 
 
-def test_a_failure_that_nothing_waits_for_is_seen_in_the_io_thread(caplog):
+def test_failure_of_an_unawaited_task_in_the_io_thread_is_logged(caplog):
     io = loops.IoThread("of a test")
     io.start(fail(), "counting")
     io.submit(asyncio.sleep(0)).result(10)
@@ -155,7 +155,7 @@ def test_a_failure_that_nothing_waits_for_is_seen_in_the_io_thread(caplog):
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"\x82\xa4type\xa3not\xa4body\x01"])
-async def test_bytes_that_are_no_message_end_no_daemon(wire, ended, data):
+async def test_malformed_bytes_do_not_end_a_daemon(wire, ended, data):
     came = asyncio.Event()
     server = ControlServer(wire.network, lambda peer, envelope: came.set())
     endpoint = server.bind(wire.endpoint())
@@ -167,7 +167,7 @@ async def test_bytes_that_are_no_message_end_no_daemon(wire, ended, data):
     client.close()
 
 
-async def test_an_answer_too_long_for_its_receiver_ends_no_daemon(wire, ended):
+async def test_answer_that_is_too_long_does_not_end_a_daemon(wire, ended):
     refused = []
 
     def refuse(peer, envelope) -> None:
@@ -183,41 +183,41 @@ async def test_an_answer_too_long_for_its_receiver_ends_no_daemon(wire, ended):
     client.close()
 
 
-async def test_a_call_whose_answer_cannot_be_handled_fails_and_others_go_on(wire, reported):
+async def test_failed_handling_of_an_answer_fails_that_call_only(wire, reported):
     pair = Pair(wire)
     error = await pair.look(bug=True).error()
     assert isinstance(error, InternalError)
     assert "handling a message from" in str(error)
     assert isinstance(error.__cause__, BugError)
     assert [context["exception"] for context in reported] == [error.__cause__]
-    await pair.goes_on()
+    await pair.assert_goes_on()
 
 
 @pytest.mark.parametrize("kind", [frames.Call, frames.Create])
-async def test_a_call_that_cannot_be_taken_fails_at_its_caller_and_others_go_on(wire, reported, monkeypatch, kind):
+async def test_failed_handling_of_a_call_fails_that_call_only(wire, reported, monkeypatch, kind):
     pair = Pair(wire)
     monkeypatch.setattr(pair.server, "_submit", broken)
     monkeypatch.setattr(pair.server, "creations", SimpleNamespace(put=broken))
-    waiting = Answer()
+    waiting = PendingAnswer()
     call = pair.peer.open(waiting)
     pair.peer.send(frames.Call(call, "step") if kind is frames.Call else frames.Create(call, "m:C", {}, 0))
     assert "a bug" in str(await waiting.error())
     assert len(reported) == 1
-    await pair.goes_on()
+    await pair.assert_goes_on()
 
 
-async def test_a_request_to_a_channel_that_fails_is_refused_and_others_go_on(wire, reported):
+async def test_failed_channel_request_is_refused_and_others_go_on(wire, reported):
     pair = Pair(wire)
     pair.server.serve((frames.ChannelGet,), broken)
-    waiting = Answer()
+    waiting = PendingAnswer()
     pair.peer.send(frames.ChannelGet(pair.peer.open(waiting), b"k", False))
     error = await waiting.error()
     assert "a bug" in str(error)
     assert len(reported) == 1
-    await pair.goes_on()
+    await pair.assert_goes_on()
 
 
-async def test_a_message_that_is_lost_by_a_bug_ends_the_link_at_both_ends(wire, reported):
+async def test_message_lost_by_a_bug_ends_the_link_at_both_ends(wire, reported):
     pair = Pair(wire)
     pair.server.serve((frames.UserMessage,), broken)
     told = asyncio.get_running_loop().create_future()
@@ -229,7 +229,7 @@ async def test_a_message_that_is_lost_by_a_bug_ends_the_link_at_both_ends(wire, 
     assert len(reported) == 1
 
 
-async def test_a_notice_that_cannot_be_handled_is_told_and_the_next_is_handled(wire, reported):
+async def test_failed_handling_of_a_notice_is_reported_and_the_next_is_handled(wire, reported):
     notices, failed = [], []
 
     def notice(body) -> None:
@@ -257,7 +257,7 @@ async def test_a_notice_that_cannot_be_handled_is_told_and_the_next_is_handled(w
 
 @pytest.mark.parametrize("make", ["new_event_loop", "asyncio.new_event_loop"])
 @pytest.mark.parametrize("kind", ["message", "descriptor", "timer"])
-def test_a_daemon_ends_with_70(make, kind, short_dir):
+def test_internal_error_ends_a_daemon_with_exit_code_70(make, kind, short_dir):
     source = f"""
         import asyncio, os
         from rlinf_actors.net.daemon import end_on_internal_error

@@ -1,4 +1,4 @@
-"""The I/O thread, ports, and which machine this is."""
+"""The I/O thread, ports, and the identity of the machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestIoThread:
         io.call(seen.clear)
         assert seen.is_set()
 
-    def test_stop_cancels_what_runs(self, rlinf_leak_check):
+    def test_stop_cancels_running_coroutines(self, rlinf_leak_check):
         io = IoThread("io")
         started, ended = threading.Event(), threading.Event()
 
@@ -50,7 +50,7 @@ class TestIoThread:
         assert ended.is_set()
         assert future.cancelled()
 
-    def test_what_comes_while_it_stops_is_refused_and_waits_for_nobody(self, rlinf_leak_check):
+    def test_submit_during_stop_is_refused_at_once(self, rlinf_leak_check):
         io = IoThread("io")
         busy, go_on, asked = threading.Event(), threading.Event(), threading.Event()
 
@@ -82,7 +82,7 @@ class TestPorts:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", free_port()))
 
-    def test_below_a_limit(self):
+    def test_free_port_is_below_the_limit(self):
         assert 1023 < free_port(20_000) < 20_000
         with pytest.raises(OSError, match="below 1024"):
             free_port(1024)
@@ -101,14 +101,14 @@ def test_pid_start_names_a_process_for_good():
     assert pid_start(child.pid) == 0
 
 
-def test_route_to_loopback():
+def test_route_ip_of_loopback_is_loopback():
     assert route_ip("127.0.0.1") == "127.0.0.1"
     assert route_ip("localhost") == "127.0.0.1"
 
 
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
-def test_a_loop_of_a_process_with_closed_standard_descriptors(closed):
-    """libuv aborts at a socket with one of their numbers."""
+def test_event_loop_starts_with_closed_standard_descriptors(closed):
+    """libuv aborts if one of its sockets has the number of a standard descriptor."""
     source = "from rlinf_actors.net.loop import new_event_loop; import os; new_event_loop().close(); os._exit(3)"
     done = subprocess.run(["bash", "-c", f"exec {closed}; exec {sys.executable} -c '{source}'"], check=False)
     assert done.returncode == 3

@@ -1,4 +1,4 @@
-"""A TCP connection that is reset between two who live: the link comes back by itself, and says so."""
+"""A TCP connection is reset while both processes live: the link reconnects and reports it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 import net_kit
 import pytest
 import zmq
-from scarce_kit import descriptors_left
+from descriptor_kit import descriptors_left
 from tcp_kit import HOST, tcp_server
 
 from rlinf_actors.net.connection_watch import SocketMonitor
@@ -22,7 +22,7 @@ NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Middlebox:
-    """Forwards connections to one port, until it forgets them: both ends get a reset."""
+    """Forwards connections to one port until reset(), which resets both ends."""
 
     def __init__(self, port: int) -> None:
         self._to = port
@@ -58,14 +58,14 @@ async def tcp(tmp_path):
         yield made
 
 
-async def test_a_link_says_that_its_connection_was_lost_and_is_there_again(tcp):
+async def test_link_reports_a_lost_connection_and_reconnects(tcp):
     _, endpoint, inbox = tcp.listen()
     box, lost = Middlebox(int(endpoint.rpartition(":")[2])), asyncio.Event()
     async with tcp_server(box.forward) as port:
         link = tcp.network.link(f"tcp://{HOST}:{port}", b"me", net_kit.Inbox(), on_reset=lost.set)
         link.send(b"before")
         await inbox.until(1)
-        assert not lost.is_set(), "the first connection is none that was lost"
+        assert not lost.is_set(), "the first connection is not reported as lost"
         for n in range(2):
             box.reset()
             await asyncio.wait_for(lost.wait(), 20)
@@ -74,19 +74,19 @@ async def test_a_link_says_that_its_connection_was_lost_and_is_there_again(tcp):
             await inbox.until(2 + n)
 
 
-async def test_a_link_that_met_itself_is_ended(tcp):
-    """The kernel may give a link the very port, where nobody listens, that it is to connect to; here it must."""
+async def test_link_that_connected_to_itself_is_ended(tcp):
+    """The kernel may assign a link the very port to which it connects, if the port has no listener; here it must."""
     with contextlib.closing(HeldPorts()) as held:
         itself = f"{HOST}:{held.hold()}"
         lost = asyncio.Event()
         tcp.network.link(f"tcp://{itself};{itself}", b"me", net_kit.Inbox(), on_reset=lost.set)
-        await asyncio.wait_for(lost.wait(), 20)  # ended, and made again
+        await asyncio.wait_for(lost.wait(), 20)  # the connection to itself was ended
 
 
 @pytest.mark.parametrize("left", range(3))
-async def test_a_link_for_which_no_descriptors_are_left_keeps_none(tcp, left):
-    """Else each try would find fewer, and none would succeed when there are some again."""
-    tcp.listen()  # libzmq has its threads now
+async def test_failed_link_releases_its_descriptors(tcp, left):
+    """Otherwise each attempt would leak descriptors, and no later attempt could succeed."""
+    tcp.listen()  # starts libzmq's threads
     there = set(tcp.network._sockets)
     with descriptors_left(left), pytest.raises(OSError, match="ulimit -n"):
         tcp.network.link(f"tcp://{HOST}:1", b"me", net_kit.Inbox(), on_reset=lambda: None)
@@ -94,7 +94,7 @@ async def test_a_link_for_which_no_descriptors_are_left_keeps_none(tcp, left):
 
 
 class Monitored(zmq.Socket):
-    """One whose monitors' names are seen."""
+    """A socket that records the names of its monitors."""
 
     names: ClassVar[list[str]] = []
 
@@ -104,15 +104,15 @@ class Monitored(zmq.Socket):
         super().monitor(addr, events)
 
 
-async def test_a_monitors_name_is_not_given_again(monkeypatch):
-    """libzmq closes in a thread of its own: the last one may be there yet, and Python gives a socket's id again."""
+async def test_monitor_names_are_unique(monkeypatch):
+    """libzmq closes monitors in its own thread, so an old one may still exist when Python reuses a socket's id."""
     monkeypatch.setattr(Monitored, "names", [])
     loop = asyncio.get_running_loop()
     with zmq.Context() as context:
         for _ in range(50):
             socket = context.socket(zmq.DEALER, socket_class=Monitored)
             watching = SocketMonitor(socket, loop, SUCCEEDED, lambda event, value: None)
-            await asyncio.sleep(0)  # the loop holds no more of it
+            await asyncio.sleep(0)  # the loop drops its references
             watching.close()
             socket.close()
             del watching, socket

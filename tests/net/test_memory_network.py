@@ -1,4 +1,4 @@
-"""Faults of the in-process network, by switch."""
+"""Faults of the in-process network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_cut_loses_both_directions_until_it_is_healed(ends):
     assert answers.headers == [b"3"]
 
 
-async def test_drop_picks(ends):
+async def test_drop_loses_the_selected_messages_only(ends):
     network, _, link, inbox, _ = ends
     network.drop = lambda identity, header: header == b"2"
     for header in (b"1", b"2", b"3"):
@@ -54,7 +54,7 @@ async def test_delay_keeps_order(ends):
     assert inbox.headers == [b"1", b"2"]
 
 
-async def test_one_listener_an_endpoint(ends):
+async def test_second_listener_of_an_endpoint_is_refused(ends):
     network, listener, *_ = ends
     with pytest.raises(ConfigError, match="in use"):
         network.listener(net_kit.Inbox()).bind(listener._endpoint)

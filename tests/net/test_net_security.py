@@ -1,4 +1,4 @@
-"""Which endpoint is protected how."""
+"""How each kind of endpoint is protected."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def test_unix_sockets_need_no_key() -> None:
         assert security.proof("ipc:///run/x", "token") is None
 
 
-def test_to_the_head_goes_our_key_and_to_workers_that_of_their_job() -> None:
+def test_head_is_reached_with_our_key_and_workers_with_their_jobs_key() -> None:
     assert KEYED.proof("tcp://10.0.0.1:1") == Proof(OURS, HEAD.public)
     job = job_pair("token")
     assert KEYED.proof("tcp://10.0.0.1:1", "token") == Proof(job, job.public)
     assert job != job_pair("token2")
-    assert Security().proof("tcp://10.0.0.1:1", "token") == Proof(job, job.public)  # came to the head by ipc
+    assert Security().proof("tcp://10.0.0.1:1", "token") == Proof(job, job.public)  # head reached by ipc
     assert Security(insecure_test_network=True).proof("tcp://10.0.0.1:1", "token") is None
     assert Security(True, OURS, HEAD.public).proof("tcp://10.0.0.1:1", "token") == Proof(job, job.public)
 
 
-def test_a_worker_has_its_jobs_pair_where_the_cluster_has_keys() -> None:
+def test_a_worker_has_its_jobs_pair_if_the_cluster_has_keys() -> None:
     ipc, tcp = "ipc:///run/x", "tcp://127.0.0.1:1"
     for head in (ipc, tcp):
         assert Security.of_worker("token", HEAD.public, head, "") == Security(False, job_pair("token"), HEAD.public)
@@ -63,5 +63,5 @@ def test_the_heads_own_key_file_is_its_server_key_too() -> None:
     assert Security.of(KeyFile("head", "head", HEAD)) == Security(False, HEAD, HEAD.public)
 
 
-def test_no_secret_is_shown() -> None:
+def test_repr_contains_no_secret() -> None:
     assert OURS.secret not in repr(KEYED) + repr(KEYED.proof("tcp://10.0.0.1:1"))

@@ -1,4 +1,4 @@
-"""Looking at real endpoints: somebody listens, nobody does, and no answer at all."""
+"""Reachability checks of real endpoints: with a listener, without one, and without any answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 import pytest
-from scarce_kit import descriptors_left
+from descriptor_kit import descriptors_left
 from tcp_kit import HOST, receive, tcp_server
 
 from rlinf_actors.net import reachability
@@ -26,22 +26,22 @@ def endpoint(listener):
     return f"tcp://127.0.0.1:{listener.getsockname()[1]}"
 
 
-async def test_a_process_that_listens_and_takes_no_connection_is_there(listener):
-    listener.listen(1)  # nobody accepts: the kernel answers, as for a stopped process
+async def test_process_that_listens_without_accepting_is_reachable(listener):
+    listener.listen(1)  # not accepted: the kernel answers, as for a stopped process
     assert await check(endpoint(listener)) is Reachability.LISTENS
 
 
-async def test_a_port_that_nobody_listens_on_is_refused(listener):
+async def test_port_without_a_listener_is_refused(listener):
     assert await check(endpoint(listener)) is Reachability.REFUSED
 
 
 async def test_a_machine_that_does_not_answer_is_silent(listener):
     listener.listen(0)
-    with socket.create_connection(listener.getsockname()):  # the queue is full: the kernel drops what comes now
+    with socket.create_connection(listener.getsockname()):  # the queue is full: the kernel drops further connections
         assert await check(endpoint(listener), 0.05) is Reachability.SILENT
 
 
-async def test_who_cannot_look_calls_nobody_silent(listener, caplog):
+async def test_check_without_free_descriptors_reports_no_silence(listener, caplog):
     with descriptors_left(0):
         assert await check(endpoint(listener)) is Reachability.LISTENS
     assert "raise both with 'ulimit -n 65536'" in caplog.text
@@ -61,7 +61,7 @@ async def test_unix_sockets_are_never_silent(tmp_path):
             assert await check(f"ipc://{path}", 0.05) is Reachability.LISTENS
 
 
-async def test_the_memory_transport_has_dark_endpoints_too(network_here):
+async def test_dark_endpoints_of_the_memory_network_are_silent(network_here):
     network_here.listener(lambda *message: None).bind("tcp://here:1")
     network_here.dark.add("tcp://there:1")
     found = [await network_here.check_reachability(f"tcp://{name}:1", 0.0) for name in ("here", "there", "nowhere")]
@@ -78,13 +78,13 @@ async def network_here():
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """A moment in which this process stands still is not taken for silence; tests that are about silence wait less."""
+    """Long limits, so that a stall of this process does not count as silence. Tests of silence set shorter ones."""
     for name in ("CONNECT_S", "GREETING_S", "STAYS_S"):
         monkeypatch.setattr(reachability, name, 10.0)
 
 
-async def speaks(said: bytes, stays: bool) -> Diagnosis:
-    """How a program looks that says that, and then closes the connection or not."""
+async def diagnosis_of_a_server(said: bytes, stays: bool) -> Diagnosis:
+    """Diagnose a server that sends *said*, then keeps the connection open if *stays*, else closes it."""
     served = asyncio.Event()
 
     async def serve(connection: socket.socket) -> None:
@@ -117,13 +117,13 @@ MARK = b"\xff" + bytes(8) + b"\x7f\x03\x01"
         (MARK, False, Diagnosis.CLOSES),
     ],
 )
-async def test_who_listens_is_seen_by_its_first_bytes(said, stays, found, monkeypatch):
-    if stays:  # nothing comes that ends the wait
+async def test_diagnosis_follows_from_the_listeners_first_bytes(said, stays, found, monkeypatch):
+    if stays:  # no data ends the wait
         monkeypatch.setattr(reachability, "GREETING_S" if found is Diagnosis.MUTE else "STAYS_S", 0.1)
-    assert await speaks(said, stays) is found
+    assert await diagnosis_of_a_server(said, stays) is found
 
 
-async def test_nobody_and_silence_are_told_apart(listener, monkeypatch):
+async def test_missing_listener_unknown_name_and_silence_are_distinguished(listener, monkeypatch):
     assert await diagnose(endpoint(listener)) is Diagnosis.NOBODY
     assert await diagnose("tcp://nosuch.invalid:1") is Diagnosis.NAMELESS
     listener.listen(0)
@@ -132,7 +132,7 @@ async def test_nobody_and_silence_are_told_apart(listener, monkeypatch):
         assert await diagnose(endpoint(listener)) is Diagnosis.SILENT
 
 
-async def test_of_a_unix_socket_only_whether_anybody_listens(tmp_path):
+async def test_diagnosis_of_a_unix_socket_shows_only_if_a_process_listens(tmp_path):
     path = str(tmp_path / "s")
     assert await diagnose(f"ipc://{path}") is Diagnosis.NOBODY
     with socket.socket(socket.AF_UNIX) as listener:

@@ -1,4 +1,4 @@
-"""Trying again: growing, jittered pauses, and few words."""
+"""Reconnect backoff: growing, jittered pauses, and few log lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from rlinf_actors.net.failure_detection import REMIND_S, RETRY_MAX_S, RETRY_MIN_S, ReconnectBackoff
 
 
-def test_pauses_double_to_a_bound_and_begin_anew():
+def test_pauses_double_up_to_a_bound_and_recovery_resets_them():
     backoff = ReconnectBackoff(lambda: 0.0)
     pauses = [backoff.pause() for _ in range(6)]
     assert pauses == [RETRY_MIN_S, 2 * RETRY_MIN_S, 4 * RETRY_MIN_S, 8 * RETRY_MIN_S, RETRY_MAX_S, RETRY_MAX_S]
@@ -15,7 +15,7 @@ def test_pauses_double_to_a_bound_and_begin_anew():
     assert backoff.pause() == RETRY_MIN_S
 
 
-def test_one_line_at_its_begin_one_a_minute_and_its_length_at_the_end():
+def test_outage_is_logged_at_its_start_every_minute_and_at_its_end():
     backoff = ReconnectBackoff(lambda: 0.0)
     said = {}
     for now in range(1000, 1150, 3):
@@ -28,7 +28,7 @@ def test_one_line_at_its_begin_one_a_minute_and_its_length_at_the_end():
     assert REMIND_S == 60.0
 
 
-def test_a_thousand_that_lost_the_head_at_one_moment_do_not_come_back_at_one():
+def test_reconnects_of_a_thousand_peers_are_spread_over_time():
     rng = random.Random(5)
     tries = []
     for _ in range(1000):
@@ -38,4 +38,4 @@ def test_a_thousand_that_lost_the_head_at_one_moment_do_not_come_back_at_one():
             tries.append(now)
     late = [at for at in tries if 10.0 <= at < 60.0]
     busiest = max(sum(start <= at < start + 0.1 for at in late) for start in range(10, 59))
-    assert busiest < 2 * len(late) / 500  # a tenth of a second holds twice its share at most
+    assert busiest < 2 * len(late) / 500  # at most twice the average in any tenth of a second

@@ -1,4 +1,4 @@
-"""Typed control messages: notices, requests and their one answer; the same over memory and ZeroMQ."""
+"""Typed control messages: notices, requests and their one answer, over memory and ZeroMQ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_actors.wire.control_codec import Failed, Notice, Request
 
 
 class Head:
-    """A server that keeps what came and answers as `answer` says."""
+    """A server that queues what it receives."""
 
     def __init__(self, wire) -> None:
         self.server = ControlServer(wire.network, self._came)
@@ -51,7 +51,7 @@ async def test_a_request_gets_its_own_answer(ends):
     assert [(await task).text for task in asked] == ["g0", "g1", "g2"]
 
 
-async def test_notices_both_ways(ends):
+async def test_notices_pass_in_both_directions(ends):
     head, client, notices = ends
     client.notify(Beat("x"))
     assert await head.next() == (b"driver:1", Notice(Beat("x")))
@@ -89,7 +89,7 @@ async def test_a_refusal_raises_its_class(ends, kind, error, base):
         assert caught.value.path == "cluster.x"
 
 
-def test_refusals_need_no_network():
+def test_refusal_of_a_config_error_keeps_its_path():
     assert str(refusal(Failed(1, "config", "wrong", path="a.b"))) == "a.b: wrong"
 
 
@@ -100,7 +100,7 @@ async def test_no_answer_in_time_names_the_head_and_the_request(ends):
     assert client._pending == {}
 
 
-async def test_a_late_answer_is_nobodys(ends):
+async def test_late_answer_is_ignored(ends):
     head, client, _ = ends
     with pytest.raises(errors.ClusterTimeoutError):
         await client.request(GetStatus(), timeout=0.01)
@@ -113,7 +113,7 @@ async def test_a_late_answer_is_nobodys(ends):
     assert (await task).text == "mine"
 
 
-async def test_an_answer_counts_once(ends):
+async def test_second_answer_is_ignored(ends):
     head, client, _ = ends
     task = asyncio.create_task(client.request(GetStatus()))
     peer, request = await head.next()
@@ -132,7 +132,7 @@ async def test_cancelling_forgets_the_request(ends):
     assert client._pending == {}
 
 
-async def test_closing_ends_who_waits(ends):
+async def test_close_fails_pending_requests(ends):
     head, client, _ = ends
     task = asyncio.create_task(client.request(GetStatus()))
     await head.next()
@@ -168,7 +168,7 @@ async def test_malformed_messages_are_counted_and_dropped(ends, wire, caplog):
 
 @pytest.fixture
 def short(monkeypatch):
-    """Nobody takes more than a kilobyte."""
+    """Limit messages to 1,000 bytes."""
     monkeypatch.setattr("rlinf_actors.net.rpc.MAX_ASKED_BYTES", 1000)
     monkeypatch.setattr(control_codec.encode, "__defaults__", (1000,))
 
@@ -176,7 +176,7 @@ def short(monkeypatch):
 LONG = Warn("x" * 2000)
 
 
-async def test_a_request_that_is_too_long_is_refused_here_and_the_next_is_answered(ends, short):
+async def test_request_that_is_too_long_is_refused_by_its_sender(ends, short):
     head, client, _ = ends
     with pytest.raises(errors.UsageError, match=r"a Warn of 2,.* bytes is not sent: the limit is 1,000"):
         await client.request(LONG)
@@ -186,7 +186,7 @@ async def test_a_request_that_is_too_long_is_refused_here_and_the_next_is_answer
     assert await task == Done()
 
 
-async def test_one_that_is_too_long_is_refused_at_once_where_others_wait_for_the_head(ends, short):
+async def test_request_that_is_too_long_is_refused_even_while_requests_are_held(ends, short):
     head, client, _ = ends
     client.hold()
     task = asyncio.create_task(client.request(GetStatus()))
@@ -198,7 +198,7 @@ async def test_one_that_is_too_long_is_refused_at_once_where_others_wait_for_the
     assert await task == Done()
 
 
-async def test_a_request_whose_time_is_over_is_not_asked_again(ends, monkeypatch):
+async def test_timed_out_request_is_not_sent_again(ends, monkeypatch):
     head, client, _ = ends
     looking, done = asyncio.Event(), asyncio.Event()
 
@@ -219,7 +219,7 @@ async def test_a_request_whose_time_is_over_is_not_asked_again(ends, monkeypatch
         await task
 
 
-async def test_an_answer_that_is_too_long_is_an_error_for_who_asked(ends, short):
+async def test_answer_that_is_too_long_fails_its_request(ends, short):
     head, client, _ = ends
     task = asyncio.create_task(client.request(GetStatus()))
     peer, request = await head.next()
@@ -228,7 +228,7 @@ async def test_an_answer_that_is_too_long_is_an_error_for_who_asked(ends, short)
         await task
 
 
-async def test_a_notice_that_is_too_long_is_in_the_log(ends, short, caplog):
+async def test_notice_that_is_too_long_is_logged(ends, short, caplog):
     head, client, notices = ends
     client.notify(LONG)
     client.notify(Beat("x"))

@@ -1,4 +1,4 @@
-"""Listeners and links: ZeroMQ and the memory twin keep the same promises."""
+"""Listeners and links, over ZeroMQ and the memory network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_actors.net.zmq_network import ZmqNetwork
 OPEN = Security(insecure_test_network=True)
 
 
-async def test_there_and_back(wire):
+async def test_messages_pass_in_both_directions(wire):
     listener, endpoint, inbox = wire.listen()
     link, answers = wire.link(endpoint, b"driver:1")
     link.send(b"hello", [b"a", b"", b"c"])
@@ -45,7 +45,7 @@ async def test_order_is_kept_both_ways(wire):
     assert answers.headers == sent
 
 
-async def test_now_does_not_overtake_what_is_queued(wire):
+async def test_immediate_message_does_not_overtake_queued_ones(wire):
     listener, endpoint, inbox = wire.listen()
     link, answers = wire.link(endpoint)
     link.send(b"1", now=True)
@@ -61,7 +61,7 @@ async def test_now_does_not_overtake_what_is_queued(wire):
     assert answers.headers == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
-async def test_links_are_told_apart(wire):
+async def test_listener_distinguishes_its_links(wire):
     listener, endpoint, inbox = wire.listen()
     links = [wire.link(endpoint, f"peer{n}".encode()) for n in range(5)]
     for n, (link, _) in enumerate(links):
@@ -78,7 +78,7 @@ async def test_links_are_told_apart(wire):
 
 
 @pytest.mark.parametrize("sizes", [[BIG - 1], [BIG], [3, BIG, 5, BIG + 1, 0, 4 * BIG], [1 << 24]], ids=str)
-async def test_frames_of_any_size(wire, sizes):
+async def test_frames_of_any_size_arrive_unchanged(wire, sizes):
     _, endpoint, inbox = wire.listen()
     link, _ = wire.link(endpoint)
     parts = [bytes([n % 251]) * size for n, size in enumerate(sizes)]
@@ -98,7 +98,7 @@ async def test_parts_may_be_any_buffer(wire):
     assert inbox.messages[0][2] == [b"ab", b"cd", b"y" * BIG, bytes(8 * BIG)]
 
 
-async def test_a_message_to_nobody_is_dropped(wire):
+async def test_a_message_to_an_unknown_peer_is_dropped(wire):
     listener, endpoint, inbox = wire.listen()
     listener.send(b"stranger", b"x")
     listener.send(b"stranger", b"x", now=True)
@@ -117,7 +117,7 @@ async def test_a_listener_answers_from_its_callback(wire):
     assert answers.headers == [f"re:{n}".encode() for n in range(300)]
 
 
-async def test_closing_twice_is_fine_and_ends_it(wire):
+async def test_closed_ends_drop_messages_and_may_be_closed_again(wire):
     listener, endpoint, inbox = wire.listen()
     link, _ = wire.link(endpoint)
     link.send(b"one")
@@ -132,9 +132,9 @@ async def test_closing_twice_is_fine_and_ends_it(wire):
 
 
 class TestZeroMq:
-    """What only the real transport promises."""
+    """Behaviour of ZeroMQ only."""
 
-    async def test_what_is_queued_at_close_is_sent(self, zmq_wire):
+    async def test_messages_queued_at_close_are_sent(self, zmq_wire):
         _, endpoint, inbox = zmq_wire.listen()
         link, _ = zmq_wire.link(endpoint)
         link.send(b"first")
@@ -147,7 +147,7 @@ class TestZeroMq:
     async def test_messages_wait_for_a_listener_that_comes_later(self, zmq_wire):
         first = ZmqNetwork(asyncio.get_running_loop(), OPEN)
         endpoint = first.listener(net_kit.Inbox()).bind(zmq_wire.endpoint())
-        first.close()  # a whole network: a socket alone gives its port back some time later
+        first.close()  # the whole network, because a single socket frees its port later
         inbox = net_kit.Inbox()
         link, _ = zmq_wire.link(endpoint)
         link.send(b"early")
@@ -189,7 +189,7 @@ class TestZeroMq:
             assert mine == [f"{thread}:{n}".encode() for n in range(300)]
 
     async def test_threads_answer_while_the_loop_receives(self, zmq_wire):
-        """A send may eat the edge that announced a message; nothing may be left in the socket."""
+        """A send may consume the event that announced a message; that message must still be received."""
         listener, endpoint, inbox = zmq_wire.listen()
         link, answers = zmq_wire.link(endpoint)
         link.send(b"join")
@@ -222,10 +222,10 @@ class TestZeroMq:
         await inbox.until(100)
         assert [len(rows) for rows in chunks] == [100]
 
-    async def test_answers_to_one_chunk_are_one_chunk_and_wait_for_no_turn_of_the_loop(self, zmq_wire, monkeypatch):
+    async def test_answers_to_one_chunk_are_sent_as_one_chunk_in_the_same_turn(self, zmq_wire, monkeypatch):
         def answer(peer, header, parts):
             listener.send(peer, header)
-            assert not chunks, "left before the others were handled"
+            assert not chunks, "sent before the others were handled"
             if header == b"9":
                 asyncio.get_running_loop().call_soon(chunks.append, "a turn of the loop")
 
@@ -282,7 +282,7 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("frames", GARBAGE, ids=[str(n) for n in range(len(GARBAGE))])
-async def test_garbage_costs_nothing_but_itself(short_dir, rlinf_leak_check, frames):
+async def test_garbage_is_dropped_and_the_next_message_is_handled(short_dir, rlinf_leak_check, frames):
     async with net_kit.wire("ipc", short_dir) as wire:
         _, endpoint, inbox = wire.listen()
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
@@ -299,7 +299,7 @@ class TestSecurity:
         "endpoint",
         ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://10.0.0.1:5", "tcp://[::]:0", "tcp://host:1", "tcp://127.0.0.1:0"],
     )
-    async def test_no_tcp_without_keys(self, endpoint):
+    async def test_tcp_without_keys_is_refused(self, endpoint):
         network = ZmqNetwork(asyncio.get_running_loop())
         try:
             with pytest.raises(ConfigError, match=r"refusing to connect to .*--insecure-test-network"):
@@ -310,7 +310,7 @@ class TestSecurity:
         finally:
             network.close()
 
-    async def test_the_explicit_flag_lets_it(self):
+    async def test_insecure_test_network_allows_tcp_without_keys(self):
         network = ZmqNetwork(asyncio.get_running_loop(), Security(insecure_test_network=True))
         try:
             assert network.listener(net_kit.Inbox()).bind("tcp://0.0.0.0:0").startswith("tcp://0.0.0.0:")
@@ -328,10 +328,10 @@ class TestSecurity:
             ("gpu7", False),
         ],
     )
-    def test_loopback(self, host, inside):
+    def test_is_loopback_recognizes_loopback_hosts(self, host, inside):
         assert is_loopback(host) is inside
 
-    async def test_an_address_in_use_says_so(self, short_dir, rlinf_leak_check):
+    async def test_error_names_an_address_in_use(self, short_dir, rlinf_leak_check):
         async with net_kit.wire("tcp", short_dir) as wire:
             _, endpoint, _ = wire.listen()
             other = wire.network.listener(net_kit.Inbox())

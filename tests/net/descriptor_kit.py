@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def descriptors_left(count: int) -> Iterator[None]:
-    """Limit this process to *count* more descriptors. The collector is off: what it closes would be one more."""
+    """Limit this process to *count* more descriptors. Garbage collection is off, since it could close descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     gc.collect()
