@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 
 @contextlib.asynccontextmanager
 async def tcp_server(serve: Callable[[socket.socket], Awaitable[None]]) -> AsyncIterator[int]:
-    """Listen, and yield the port. Each connection's task gets its nonblocking socket. The socket is closed after the task.
+    """Listen, and yield the port. The task of each connection gets its nonblocking socket, closed at the task's end.
 
     At the end, an exception of a connection's task is raised, and unfinished tasks are cancelled.
     """

@@ -1,4 +1,4 @@
-"""Join tokens: what is pasted whole is understood, and nothing else; a token does not show its secret."""
+"""Join tokens: only a complete token is accepted, and a token does not show its secret."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ TOKEN = JoinToken("10.0.0.1:6380", HEAD.public, PAIR, "agent", "gpu-1")
 
 
 @pytest.mark.parametrize("token", [TOKEN, JoinToken("[fd00::1]:1", HEAD.public, PAIR, "driver", "kim@lab")])
-def test_a_token_is_one_word_that_comes_back(token):
+def test_token_is_one_word_and_parses_to_itself(token):
     assert token.text().split() == [token.text()]
     assert job.parse(f"  {token.text()}\n") == token
 
 
-def test_a_token_is_not_shown():
+def test_repr_of_a_token_hides_its_secret():
     assert PAIR.secret not in repr(TOKEN) + str(TOKEN)
 
 
-def test_a_token_that_is_cut_off_or_changed_is_refused_and_not_repeated():
+def test_truncated_token_is_refused_and_not_shown():
     text = TOKEN.text()
     for n in range(len(text)):
         with pytest.raises(ConfigError) as caught:
@@ -42,7 +42,7 @@ def test_a_token_that_is_cut_off_or_changed_is_refused_and_not_repeated():
         JoinToken("10.0.0.1:1", HEAD.public, KeyPair(HEAD.public, PAIR.secret), "agent", "n1"),
     ],
 )
-def test_what_a_token_must_not_say_is_refused(token):
+def test_token_with_invalid_fields_is_refused(token):
     with pytest.raises(ConfigError):
         job.parse(token.text())
 
@@ -50,6 +50,6 @@ def test_what_a_token_must_not_say_is_refused(token):
 @given(st.text() | st.text().map(lambda text: job.PREFIX + text))
 @example("")
 @example(job.PREFIX)
-def test_anything_else_is_no_token(text):
+def test_text_that_is_no_token_is_refused(text):
     with pytest.raises(ConfigError):
         job.parse(text)

@@ -1,4 +1,4 @@
-"""Key pairs and key files: what is written is read again, and nothing else is; secrets stay where they are."""
+"""Key pairs and key files: saved files are loaded, malformed ones refused, secrets are never shown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("key", [AGENT, KeyFile("head", "head", HEAD), replace(AGENT, role="driver")])
-def test_what_is_saved_is_loaded_again(folder, key):
+def test_saved_key_file_is_loaded_unchanged(folder, key):
     path = keyfile.path_of(folder, key.role)
     keyfile.save(path, key)
     assert keyfile.load(path) == key
@@ -38,7 +38,7 @@ def test_what_is_saved_is_loaded_again(folder, key):
     assert os.listdir(folder) == [path.name]
 
 
-def test_a_secret_is_never_shown(folder):
+def test_repr_and_errors_hide_the_secret(folder):
     path = folder / "agent.key"
     keyfile.save(path, AGENT)
     assert PAIR.secret not in repr(PAIR) + str(PAIR) + repr(AGENT)
@@ -51,7 +51,7 @@ def test_a_secret_is_never_shown(folder):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root reads another user's key")
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
-def test_root_opens_nothing_of_another_user_but_a_regular_file(folder, tmp_path, kind):
+def test_root_loads_only_regular_key_files_of_another_user(folder, tmp_path, kind):
     path = folder / "agent.key"
     keyfile.save(path, AGENT)
     user = 61008
@@ -70,14 +70,14 @@ def test_root_opens_nothing_of_another_user_but_a_regular_file(folder, tmp_path,
         keyfile.load(path, user=user)
 
 
-def test_a_key_file_of_ours_may_be_a_link(folder):
+def test_own_key_file_may_be_a_link(folder):
     keyfile.save(folder / "real.key", AGENT)
     (folder / "agent.key").symlink_to(folder / "real.key")
     assert keyfile.load(folder / "agent.key") == AGENT
 
 
 @pytest.mark.parametrize(("mode", "where"), [(0o604, "agent.key"), (0o606, "agent.key"), (0o755, ""), (0o701, "")])
-def test_what_others_can_read_is_refused_with_the_fix(folder, mode, where):
+def test_key_file_that_others_can_read_is_refused_with_the_fix(folder, mode, where):
     path = folder / "agent.key"
     keyfile.save(path, AGENT)
     open_one = folder / where
@@ -102,14 +102,14 @@ def test_what_others_can_read_is_refused_with_the_fix(folder, mode, where):
         (0o550, 0, True),  # its directory
         (0o660, 0, False),
         (0o444, 0, False),
-        (0o600, 1001, False),  # its owner could change it
+        (0o600, 1001, False),  # the owner could change the file
     ],
 )
-def test_who_may_own_and_read_a_key(mode, owner, private):
+def test_is_private_checks_owner_and_mode(mode, owner, private):
     assert keyfile.is_private(mode, owner, 1000) is private
 
 
-def test_a_file_that_is_not_there_is_a_fault_of_the_configuration(folder):
+def test_missing_key_file_raises_config_error(folder):
     with pytest.raises(ConfigError, match="No such file"):
         keyfile.load(folder / "agent.key")
 
@@ -125,7 +125,7 @@ GOOD = keyfile._text(AGENT)
 @example(GOOD.replace("head ", "heat ").encode())
 @example(GOOD.replace(f"head {HEAD.public}", "head x").encode())
 @example(GOOD.replace(PAIR.secret, PAIR.secret[:-1]).encode())
-def test_anything_else_is_no_key_file(data):
+def test_malformed_key_file_raises_config_error(data):
     with pytest.raises(ConfigError) as caught:
         keyfile._parse(data, "agent.key")
     assert caught.value.path == "agent.key"
@@ -133,7 +133,7 @@ def test_anything_else_is_no_key_file(data):
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_a_pair_is_made_of_its_secret(secret):
+def test_public_key_follows_from_the_secret(secret):
     pair = KeyPair.of_secret(secret)
     assert pair == KeyPair.of_secret(secret) == KeyPair.of_text(pair.public, pair.secret, "")
 
@@ -142,13 +142,13 @@ def test_pairs_differ():
     assert len({KeyPair.make().secret for _ in range(10)}) == 10
 
 
-def test_where_key_files_are(tmp_path):
+def test_key_directory_follows_from_the_settings(tmp_path):
     chosen = Settings.load({"RLINF_ACTORS_KEYS": "/k"})
     assert str(keyfile.directory(chosen)) == "/k"
     assert str(keyfile.directory(Settings.load({"XDG_CONFIG_HOME": "/c"}))) == "/c/rlinf-actors/keys"
 
 
-def test_where_an_identity_is_looked_for(tmp_path):
+def test_identity_is_found_in_the_order_of_its_places(tmp_path):
     home, credentials, named = (tmp_path / name for name in ("home", "credentials", "named"))
     settings = Settings(config_home=str(home), credentials_dir=str(credentials))
     assert keyfile.locate(settings, "agent") is None
@@ -163,7 +163,7 @@ def test_where_an_identity_is_looked_for(tmp_path):
     assert keyfile.locate(replace(settings, key_dir=str(tmp_path)), "agent") is None
 
 
-def test_a_blank_credential_stands_for_a_file_that_is_not_there(tmp_path):
+def test_blank_credential_counts_as_missing(tmp_path):
     (tmp_path / "credentials").mkdir(mode=0o700)
     (tmp_path / "credentials" / "agent.key").write_text("\n")
     settings = Settings(config_home=str(tmp_path), credentials_dir=str(tmp_path / "credentials"))
@@ -171,18 +171,18 @@ def test_a_blank_credential_stands_for_a_file_that_is_not_there(tmp_path):
     assert own.find(settings, "agent") is None
 
 
-def test_a_credential_that_cannot_be_read_is_an_error(tmp_path):
+def test_unreadable_credential_raises_config_error(tmp_path):
     (tmp_path / "agent.key").mkdir()
     with pytest.raises(ConfigError, match=r"agent.key: cannot be read"):
         keyfile.locate(Settings(credentials_dir=str(tmp_path)), "agent")
 
 
 @pytest.mark.parametrize("text", ["#" * 40, "0" * 35 + "%nSc1", "x" * 39, "x" * 41, "~" * 40, ""])
-def test_what_is_no_32_bytes_is_no_key(text):
+def test_text_of_other_than_32_bytes_is_no_key(text):
     assert not is_key(text)
 
 
-def test_each_pair_is_two_keys():
+def test_each_half_of_a_pair_is_a_key():
     for _ in range(50):
         pair = KeyPair.make()
         assert is_key(pair.public)

@@ -1,6 +1,6 @@
-"""User data is unpickled in one module, and only what a member of the job sent: held by reading every line of source.
+"""User data is unpickled in one module, and only if a member of the job sent it: these tests parse all source files.
 
-import-linter sees imports that are written as such; this sees names, too, wherever and however they are used.
+import-linter checks import statements; these tests check all names.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ UNPICKLERS = frozenset(
     {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "multiprocessing",
      "pickletools", "jsonpickle", "ForkingPickler"}
 )  # fmt: skip
-"""Modules that make objects, or code, of bytes; and what has them as an attribute."""
+"""Modules that make objects or code from bytes, and attributes with their names."""
 READERS = frozenset(
     {"Unpickler", "find_class", "recv_pyobj", "send_pyobj", "recv_serialized", "all_gather_object", "gather_object",
      "broadcast_object_list", "scatter_object_list", "send_object_list", "recv_object_list", "weights_only",
      "allow_pickle", "ProcessPoolExecutor", "unsafe_load", "full_load", "UnsafeLoader", "FullLoader"}
 )  # fmt: skip
-"""Functions of others that unpickle what they are given, or arguments that have them do so."""
+"""Functions of other libraries that unpickle, and arguments that make them unpickle."""
 LOADERS = frozenset({"torch", "numpy", "np", "joblib", "yaml"})
 """Modules whose `load` may unpickle."""
 RUNNERS = frozenset({"exec", "eval", "compile", "__import__"})
@@ -37,27 +37,27 @@ REDUCERS = frozenset({"__reduce__", "__reduce_ex__", "__setstate__", "__getnewar
 WATCHED = UNPICKLERS | READERS | RUNNERS | REDUCERS | {f"{module}.load" for module in LOADERS}
 
 ALLOWED = {
-    # who, what: why
+    # module, name: why
     (PAYLOAD, "pickle"), (PAYLOAD, "cloudpickle"),
     (PAYLOAD, "__reduce_ex__"),  # torch's own, of tensors of rare kinds
-    (PAYLOAD, "__reduce__"),  # of a tensor's bytes; whether a class has its own
+    (PAYLOAD, "__reduce__"),  # of a tensor's bytes; also tests if a class defines it
     (PAYLOAD, "Unpickler"), (PAYLOAD, "find_class"),
     ("rlinf_actors/config/config_values.py", "yaml.load"),  # by a SafeLoader
-    # its name: for people, and for what is imported before a fork
+    # only the name: in messages, and in the list of imports before a fork
     ("rlinf_actors/cli/doctor_checks.py", "cloudpickle"), ("rlinf_actors/cli/doctor.py", "cloudpickle"),
     ("rlinf_actors/template/bootstrap.py", "cloudpickle"), ("rlinf_actors/template/template.py", "cloudpickle"),
-    # values of ours that users may put into their data
+    # our classes that user data may contain
     ("rlinf_actors/model/address.py", "__reduce__"), ("rlinf_actors/model/hardware.py", "__reduce_ex__"),
     ("rlinf_actors/channel/channel.py", "__reduce__"), ("rlinf_actors/wire/failure.py", "__reduce__"),
     ("rlinf_actors/group/group.py", "__reduce__"),
-    # what is no value raises there
+    # these objects are no values: they raise
     ("rlinf_actors/runtime/future.py", "__reduce__"), ("rlinf_actors/group/result.py", "__reduce__"),
     ("rlinf_actors/group/stream.py", "__reduce__"), ("rlinf_actors/group/mapping.py", "__reduce__"),
 }  # fmt: skip
 
 
-def words(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """What a piece of source names that this test has an opinion of, with its line."""
+def banned_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """The watched names in *tree*, with their lines."""
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Import):
@@ -91,23 +91,23 @@ def trees() -> dict[str, ast.Module]:
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in SOURCES}
 
 
-def found_in(source: str) -> set[str]:
-    return {name for name, _ in words(ast.parse(source))}
+def banned_names_in(source: str) -> set[str]:
+    return {name for name, _ in banned_names(ast.parse(source))}
 
 
-def test_nothing_else_can_make_objects_of_bytes():
+def test_only_listed_modules_can_deserialize_objects():
     used, wrong = set(), []
     for where, tree in trees().items():
-        for name, line in words(tree):
+        for name, line in banned_names(tree):
             used.add((where, name))
             if (where, name) not in ALLOWED:
                 wrong.append(f"{where}:{line}: {name}")
     assert not wrong
-    assert used == ALLOWED, "what is allowed and not there any more is to be forbidden again"
+    assert used == ALLOWED, "remove unused entries from ALLOWED"
 
 
-def test_who_may_vouch():
-    """`AuthenticatedParts` parts are made where a member is known, and nowhere else."""
+def test_only_listed_modules_make_authenticated_parts():
+    """AuthenticatedParts are made only where the sending member is known."""
     makers = set()
     for where, tree in trees().items():
         for node in ast.walk(tree):
@@ -141,9 +141,9 @@ def test_who_may_vouch():
         ("torch.distributed.broadcast_object_list(objects)", "broadcast_object_list"),
     ],
 )
-def test_it_would_be_seen(source, name):
-    assert name in found_in(source)
+def test_check_finds_each_way_to_deserialize(source, name):
+    assert name in banned_names_in(source)
 
 
-def test_what_is_no_such_thing_is_not_taken_for_it():
-    assert not found_in("re.compile(text); json.load(file); config.load(arguments); payload.decode(parts)")
+def test_check_ignores_harmless_names():
+    assert not banned_names_in("re.compile(text); json.load(file); config.load(arguments); payload.decode(parts)")

@@ -1,4 +1,4 @@
-"""The key by which processes of one user know one another on loopback."""
+"""The key by which processes of one user authenticate each other on loopback."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def settings(tmp_path) -> Settings:
     return Settings(key_dir=str(tmp_path / "keys"))
 
 
-def test_it_makes_itself_once_for_this_user_alone(settings, tmp_path):
+def test_key_of_this_user_is_made_once_and_is_private(settings, tmp_path):
     made = thisuser.key(settings)
     assert thisuser.key(settings) == made
     assert (made.role, made.server) == ("local", made.pair.public)
     path = tmp_path / "keys" / "local.key"
-    assert [path] == list(path.parent.iterdir()), "nothing is left beside it"
+    assert [path] == list(path.parent.iterdir()), "no other file is left"
     assert (stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)) == (0o600, 0o700)
 
 
-def test_processes_that_need_it_at_one_moment_get_the_same(settings):
+def test_concurrent_processes_get_the_same_key(settings):
     script = (
         "import sys; from rlinf_actors.security import keyfile; from rlinf_actors.settings import Settings; "
         "settings = Settings(key_dir=sys.argv[1]); sys.stdin.read(); print(keyfile.key(settings).pair.public)"
     )
     command = [sys.executable, "-c", script, settings.key_dir]
     several = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    for one in several:  # they have loaded what they need, or soon have
+    for one in several:  # by now each has imported its modules, or soon will
         one.stdin.close()
     said = {one.stdout.read() for one in several}
     for one in several:
@@ -51,21 +51,21 @@ def test_processes_that_need_it_at_one_moment_get_the_same(settings):
     assert said == {thisuser.key(settings).pair.public + "\n"}
 
 
-def test_one_that_others_can_read_is_refused(settings, tmp_path):
+def test_key_that_others_can_read_is_refused(settings, tmp_path):
     thisuser.key(settings)
     (tmp_path / "keys" / "local.key").chmod(0o604)
     with pytest.raises(ConfigError, match=r"not this user's alone (?s:.*)chmod 600"):
         thisuser.key(settings)
 
 
-def test_where_it_cannot_be_made_the_fix_is_said(tmp_path):
+def test_error_says_how_to_fix_a_key_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"cannot be made.*set RLINF_ACTORS_KEYS"):
         thisuser.key(Settings(key_dir=str(tmp_path / "file" / "keys")))
 
 
 @pytest.mark.parametrize("endpoint", [LOOPBACK, "tcp://[::1]:1", "tcp://127.9.9.9:5"])
-def test_both_ends_of_loopback_have_it_where_nobody_made_keys(settings, endpoint):
+def test_loopback_uses_the_users_key_if_no_keys_were_made(settings, endpoint):
     key = key_at(endpoint, settings, "head", insecure=False)
     assert key == thisuser.key(settings)
     security = Security.of(key)
@@ -75,7 +75,7 @@ def test_both_ends_of_loopback_have_it_where_nobody_made_keys(settings, endpoint
     assert own_keys(key, settings) == OwnKeys(local=key.pair.public)
 
 
-def test_keys_that_were_made_come_first_and_others_need_none(settings, tmp_path):
+def test_made_keys_are_preferred_and_other_endpoints_need_no_user_key(settings, tmp_path):
     head = KeyPair.make()
     for endpoint in ("ipc:///run/x", "", "tcp://10.0.0.1:6380", "tcp://0.0.0.0:6380"):
         assert key_at(endpoint, settings, "head", insecure=False) is None
@@ -85,7 +85,7 @@ def test_keys_that_were_made_come_first_and_others_need_none(settings, tmp_path)
     assert key_at(LOOPBACK, settings, "driver", insecure=False).server == head.public
 
 
-def test_keys_of_a_cluster_elsewhere_do_not_count_on_loopback(tmp_path):
+def test_keys_of_another_cluster_are_not_used_on_loopback(tmp_path):
     there = KeyPair.make()
     home = Settings(config_home=str(tmp_path))
     folder = keyfile.directory(home)

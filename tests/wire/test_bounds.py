@@ -1,4 +1,4 @@
-"""Numbers of seconds that users give: what comes in, and what does not."""
+"""Numbers of seconds that users pass: accepted and refused values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ NO_NUMBERS = [math.nan, "5", b"5", [], object(), 10**400]
     ("given", "taken"),
     [(None, None), (math.inf, None), (5, 5.0), (0, 0.0), (-1.5, 0.0), (-math.inf, 0.0), (1e300, 1e300)],
 )
-def test_how_long_somebody_waits(given, taken):
+def test_waiting_accepts_numbers_of_seconds(given, taken):
     assert waiting(given) == taken
 
 
 @pytest.mark.parametrize("given", NO_NUMBERS)
-def test_what_is_no_number_is_refused_by_its_name(given):
+def test_error_names_the_argument_that_is_not_a_number(given):
     with pytest.raises(ValueError, match=r"the patience is .*; it must be a number of seconds"):
         waiting(given, "the patience")
     with pytest.raises(ValueError, match=r"the timeout is .*; it must be a number of seconds"):

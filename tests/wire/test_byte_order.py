@@ -1,4 +1,4 @@
-"""Nothing depends on a machine's byte order or word size without saying so: held by reading every line of source."""
+"""The source names every dependence on byte order or word size: these tests parse all source files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def of_struct(call):
     return isinstance(function, ast.Attribute) and function.attr in CODERS and ast.unparse(function.value) == "struct"
 
 
-def test_every_struct_names_its_byte_order_or_is_the_kernels():
+def test_struct_formats_name_their_byte_order_except_for_kernel_structs():
     native = set()
     for path in SOURCES:
         for call in filter(of_struct, calls(path)):
@@ -52,18 +52,18 @@ def test_every_struct_names_its_byte_order_or_is_the_kernels():
     assert NATIVE - native == set()
 
 
-def test_integers_as_bytes_name_their_byte_order():
+def test_to_bytes_and_from_bytes_name_their_byte_order():
     for path in SOURCES:
         for call in calls(path):
             if isinstance(call.func, ast.Attribute) and call.func.attr in {"to_bytes", "from_bytes"}:
                 assert len(call.args) > 1 or any(word.arg == "byteorder" for word in call.keywords), (path, call.lineno)
 
 
-def test_ctypes_is_used_within_a_machine_alone():
+def test_only_listed_modules_use_ctypes():
     users = {str(path.relative_to(ROOT)) for path in SOURCES if "import ctypes" in path.read_text()}
-    assert users - MEMORY == set(), "does what they read or write leave the machine? If not, list them"
+    assert users - MEMORY == set(), "if the memory they access never leaves the machine, list these modules in MEMORY"
     assert MEMORY - users == set()
 
 
-def test_a_join_of_protocol_6_comes_from_a_little_endian_machine():
+def test_join_of_protocol_6_is_little_endian():
     assert frames.Join(6, "1", "3.11", "d", "t", "w").byte_order == "little"

@@ -1,4 +1,4 @@
-"""Control messages and headers: what is well formed gets through, anything else is RemoteWireError."""
+"""Control messages and headers: well-formed ones are decoded, all others raise RemoteWireError."""
 
 from __future__ import annotations
 
@@ -156,17 +156,17 @@ BODIES = [
 ]
 
 
-def test_every_message_is_tried_here():
+def test_every_message_type_has_an_example():
     assert {type(body) for body in BODIES} == set(typing.get_args(Body))
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: type(body).__name__)
-def test_every_message_comes_back(body):
+def test_every_message_survives_encoding(body):
     for envelope in (Notice(body), Request(1, body), Reply(2, body)):
         assert control_codec.decode(control_codec.encode(envelope)) == envelope
 
 
-def test_refusals_come_back():
+def test_failed_survives_encoding():
     failed = Failed(3, "timeout", "no", [1, 2], "cluster.x")
     assert control_codec.decode(memoryview(control_codec.encode(failed))) == failed
 
@@ -180,14 +180,14 @@ GOOD = control_codec.encode(Request(1, Launch("ns", "g", "m:C", [SPEC])))
 @example(b"\x91" * 5000)
 @example(b"\x81" * 5000)
 @settings(max_examples=300)
-def test_random_bytes_are_a_wire_error(data):
+def test_random_bytes_raise_a_wire_error(data):
     with pytest.raises(RemoteWireError):
         control_codec.decode(data)
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
 @settings(max_examples=300)
-def test_one_wrong_byte_is_a_message_or_a_wire_error(at, byte):
+def test_message_with_one_wrong_byte_decodes_or_raises_a_wire_error(at, byte):
     data = GOOD[:at] + bytes([byte]) + GOOD[at + 1 :]
     try:
         envelope = control_codec.decode(data)
@@ -198,13 +198,13 @@ def test_one_wrong_byte_is_a_message_or_a_wire_error(at, byte):
 
 @given(st.integers(0, len(GOOD) - 1))
 @settings(max_examples=50)
-def test_a_cut_message_is_a_wire_error(length):
+def test_truncated_message_raises_a_wire_error(length):
     with pytest.raises(RemoteWireError):
         control_codec.decode(GOOD[:length])
 
 
 def launch(id):
-    """A launch of one worker with this id, which becomes the name of files."""
+    """A launch of one worker with this id. Files are named by the id."""
     body = Launch("ns", "g", "m:C", [msgspec.structs.replace(SPEC, id=id)])
     return msgspec.to_builtins(body)
 
@@ -231,22 +231,22 @@ def test_a_launch_is_decoded():
         None,
     ],
 )
-def test_wrong_fields_are_a_wire_error(wrong):
+def test_wrong_fields_raise_a_wire_error(wrong):
     with pytest.raises(RemoteWireError):
         control_codec.decode(msgspec.msgpack.encode(wrong))
 
 
-def test_deep_nesting_is_a_wire_error():
+def test_deep_nesting_raises_a_wire_error():
     with pytest.raises(RemoteWireError):
         control_codec.decode(b"\x82\xa4type\xa3not\xa4body" + b"\x91" * 100_000 + b"\xc0")
 
 
-def test_too_long_is_refused_before_it_is_looked_at():
+def test_message_that_is_too_long_is_refused_unparsed():
     with pytest.raises(RemoteWireError, match="limit"):
         control_codec.decode(b"\xc0" * (control_codec.MAX_CONTROL_BYTES + 1))
 
 
-def test_what_nobody_would_take_is_refused_before_it_is_sent():
+def test_message_that_is_too_long_is_refused_by_the_encoder():
     spec = WorkerSpec("w-0", "g", "ns", 0, 1, 0, {"BIG": "x" * 1000})
     launch = Request(1, Launch("ns", "g", "m:C", [spec]))
     assert control_codec.decode(control_codec.encode(launch)) == launch
@@ -256,7 +256,7 @@ def test_what_nobody_would_take_is_refused_before_it_is_sent():
         control_codec.encode(Failed(1, "usage", "much to say"), 10)
 
 
-def test_a_wire_error_is_never_the_users_fault():
+def test_wire_error_is_a_protocol_error():
     assert issubclass(RemoteWireError, ProtocolError)
 
 
@@ -307,8 +307,8 @@ FRAMES = [
 ]  # fmt: skip
 
 
-def test_no_worker_makes_the_answer_of_its_template_too_long_to_be_sent():
-    """Pulses has the Pongs of all its workers: one job's could end the template, and with it the workers of others."""
+def test_long_pong_of_a_worker_is_refused():
+    """Pulses contains the Pongs of all workers: a long one could end the template and with it other jobs' workers."""
     good = template_protocol.Pong("w-0", "m" * template_protocol.TEXT_CHARS)
     assert template_protocol.decode_to_agent(template_protocol.encode(good)) == good
     with pytest.raises(RemoteWireError):
@@ -317,7 +317,7 @@ def test_no_worker_makes_the_answer_of_its_template_too_long_to_be_sent():
         )
 
 
-def test_every_header_comes_back():
+def test_every_header_survives_encoding():
     assert {type(frame) for frame in FRAMES} == set(typing.get_args(frames.AnyFrame))
     for frame in FRAMES:
         assert frames.decode(frames.encode(frame)) == frame
@@ -327,7 +327,7 @@ def test_every_header_comes_back():
 @example(b"")
 @example(b"\x91" * 100_000)
 @settings(max_examples=300)
-def test_random_headers_are_a_wire_error_or_a_header(data):
+def test_random_header_decodes_or_raises_a_wire_error(data):
     try:
         frame = frames.decode(data)
     except RemoteWireError:
@@ -338,7 +338,7 @@ def test_random_headers_are_a_wire_error_or_a_header(data):
 @given(st.binary(max_size=100))
 @example(b"\x91" * 100_000)
 @settings(max_examples=100)
-def test_random_packets_of_templates_are_a_wire_error(data):
+def test_random_packets_of_templates_raise_a_wire_error(data):
     for decode in (template_protocol.decode_to_template, template_protocol.decode_to_agent):
         with pytest.raises(RemoteWireError):
             decode(data)

@@ -63,7 +63,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize("error", MIXED, ids=lambda e: type(e).__name__)
-def test_is_a_worker_error_and_of_the_originals_type(error):
+def test_remote_error_is_a_worker_error_of_the_originals_type(error):
     caught = over_the_wire(error)
     assert isinstance(caught, WorkerError)
     assert isinstance(caught, type(error))
@@ -79,7 +79,7 @@ def test_is_a_worker_error_and_of_the_originals_type(error):
     repr(caught)
 
 
-def test_what_people_read_from_exceptions_is_there():
+def test_remote_error_keeps_the_originals_attributes():
     missing = over_the_wire(FileNotFoundError(errno.ENOENT, "No such file", "/x"))
     assert (missing.errno, missing.filename, missing.strerror) == (errno.ENOENT, "/x", "No such file")
     failed = over_the_wire(subprocess.CalledProcessError(3, ["false"]))
@@ -109,21 +109,21 @@ if sys.version_info >= (3, 11):
 
 
 @pytest.mark.parametrize("error", NOT_MIXED, ids=lambda e: type(e).__name__)
-def test_what_must_not_be_mixed_is_a_plain_worker_error(error):
+def test_type_that_cannot_be_a_base_becomes_a_plain_worker_error(error):
     caught = over_the_wire(error)
     assert type(caught) is WorkerError
     assert type(error).__name__ in str(caught)
     assert caught.__cause__ is not None
 
 
-def test_exceptions_whose_constructor_takes_other_arguments_come_whole():
+def test_exceptions_with_other_constructor_arguments_arrive_complete():
     caught = over_the_wire(kinds.NeedsTwo(5, "lost"))
     assert caught.code == 5
     assert caught.__cause__.args == ("5: lost",)
     assert over_the_wire(kinds.KeywordOnly(where="here")).where == "here"
 
 
-def test_attributes_that_do_not_pickle_stay_behind():
+def test_unpicklable_attributes_are_dropped():
     caught = over_the_wire(kinds.Unpicklable("stuck"))
     assert "payload_types.Unpicklable: stuck" in str(caught)
     assert not hasattr(caught, "lock")
@@ -132,7 +132,7 @@ def test_attributes_that_do_not_pickle_stay_behind():
     assert "<unlocked _thread.lock" in caught.__cause__.args[0]
 
 
-def test_a_class_that_cannot_be_imported_here_comes_as_text():
+def test_class_that_cannot_be_imported_arrives_as_text():
     frame, parts = failure.encode(1, raised(kinds.NeedsTwo(5, "lost")))
     moved = [bytes(part).replace(b"payload_types", b"payload_typos") for part in parts]
     caught = failure.decode(frame, AuthenticatedParts(moved), worker="g:0", rank=0, node="n")
@@ -141,7 +141,7 @@ def test_a_class_that_cannot_be_imported_here_comes_as_text():
     assert "5: lost" in str(caught.__cause__)
 
 
-def test_a_str_that_raises_hides_nothing():
+def test_exception_whose_str_raises_arrives():
     caught = over_the_wire(kinds.BadStr())
     assert isinstance(caught, WorkerError)
     assert "BadStr" in str(caught)
@@ -159,8 +159,8 @@ def test_the_cause_and_context_are_in_the_remote_traceback():
     assert "direct cause" in caught.remote_traceback
 
 
-def test_survives_another_journey():
-    """A worker that calls a worker passes the error on."""
+def test_remote_error_can_be_raised_again_in_another_worker():
+    """A worker that calls another worker raises that worker's error to its own caller."""
     inner = over_the_wire(ValueError("deep"))
     frame, parts = failure.encode(1, raised(inner))
     outer = failure.decode(frame, AuthenticatedParts(parts), worker="h:0", rank=0, node="n2")
@@ -172,7 +172,7 @@ def test_survives_another_journey():
 
 
 @pytest.mark.parametrize("error", [ValueError("boom"), StopIteration(), kinds.Unpicklable("x")])
-def test_pickles(error):
+def test_remote_error_survives_pickle(error):
     caught = over_the_wire(error)
     back = pickle.loads(pickle.dumps(caught))  # noqa: S301
     assert type(back) is type(caught)
@@ -180,7 +180,7 @@ def test_pickles(error):
     assert (back.worker, back.rank) == ("g:3", 3)
 
 
-def test_start_expired_and_usage_have_classes_of_their_own():
+def test_start_expired_and_usage_failures_have_their_own_classes():
     start = over_the_wire(ImportError("no torch"), "start")
     assert isinstance(start, WorkerStartError)
     assert (start.worker, start.node) == ("g:3", "n1")
@@ -191,19 +191,19 @@ def test_start_expired_and_usage_have_classes_of_their_own():
     assert isinstance(over_the_wire(RuntimeError("no method"), "usage"), UsageError)
 
 
-def test_a_remote_timeout_and_a_local_one_are_told_apart():
+def test_remote_timeout_error_is_no_call_timeout_error():
     remote = over_the_wire(TimeoutError("in the worker"))
     assert isinstance(remote, TimeoutError)
     assert not isinstance(remote, CallTimeoutError)
 
 
-def test_long_texts_are_cut():
+def test_long_text_and_traceback_are_truncated():
     frame, _ = failure.encode(1, raised(ValueError("x" * (1 << 20))))
     assert len(frame.text) <= failure._MAX_TEXT
     assert len(frame.traceback) <= failure._MAX_TEXT
 
 
-def test_frames_of_the_library_above_the_users_are_left_out():
+def test_traceback_omits_the_librarys_outer_frames():
     assert "wire/failure" not in over_the_wire(ValueError("x")).remote_traceback
 
 
@@ -217,12 +217,12 @@ def test_frames_of_the_library_above_the_users_are_left_out():
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_of_ends_are_caught_by_their_base(end):
+def test_errors_of_ends_are_ended_errors(end):
     assert isinstance(end, errors.EndedError)
     assert vars(copy.copy(end)) == vars(end)
 
 
-def test_a_lost_connection_is_no_end():
+def test_connection_lost_error_is_no_ended_error():
     lost = copy.copy(errors.ConnectionLostError("the connection to a:0 was lost, and is there again"))
     assert not isinstance(lost, errors.EndedError)
     assert isinstance(lost, ConnectionError)

@@ -24,8 +24,8 @@ from rlinf_actors.wire import payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
 
-def there(value):
-    """What arrives: parts as the transport hands them over, small ones as bytes."""
+def sent_and_received(value):
+    """Encode and decode *value*; parts are bytes, as from the transport."""
     return payload.decode(AuthenticatedParts([bytes(part) for part in payload.encode(value)]))
 
 
@@ -67,14 +67,14 @@ VALUES = [
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{type(value).__name__}-{str(value)[:20]!a}")
-def test_comes_back_as_sent(value):
-    back = there(value)
+def test_value_arrives_as_sent(value):
+    back = sent_and_received(value)
     assert type(back) is type(value)
     assert back == value
 
 
-def test_nan_and_infinity():
-    values = there([float("nan"), float("inf"), -0.0])
+def test_nan_and_infinity_arrive_unchanged():
+    values = sent_and_received([float("nan"), float("inf"), -0.0])
     assert values[0] != values[0]
     assert values[1:] == [float("inf"), 0.0]
     assert str(values[2]) == "-0.0"
@@ -84,22 +84,22 @@ def test_subclasses_of_plain_types_keep_their_type():
     class Loud(str):
         __slots__ = ()
 
-    back = there(Loud("x"))
+    back = sent_and_received(Loud("x"))
     assert type(back).__name__ == "Loud"
-    assert type(there(np.float64(1.5))) is np.float64
+    assert type(sent_and_received(np.float64(1.5))) is np.float64
 
 
-def test_shared_and_cyclic_references_survive():
+def test_shared_and_cyclic_references_are_kept():
     shared: list = []
     value = [shared, shared]
     value.append(value)
-    back = there(value)
+    back = sent_and_received(value)
     assert back[0] is back[1]
     assert back[2] is back
 
 
 class TestCalls:
-    def test_no_arguments_take_no_bytes(self):
+    def test_call_without_arguments_has_no_parts(self):
         assert payload.encode_call((), {}) == []
         assert payload.decode_call(AuthenticatedParts([])) == ((), {})
 
@@ -114,14 +114,14 @@ class TestCalls:
             (({"a": np.arange(3).tolist()},), {"k": (1, 2)}),
         ],
     )
-    def test_arguments_come_back(self, args, kwargs):
+    def test_arguments_arrive_as_sent(self, args, kwargs):
         back_args, back_kwargs = payload.decode_call(
             AuthenticatedParts([bytes(p) for p in payload.encode_call(args, kwargs)])
         )
         assert tuple(back_args) == args
         assert back_kwargs == kwargs
 
-    def test_a_tuple_among_plain_arguments_stays_one(self):
+    def test_tuple_argument_stays_a_tuple(self):
         args, _ = payload.decode_call(AuthenticatedParts(payload.encode_call((1, (2, 3)), {})))
         assert args[1] == (2, 3)
         assert type(args[1]) is tuple
@@ -137,15 +137,15 @@ _TREES = st.recursive(
 
 @given(_TREES)
 @settings(max_examples=80)
-def test_any_tree_comes_back(value):
-    back = there(value)
+def test_any_tree_of_values_arrives_as_sent(value):
+    back = sent_and_received(value)
     assert back == value
     assert type(back) is type(value)
 
 
 @given(st.lists(_LEAVES, max_size=4), st.dictionaries(st.text(max_size=5), _LEAVES, max_size=3))
 @settings(max_examples=80)
-def test_any_plain_call_comes_back(args, kwargs):
+def test_any_plain_call_arrives_as_sent(args, kwargs):
     back_args, back_kwargs = payload.decode_call(
         AuthenticatedParts([bytes(p) for p in payload.encode_call(tuple(args), kwargs)])
     )
@@ -171,46 +171,46 @@ class TestArrays:
         ],
         ids=lambda a: f"{a.dtype}-{a.shape}",
     )
-    def test_come_back_equal_and_writable(self, array):
-        back = there(array)
+    def test_arrays_arrive_equal_and_writable(self, array):
+        back = sent_and_received(array)
         assert back.dtype == array.dtype
         assert back.shape == array.shape
         np.testing.assert_array_equal(back, array)
         back[...] = back
         assert back.flags.writeable
 
-    def test_travel_outside_the_pickle_stream(self):
+    def test_arrays_travel_outside_the_pickle_stream(self):
         array = np.arange(10_000, dtype=np.uint8)
         parts = payload.encode({"deep": [array]})
         assert len(parts) == 2
         assert len(parts[0]) < 500
         assert memoryview(parts[1]).nbytes == array.nbytes
 
-    def test_what_is_encoded_is_a_snapshot(self):
-        """It leaves later, by another thread, and the caller may reuse the array at once."""
+    def test_encoding_takes_a_snapshot(self):
+        """Another thread sends the parts later, and the caller may reuse the array at once."""
         array = np.zeros(10_000, dtype=np.uint8)
         parts = payload.encode(array)
         array[0] = 7
         assert memoryview(parts[1])[0] == 0
 
-    def test_what_cannot_change_is_not_copied(self):
+    def test_read_only_array_is_not_copied(self):
         array = np.zeros(10_000, dtype=np.uint8)
         array.setflags(write=False)
         assert np.shares_memory(np.frombuffer(payload.encode(array)[1], np.uint8), array)
 
-    def test_two_names_for_one_array_stay_one_array(self):
+    def test_array_sent_twice_arrives_as_one_array(self):
         array = np.arange(3)
-        back = there([array, array])
+        back = sent_and_received([array, array])
         back[0][0] = 9
         assert back[1][0] == 9
 
 
 class TestByValue:
-    def test_lambda_and_closure(self):
+    def test_lambda_with_a_closure_is_sent_by_value(self):
         n = 3
-        assert there(lambda x: x + n)(4) == 7
+        assert sent_and_received(lambda x: x + n)(4) == 7
 
-    def test_local_class_with_state(self):
+    def test_instance_of_a_local_class_is_sent_by_value(self):
         class Local:
             def __init__(self):
                 self.x = np.arange(4)
@@ -218,9 +218,9 @@ class TestByValue:
             def total(self):
                 return int(self.x.sum())
 
-        assert there(Local()).total() == 6
+        assert sent_and_received(Local()).total() == 6
 
-    def test_class_of_main_goes_by_value(self):
+    def test_class_of_main_is_sent_by_value(self):
         script = """
             import dataclasses, subprocess, sys
             from rlinf_actors.wire import payload
@@ -242,7 +242,7 @@ class TestByValue:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout.strip()) == (0, "42"), done.stderr
 
-    def test_another_minor_version_is_refused_with_both_named(self):
+    def test_code_of_another_python_version_is_refused_with_both_versions_named(self):
         parts = payload.encode(lambda: None)
         assert parts[0][:1] == b"C"
         other = b"C" + bytes((3, 99)) + bytes(parts[0][3:])
@@ -250,11 +250,11 @@ class TestByValue:
         with pytest.raises(ProtocolMismatchError, match=rf"3\.99.*{ours}"):
             payload.decode(AuthenticatedParts([other]))
 
-    def test_what_is_importable_goes_by_reference_and_minds_no_version(self):
+    def test_importable_class_is_sent_by_reference(self):
         assert payload.encode(kinds.Frozen(1))[0][:1] == b"P"
 
-    def test_the_word_main_in_user_data_is_no_reason_to_fail(self):
-        assert there(["__main__", kinds.Frozen("__main__")]) == ["__main__", kinds.Frozen("__main__")]
+    def test_user_data_may_contain_the_text_main(self):
+        assert sent_and_received(["__main__", kinds.Frozen("__main__")]) == ["__main__", kinds.Frozen("__main__")]
 
 
 class TestUnpicklable:
@@ -268,20 +268,20 @@ class TestUnpicklable:
             ((kinds.Holder(a=kinds.Holder(b=[kinds.Model("m")])),), {}, "args[0].a.b[0].lock"),
         ],
     )
-    def test_names_the_path_of_the_argument(self, args, kwargs, path):
+    def test_error_names_the_path_of_the_argument(self, args, kwargs, path):
         with pytest.raises(SerializationError) as caught:
             payload.encode_call(args, kwargs)
         assert caught.value.path == path
         assert path in str(caught.value)
         assert isinstance(caught.value, TypeError)
 
-    def test_names_the_closure_variable(self):
+    def test_error_names_the_closure_variable(self):
         lock = threading.Lock()
         with pytest.raises(SerializationError) as caught:
             payload.encode_call((lambda: lock,), {})
         assert caught.value.path == "args[0].<closure lock>"
 
-    def test_of_a_result(self):
+    def test_error_names_the_result(self):
         with pytest.raises(SerializationError, match=r"the result of f\(\)\[1\]"):
             payload.encode([1, threading.Lock()], "the result of f()")
 
@@ -294,12 +294,12 @@ class TestUnpicklable:
             payload.encode_call((Broken(),), {})
         assert caught.value.path == "args[0]"
 
-    def test_generators_and_modules_state(self):
+    def test_generator_is_refused_and_module_is_sent_by_name(self):
         with pytest.raises(SerializationError):
             payload.encode_call((x for x in range(3)), {}) if False else payload.encode(iter(x for x in ()))
-        assert there(types) is types  # modules go by name
+        assert sent_and_received(types) is types  # modules go by name
 
-    def test_a_cycle_through_the_culprit_ends(self):
+    def test_path_of_an_unpicklable_value_in_a_cycle_is_found(self):
         model = kinds.Model("m")
         model.me = model
         with pytest.raises(SerializationError) as caught:
@@ -330,17 +330,17 @@ def test_encoding_plain_values_loads_neither_cloudpickle_nor_torch():
 
 
 @pytest.mark.parametrize("parts", [[b"Pabc"], (b"Pabc",), [], b"Pabc", None])
-def test_nothing_is_read_that_nobody_vouched_for(parts):
+def test_unauthenticated_parts_are_refused(parts):
     for read in (payload.decode, payload.decode_call):
         with pytest.raises(TypeError, match="refused to unpickle"):
             read(parts)
 
 
-def test_a_text_that_looks_like_code_by_value_crosses_versions_of_python():
+def test_text_that_names_main_is_no_code_by_value():
     value = {"if __name__ ==": "__main__"}
     parts = payload.encode(value)
     assert parts[0][:1] == b"P"
-    assert there(value) == value
+    assert sent_and_received(value) == value
 
 
 @pytest.mark.parametrize(
@@ -354,13 +354,13 @@ def test_a_text_that_looks_like_code_by_value_crosses_versions_of_python():
     ],
 )
 @pytest.mark.parametrize("padding", [0, 100_000])
-def test_names_of_other_versions_are_found(module, name, found, padding):
-    data = f"P(V{' ' * padding}\nc{module}\n{name}\nt.".encode()  # a tuple of a text and what the name stands for
+def test_names_of_other_library_versions_are_found(module, name, found, padding):
+    data = f"P(V{' ' * padding}\nc{module}\n{name}\nt.".encode()  # a tuple of a text and the named object
     _, got = payload.decode(AuthenticatedParts([data]))
     assert got is found or got.__name__ == name
 
 
-def test_a_random_generator_of_another_numpy_is_read_or_refused_with_words():
+def test_random_generator_of_numpy_2_is_read_or_refused_with_the_reason():
     data = b"Pcnumpy.random._pickle\n__bit_generator_ctor\n(cnumpy.random._pcg64\nPCG64\ntR."
     if int(np.__version__.partition(".")[0]) >= 2:
         assert type(payload.decode(AuthenticatedParts([data]))) is np.random.PCG64
@@ -369,8 +369,8 @@ def test_a_random_generator_of_another_numpy_is_read_or_refused_with_words():
             payload.decode(AuthenticatedParts([data]))
 
 
-def test_arrays_keep_an_order_of_bytes_that_is_not_the_machines():
+def test_arrays_keep_a_foreign_byte_order():
     for array in (np.arange(3, dtype=">f4"), np.arange(50_000, dtype=">i8"), np.zeros(2, [("a", ">u2"), ("b", "<u2")])):
-        got = there(array)
+        got = sent_and_received(array)
         assert got.dtype == array.dtype
         assert got.tolist() == array.tolist()
