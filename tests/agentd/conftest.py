@@ -1,4 +1,4 @@
-"""What tests of agentd's parts share."""
+"""Fixtures of the tests of agentd."""
 
 from __future__ import annotations
 

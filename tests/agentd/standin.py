@@ -1,4 +1,4 @@
-"""A worker main for tests: says Up, runs the Python code in its environment's DO, ends at the EOF of its control."""
+"""A worker main for tests: sends WorkerUp, runs the code in the variable DO, ends when its control socket closes."""
 
 import os
 import signal

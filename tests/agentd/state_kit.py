@@ -1,4 +1,4 @@
-"""An agent's state, with a clock in hand."""
+"""An agent's state, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Kit:
         return self.do(e.HeadNotice(order(*map(spec, ids))))
 
     def silence(self) -> list[e.Command]:
-        """Tick at every deadline until the head is looked for."""
+        """Tick at every deadline until a reachability check of the head begins."""
         while True:
             self.now = self.state.next_deadline()
             out = self.state.handle(e.Tick(), self.now)

@@ -1,4 +1,4 @@
-"""A real systemd that runs our units: as process 1 of namespaces of its own, with a cgroup of its own."""
+"""A real systemd that runs our units, as process 1 of its own namespaces and in its own cgroup."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TARGET = "[Unit]\nDefaultDependencies=no\nRequires=systemd-journald.service\nAft
 
 
 def unusable() -> str:
-    """Why no such systemd can be started here, "" if one can."""
+    """Return why no such systemd can be started here, or ""."""
     if os.getuid() != 0:
         return "needs root"
     missing = [tool for tool in (SYSTEMD, "unshare", "nsenter", "systemctl") if shutil.which(tool) is None]
@@ -56,7 +56,7 @@ def unusable() -> str:
 
 
 def unified() -> str:
-    """Where cgroup v2 is mounted."""
+    """Return the mount point of cgroup v2."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         if after.startswith("cgroup2 "):
@@ -65,14 +65,14 @@ def unified() -> str:
 
 
 class Box:
-    """What runs. `ctl` and `popen` run commands in it."""
+    """The running systemd. `ctl` and `popen` run commands in its namespaces."""
 
     def __init__(self, pid: int, cgroup: Path) -> None:
         self.cgroup = cgroup
         self._enter = ["nsenter", "-t", str(pid), "-m", "-p", "-u", "-i", "-C"]
 
     def ctl(self, *arguments: str) -> str:
-        """systemctl; fails the test if that fails, with the journal."""
+        """Run systemctl. If it fails, fail the test and show the journal."""
         done = subprocess.run([*self._enter, "systemctl", *arguments], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             log = subprocess.run([*self._enter, "journalctl", "--no-pager", "-n", "50"], capture_output=True, text=True)
@@ -84,7 +84,7 @@ class Box:
         return subprocess.Popen([*self._enter, *command], env={**os.environ, **env}, **pipes)
 
     def processes(self, unit: str) -> list[int]:
-        """What runs in a unit, by pids of outside."""
+        """The processes of a unit, by their pids outside the namespace."""
         return [
             int(pid) for procs in self.cgroup.glob(f"**/{unit}/**/cgroup.procs") for pid in procs.read_text().split()
         ]
@@ -92,7 +92,7 @@ class Box:
 
 @contextlib.contextmanager
 def box(units: dict[str, str], version: str = "") -> Iterator[Box]:
-    """Boot with these files in /run/systemd/system; everything is gone afterwards.
+    """Boot with these files in /run/systemd/system; remove everything afterwards.
 
     Args:
         units: name to text.
@@ -128,6 +128,6 @@ def box(units: dict[str, str], version: str = "") -> Iterator[Box]:
 
 
 def remove(cgroup: Path) -> None:
-    """Remove a cgroup and those in it, in which nothing runs any more."""
+    """Remove a cgroup without processes, and its children."""
     for directory, _, _ in sorted(os.walk(cgroup), reverse=True):
         os.rmdir(directory)

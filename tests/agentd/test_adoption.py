@@ -1,4 +1,4 @@
-"""What an agentd does with what an earlier one left: real templates, both agentds in this process."""
+"""Adoption of workers and templates of an earlier agentd: real templates, both agentds in this process."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ print("hidden", subprocess.check_output(command, text=True), end="")
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
 
 
-async def left(tmp_path, *specs, **options):
-    """An agentd that starts these and goes; returns its reports, and its template's pid."""
+async def start_and_leave(tmp_path, *specs, **options):
+    """Run an agentd that starts *specs* and goes; return its reports, and its template's pid."""
     kids, reports = make(tmp_path, keep_s=60.0, **options)
     kids.start(order(specs))
     await reports.up(*specs)
@@ -57,8 +57,8 @@ async def left(tmp_path, *specs, **options):
 
 
 @contextlib.asynccontextmanager
-async def taken(tmp_path, template, goes=False, **options):
-    """The next agentd, after its inventory. It ends everything, or *goes* as the one before."""
+async def take_over(tmp_path, template, goes=False, **options):
+    """Run the next agentd, after its inventory. At the end it stops all workers, or leaves them if *goes*."""
     survivors = await take_inventory(str(tmp_path / "run"), True)
     kids, reports = make(tmp_path, keep_s=60.0, ledger=survivors.ledger, **options)
     kids.adopt(survivors.templates, survivors.workers)
@@ -69,20 +69,20 @@ async def taken(tmp_path, template, goes=False, **options):
             kids.abandon()
         else:
             await kids.close(0.2)
-            assert procfs.stat(template) is None, "its keeper has reaped it"
+            assert procfs.stat(template) is None, "the keeper has reaped the template"
 
 
 def ended(pidfd):
     return bool(select.select([pidfd], [], [], 0)[0])
 
 
-async def test_what_hides_its_mark_ends_with_a_template_that_stands_still(tmp_path, monkeypatch):
+async def test_unmarked_process_ends_with_a_stalled_template(tmp_path, monkeypatch):
     monkeypatch.setattr(adoption, "ANSWER_S", 0.1)
     one = spec(do=HIDDEN)
-    reports, template = await left(tmp_path, one)
+    reports, template = await start_and_leave(tmp_path, one)
     hidden = os.pidfd_open(int((await reports.line("hidden"))[2].split()[1]))
     os.kill(template, signal.SIGSTOP)
-    async with taken(tmp_path, template) as (_, _, survivors):
+    async with take_over(tmp_path, template) as (_, _, survivors):
         assert "did not answer" in survivors.lost[one.id]
         assert survivors.templates == []
         assert ended(hidden)
@@ -96,7 +96,7 @@ async def parent_of(kids, reports, one):
     return procfs.stat(up.pid).parent
 
 
-async def test_after_an_upgrade_new_workers_come_from_new_templates_and_the_old_one_ends(tmp_path):
+async def test_upgraded_packages_start_a_new_template_and_end_the_old_one(tmp_path):
     site = tmp_path / "site-packages"
     (site / "numpy-1.26.0.dist-info").mkdir(parents=True)
     env = {"PYTHONPATH": f"{HERE}:{site}"}
@@ -106,25 +106,25 @@ async def test_after_an_upgrade_new_workers_come_from_new_templates_and_the_old_
         assert await parent_of(kids, reports, two) == first
         (site / "numpy-1.26.0.dist-info").rename(site / "numpy-2.0.0.dist-info")
         assert await parent_of(kids, reports, three) != first
-        assert len(kids._templates.running) == 2, "it serves its living workers"
+        assert len(kids._templates.running) == 2, "the old template still serves its living workers"
         kids.stop([one.id, two.id], 5.0)
         await reports.gone(one)
         await reports.gone(two)
         kids.acknowledged([one.id, two.id])
         await kids._until(lambda: len(kids._templates.running) == 1, pace.PATIENCE_S)
-        assert procfs.stat(first) is None, "it ended with its last worker"
+        assert procfs.stat(first) is None, "the old template ended with its last worker"
 
 
 @pytest.mark.parametrize("changed", ["settings", "code", "nothing"])
-async def test_template_that_is_taken_over_forks_only_what_a_new_one_would(tmp_path, changed):
+async def test_adopted_template_forks_workers_only_if_code_and_settings_are_unchanged(tmp_path, changed):
     site = tmp_path / "site-packages"
     site.mkdir()
     env, one, two = {"PYTHONPATH": f"{HERE}:{site}"}, spec(0), spec(1)
-    _, template = await left(tmp_path, one, env=env)
+    _, template = await start_and_leave(tmp_path, one, env=env)
     if changed == "code":
         (site / "torch-2.9.0.dist-info").mkdir()
     rules = {"log_bytes": 1 << 20} if changed == "settings" else {}
-    async with taken(tmp_path, template, env=env, rules=rules) as (kids, reports, _):
+    async with take_over(tmp_path, template, env=env, rules=rules) as (kids, reports, _):
         assert one.id in kids._workers
         assert (await parent_of(kids, reports, two) == template) == (changed == "nothing")
         kids.stop([one.id], 5.0)
@@ -136,51 +136,51 @@ async def test_template_that_is_taken_over_forks_only_what_a_new_one_would(tmp_p
 
 
 @pytest.mark.parametrize("protocol", [OLDEST, OLDEST - 1])
-async def test_template_of_the_protocol_before_is_taken_over_and_an_older_one_ended(tmp_path, protocol):
+async def test_template_of_the_previous_protocol_is_adopted_and_an_older_one_ended(tmp_path, protocol):
     one = spec(0)
-    _, template = await left(tmp_path, one)
+    _, template = await start_and_leave(tmp_path, one)
     (path,) = (tmp_path / "run" / "t").glob("*.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "protocol": protocol}))
-    async with taken(tmp_path, template) as (kids, _reports, _):
+    async with take_over(tmp_path, template) as (kids, _reports, _):
         assert (one.id in kids._workers) == (protocol == OLDEST)
 
 
-async def test_a_killed_keeper_costs_no_worker_and_another_one_starts_templates(tmp_path):
+async def test_killed_keeper_is_replaced_and_no_worker_ends(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one, two, three = spec(0), spec(1), spec(2, env={"OMP_NUM_THREADS": "3"})
         first = await parent_of(kids, reports, one)
         keeper = procfs.stat(first).parent
         os.kill(keeper, signal.SIGKILL)
-        assert await parent_of(kids, reports, two) == first, "templates go on"
+        assert await parent_of(kids, reports, two) == first, "templates outlive their keeper"
         other = await parent_of(kids, reports, three)
         assert procfs.stat(other).parent not in (keeper, os.getpid())
         assert reports.exits == {}
         os.kill(first, signal.SIGKILL)
-        assert "ended (signal 9" in (await reports.gone(one)).reason, "it had become a child of agentd"
+        assert "ended (signal 9" in (await reports.gone(one)).reason, "the template had become a child of agentd"
 
 
-def stand_still(pid):
+def stop_and_wait(pid):
     """Stop a child of this process, and wait until it has stopped."""
     os.kill(pid, signal.SIGSTOP)
     os.waitid(os.P_PID, pid, os.WSTOPPED)
 
 
-async def test_a_keeper_that_stands_still_holds_nothing_up_and_is_replaced(tmp_path):
+async def test_stalled_keeper_is_replaced_without_delay(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one, two = spec(0), spec(1, env={"OMP_NUM_THREADS": "3"})
         keeper = procfs.stat(await parent_of(kids, reports, one)).parent
-        stand_still(keeper)
+        stop_and_wait(keeper)
         kids.start(order([two]))
-        assert procfs.stat(keeper).state == "T", "agentd has not waited for its answer"
+        assert procfs.stat(keeper).state == "T", "agentd has not waited for the keeper's answer"
         kids._keeper._on_silence()
         (up,) = await reports.up(two)
         assert procfs.stat(procfs.stat(up.pid).parent).parent not in (keeper, os.getpid())
         assert one.id not in reports.exits
 
 
-async def test_a_template_that_no_keeper_has_started_yet_can_end(tmp_path):
+async def test_template_can_be_killed_before_the_keeper_has_started_it(tmp_path):
     async with children(tmp_path) as (kids, _):
-        stand_still(kids._keeper.pid)
+        stop_and_wait(kids._keeper.pid)
         kids.start(order([spec()]))
         (template,) = kids._templates.running
         template.kill()
@@ -189,15 +189,15 @@ async def test_a_template_that_no_keeper_has_started_yet_can_end(tmp_path):
         os.kill(kids._keeper.pid, signal.SIGCONT)
 
 
-async def test_what_ends_before_its_keeper_without_being_reaped_stays_no_zombie(tmp_path):
+async def test_template_killed_under_a_stalled_keeper_leaves_no_zombie(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one = spec()
         template = await parent_of(kids, reports, one)
         keeper = procfs.stat(template).parent
-        stand_still(keeper)
+        stop_and_wait(keeper)
         os.kill(template, signal.SIGKILL)
         assert "is not known" in (await reports.gone(one)).reason
-        os.kill(keeper, signal.SIGKILL)  # `children` looks at what is left
+        os.kill(keeper, signal.SIGKILL)  # `children` checks for leftovers
 
 
 @pytest.fixture
@@ -215,21 +215,21 @@ def unit_keeper(tmp_path):
             process.kill()
 
 
-async def test_a_keeper_of_the_unit_that_stands_still_is_killed(tmp_path, unit_keeper):
+async def test_stalled_keeper_of_the_unit_is_killed(tmp_path, unit_keeper):
     process, path = unit_keeper
-    stand_still(process.pid)
+    stop_and_wait(process.pid)
     async with children(tmp_path, keeper=path) as (kids, reports):
         one = spec()
         kids.start(order([one]))
         assert procfs.stat(process.pid).state == "T"
         kids._keeper._on_silence()
-        assert "look at systemctl status" in (await reports.gone(one)).reason, "systemd starts another one"
+        assert "look at systemctl status" in (await reports.gone(one)).reason, "systemd starts another keeper"
     assert process.wait(pace.PATIENCE_S) == -signal.SIGKILL
 
 
-async def test_a_keeper_that_has_stood_still_for_many_callers_holds_nothing_up(tmp_path, unit_keeper):
+async def test_keeper_with_a_full_accept_queue_causes_no_delay(tmp_path, unit_keeper):
     process, path = unit_keeper
-    stand_still(process.pid)
+    stop_and_wait(process.pid)
     with contextlib.suppress(BlockingIOError):
         while True:
             keeper_client.connect(path).close()
@@ -240,15 +240,15 @@ async def test_a_keeper_that_has_stood_still_for_many_callers_holds_nothing_up(t
         assert "does not answer: look at systemctl status" in (await reports.gone(one)).reason
 
 
-async def test_without_the_keeper_of_the_unit_a_launch_says_what_to_look_at(tmp_path):
+async def test_launch_without_the_units_keeper_names_the_unit(tmp_path):
     async with children(tmp_path, keeper=f"{tmp_path}/none") as (kids, reports):
         one = spec()
         kids.start(order([one]))
         assert "systemctl status rlinf-workers@USER" in (await reports.gone(one)).reason
 
 
-async def test_a_template_that_still_imports_ends_with_its_agentd(tmp_path):
-    """It could not notice that itself. Its module hangs, and says when."""
+async def test_importing_template_ends_with_its_agentd(tmp_path):
+    """An importing template cannot notice agentd's end itself. The imported module hangs and says so."""
     (tmp_path / "hangs.py").write_text("import os, signal\nos.write(2, b'hangs')\nsignal.pause()\n")
     env = {"PYTHONPATH": f"{HERE}:{tmp_path}"}
     kids, _ = make(tmp_path, keep_s=60.0, env=env)
@@ -261,25 +261,25 @@ async def test_a_template_that_still_imports_ends_with_its_agentd(tmp_path):
     os.close(pidfd)
 
 
-async def test_a_worker_that_no_ledger_knows_is_ended_and_forgotten(tmp_path):
+async def test_worker_without_a_ledger_entry_is_ended_and_forgotten(tmp_path):
     stray = spec()
-    reports, template = await left(tmp_path, stray)
+    reports, template = await start_and_leave(tmp_path, stray)
     for path in (tmp_path / "run" / "l").iterdir():
         path.unlink()
     pid = reports.ready[stray.id].pid
-    async with taken(tmp_path, template, goes=True) as (kids, reports, survivors):
+    async with take_over(tmp_path, template, goes=True) as (kids, reports, survivors):
         assert [kept.id for kept in survivors.templates[0].strays] == [stray.id]
         other = spec(1)
         kids.start(order([other]))  # with which the template is done only after the end of the first
         await reports.up(other)
         assert procfs.stat(pid) is None, "it is reaped"
-    async with taken(tmp_path, template) as (_, _, again):
+    async with take_over(tmp_path, template) as (_, _, again):
         assert (again.templates[0].strays, list(again.workers)) == ([], [other.id])
 
 
-async def test_who_only_connects_changes_nothing_and_one_who_adopts_ends_the_template_for_us(tmp_path):
+async def test_template_ignores_callers_until_one_adopts_it(tmp_path):
     kids, reports = make(tmp_path, keep_s=60.0)
-    one, other = spec(do="signal.pause()"), spec(1)  # it does not end by itself before the kernel's signal comes
+    one, other = spec(do="signal.pause()"), spec(1)  # this worker ends only by the kernel's signal
     kids.start(order([one]))
     await reports.up(one)
     (path,) = (tmp_path / "run" / "t").glob("*.sock")
@@ -300,18 +300,18 @@ async def test_who_only_connects_changes_nothing_and_one_who_adopts_ends_the_tem
     await kids.close(0.2)
 
 
-async def test_an_answer_that_came_while_agentd_stood_still_counts(monkeypatch):
+async def test_answer_that_came_during_a_stall_of_agentd_counts(monkeypatch):
     monkeypatch.setattr(adoption, "ANSWER_S", 0.01)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
 
-    def stand_still():
+    def answer_and_stall():
         for packet in (template_protocol.SurvivingWorker("a"), template_protocol.Inventory(5.0)):
             theirs.send(template_protocol.encode(packet))
         time.sleep(0.05)
 
     with ours, theirs:
-        asyncio.get_running_loop().call_soon(stand_still)
+        asyncio.get_running_loop().call_soon(answer_and_stall)
         assert await adoption._receive_inventory(ours) == (
             [template_protocol.SurvivingWorker("a")],
             template_protocol.Inventory(5.0),
@@ -320,7 +320,7 @@ async def test_an_answer_that_came_while_agentd_stood_still_counts(monkeypatch):
             await adoption._receive_inventory(ours)
 
 
-async def test_a_template_that_ignores_its_end_is_killed(monkeypatch):
+async def test_template_that_ignores_sigterm_is_killed(monkeypatch):
     monkeypatch.setattr(adoption, "TEMPLATE_END_S", 0.05)
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as template:  # noqa: ASYNC220
         template.stdout.readline()
@@ -330,7 +330,7 @@ async def test_a_template_that_ignores_its_end_is_killed(monkeypatch):
         os.close(pidfd)
 
 
-async def test_a_sweep_spares_who_has_the_pid_of_another_now():
+async def test_sweep_spares_a_process_with_a_reused_pid():
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as process:  # noqa: ASYNC220
         stat = procfs.stat(process.pid)
         for started in (0, stat.started + 1):
@@ -343,7 +343,7 @@ async def test_a_sweep_spares_who_has_the_pid_of_another_now():
     assert procfs.stat(process.pid) is None
 
 
-async def test_a_sweep_finds_the_session_of_a_process_that_is_gone():
+async def test_sweep_kills_the_session_of_an_ended_process():
     code = "import subprocess; print(subprocess.Popen(['sleep', '1000'], stdout=2).pid)"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as leader:  # noqa: ASYNC220
@@ -367,7 +367,7 @@ def marked(command, mark, **more):
     return subprocess.Popen(command, env={**os.environ, WORKER_MARK: mark}, text=True, **more)
 
 
-async def test_a_sweep_finds_what_was_forked_after_it_had_made_its_list(monkeypatch):
+async def test_sweep_kills_a_process_forked_after_its_listing(monkeypatch):
     procfs.set_subreaper()
     mark, pids, late = f"forks-{os.getpid()}", procfs.pids, []
     with marked([sys.executable, "-c", FORKS], mark, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
@@ -390,7 +390,7 @@ async def test_a_sweep_finds_what_was_forked_after_it_had_made_its_list(monkeypa
     assert found
 
 
-async def test_a_sweep_finds_what_was_between_two_programs_when_it_looked(monkeypatch):
+async def test_sweep_kills_a_process_that_is_in_the_middle_of_exec(monkeypatch):
     mark, mark_of, unread = f"executes-{os.getpid()}", procfs.mark_of, []
     with marked(["sleep", "1000"], mark) as process:
         unread.append(process.pid)
@@ -402,7 +402,7 @@ async def test_a_sweep_finds_what_was_between_two_programs_when_it_looked(monkey
 
 
 @pytest.mark.parametrize("call", ["pidfd_open", "listdir"])
-async def test_a_sweep_that_has_no_descriptor_looks_again(monkeypatch, caplog, call):
+async def test_sweep_without_free_descriptors_tries_again(monkeypatch, caplog, call):
     mark, real, failed = f"lives-{os.getpid()}", getattr(os, call), []
 
     def limited(*what):
@@ -423,8 +423,8 @@ async def test_a_sweep_that_has_no_descriptor_looks_again(monkeypatch, caplog, c
     assert "is repeated in 0 s: Too many open files" in caplog.text
 
 
-async def test_a_sweep_does_not_mind_one_that_ends_before_it_is_watched(monkeypatch):
-    """Linux before 6.15 says EINVAL of one whose number is a session's yet."""
+async def test_sweep_ignores_a_process_that_ends_before_its_pidfd_opens(monkeypatch):
+    """Linux before 6.15 returns EINVAL for an ended process whose pid remains as a session id."""
     mark, pidfd_open = f"ends-{os.getpid()}", os.pidfd_open
     with marked(["sleep", "1000"], mark) as process:
 
@@ -442,7 +442,7 @@ async def test_a_sweep_does_not_mind_one_that_ends_before_it_is_watched(monkeypa
             process.kill()
 
 
-async def test_an_owner_whose_number_is_a_sessions_yet_is_gone(monkeypatch):
+async def test_owner_whose_pid_remains_as_a_session_id_is_gone(monkeypatch):
     def late(pid):
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
@@ -452,7 +452,7 @@ async def test_an_owner_whose_number_is_a_sessions_yet_is_gone(monkeypatch):
             daemon.watch_owner(os.getpid(), 0, lambda: None, stack)
 
 
-def test_the_link_to_the_package_is_replaced_only_where_it_leads_elsewhere(tmp_path):
+def test_correct_link_to_the_package_is_not_replaced(tmp_path):
     link = tmp_path / "pkg" / "rlinf_actors"
     make_directories(tmp_path)
     before = link.lstat().st_ino, link.lstat().st_mtime_ns
@@ -460,7 +460,7 @@ def test_the_link_to_the_package_is_replaced_only_where_it_leads_elsewhere(tmp_p
     assert (link.lstat().st_ino, link.lstat().st_mtime_ns) == before
 
 
-async def test_files_of_templates_are_named_for_their_agentd(tmp_path):
+async def test_files_of_templates_are_named_after_their_agentd(tmp_path):
     this = procfs.stat(os.getpid())
     site = Site(Rules("n0", ""), tmp_path, None, dict)
     loop = asyncio.get_running_loop()
@@ -468,7 +468,7 @@ async def test_files_of_templates_are_named_for_their_agentd(tmp_path):
     assert pool._new_stem() == f"{tmp_path}/t/{this.pid}-{this.started}-1"
 
 
-def test_a_record_that_goes_while_it_is_read_is_of_no_template(tmp_path):
+def test_template_record_that_vanishes_while_read_is_ignored(tmp_path):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "1.json").symlink_to("gone")
     assert templates(str(tmp_path)) == []

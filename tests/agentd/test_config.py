@@ -59,7 +59,7 @@ def written(tmp_path, text, name="agentd.toml"):
     return str(path)
 
 
-def test_every_key_of_the_file(tmp_path):
+def test_every_key_of_the_file_is_read(tmp_path):
     path = written(tmp_path, WHOLE)
     assert load({"config": path}, {}) == Config(
         connect="127.0.0.1:7000",
@@ -83,7 +83,7 @@ def test_every_key_of_the_file(tmp_path):
     )
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_path):
+def test_command_line_overrides_environment_and_environment_overrides_file(tmp_path):
     path = written(tmp_path, WHOLE)
     environ = {
         "RLINF_ACTORS_CONFIG": path,
@@ -96,7 +96,7 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(tmp_p
     assert load({"connect": "127.0.0.1:2", "rank": 0}, environ).connect == "127.0.0.1:2"
 
 
-def test_drop_ins_come_later_in_the_order_of_their_names(tmp_path):
+def test_drop_ins_override_the_file_in_the_order_of_their_names(tmp_path):
     path = written(tmp_path, WHOLE)
     written(tmp_path, '[node]\nname = "b"\nenv = {X = "1"}\n', "agentd.d/20.toml")
     written(tmp_path, '[node]\nname = "a"\n', "agentd.d/10.toml")
@@ -106,7 +106,7 @@ def test_drop_ins_come_later_in_the_order_of_their_names(tmp_path):
     assert [os.path.basename(file) for file in loaded.files] == ["agentd.toml", "10.toml", "20.toml"]
 
 
-def test_a_later_file_turns_the_role_around_and_one_file_has_one(tmp_path):
+def test_later_file_changes_the_role_and_one_file_cannot_have_both(tmp_path):
     path = written(tmp_path, '[head]\nlisten = "127.0.0.1:5"\n')
     written(tmp_path, '[head]\nconnect = "127.0.0.1:7000"\n', "agentd.d/10.toml")
     loaded = load({"config": path}, {})
@@ -119,7 +119,7 @@ def test_a_later_file_turns_the_role_around_and_one_file_has_one(tmp_path):
         load({"config": path}, {})
 
 
-def test_drop_ins_need_no_file_beside_them(tmp_path, monkeypatch):
+def test_drop_ins_are_read_without_a_main_file(tmp_path, monkeypatch):
     monkeypatch.setattr("agentd.config.DEFAULT_FILE", tmp_path / "agentd.toml")
     path = written(tmp_path, '[node]\nname = "a"\n', "agentd.d/10.toml")
     assert (load({}, {}).name, load({}, {}).files) == ("a", (path,))
@@ -139,7 +139,7 @@ def test_drop_ins_need_no_file_beside_them(tmp_path, monkeypatch):
         ({}, {}, "", (False, None, None)),
     ],
 )
-def test_what_this_process_is_to_be(tmp_path, arguments, environ, text, expected):
+def test_role_follows_from_options_environment_and_file(tmp_path, arguments, environ, text, expected):
     loaded = load({**arguments, "config": written(tmp_path, text)}, environ)
     assert (loaded.head, loaded.listen, loaded.connect) == expected
 
@@ -159,7 +159,7 @@ def test_what_this_process_is_to_be(tmp_path, arguments, environ, text, expected
         ("[node", "agentd.toml", "is not TOML"),
     ],
 )
-def test_a_wrong_file_is_refused_where_it_is_wrong(tmp_path, text, where, what):
+def test_error_names_the_place_in_a_wrong_file(tmp_path, text, where, what):
     with pytest.raises(ConfigError) as error:
         load({"config": written(tmp_path, text)}, {})
     assert error.value.path.endswith(where)
@@ -182,13 +182,13 @@ def test_a_wrong_file_is_refused_where_it_is_wrong(tmp_path, text, where, what):
         ({"stop_grace_s": -1}, "workers.stop_grace_s"),
     ],
 )
-def test_values_that_cannot_be(tmp_path, arguments, path):
+def test_invalid_values_raise_config_error(tmp_path, arguments, path):
     with pytest.raises(ConfigError) as error:
         load({**arguments, "config": written(tmp_path, "")}, {})
     assert error.value.path == path
 
 
-def test_directories_of_the_unit_are_below_everything_else(tmp_path):
+def test_units_directories_have_the_lowest_precedence(tmp_path):
     unit = {"RUNTIME_DIRECTORY": "/run/u:/run/v", "LOGS_DIRECTORY": "/var/log/u", "STATE_DIRECTORY": "/var/lib/u"}
     empty = {"config": written(tmp_path, "")}
     loaded = load(empty, unit)
@@ -199,7 +199,7 @@ def test_directories_of_the_unit_are_below_everything_else(tmp_path):
     assert (whole.run_dir, whole.log_dir) == ("/run/x", "/e")
 
 
-def test_what_was_left_is_found_without_a_configuration_where_systemd_names_the_place(tmp_path):
+def test_reaping_needs_no_configuration_if_systemd_names_the_directory(tmp_path):
     wrong = {"config": written(tmp_path, "[haed]")}
     assert for_reaping(wrong, {"RUNTIME_DIRECTORY": "/run/u"}).run_dir == "/run/u"
     assert for_reaping({**wrong, "run_dir": "/c"}, {"RUNTIME_DIRECTORY": "/run/u"}).run_dir == "/c"
@@ -214,13 +214,13 @@ def test_what_was_left_is_found_without_a_configuration_where_systemd_names_the_
         ('[workers]\ncgroup = "/nowhere"', "workers.cgroup"),
     ],
 )
-def test_check_config_looks_at_what_is_named(tmp_path, text, path):
+def test_check_config_checks_the_named_files(tmp_path, text, path):
     with pytest.raises(ConfigError) as error:
         check_files(load({"config": written(tmp_path, text)}, {}))
     assert error.value.path == path
 
 
-def test_what_a_reload_takes_and_what_needs_a_restart():
+def test_reload_applies_env_and_lists_fields_that_need_a_restart():
     current = Config(name="a", env={"X": "1"}, stop_grace_s=3, files=("a",))
     fresh = Config(name="b", env={"X": "2"}, stop_grace_s=3, files=("a", "b"))
     changes = reload(current, fresh)
@@ -229,11 +229,11 @@ def test_what_a_reload_takes_and_what_needs_a_restart():
     assert reload(current, current) == Changes(current, (), ())
 
 
-def test_every_field_that_changes_is_named_as_its_key():
+def test_every_field_is_named_by_its_key_in_the_file():
     in_files = {f"{table}.{key}" for table, keys in KEYS.items() for key in keys}
     named = {key_of(field.name) for field in dataclasses.fields(Config)}
     assert in_files <= named
-    assert all("." not in name for name in named - in_files), "these are in no file"
+    assert all("." not in name for name in named - in_files), "these fields have no key in the file"
     for field in dataclasses.fields(Config):
         other = dataclasses.replace(Config(), **{field.name: "other"})
         changes = reload(Config(), other)
@@ -241,7 +241,7 @@ def test_every_field_that_changes_is_named_as_its_key():
         assert bool(changes.applied) is (field.name in RELOADABLE)
 
 
-def test_a_file_that_was_named_must_exist(tmp_path):
+def test_named_file_that_is_missing_raises_config_error(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         load({"config": str(tmp_path / "none.toml")}, {})
 
@@ -255,7 +255,7 @@ def test_a_file_that_was_named_must_exist(tmp_path):
         ("localhost:9", ("localhost", 9), "tcp://127.0.0.1:9"),
     ],
 )
-def test_addresses(given, parts, endpoint):
+def test_addresses_are_split_and_become_endpoints(given, parts, endpoint):
     assert split_address(given, "x") == parts
     assert endpoint_of(given, "x") == endpoint
 
@@ -263,7 +263,7 @@ def test_addresses(given, parts, endpoint):
 # --- the node ---
 
 
-def test_described_hardware_stands_in_for_the_machines(tmp_path):
+def test_described_hardware_replaces_the_probes(tmp_path):
     path = written(
         tmp_path,
         json.dumps(
@@ -289,7 +289,7 @@ def test_described_hardware_stands_in_for_the_machines(tmp_path):
     assert report.memory_bytes > 0
 
 
-def test_of_a_nodes_variables_only_those_that_a_launch_must_not_contradict_are_told():
+def test_node_report_contains_only_variables_that_constrain_launches():
     environ = {"CUDA_VISIBLE_DEVICES": "0,1", "HF_TOKEN": "secret", "NCCL_SOCKET_IFNAME": "eth0"}
     config = Config(env={"CUDA_VISIBLE_DEVICES": "1", "WANDB_API_KEY": "secret"})
     report = node_report.report(config, node_report.without_devices(), None, "127.0.0.1", "id", environ)
@@ -297,7 +297,7 @@ def test_of_a_nodes_variables_only_those_that_a_launch_must_not_contradict_are_t
 
 
 @pytest.mark.parametrize("text", ['{"resorces": []}', "[", '{"ip": 3}'])
-def test_a_description_of_another_form_is_refused(tmp_path, text):
+def test_malformed_hardware_description_is_refused(tmp_path, text):
     with pytest.raises(ConfigError, match="does not describe hardware"):
         node_report.read_described(written(tmp_path, text, "hw.json"))
 
@@ -313,7 +313,7 @@ def test_a_description_of_another_form_is_refused(tmp_path, text):
         (Config(), "", "localhost", "127.0.0.1"),
     ],
 )
-def test_the_address_that_others_use(config, listen, head, expected):
+def test_address_for_other_nodes_follows_from_the_configuration(config, listen, head, expected):
     assert node_report.address(config, listen, head) == expected
 
 
@@ -329,7 +329,7 @@ def test_a_node_id_stays_and_differs_between_run_directories(tmp_path):
 # --- the run directory ---
 
 
-def test_a_run_directory_is_made_private_and_used_by_one(tmp_path):
+def test_run_directory_is_private_and_used_by_one_agentd(tmp_path):
     path = str(tmp_path / "run")
     first = RunDir.open(path, {})
     assert os.stat(path).st_mode & 0o777 == 0o700
@@ -347,8 +347,8 @@ def test_a_run_directory_that_others_may_enter_is_refused(tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes links that are another user's")
-def test_a_link_of_another_user_is_no_run_directory(tmp_path):
-    """The default one is in /tmp, where anybody can be first; what is in `w` and `t` is removed at the start."""
+def test_link_of_another_user_is_refused_as_run_directory(tmp_path):
+    """The default directory is in /tmp, where any user can make it first; agentd empties its `w` and `t`."""
     (tmp_path / "ours").mkdir(mode=0o700)
     (tmp_path / "run").symlink_to(tmp_path / "ours")
     RunDir.open(str(tmp_path / "run"), {}).close()
@@ -362,13 +362,13 @@ def test_a_run_directory_too_long_for_sockets_is_refused(tmp_path):
         RunDir.open(str(tmp_path / ("x" * 100)), {})
 
 
-def test_the_users_own_run_directory(tmp_path):
+def test_default_run_directory_is_the_users_own(tmp_path):
     assert default_run_dir({"XDG_RUNTIME_DIR": str(tmp_path)}) == f"{tmp_path}/rlinf-actors"
     assert default_run_dir({"XDG_RUNTIME_DIR": "/nowhere"}) == f"/tmp/rlinf-actors-{os.getuid()}"
 
 
-def test_workers_get_what_agentd_was_started_with_as_far_as_messages_carry_it(caplog):
-    """One byte of Latin-1 anywhere in it ended agentd at the first launch."""
+def test_inherited_environment_omits_text_that_messages_cannot_carry(caplog):
+    """One byte of Latin-1 in the environment once ended agentd at the first launch."""
     given = {"A": "\u00e9", "NOTIFY_SOCKET": "/run/x", "B": os.fsdecode(b"caf\xe9"), os.fsdecode(b"C\xff"): "c"}
     assert inherited_environment(given) == {"A": "\u00e9"}
     assert [record.args for record in caplog.records] == [("'B'",), ("'C\\udcff'",)]

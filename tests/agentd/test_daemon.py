@@ -23,7 +23,7 @@ NO_HARDWARE = "{}"
 
 @pytest.fixture
 def place():
-    """A short directory for sockets: pytest's own are too long for them."""
+    """A directory with a short path for sockets: pytest's paths are too long."""
     with tempfile.TemporaryDirectory(prefix="ad-", dir="/tmp") as path:
         Path(path, "hw.json").write_text(NO_HARDWARE)
         Path(path, "agentd.toml").write_text("")
@@ -51,7 +51,7 @@ def run(place, *arguments, **env):
 
 
 class Started:
-    """A running agentd and what it said."""
+    """A running agentd, and the line that it wrote to its driver."""
 
     def __init__(self, place, *arguments, name="run", **env):
         read, write = os.pipe()
@@ -105,7 +105,7 @@ HEAD = ("--head", "--listen", "127.0.0.1:0")
         (("--head", "--embedded"), "give --owner-pid too"),
     ],
 )
-def test_usage_is_64(place, arguments, text):
+def test_usage_error_exits_with_64(place, arguments, text):
     done = run(place, *arguments)
     assert done.returncode == 64
     assert text in done.stderr
@@ -120,14 +120,14 @@ def test_usage_is_64(place, arguments, text):
         (("--head", "--hardware", "/nowhere.json"), "/nowhere.json: cannot be read"),
     ],
 )
-def test_configuration_is_78_with_one_line(place, arguments, text):
+def test_configuration_error_exits_with_78_and_one_line(place, arguments, text):
     done = run(place, "--run-dir", str(place / "run"), *arguments)
     assert done.returncode == 78
     assert text in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_unknown_key_is_78_with_the_nearest(place):
+def test_unknown_key_exits_with_78_and_a_suggestion(place):
     (place / "agentd.toml").write_text("[node]\nlabel = {}\n")
     done = run(place, "--check-config")
     assert done.returncode == 78
@@ -139,11 +139,11 @@ def test_check_config_names_the_files(place):
     assert (done.returncode, done.stdout.strip()) == (0, str(place / "agentd.toml"))
 
 
-def test_version(place):
+def test_version_option_prints_the_version(place):
     assert run(place, "--version").stdout.startswith("agentd 0.")
 
 
-def test_a_port_in_use_is_78(place):
+def test_port_in_use_exits_with_78(place):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run(place, "--head", "--listen", address, "--run-dir", str(place / "run"))
@@ -151,7 +151,7 @@ def test_a_port_in_use_is_78(place):
     assert f"cannot listen on tcp://{address}" in done.stderr
 
 
-def test_a_run_directory_in_use_is_78(place, start):
+def test_run_directory_in_use_exits_with_78(place, start):
     first = start(*HEAD)
     second = start(*HEAD)
     assert second.end() == 78
@@ -160,13 +160,13 @@ def test_a_run_directory_in_use_is_78(place, start):
     assert first.stop() == 0
 
 
-def test_a_directory_that_cannot_be_made_is_77_or_69(place):
+def test_directory_that_cannot_be_made_exits_with_77_or_69(place):
     done = run(place, *HEAD, "--run-dir", "/proc/nowhere")
     assert done.returncode in (69, 77)
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_an_owner_that_is_gone_is_69(place):
+def test_ended_owner_exits_with_69(place):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     done = run(place, "--head", "--embedded", "--owner-pid", str(gone.pid), "--run-dir", str(place / "run"))
@@ -186,7 +186,7 @@ def test_a_head_registers_and_ends_by_signal(start, number):
     assert "registered" in head.errors
 
 
-def test_nodes_join_a_head_and_a_rank_that_is_taken_is_refused(start):
+def test_node_joins_a_head_and_a_taken_rank_is_refused(start):
     head = start(*HEAD, "--node-rank", "0")
     address = head.said["head"].removeprefix("tcp://")
     node = start("--connect", address, "--node-rank", "1", name="run1")
@@ -198,7 +198,7 @@ def test_nodes_join_a_head_and_a_rank_that_is_taken_is_refused(start):
     assert (node.stop(), head.stop()) == (0, 0)
 
 
-def test_an_agent_waits_for_its_head_is_ready_meanwhile_and_can_be_stopped(place):
+def test_agent_without_a_head_is_ready_and_can_be_stopped(place):
     away = ("--connect", "127.0.0.1:9", "--run-dir", str(place / "run"), "--hardware", str(place / "hw.json"))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(place / "notify"))
@@ -217,7 +217,7 @@ def test_an_agent_waits_for_its_head_is_ready_meanwhile_and_can_be_stopped(place
     assert process.returncode == 0
 
 
-def test_a_driver_is_told_why_it_failed(start):
+def test_failed_start_reports_its_reason_to_the_driver(start):
     failed = start("--head", "--listen", "0.0.0.0:1")
     assert failed.said["code"] == 78
     assert "there is no key here" in failed.said["error"]
@@ -243,7 +243,7 @@ def test_an_embedded_cluster_ends_with_its_owner_and_leaves_nothing(start, place
     assert not daemon.run_dir.exists()
 
 
-def test_an_owner_whose_pid_is_another_processs_now(start):
+def test_owner_with_a_reused_pid_exits_with_69(start):
     driver = owner()
     daemon = start("--head", "--embedded", "--owner-pid", str(driver.pid), "--owner-start", "1")
     assert daemon.end() == 69
@@ -286,17 +286,17 @@ def test_the_service_manager_is_notified(place):
                 said.append(manager.recv(4096).decode())
     assert said[0].startswith("READY=1\nSTATUS=registered; head: ipc://")
     assert said[1] == "STOPPING=1\nSTATUS=stopping: SIGTERM"
-    assert said[-1].endswith("STATUS=stopped"), "not why it ended before it was ready"
+    assert said[-1].endswith("STATUS=stopped"), "the driver was not told why agentd ended"
 
 
-def test_nothing_heavy_is_loaded(start):
+def test_daemon_does_not_load_torch(start):
     head = start(*HEAD)
     maps = Path(f"/proc/{head.process.pid}/maps").read_text()
     assert "torch" not in maps
     assert head.stop() == 0
 
 
-def test_modules_of_a_daemon():
+def test_daemon_imports_no_heavy_modules():
     code = (
         "import agentd.command_line, agentd.daemon, agentd.session, agentd.workers, agentd.node_report, sys\n"
         "import rlinf_actors.head.server, rlinf_actors.net.zmq_network, rlinf_actors.hardware.probe\n"

@@ -1,4 +1,4 @@
-"""The accelerators' locks: exclusion, order, all or nothing, no lost wake-up; and which devices a worker has."""
+"""The accelerators' locks: exclusion, order, all or nothing, no lost wake-up; and the devices of a worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names(granted: list[DeviceRequest]) -> list[str]:
     return [one.worker for one in granted]
 
 
-def test_first_come_first_served():
+def test_locks_are_granted_in_the_order_of_requests():
     table = LockTable()
     assert names(table.ask(want("a", "0"))) == ["a"]
     assert table.ask(want("b", "0")) == []
@@ -39,7 +39,7 @@ def test_a_worker_with_two_accelerators_is_not_overtaken_on_either():
     assert names(table.release("both", 1)) == ["late"]
 
 
-def test_who_leaves_the_queue_lets_the_next_one_in():
+def test_worker_that_leaves_the_queue_admits_the_next():
     table = LockTable()
     table.ask(want("a", "0"))
     table.ask(want("both", "0", "1"))
@@ -48,7 +48,7 @@ def test_who_leaves_the_queue_lets_the_next_one_in():
     assert table.release("a", 1) == []
 
 
-def test_a_request_that_is_over_is_not_the_next_one():
+def test_release_of_an_earlier_request_leaves_the_next_one():
     table = LockTable()
     table.ask(want("a", "0", number=1))
     table.release("a", 1)
@@ -58,14 +58,14 @@ def test_a_request_that_is_over_is_not_the_next_one():
     assert names(table.release("a", 2)) == ["b"]
 
 
-def test_who_asks_anew_stands_at_the_end():
+def test_new_request_goes_to_the_end_of_the_queue():
     table = LockTable()
     table.ask(want("a", "0"))
     table.ask(want("b", "0"))
     assert names(table.ask(want("a", "0", number=2))) == ["b"]
 
 
-def test_no_devices_never_wait():
+def test_request_without_devices_never_waits():
     table = LockTable()
     table.ask(want("a", "0"))
     assert names(table.ask(want("b"))) == ["b"]
@@ -77,7 +77,7 @@ steps = st.lists(st.one_of(st.tuples(st.just("ask"), workers, devices), st.tuple
 
 
 @given(steps, st.randoms())
-def test_whatever_happens_the_locks_are_exclusive_in_order_and_never_forgotten(history, random):
+def test_locks_are_exclusive_in_order_and_never_lost_in_any_history(history, random):
     table = LockTable()
     held: dict[str, DeviceRequest] = {}
     queue: list[DeviceRequest] = []
@@ -95,13 +95,19 @@ def test_whatever_happens_the_locks_are_exclusive_in_order_and_never_forgotten(h
             gone = random.random() < 0.5 or request is None
             granted = table.remove(worker) if gone else table.release(worker, request.number)
         for one in granted:
-            assert not any(one.devices & other.devices for other in held.values()), "exclusive, and all of one's own"
-            assert not any(one.devices & other.devices for other in queue[: queue.index(one)]), "nobody is overtaken"
+            assert not any(one.devices & other.devices for other in held.values()), (
+                "a device has two holders, or a worker only some of its devices"
+            )
+            assert not any(one.devices & other.devices for other in queue[: queue.index(one)]), (
+                "a request was overtaken"
+            )
             queue.remove(one)
             held[one.worker] = one
         for place, one in enumerate(queue):
             reasons = [*held.values(), *queue[:place]]
-            assert any(one.devices & other.devices for other in reasons), "who waits, waits for somebody"
+            assert any(one.devices & other.devices for other in reasons), (
+                "a request waits although its devices are free"
+            )
 
 
 # --- which devices ---
@@ -134,5 +140,5 @@ def worker(ranks: str, kind: str = "NV_GPU", **env: str) -> WorkerSpec:
     ],
     ids=["its own", "seen too", "no uuid", "slices", "robots", "older type", "on the node", "none", "unset", "fewer"],
 )
-def test_a_workers_devices_are_the_physical_ones(spec, resources, expected):
+def test_devices_of_a_worker_are_physical_ones(spec, resources, expected):
     assert devices_of(spec, resources) == expected

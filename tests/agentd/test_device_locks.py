@@ -35,7 +35,7 @@ async def locked(reports, one):
     await reports.line(f"DevicesLocked(id='{one.id}', request=1)")
 
 
-async def test_the_lock_of_a_worker_that_is_killed_goes_to_the_next_one(tmp_path):
+async def test_lock_of_a_killed_worker_goes_to_the_next(tmp_path):
     async with children(tmp_path, resources=GPUS) as (kids, reports):
         first, second = on_gpu("0", LOCK, "a"), on_gpu("0,1", LOCK, "b", namespace="other")
         kids.start(order([first]))
@@ -52,7 +52,7 @@ async def test_the_lock_of_a_worker_that_is_killed_goes_to_the_next_one(tmp_path
         await locked(reports, other)
 
 
-async def test_a_waiter_that_dies_leaves_the_queue_and_one_that_unlocks_lets_go(tmp_path):
+async def test_dead_waiter_leaves_the_queue_and_unlock_frees_the_lock(tmp_path):
     unlock = (
         f"signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); {LOCK}; signal.sigwait([signal.SIGUSR1]); "
         "sock.send(spawn.encode(spawn.UnlockDevices(spec.id, 1)))"
@@ -71,7 +71,7 @@ async def test_a_waiter_that_dies_leaves_the_queue_and_one_that_unlocks_lets_go(
         assert first.id not in reports.exits
 
 
-async def test_a_template_that_dies_frees_what_its_workers_held(tmp_path):
+async def test_dead_template_frees_its_workers_locks(tmp_path):
     async with children(tmp_path, resources=GPUS) as (kids, reports):
         first, second = on_gpu("0", LOCK, "a"), on_gpu("0", LOCK, "b", preload=["json"])
         kids.start(order([first]))
@@ -82,7 +82,7 @@ async def test_a_template_that_dies_frees_what_its_workers_held(tmp_path):
         await locked(reports, second)
 
 
-async def test_a_stopped_worker_gets_its_lock_when_it_goes_on(tmp_path):
+async def test_stopped_worker_gets_its_lock_when_it_continues(tmp_path):
     async with children(tmp_path, resources=GPUS) as (kids, reports):
         first, second = on_gpu("0", LOCK, "a"), on_gpu("0", LOCK, "b")
         kids.start(order([first]))
@@ -96,7 +96,7 @@ async def test_a_stopped_worker_gets_its_lock_when_it_goes_on(tmp_path):
         await locked(reports, second)
 
 
-async def test_who_waits_for_long_is_told_for_whom_once():
+async def test_long_waiting_worker_is_told_once_which_worker_has_the_lock():
     sent = []
     told = asyncio.Event()
 
@@ -122,8 +122,8 @@ async def test_who_waits_for_long_is_told_for_whom_once():
         locks.worker_ended(one.id)
 
 
-async def test_what_a_waiter_is_told_fits_into_a_packet():
-    """A name may have any length: too much in one packet would be an error in agentd."""
+async def test_message_to_a_waiter_fits_into_a_packet():
+    """Names may have any length; a packet that is too long would be an error in agentd."""
     told = asyncio.get_running_loop().create_future()
 
     def send(packet):

@@ -1,4 +1,4 @@
-"""A SIGTERM that comes while agentd sets up, in the same turn of its loop as the probe's end."""
+"""A SIGTERM during agentd's setup, in the same turn of the loop as the probe's end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.exit(cli.main())
 """
 
 
-def test_it_is_not_lost():
+def test_sigterm_during_setup_is_not_lost():
     read, write = os.pipe()
     with tempfile.TemporaryDirectory(prefix="ad-") as place, os.fdopen(read) as said:
         Path(place, "hw.json").write_text("{}")
@@ -47,4 +47,4 @@ def test_it_is_not_lost():
         finally:
             os.close(write)
         assert done.returncode == 0, done.stderr
-        assert "head" not in said.read()  # it never said that it was ready
+        assert "head" not in said.read()  # agentd never reported that it was ready

@@ -24,7 +24,7 @@ def small_disk(tmp_path):
     libc.umount2(os.fsencode(directory), _MNT_DETACH)
 
 
-async def test_a_worker_that_fills_its_log_keeps_the_newest(tmp_path):
+async def test_full_log_keeps_the_newest_output(tmp_path):
     do = f"""
 for n in range(100): print(("%03d " % n) * {MIB // 4 // 5})
 print("done", flush=True)
@@ -50,7 +50,7 @@ def fill(path):
             file.write(bytes(4096))
 
 
-async def test_a_full_disk_costs_output_only_and_it_comes_back(tmp_path, small_disk):
+async def test_full_disk_loses_output_only_until_there_is_room(tmp_path, small_disk):
     ballast = small_disk / "ballast"
     do = """
 while True:

@@ -1,4 +1,4 @@
-"""An agent that looks for hardware: in its session with the head, and what it makes of its processes' ends."""
+"""Hardware queries of an agent: in its session with the head, and the answers for each end of the child process."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ ASKED = EnumerateHardware("n0", HardwareQuestion("Arm", 0))
 
 class NoWorkers:
     def start(self, order):
-        """None are asked for."""
+        """Never called."""
 
     def acknowledged(self, ids):
-        """None have ended."""
+        """No worker has ended."""
 
     def registered(self, keep_s):
-        """There is nothing to keep."""
+        """There is no state to keep."""
 
     def stop(self, ids, grace_s, reason=""):
-        """There are none."""
+        """There are no workers."""
 
     def renew(self, until, lease_s):
-        """There are none."""
+        """There are no workers."""
 
     def flush_logs(self, owner, wait_s):
-        """Nobody writes."""
+        """There is no output."""
 
     def credit_logs(self, chars, owner):
-        """Nobody writes."""
+        """There is no output."""
 
     async def close(self, grace_s, reason=""):
-        """There are none."""
+        """There are no workers."""
 
 
 class Lab:
-    """A head, an agent whose looks end when the test says, and a driver."""
+    """A head, an agent whose queries end when the test sets `answer`, and a driver."""
 
     def __init__(self):
         loop = asyncio.get_running_loop()
@@ -105,19 +105,19 @@ async def lab():
     await made.close()
 
 
-def asking(lab: Lab) -> asyncio.Future:
+def ask(lab: Lab) -> asyncio.Future:
     return asyncio.ensure_future(lab.driver.request(ASKED, 5))
 
 
-async def test_the_answer_goes_back(lab):
-    asked = asking(lab)
+async def test_answer_of_the_agent_reaches_the_driver(lab):
+    asked = ask(lab)
     assert await lab.begun.get() == ASKED.question
     lab.answer.set_result(ANSWER)
     assert await asked == Enumerated(ANSWER)
 
 
-async def test_a_look_that_fails_in_agentd_is_an_answer(lab, caplog):
-    asked = asking(lab)
+async def test_query_that_fails_in_agentd_answers_with_the_reason(lab, caplog):
+    asked = ask(lab)
     await lab.begun.get()
     lab.answer.set_exception(OSError(24, "Too many open files"))
     answer = (await asked).answer
@@ -128,8 +128,8 @@ async def test_a_look_that_fails_in_agentd_is_an_answer(lab, caplog):
     assert record.exc_info
 
 
-async def test_a_driver_that_ends_ends_the_look(lab):
-    asked = asking(lab)
+async def test_end_of_the_driver_cancels_its_query(lab):
+    asked = ask(lab)
     await lab.begun.get()
     lab.driver.notify(Goodbye("done"))
     assert await lab.ended.get() == "cancelled"
@@ -146,17 +146,17 @@ async def test_query_cancelled_before_it_began_is_forgotten(lab):
 
 
 async def test_repeated_query_runs_once(lab):
-    asked = asking(lab)
+    asked = ask(lab)
     await lab.begun.get()
     (id,) = lab.agent._queries
-    lab.agent._shell.handle(e.HeadNotice(LookForHardware(id, ASKED.question)))  # over a new connection
+    lab.agent._shell.handle(e.HeadNotice(LookForHardware(id, ASKED.question)))  # repeated over a new connection
     lab.answer.set_result(ANSWER)
     assert await asked == Enumerated(ANSWER)
     assert lab.begun.empty()
 
 
-async def test_an_agent_that_stops_ends_the_request(lab):
-    asked = asking(lab)
+async def test_stopped_agent_fails_the_request(lab):
+    asked = ask(lab)
     await lab.begun.get()
     lab.agent.stop("maintenance")
     with pytest.raises(NodeLostError, match=r"node n0 .* was lost while it looked for its Arm: its agentd was stopped"):
@@ -164,10 +164,10 @@ async def test_an_agent_that_stops_ends_the_request(lab):
     assert await lab.ended.get() == "cancelled"
 
 
-async def test_a_look_without_end_is_given_up_and_ended(lab, monkeypatch):
+async def test_endless_query_times_out_and_is_cancelled(lab, monkeypatch):
     monkeypatch.setattr(operations, "SPARE_S", -9.9)
     with pytest.raises(ClusterTimeoutError, match=r"gave no answer in \d+ s when asked for its Arm"):
-        await asking(lab)
+        await ask(lab)
     assert await lab.ended.get() == "cancelled"
 
 
@@ -184,18 +184,18 @@ async def test_a_look_without_end_is_given_up_and_ended(lab, monkeypatch):
         (ChildEnd(0, b'{"pieces": [{"type": 5}]}'), "enumerate() of Arm left no readable answer (Expected `str`"),
     ],
 )
-def test_how_an_end_reads(end, text):
+def test_child_end_becomes_a_failed_answer(end, text):
     answer = read_answer(end, "enumerate() of Arm", 10)
     assert answer.kind == "failed"
     assert answer.text.startswith(text)
     assert answer.pieces == []
 
 
-def test_an_answer_is_taken_as_it_is():
+def test_answer_of_a_child_is_returned_unchanged():
     assert read_answer(ChildEnd(0, msgspec.json.encode(ANSWER)), "x", 10) == ANSWER
 
 
-async def test_an_interpreter_that_is_not_allowed_is_not_started(tmp_path):
+async def test_forbidden_interpreter_is_not_started(tmp_path):
     rules = Rules("n0", "", own="/usr/bin/own-python", allowed=("/nowhere",))
     looker = HardwareQueries(rules, str(tmp_path), lambda: dict(os.environ), described=False)
     answer = await looker.query(HardwareQuestion("Arm", 0, interpreter=sys.executable))
@@ -203,13 +203,13 @@ async def test_an_interpreter_that_is_not_allowed_is_not_started(tmp_path):
     assert "is not below a directory that agentd allows there (/nowhere)" in answer.text
 
 
-async def test_a_variable_that_cannot_be_passed_on(tmp_path):
+async def test_variable_with_a_nul_byte_is_refused(tmp_path):
     looker = HardwareQueries(Rules("n0", ""), str(tmp_path), dict, described=False)
     answer = await looker.query(HardwareQuestion("Arm", 0, env={"A": "\0"}))
     assert answer.text == "'A'='\\x00' cannot be an environment variable"
 
 
-async def test_an_interpreter_without_our_packages_says_what_to_install(tmp_path):
+async def test_interpreter_without_our_packages_names_packages_to_install(tmp_path):
     await asyncio.to_thread(venv.create, tmp_path / "venv", symlinks=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     (tmp_path / "rlinf_actors").symlink_to(f"{ROOT}/rlinf_actors")
@@ -221,7 +221,7 @@ async def test_an_interpreter_without_our_packages_says_what_to_install(tmp_path
 
 
 @pytest.mark.parametrize(("described", "skipped"), [(True, True), (False, False)])
-async def test_a_node_that_is_only_described_pretends(tmp_path, described, skipped):
+async def test_described_node_skips_the_hardware_check(tmp_path, described, skipped):
     (tmp_path / "lab_arm.py").write_text(ARM)
     looker = HardwareQueries(Rules("n0", ""), ROOT, lambda: dict(os.environ), described=described)
     env = {"PYTHONPATH": str(tmp_path), "RLINF_EXT_MODULE": "lab_arm"}

@@ -1,4 +1,4 @@
-"""The table of workers that answer, are silent, or run a long call; with a clock in hand."""
+"""The table of answering, silent and busy workers, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Kit:
             self.table.worker_up(id, template, self.now)
 
     def round(self, *pongs: Pong | str, after: float = 2.0, templates: tuple[int, ...] = (1, 2)) -> list[WorkerHealth]:
-        """A tick, and the templates' answers to its question 0.01 s later."""
+        """One probe, and the templates' answers 0.01 s later."""
         self.now += after
         changes = self.table.changes(self.now)
         self.table.to_probe(self.now)
@@ -28,25 +28,25 @@ class Kit:
         return changes + self.table.changes(self.now)
 
 
-def told(changes: list[WorkerHealth]) -> list[tuple[str, str]]:
+def reported(changes: list[WorkerHealth]) -> list[tuple[str, str]]:
     return [(one.id, one.unresponsive) for one in changes]
 
 
-def test_who_answers_is_no_news():
+def test_answering_workers_cause_no_report():
     kit = Kit()
     for _ in range(10):
         assert kit.round("a", "b", "c") == []
 
 
-def test_who_does_not_answer_is_told_once_and_again_when_it_does():
+def test_silent_worker_is_reported_once_and_again_when_it_answers():
     kit = Kit()
-    assert [told(kit.round("a", "c")) for _ in range(4)] == [[], [], [("b", NO_ANSWER)], []]
+    assert [reported(kit.round("a", "c")) for _ in range(4)] == [[], [], [("b", NO_ANSWER)], []]
     (back,) = kit.round("a", "b", "c")
     assert back == WorkerHealth("b")
     assert kit.round("a", "b", "c") == []
 
 
-def test_how_long_it_was_silent_counts_from_its_last_answer():
+def test_silence_is_counted_from_the_last_answer():
     kit = Kit()
     kit.round("a", "b", "c")
     kit.round("a", "c")
@@ -55,18 +55,18 @@ def test_how_long_it_was_silent_counts_from_its_last_answer():
     assert round(change.for_s, 2) == 6.02
 
 
-def test_a_template_that_does_not_answer_is_named_and_its_workers_were_not_silent_meanwhile():
+def test_silent_template_is_reported_and_its_workers_are_not_counted_silent():
     kit = Kit()
     kit.round("a", "b", "c")
     for _ in range(3):
         assert kit.round("c", templates=(2,)) == []
-    assert told(kit.round("c", templates=(2,))) == [("a", NO_TEMPLATE), ("b", NO_TEMPLATE)]
-    assert told(kit.round("c", "a")) == [("a", ""), ("b", "")]  # b's answer may still lie in the template
+    assert reported(kit.round("c", templates=(2,))) == [("a", NO_TEMPLATE), ("b", NO_TEMPLATE)]
+    assert reported(kit.round("c", "a")) == [("a", ""), ("b", "")]  # b's answer may still wait in the template
     assert kit.round("a", "c") == []
-    assert told(kit.round("a", "c")) == [("b", NO_ANSWER)]
+    assert reported(kit.round("a", "c")) == [("b", NO_ANSWER)]
 
 
-def test_who_owes_an_answer_is_not_asked_again():
+def test_template_with_an_unanswered_probe_is_not_probed_again():
     kit = Kit()
     assert kit.table.to_probe(100.0) == [1, 2]
     kit.table.answered(2, [], 100.1)
@@ -75,7 +75,7 @@ def test_who_owes_an_answer_is_not_asked_again():
     assert kit.table.to_probe(104.0) == [1]
 
 
-def test_while_we_stood_still_nobody_was_silent():
+def test_own_stall_does_not_count_as_silence_of_workers():
     kit = Kit()
     kit.round("a", "b", "c")
     kit.table.to_probe(kit.now)
@@ -85,7 +85,7 @@ def test_while_we_stood_still_nobody_was_silent():
     assert kit.round("a", "b", "c", after=1.0) == []
 
 
-def test_a_long_call_is_told_when_it_is_long_and_when_it_is_over():
+def test_long_call_is_reported_and_its_end_too():
     kit = Kit()
     call = Pong("a", "step", 100.5, 3)
     assert [kit.round(call, "b", "c") for _ in range(5)] == [[]] * 5
@@ -95,7 +95,7 @@ def test_a_long_call_is_told_when_it_is_long_and_when_it_is_over():
     assert kit.round("a", "b", "c") == [WorkerHealth("a")]
 
 
-def test_the_next_long_call_of_the_same_method_is_another_one():
+def test_next_long_call_of_the_same_method_is_reported_again():
     kit = Kit()
     first, second = Pong("a", "step", 90.5), Pong("a", "step", 90.75)
     assert len(kit.round(first, "b", "c")) == 1
@@ -103,14 +103,14 @@ def test_the_next_long_call_of_the_same_method_is_another_one():
     assert round(change.for_s, 2) == 13.27
 
 
-def test_who_is_silent_in_a_long_call_is_unresponsive():
+def test_silent_worker_in_a_long_call_is_unresponsive():
     kit = Kit()
     kit.round(Pong("a", "step", 90.0), "b", "c")
     changes = [kit.round("b", "c") for _ in range(3)]
-    assert (told(changes[2]), changes[2][0].method) == ([("a", NO_ANSWER)], "")
+    assert (reported(changes[2]), changes[2][0].method) == ([("a", NO_ANSWER)], "")
 
 
-def test_who_has_ended_is_not_missed():
+def test_ended_worker_is_not_reported_as_silent():
     kit = Kit()
     kit.table.worker_ended("b")
     for _ in range(10):

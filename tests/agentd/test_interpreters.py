@@ -16,7 +16,7 @@ def empty_environment(path):
     return str(path / "bin" / "python")
 
 
-async def refused(tmp_path, interpreter, **options):
+async def refusal(tmp_path, interpreter, **options):
     async with children(tmp_path, **options) as (kids, reports):
         specs = [spec(rank, interpreter=interpreter) for rank in range(2)]
         kids.start(order(specs))
@@ -28,38 +28,38 @@ async def refused(tmp_path, interpreter, **options):
 
 async def test_interpreter_without_packages_says_how_to_install_them(tmp_path):
     python = empty_environment(tmp_path / "venv")
-    reason = await refused(tmp_path, python)
+    reason = await refusal(tmp_path, python)
     assert reason.startswith(f"interpreter {python} on node n0 has no pyzmq, msgspec, cloudpickle: ")
     assert f"run '{python} -m pip install pyzmq msgspec cloudpickle'" in reason
 
 
-async def test_interpreter_that_is_none(tmp_path):
+async def test_script_that_is_no_python_fails_with_its_output(tmp_path):
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\necho licence expired >&2\nexit 3\n")
     script.chmod(0o755)
-    reason = await refused(tmp_path, str(script))
+    reason = await refusal(tmp_path, str(script))
     assert f"interpreter {script} on node n0 ended before it was ready: exit code 3" in reason
     assert "licence expired" in reason
 
 
-async def test_file_that_cannot_be_executed_as_a_program(tmp_path):
+async def test_interpreter_that_cannot_be_executed_fails_with_the_reason(tmp_path):
     script = tmp_path / "python"
     script.write_bytes(b"\x7fELF nonsense")
     script.chmod(0o755)
-    assert f"{script}: Exec format error" in await refused(tmp_path, str(script))
+    assert f"{script}: Exec format error" in await refusal(tmp_path, str(script))
 
 
-async def test_missing_and_forbidden_interpreters(tmp_path):
-    assert "does not exist there" in await refused(tmp_path, "/no/such/python")
-    assert "not below a directory that agentd allows" in await refused(
+async def test_missing_and_forbidden_interpreters_are_refused(tmp_path):
+    assert "does not exist there" in await refusal(tmp_path, "/no/such/python")
+    assert "not below a directory that agentd allows" in await refusal(
         tmp_path, "/bin/sh", rules={"allowed": ("/opt",)}
     )
 
 
-async def test_entry_that_is_missing_is_a_failed_start(tmp_path):
-    reason = await refused(tmp_path, None, entry="no_such_module:run")
+async def test_missing_entry_point_fails_the_start(tmp_path):
+    reason = await refusal(tmp_path, None, entry="no_such_module:run")
     assert "has no no_such_module" in reason
-    assert "AttributeError" in await refused(tmp_path, None, entry="standin:no_such_function")
+    assert "AttributeError" in await refusal(tmp_path, None, entry="standin:no_such_function")
 
 
 async def test_failed_interpreter_is_tried_again(tmp_path):
@@ -88,7 +88,7 @@ def other(tmp_path_factory):
 
 @pytest.mark.timeout(600)  # pip downloads in it
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-async def test_worker_in_another_python(tmp_path, other, method):
+async def test_worker_runs_in_another_python_version(tmp_path, other, method):
     async with children(tmp_path) as (kids, reports):
         ours = spec(0, do="print('version', sys.version_info[1], sys.executable)")
         theirs = spec(

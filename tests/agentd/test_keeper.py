@@ -1,4 +1,4 @@
-"""The keeper's decisions, with a table of processes and a clock in the place of the kernel's."""
+"""The keeper's decisions, with a process table and a clock instead of the kernel's."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ KILLED = signal.SIGKILL.value
 
 
 class Kernel:
-    """The children of the keeper. What `then` names happens once, after a look at the template that finds it alive."""
+    """The keeper's children. `then` is called once, after a check that found the template alive."""
 
     def __init__(self):
         self.now = 100.0
@@ -25,7 +25,7 @@ class Kernel:
         self.then = lambda: None
 
     def template_dies(self, state=b"Z"):
-        """Its worker becomes the keeper's child. In *state* T, other threads of it have not ended yet."""
+        """End the template: its worker becomes the keeper's child. In *state* T, its other threads still run."""
         self.states |= {TEMPLATE: state, WORKER: b"S"}
 
     def children(self):
@@ -82,7 +82,7 @@ def agent(kept):
 
 
 @pytest.mark.parametrize("state", [b"Z", b"T"], ids=["whole", "its last thread is ending"])
-def test_workers_of_a_template_that_dies_during_a_look_have_their_time(kept, kernel, state):
+def test_workers_of_a_template_that_dies_during_a_check_get_their_grace(kept, kernel, state):
     kernel.then = lambda: kernel.template_dies(state)
     kept._tend_children()
     kept._tend_children()
@@ -96,7 +96,7 @@ def test_workers_of_a_template_that_dies_during_a_look_have_their_time(kept, ker
     assert kernel.killed == [(WORKER, KILLED)]
 
 
-def test_a_deadline_that_passes_before_the_keeper_waits_is_due_at_once(kept, kernel):
+def test_deadline_that_passed_before_the_wait_is_due_at_once(kept, kernel):
     kernel.template_dies()
     kept._tend_children()
     kernel.now += ORPHANS_S - 0.001
@@ -106,10 +106,10 @@ def test_a_deadline_that_passes_before_the_keeper_waits_is_due_at_once(kept, ker
     assert kept._patience_ms() == 0.0
     kept._tend_children()
     assert kernel.killed == [(WORKER, KILLED)]
-    assert kept._patience_ms() is None, "it does not spin until the worker has ended"
+    assert kept._patience_ms() is None, "the keeper spins until the worker has ended"
 
 
-def test_sigterm_while_a_template_is_reaped(kept, kernel, monkeypatch):
+def test_sigterm_during_reaping_of_a_template_stops_the_keeper(kept, kernel, monkeypatch):
     handlers = {}
     monkeypatch.setattr(keeper.signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(keeper.signal, "set_wakeup_fd", lambda fd, **_: None)
@@ -126,7 +126,7 @@ def test_sigterm_while_a_template_is_reaped(kept, kernel, monkeypatch):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_keeper_that_stops_does_so_whatever_agentd_says(kept, kernel, agent, keep):
+def test_stopping_keeper_keeps_its_deadline_after_a_hello(kept, kernel, agent, keep):
     ours, theirs = agent
     kept._stop()
     due = kept._kill_templates_at
@@ -137,7 +137,7 @@ def test_a_keeper_that_stops_does_so_whatever_agentd_says(kept, kernel, agent, k
     assert kept._kill_templates_at == due
 
 
-def test_a_keeper_that_stops_starts_nothing(kept, agent, monkeypatch):
+def test_stopping_keeper_starts_no_template(kept, agent, monkeypatch):
     ours, theirs = agent
     monkeypatch.setattr(Keeper, "_start", lambda *_: pytest.fail("it starts a template"))
     kept._obey(theirs, {"do": "hello", "keep": True}, [])

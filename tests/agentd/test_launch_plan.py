@@ -1,4 +1,4 @@
-"""Which interpreter, which template, which environment and files."""
+"""The interpreter, template, environment and files of a worker."""
 
 import sys
 
@@ -18,7 +18,7 @@ def spec(**fields):
     return WorkerSpec(**{**given, **fields})
 
 
-def test_environment_is_the_nodes_with_ours_on_top():
+def test_workers_environment_overrides_the_nodes():
     node = {"HOME": "/home/node", "PATH": "/bin", "A": "node"}
     made = plan(spec(env={"PATH": "/ours:/bin", "A": "ours"}), node, RULES)
     assert made.env == {"HOME": "/home/node", "PATH": "/ours:/bin", "A": "ours", WORKER_MARK: "i"}
@@ -38,7 +38,7 @@ def test_environment_is_the_nodes_with_ours_on_top():
         ({"interpreter": "no_such_python"}, "python_interpreter_path in the node group's env_configs"),
     ],
 )
-def test_what_cannot_be_started_says_why(fields, text):
+def test_impossible_start_says_why(fields, text):
     with pytest.raises(WorkerStartError) as caught:
         plan(spec(**fields), {"PATH": "/usr/bin"}, RULES)
     assert text in str(caught.value)
@@ -71,7 +71,7 @@ def test_templates_differ_by_what_is_read_at_load_time():
     assert template_key("/p", {}, ["torch", "torch"]) == template_key("/p", {}, ["torch"])
 
 
-def test_template_environment():
+def test_template_environment_omits_variables_of_one_worker():
     key = template_key("/p", {"OMP_NUM_THREADS": "8", "LD_LIBRARY_PATH": "/ours", "RANK": "3"}, [])
     env = template_environment(key, {"HOME": "/h", "LD_LIBRARY_PATH": "/node", "PYTHONPATH": "/node"})
     assert env["LD_LIBRARY_PATH"] == "/ours"
@@ -88,12 +88,12 @@ def test_template_environment():
         ("glibc.malloc.hugetlb=2", "glibc.malloc.hugetlb=2"),
     ],
 )
-def test_tunables_of_the_user_stay(theirs, merged):
+def test_glibc_tunables_of_the_user_are_kept(theirs, merged):
     key = template_key("/p", {"GLIBC_TUNABLES": theirs}, [])
     assert template_environment(key, {})["GLIBC_TUNABLES"] == merged
 
 
-def test_log_files():
+def test_log_paths_stay_below_the_log_directory():
     assert log_paths(spec(), "/log") == ("/log/ns/g-3.out", "/log/ns/g-3.err")
     assert log_paths(spec(log_dir="/mine"), "/log")[0] == "/mine/ns/g-3.out"
     out, _ = log_paths(spec(namespace="../..", group="a/b"), "/log")

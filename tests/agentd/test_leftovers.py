@@ -1,4 +1,4 @@
-"""What a worker leaves behind ends with it, whoever of worker, template, agentd and owner is killed."""
+"""A worker's child processes end with it, if the worker, template, agentd or owner is killed."""
 
 import asyncio
 import os
@@ -88,7 +88,7 @@ async def test_daemons_end_with_their_worker(tmp_path, how):
 
 
 @pytest.mark.parametrize("how", ["exit", "template"])
-async def test_programs_that_are_just_being_executed_end_too(tmp_path, how):
+async def test_programs_in_the_middle_of_exec_end_with_their_worker(tmp_path, how):
     do = """
 import subprocess
 os.environ["DO"] = ""
@@ -105,7 +105,7 @@ os.kill(%s, 9)
         assert procfs.marked([one.id]) == []
 
 
-async def test_daemons_of_living_workers_live(tmp_path):
+async def test_daemons_of_living_workers_are_not_killed(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one, other = spec(do=DAEMONS), spec(1)
         kids.start(order([one, other]))
@@ -128,7 +128,7 @@ print("daemon", os.getpid(), "parent", os.getppid(), flush=True)
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "template"])
-async def test_what_hides_ends_with_its_worker_while_others_live(tmp_path, how):
+async def test_hidden_process_ends_with_its_worker_while_others_live(tmp_path, how):
     """Without cgroups."""
     async with children(tmp_path) as (kids, reports):
         one, other = spec(do=HIDES % 4), spec(1, do=DAEMONS)
@@ -137,7 +137,7 @@ async def test_what_hides_ends_with_its_worker_while_others_live(tmp_path, how):
         kids.start(order([other]))
         await daemons(reports, 9)
         others = {pid for _, _, text in reports.lines if "daemon" in text for pid in [int(text.split()[1])]} - set(pids)
-        assert all(procfs.mark_of(pid) is None for pid in pids[:4]), "they hide"
+        assert all(procfs.mark_of(pid) is None for pid in pids[:4]), "the processes are still marked"
         if how == "template":
             os.kill(template, signal.SIGKILL)
         elif how == "kill":
@@ -149,7 +149,7 @@ async def test_what_hides_ends_with_its_worker_while_others_live(tmp_path, how):
         assert len(alive(others)) == (0 if how == "template" else 4)
 
 
-async def test_a_process_of_another_user_with_such_a_limit_is_not_hit(tmp_path, monkeypatch):
+async def test_process_of_another_user_with_the_same_brand_is_spared(tmp_path, monkeypatch):
     if os.getuid() != 0:
         pytest.skip("needs root, to have another user")
     code = "import sys; from rlinf_actors import procfs; procfs.brand(sys.argv[1]); print(flush=True); input()"
@@ -167,7 +167,7 @@ async def test_a_process_of_another_user_with_such_a_limit_is_not_hit(tmp_path, 
         await process.wait()
 
 
-def test_a_worker_within_a_worker_has_a_brand_of_its_own():
+def test_nested_worker_has_its_own_brand():
     code = """if 1:
         import os
         from rlinf_actors import procfs
@@ -178,7 +178,7 @@ def test_a_worker_within_a_worker_has_a_brand_of_its_own():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-async def test_fork_bomb_is_outrun(tmp_path):
+async def test_fork_bomb_ends_with_its_worker(tmp_path):
     bomb = """
 import signal
 if os.fork() == 0:
@@ -216,7 +216,7 @@ AGENT = """
 
 @pytest.mark.parametrize("hides", [False, True])
 @pytest.mark.parametrize("victim", ["agentd", "owner", "template and agentd", "template, agentd and owner"])
-async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim, hides, request, figures: Figures):
+async def test_all_processes_end_with_agentd_or_the_owner(tmp_path, victim, hides, request, figures: Figures):
     hidden = request.config.option.grandchildren
     owner = await asyncio.create_subprocess_exec("sleep", "1000")
     do, n = (HIDES % hidden, hidden + 1) if hides else (DAEMONS, 4)
@@ -229,7 +229,7 @@ async def test_everything_ends_with_agentd_or_the_owner(tmp_path, victim, hides,
         assert len(pids) == n + 1
         watched = [os.pidfd_open(pid) for pid in pids]
         if "template" in victim:
-            os.kill(pids[0], signal.SIGKILL)  # it can do nothing for its workers: the kernel ends them
+            os.kill(pids[0], signal.SIGKILL)  # a stopped agentd cannot end its workers: the kernel does
         if "agentd" in victim:
             agent.kill()
         if "owner" in victim:

@@ -1,4 +1,4 @@
-"""What logs decide: lines, cuts, credit. Files, but no process and no loop that runs."""
+"""Reading of logs: lines, cuts, credit. Real files, without processes or a running loop."""
 
 import asyncio
 
@@ -28,12 +28,12 @@ from rlinf_actors.wire.agent_messages import UPDATE
         (b"x" * MAX_LINE, False, ["x" * MAX_LINE + CUT], MAX_LINE),
     ],
 )
-def test_split(data, final, lines, size):
+def test_split_cuts_data_into_lines(data, final, lines, size):
     assert split(data, final) == (lines, size)
 
 
 @given(st.binary(max_size=400), st.integers(1, 50))
-def test_split_is_the_same_in_pieces(data, step):
+def test_split_in_pieces_gives_the_same_lines(data, step):
     whole = split(data, True)[0]
     pieces, rest = [], b""
     for at in range(0, len(data), step):
@@ -45,7 +45,7 @@ def test_split_is_the_same_in_pieces(data, step):
 
 
 def settled(lines):
-    """The lines as a terminal shows them at the end: of a progress bar its last state."""
+    """The lines that a terminal shows at the end: only the last state of a progress bar."""
     shown = []
     for line in lines:
         if shown and shown[-1].endswith(UPDATE):
@@ -81,7 +81,7 @@ class Kit:
         return sum(report.cost for report in self.reports)
 
     def final(self):
-        """What answered the flush, once it is there."""
+        """Wait for the answer of the flush and return it."""
         self.loop.run_until_complete(asyncio.wait_for(self.answered.wait(), pace.PATIENCE_S))
         return next(report for report in self.reports if report.final)
 
@@ -103,7 +103,7 @@ def kit(tmp_path):
     kit.loop.close()
 
 
-def test_only_what_is_new_is_read_and_an_unfinished_line_waits(kit):
+def test_only_new_lines_are_read_and_an_unfinished_line_waits(kit):
     kit.dir.mkdir()
     (kit.dir / "w.out").write_text("before\n")
     out = kit.add()
@@ -116,7 +116,7 @@ def test_only_what_is_new_is_read_and_an_unfinished_line_waits(kit):
     assert kit.lines() == ["one", "two"]
 
 
-def test_no_more_than_the_window_is_outstanding(kit):
+def test_unacknowledged_output_stays_within_the_window(kit):
     out = kit.add()
     out.write_text(("x" * 1023 + "\n") * 4096)
     kit.logs.grew(["w"])
@@ -135,8 +135,8 @@ def test_no_more_than_the_window_is_outstanding(kit):
     assert len(kit.lines()) == 4096
 
 
-def test_empty_lines_take_credit_too(kit):
-    """`yes ''` would go on for ever where nobody reads it, and fill the memory of whoever keeps it for the terminal."""
+def test_empty_lines_cost_credit_too(kit):
+    """Without a cost, the output of `yes ''` would be sent without limit and fill the driver's memory."""
     out = kit.add()
     out.write_bytes(b"\n" * (8 * MAX_LINE))
     kit.logs.grew(["w"])
@@ -149,21 +149,21 @@ def test_empty_lines_take_credit_too(kit):
         kit.turns()
 
 
-def test_a_file_that_cannot_be_read_is_told_its_owner_once(kit):
+def test_unreadable_file_is_reported_to_its_owner_once(kit):
     out = kit.add()
     out.mkdir()
     kit.logs.grew(["w"])
     kit.logs.grew(["w"])
     assert kit.lines() == [f"[rlinf-actors] output cannot be shown: {out}: Is a directory"]
-    assert kit.reads == ["w", "w"], "it is tried again when there is more"
+    assert kit.reads == ["w", "w"], "the file is read again when it has grown"
     out.rmdir()
     out.write_text("now\n")
     kit.logs.grew(["w"])
     assert kit.lines()[1:] == ["now"]
 
 
-def test_credit_that_comes_back_while_lines_are_reported_is_for_later(tmp_path):
-    """As while the head is away: nobody takes the lines, and whoever would have has credit for as many again."""
+def test_credit_returned_during_a_report_is_used_later(tmp_path):
+    """As while the head is away: the lines are dropped and their credit returned."""
     kit = Kit(tmp_path)
 
     def dropped(report):
@@ -191,7 +191,7 @@ def test_truncated_file_is_noted_and_read_from_its_start(kit):
     assert [report.skipped for report in kit.reports] == [0, 1]
 
 
-def test_end_without_credit_leaves_the_rest_for_later(kit):
+def test_rest_of_an_ended_workers_output_waits_for_credit(kit):
     out = kit.add()
     out.write_text(("x" * 1023 + "\n") * 2048 + "last")
     kit.logs.finish("w")
@@ -212,7 +212,7 @@ def test_long_line_comes_in_pieces(kit):
     assert kit.lines() == ["x" * MAX_LINE + CUT, "x" * 10, "next"]
 
 
-def test_a_file_that_was_begun_anew_is_read_on_where_it_was(kit):
+def test_rotated_file_is_read_on_from_its_position(kit):
     path = kit.add()
     path.write_text("one\ntwo\n")
     kit.logs.grew(["w"])
@@ -225,18 +225,18 @@ def test_a_file_that_was_begun_anew_is_read_on_where_it_was(kit):
     rotate(path, "seven\n")
     kit.logs.grew(["w"])
     assert kit.lines()[5:] == ["seven"]
-    assert sum(report.skipped for report in kit.reports) == 1, "what was renamed twice is gone, and that is said"
+    assert sum(report.skipped for report in kit.reports) == 1, "a file renamed twice is lost, and its loss is reported"
 
 
 def rotate(path, text):
-    """As a Drain does."""
+    """Rotate the file as a Drain of the template does."""
     begun = path.with_suffix(".new")
     begun.write_text(text)
     path.rename(f"{path}.1")
     begun.rename(path)
 
 
-def test_output_that_is_lost_is_said_to_the_owner(kit):
+def test_lost_output_is_reported_to_its_owner(kit):
     kit.add()
     kit.logs.lost("w", "/log/w.out: No space left on device")
     kit.logs.lost("w", "")
@@ -247,9 +247,9 @@ def test_output_that_is_lost_is_said_to_the_owner(kit):
 
 
 class TestFlush:
-    """The owner of workers ends: it sees what they wrote, or hears how much it does not."""
+    """At its end, an owner gets its workers' output, or the number of lines that it misses."""
 
-    def test_one_that_has_shown_all_hears_so_at_once(self, kit):
+    def test_flush_without_unread_output_is_answered_at_once(self, kit):
         out = kit.add()
         out.write_text("one\ntwo, no end")
         kit.logs.finish("w")
@@ -258,11 +258,11 @@ class TestFlush:
         assert kit.reports[-1].final
         assert kit.reports[-1].left == 0
 
-    def test_one_of_whom_nothing_is_known_here_hears_the_same(self, kit):
+    def test_flush_of_an_unknown_owner_is_answered_at_once(self, kit):
         kit.logs.flush("stranger", 1000.0)
         assert [(report.owner, report.final, report.left) for report in kit.reports] == [("stranger", True, 0)]
 
-    def test_it_goes_on_as_credit_comes(self, kit):
+    def test_flush_continues_as_credit_arrives(self, kit):
         out = kit.add()
         out.write_text(("x" * 1023 + "\n") * 4096)
         kit.logs.finish("w")
@@ -273,7 +273,7 @@ class TestFlush:
         assert len(kit.lines()) == 4096
         assert kit.reports[-1].left == 0
 
-    def test_what_is_not_shown_in_time_is_counted_with_its_place(self, kit):
+    def test_flush_counts_unread_lines_and_names_their_file(self, kit):
         out = kit.add()
         out.write_text(("x" * 1023 + "\n") * 4096 + "last, no end")
         kit.logs.finish("w")
@@ -283,7 +283,7 @@ class TestFlush:
         assert final.where == str(out)
         assert kit.reads == ["w"], "the template may forget the worker"
 
-    def test_files_of_several_workers_are_named_by_their_directory(self, kit):
+    def test_flush_names_the_directory_of_several_workers_files(self, kit):
         for name in ("v", "w"):
             kit.add(name).write_text(("x" * 1023 + "\n") * 4096)
             kit.logs.finish(name)
@@ -292,7 +292,7 @@ class TestFlush:
         assert len(kit.lines()) + final.left == 2 * 4096
         assert final.where == str(kit.dir)
 
-    def test_parts_that_were_begun_anew_are_counted_too(self, kit):
+    def test_flush_counts_lines_of_rotated_files_too(self, kit):
         out = kit.add()
         out.write_text(("x" * 1023 + "\n") * 4096)
         kit.logs.grew(["w"])
@@ -301,7 +301,7 @@ class TestFlush:
         kit.logs.flush("ns", 0.0)
         assert len(kit.lines()) + kit.final().left == 4098
 
-    def test_other_owners_are_left_alone(self, kit):
+    def test_flush_affects_its_own_owner_only(self, kit):
         mine, other = kit.add("v", "mine"), kit.add("w", "other")
         for out in (mine, other):
             out.write_text("one\n")
@@ -310,7 +310,7 @@ class TestFlush:
         assert [(report.owner, report.final) for report in kit.reports] == [("mine", False), ("mine", True)]
 
 
-def test_an_agent_that_ends_tells_what_it_has_not_passed_on(kit):
+def test_ending_agent_reports_unread_lines(kit):
     out = kit.add()
     out.write_text(("x" * 1023 + "\n") * 4096)
     kit.logs.finish("w")

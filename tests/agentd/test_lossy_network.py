@@ -1,7 +1,7 @@
 """A head, an agent and a driver over a network that loses and delays, in simulated time: an hour costs a second.
 
-Only the decisions are real (the head's and the agent's); what they send arrives late, or not at all. Nobody repeats
-what is lost, as TCP would: worse than any network below ZeroMQ.
+Only the decisions of head and agent are real; their messages arrive late or not at all. Lost messages are not repeated,
+unlike with TCP: this is worse than any network below ZeroMQ.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NODE = NodeReport("n", "n", "10.0.0.2", "host-n", num_cpus=1, memory_bytes=1, py
 
 
 class World:
-    """Everything, and the time."""
+    """The head, the agent, the driver, the network between them, and the time."""
 
     def __init__(self, seed: int, loss: float = 0.0, delay_s: float = 0.0) -> None:
         self.random = random.Random(seed)
@@ -52,7 +52,7 @@ class World:
         names = (f"life{n}" for n in itertools.count(1))
         self.agent = AgentState(lambda: next(names), self.random.random, Policy())
         self.alive: dict[str, str] = {}  # workers, and the incarnation that started each
-        self.told: list[tuple[float, str]] = []  # what people would read
+        self.told: list[tuple[float, str]] = []  # log lines
         self.ended: list[tuple[float, str]] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -87,7 +87,7 @@ class World:
         if way not in self.cut and self.random.random() >= self.loss:
             self.after(self.random.random() * self.delay_s, what)
 
-    # --- the driver, which is beside the head: nothing of it is lost ---
+    # --- the driver, on the head's machine: its messages are never lost ---
 
     def from_driver(self, body: Body) -> None:
         self.obey(self.head.handle(RequestReceived(b"d", next(self._ids), body), self.now))
@@ -105,12 +105,12 @@ class World:
     def obey(self, commands: list[Command]) -> None:
         for command in commands:
             if isinstance(command, Notify) and command.peer != b"d":
-                self.carry("from head", lambda body=command.body, to=command.peer: self.heard(to, body))
+                self.carry("from head", lambda body=command.body, to=command.peer: self.deliver(to, body))
             elif isinstance(command, (Answer, Refuse)) and command.id in self._asked:
                 body = command.body if isinstance(command, Answer) else Failed(command.id, command.kind, command.text)
                 self.carry("from head", lambda body=body, reply=self._asked[command.id]: reply(body))
 
-    def heard(self, to: bytes, body: Body) -> None:
+    def deliver(self, to: bytes, body: Body) -> None:
         if to.decode() == self.agent.incarnation:
             self.to_agent(e.HeadNotice(body))
 
@@ -163,7 +163,7 @@ class World:
             self.ended.append((self.now, id))
             self.to_agent(e.WorkersReported(WorkerExited(id, ExitReport("stopped", None, 15))))
 
-    # --- looking ---
+    # --- states ---
 
     @property
     def node(self) -> str:
@@ -175,7 +175,7 @@ class World:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_nobody_dies_of_loss_and_delay(seed):
+def test_loss_and_delay_of_messages_end_no_worker(seed):
     world = World(seed, loss=0.01, delay_s=0.2)
     world.run(15)
     world.launch("g")
@@ -187,7 +187,7 @@ def test_nobody_dies_of_loss_and_delay(seed):
 
 @pytest.mark.parametrize("cut", [{"to head"}, {"from head"}, {"to head", "from head"}])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_cut_ends_the_worker_before_the_rank_is_given_again(cut, seed):
+def test_worker_behind_a_cut_network_ends_before_its_rank_is_free(cut, seed):
     world = World(seed, loss=0.01, delay_s=0.2)
     world.run(15)
     world.launch("g")
@@ -200,7 +200,7 @@ def test_a_cut_ends_the_worker_before_the_rank_is_given_again(cut, seed):
     assert "to head" not in cut or world.node == "lost"
     world.cut = set()
     world.run(30)
-    life = world.agent.incarnation  # "life3" where the head lost "life2" too: only hellos of that one reach it
+    life = world.agent.incarnation  # "life3" if the head lost "life2" too: only hellos of life2 reach the head
     assert world.node == "ready"
     assert life != "life1"
     world.launch("again")
@@ -210,7 +210,7 @@ def test_a_cut_ends_the_worker_before_the_rank_is_given_again(cut, seed):
 
 @pytest.mark.parametrize("seconds", [1.0, 4.0, 6.0, 7.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_cut_that_heals_three_seconds_before_the_lease_costs_nothing(seconds, seed):
+def test_cut_that_heals_three_seconds_before_the_lease_ends_no_worker(seconds, seed):
     world = World(seed)
     world.run(15)
     world.launch("g")

@@ -1,4 +1,4 @@
-"""agentd's decisions, one by one, with a clock in hand."""
+"""agentd's decisions about its session, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ROWS = {
 }
 
 
-def test_session_states_are_as_in_the_table():
+def test_session_state_transitions_match_the_table():
     events = ["welcomed", "failed", "refused", "cut_off", "forgotten", "drain", "empty"]
     for state, event in itertools.product(SessionState, events):
         assert SESSION_STATES[state].get(event) is ROWS.get((state, event)), (state, event)
@@ -65,11 +65,11 @@ def test_an_impossible_event_names_the_session_state():
 # --- joining ---
 
 
-def test_it_begins_with_a_hello():
+def test_session_begins_with_a_hello():
     assert Kit().do(e.StartSession()) == [e.SayHello("life1", 2.5)]
 
 
-def test_a_welcome_registers_and_starts_the_beats_jittered():
+def test_welcome_registers_the_node_and_starts_jittered_beats():
     kit = Kit()
     kit.do(e.StartSession())
     assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0))) == [e.Registration("epoch", 10.0)]
@@ -78,7 +78,7 @@ def test_a_welcome_registers_and_starts_the_beats_jittered():
     assert kit.state.next_deadline() == kit.now + 1.0
 
 
-def test_no_answer_is_tried_again_with_growing_jittered_pauses():
+def test_hello_without_an_answer_is_repeated_with_growing_jittered_pauses():
     kit = Kit()
     kit.do(e.StartSession())
     pauses, patience, said = [], [], []
@@ -95,8 +95,8 @@ def test_no_answer_is_tried_again_with_growing_jittered_pauses():
     assert kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)), 1)[0] == e.LogStatus("the head is there, after 67 s")
 
 
-def test_a_hello_that_is_lost_leaves_time_in_the_lease_for_others():
-    """Also in a short one; each waits longer, for a head that is slow to answer."""
+def test_several_hellos_fit_into_one_lease():
+    """This holds for short leases too. Each hello waits longer, because the head may be slow."""
     kit = Kit().join()
     kit.do(e.Welcomed(Welcome("epoch", "1.0", 0.1, 1.0)))
     hellos = kit.do(e.ConnectionLost())
@@ -107,7 +107,7 @@ def test_a_hello_that_is_lost_leaves_time_in_the_lease_for_others():
     assert [hello.timeout_s for hello in kit.do(e.ConnectionLost())] == [0.25]
 
 
-def test_a_restarted_head_acknowledges_no_output_that_was_under_way():
+def test_restarted_head_restores_credit_of_output_under_way():
     kit = Kit().join()
     kit.start("w1")
     kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
@@ -117,13 +117,13 @@ def test_a_restarted_head_acknowledges_no_output_that_was_under_way():
     assert not any(isinstance(a, e.CreditLogs) for a in kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0))))
 
 
-def test_a_connection_that_was_lost_is_answered_by_a_hello_and_is_no_word_of_the_head():
+def test_lost_connection_causes_one_hello():
     kit = Kit().join()
     assert [type(action) for action in kit.do(e.ConnectionLost())] == [e.SayHello]
-    assert kit.do(e.ConnectionLost()) == [], "there is one under way"
+    assert kit.do(e.ConnectionLost()) == [], "a hello is under way"
 
 
-def test_ends_of_watched_processes_are_told_to_each_head_once():
+def test_ends_of_watched_processes_are_reported_to_each_head_once():
     kit = Kit().join()
     assert kit.do(e.ProcessEnded("d1")) == [e.SendNotice(ProcessGone("d1"))]
     kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
@@ -135,7 +135,7 @@ def test_ends_of_watched_processes_are_told_to_each_head_once():
 
 
 @pytest.mark.parametrize("error", [ProtocolMismatchError("v1, v2"), ConfigError("rank"), AuthenticationError("no")])
-def test_a_refusal_ends_with_78_and_its_reason(error):
+def test_refused_agent_ends_with_78_and_the_reason(error):
     kit = Kit()
     kit.do(e.StartSession())
     (end,) = kit.do(e.HelloFailed(error))
@@ -144,7 +144,7 @@ def test_a_refusal_ends_with_78_and_its_reason(error):
     assert str(error) in end.text
 
 
-def test_a_head_that_is_restarted_ends_nothing_and_is_said_once():
+def test_restart_of_the_head_ends_no_worker_and_is_logged_once():
     kit = Kit().join()
     kit.start("w1")
     (said,) = kit.do(e.HeadNotice(Goodbye("SIGTERM", restarting=True)))
@@ -154,7 +154,7 @@ def test_a_head_that_is_restarted_ends_nothing_and_is_said_once():
 
 
 class TestOwnersThatEnd:
-    """The head ends what they owned; where it does not answer, the agent of their host does."""
+    """The head stops an ended owner's workers; if the head does not answer, the agent of the owner's host does."""
 
     @pytest.fixture
     def kit(self):
@@ -164,7 +164,7 @@ class TestOwnersThatEnd:
         kit.do(e.HeadNotice(StartWorkers([spec("other")], "d2")))
         return kit
 
-    def test_a_group_that_was_given_up_stays(self, kit):
+    def test_detached_group_outlives_its_owner(self, kit):
         given = StartWorkers([spec("mine")], "", detached=True)
         assert e.RecordOwner(given) in kit.do(e.HeadNotice(given))
         assert [(one.owner, one.detached) for one in kit.state.listed_workers() if one.spec.id == "mine"] == [
@@ -175,7 +175,7 @@ class TestOwnersThatEnd:
         assert self.until_stopped(kit) == ([], None, None)
 
     def until_stopped(self, kit):
-        """The workers that it stops, and how long that takes."""
+        """The stopped workers, the time until their stop, and their grace."""
         began = kit.now
         while kit.state.next_deadline() < began + 5:
             kit.now = max(kit.now, kit.state.next_deadline())
@@ -184,42 +184,42 @@ class TestOwnersThatEnd:
                     return action.ids, kit.now - began, action.grace_s
         return [], None, None
 
-    def test_a_head_that_is_gone_too_leaves_it_to_the_agent(self, kit):
+    def test_agent_stops_the_owners_workers_if_the_head_is_gone_too(self, kit):
         kit.do(e.ProcessEnded("d1"))
         assert self.until_stopped(kit) == (["mine"], pytest.approx(0.4), 0.4)
 
-    def test_so_does_one_that_was_away_before(self, kit):
+    def test_agent_stops_the_owners_workers_if_the_head_was_gone_before(self, kit):
         kit.do(e.ConnectionLost())
         kit.do(e.HelloFailed(ClusterTimeoutError("no answer")))
         kit.do(e.ProcessEnded("d1"))
         assert self.until_stopped(kit) == (["mine"], pytest.approx(0.4), 0.4)
 
-    def test_a_head_that_answers_ends_them_itself(self, kit):
+    def test_agent_leaves_the_workers_to_a_head_that_answers(self, kit):
         kit.do(e.ProcessEnded("d1"))
         (beat,) = [a.body for a in kit.do(e.Tick()) if isinstance(a, e.SendNotice)]
         kit.do(e.HeadNotice(Beat("epoch", beat.at)), 0.3)
         assert self.until_stopped(kit)[0] == []
 
-    def test_an_answer_to_an_earlier_beat_says_nothing(self, kit):
+    def test_answer_to_an_earlier_beat_does_not_prove_that_the_head_lives(self, kit):
         kit.do(e.ProcessEnded("d1"))
         kit.do(e.HeadNotice(Beat("epoch", kit.now - 0.1)), 0.3)
         assert self.until_stopped(kit)[0] == ["mine"]
 
-    def test_a_head_that_is_back_is_told_and_ends_them_itself(self, kit):
+    def test_returned_head_gets_the_owners_end_and_stops_its_workers(self, kit):
         kit.do(e.ConnectionLost())
         kit.do(e.ProcessEnded("d1"))
         out = kit.do(e.Welcomed(Welcome("epoch2", "1.0", 1.0, 10.0)), 0.3)
         assert e.SendNotice(ProcessGone("d1")) in out
         assert self.until_stopped(kit)[0] == []
 
-    def test_an_agent_that_stood_still_hears_the_head_first(self, kit):
+    def test_stalled_agent_waits_for_the_heads_answer_first(self, kit):
         kit.do(e.ProcessEnded("d1"))
         kit.do(e.Stalled(3.0), 3.0)
         assert self.until_stopped(kit) == (["mine"], pytest.approx(0.4), 0.4)
 
 
 def test_a_refused_protocol_ends_no_worker_before_the_head_grace():
-    """A head, or an agentd, of the wrong version was installed by mistake, and may yet be replaced."""
+    """A head or agentd of a wrong version may have been installed by mistake, and may be replaced in time."""
     kit = Kit().join()
     kit.start("w1")
     kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
@@ -238,8 +238,8 @@ def test_a_refused_protocol_ends_no_worker_before_the_head_grace():
     assert end.code == 78
 
 
-def test_another_at_the_head_s_address_is_tried_again_and_said():
-    """A head that was replaced by one with another key, by mistake perhaps, ends no worker before its time."""
+def test_another_server_at_the_heads_address_is_logged_and_tried_again():
+    """If the head is replaced by one with another key, perhaps by mistake, no worker ends before the grace."""
     kit = Kit().join()
     kit.start("w1")
     kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
@@ -249,7 +249,7 @@ def test_another_at_the_head_s_address_is_tried_again_and_said():
     assert out[1].anew
 
 
-def test_a_lost_incarnation_comes_back_as_a_new_one():
+def test_lost_incarnation_registers_as_a_new_one():
     kit = Kit()
     kit.do(e.StartSession())
     out = kit.do(e.HelloFailed(NodeLostError("was declared lost")))
@@ -259,13 +259,13 @@ def test_a_lost_incarnation_comes_back_as_a_new_one():
 # --- beats and silence ---
 
 
-def test_a_head_that_forgot_us_gets_a_hello_over_the_same_connection():
+def test_head_that_does_not_know_the_node_gets_a_hello_on_the_same_connection():
     kit = Kit().join()
     assert kit.do(e.HeadNotice(Beat(HELLO_AGAIN))) == [e.SayHello("life1", 2.5)]
     assert kit.do(e.HeadNotice(Beat(HELLO_AGAIN))) == []
 
 
-def test_a_silent_heads_machine_is_asked_after_three_beats_one_look_at_a_time():
+def test_reachability_check_begins_after_three_missed_beats():
     kit = Kit().join()
     began = kit.now
     kit.silence()
@@ -273,7 +273,7 @@ def test_a_silent_heads_machine_is_asked_after_three_beats_one_look_at_a_time():
     assert LOOK not in kit.do(e.Tick(), 5)
 
 
-def test_an_answer_of_its_machine_keeps_workers_and_joins_again_over_a_new_connection():
+def test_answer_of_the_heads_machine_keeps_workers_and_reconnects():
     kit = Kit().join()
     kit.start("w1")
     kit.silence()
@@ -284,7 +284,7 @@ def test_an_answer_of_its_machine_keeps_workers_and_joins_again_over_a_new_conne
 
 
 def cut(kit: Kit) -> list[e.Command]:
-    """No look finds anything from now on; what is done when that has a consequence."""
+    """Let every reachability check fail; return the commands of the first deadline that has any."""
     while True:
         kit.now = kit.state.next_deadline()
         out = [action for action in kit.do(e.Tick()) if not isinstance(action, e.SendNotice)]
@@ -294,7 +294,7 @@ def cut(kit: Kit) -> list[e.Command]:
             return out
 
 
-def test_silence_of_its_machine_ends_workers_at_the_lease_before_a_new_life():
+def test_silence_of_the_heads_machine_ends_workers_at_the_lease():
     kit = Kit().join()
     kit.start("w1", "w2")
     began = kit.now
@@ -309,20 +309,20 @@ def test_silence_of_its_machine_ends_workers_at_the_lease_before_a_new_life():
     assert kit.state.listed_workers() == []
 
 
-def test_a_new_life_is_not_ended_by_the_silence_that_ended_the_last_one():
-    """The head's orders may be here before its welcome, which waits until it is written down."""
+def test_new_incarnation_is_not_ended_by_the_earlier_silence():
+    """The head's orders may arrive before its welcome, because the welcome waits for the disk."""
     kit = Kit().join()
     kit.start("w1")
     cut(kit)
     assert kit.do(e.WorkersReported(WorkerExited("w1", GONE)))[-1].incarnation == "life2"
     kit.start("w2")
     assert kit.do(e.Tick(), 0.1) == []
-    assert kit.do(e.HeadChecked(there=False), 0.1) == []  # a look that began in the last life
+    assert kit.do(e.HeadChecked(there=False), 0.1) == []  # a check that began in the last incarnation
     kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
     assert [worker.spec.id for worker in kit.state.listed_workers()] == ["w2"]
 
 
-def test_the_silence_before_the_first_order_ends_nothing():
+def test_silence_before_the_first_order_ends_no_worker():
     kit = Kit()
     kit.do(e.StartSession())
     kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 1000)
@@ -332,13 +332,13 @@ def test_the_silence_before_the_first_order_ends_nothing():
     assert [worker.spec.id for worker in kit.state.listed_workers()] == ["w1"]
 
 
-def test_a_head_that_stays_away_costs_the_workers_after_its_grace():
+def test_workers_end_after_the_grace_of_an_absent_head():
     kit = Kit().join()
     kit.start("w1")
     kit.silence()
     kit.do(e.HeadChecked(there=True))
     kit.do(e.HelloFailed(ClusterTimeoutError("no answer")), 50)
-    while kit.state.next_deadline() < 100 + 120:  # its machine is asked again and again
+    while kit.state.next_deadline() < 100 + 120:  # the checks are repeated
         kit.now = kit.state.next_deadline()
         assert kit.do(e.Tick()) == [LOOK]
         assert kit.do(e.HeadChecked(there=True)) == []
@@ -348,7 +348,7 @@ def test_a_head_that_stays_away_costs_the_workers_after_its_grace():
     assert "silent for 120 s, although its machine answers" in says.text
 
 
-def test_a_network_that_is_cut_while_the_head_is_awaited_ends_the_workers_after_a_lease():
+def test_network_cut_during_a_heads_absence_ends_workers_after_a_lease():
     kit = Kit().join()
     kit.start("w1")
     kit.silence()
@@ -365,7 +365,7 @@ def test_a_node_without_workers_waits_for_its_head_for_ever():
     assert kit.state.next_deadline() == float("inf")
 
 
-def test_a_head_that_was_heard_while_we_looked_is_there():
+def test_message_of_the_head_overrides_a_failed_check():
     kit = Kit().join()
     kit.silence()
     kit.do(e.HeadNotice(Beat("epoch")))
@@ -381,7 +381,7 @@ def test_a_head_that_was_heard_while_we_looked_is_there():
         pytest.param("epoch0", id="late, of an earlier head"),
     ],
 )
-def test_what_is_no_answer_to_us_does_not_end_the_silence(beat):
+def test_messages_that_answer_no_beat_do_not_end_the_silence(beat):
     kit = Kit().join()
     began = kit.now
     kit.now += 2
@@ -391,7 +391,7 @@ def test_what_is_no_answer_to_us_does_not_end_the_silence(beat):
     assert kit.now == began + 3
 
 
-def test_a_stand_still_of_ours_is_not_the_heads_silence():
+def test_own_stall_does_not_count_as_silence_of_the_head():
     kit = Kit().join()
     kit.do(e.Stalled(60), 60)
     assert kit.do(e.Tick()) == [e.SendNotice(Beat("life1", kit.now))]
@@ -400,7 +400,7 @@ def test_a_stand_still_of_ours_is_not_the_heads_silence():
 # --- the end ---
 
 
-def test_drain_closes_the_children_then_says_goodbye():
+def test_drain_stops_workers_then_sends_goodbye():
     kit = Kit().join()
     kit.start("w1")
     says, close = kit.do(e.StopAgent("SIGTERM"))
@@ -415,7 +415,7 @@ def test_drain_closes_the_children_then_says_goodbye():
     assert end == e.EndAgent(0, "stopped")
 
 
-def test_what_is_to_start_while_draining_fails_with_the_reason():
+def test_start_order_during_a_drain_fails_with_the_reason():
     kit = Kit().join()
     kit.do(e.StopAgent("SIGTERM"))
     (sent,) = kit.start("w1")
@@ -423,7 +423,7 @@ def test_what_is_to_start_while_draining_fails_with_the_reason():
 
 
 @pytest.mark.parametrize("late", [e.HelloFailed(ClusterTimeoutError("x")), e.HelloFailed(ConfigError("x"))])
-def test_answers_after_the_drain_change_nothing(late):
+def test_late_answers_during_a_drain_are_ignored(late):
     kit = Kit()
     kit.do(e.StartSession())
     kit.do(e.StopAgent("SIGINT"))

@@ -1,4 +1,4 @@
-"""agentd's decisions about its workers, one by one, with a clock in hand."""
+"""agentd's decisions about its workers, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_workers_are_started_once():
     assert kit.start("w1", "w2") == [order(spec("w1"), spec("w2"))]
     assert kit.start("w2", "w3") == [order(spec("w3"))]
     kit.do(e.WorkersReported(WorkerExited("w3", GONE)))
-    told_again = e.SendNotice(WorkerExited("w3", GONE))  # whoever asks for it has not heard that
+    told_again = e.SendNotice(WorkerExited("w3", GONE))  # a repeated order shows that the head missed the report
     assert kit.start("w3") == [told_again, order()]
 
 
@@ -48,20 +48,20 @@ def test_reports_are_sent_and_kept_for_the_next_hello():
     ]
 
 
-def test_an_end_is_told_until_a_later_beat_was_answered():
+def test_end_of_a_worker_is_sent_until_a_later_beat_is_answered():
     kit = Kit().join()
     kit.start("w1")
     kit.do(e.Tick(), 0.5)
     first = kit.now
     kit.do(e.WorkersReported(WorkerExited("w1", GONE)))
     kit.do(e.Tick(), 1.0)
-    kit.do(e.HeadNotice(Beat("epoch", first)))  # answers a beat from before the end
+    kit.do(e.HeadNotice(Beat("epoch", first)))  # answers a beat sent before the end
     assert len(kit.state.listed_workers()) == 1
     assert kit.do(e.HeadNotice(Beat("epoch", kit.now))) == [e.EndsAcknowledged(["w1"])]
     assert kit.state.listed_workers() == []
 
 
-def test_what_happens_while_the_head_is_away_is_told_afterwards():
+def test_reports_wait_for_a_head_that_is_away():
     kit = Kit().join()
     kit.start("w1")
     kit.do(e.HeadNotice(Beat(HELLO_AGAIN)))
@@ -73,7 +73,7 @@ def test_what_happens_while_the_head_is_away_is_told_afterwards():
     assert sent == [e.SendNotice(ProcessGone("d1")), e.SendNotice(gone)]
 
 
-def test_output_flows_and_is_dropped_with_credit_while_the_head_is_away():
+def test_output_is_dropped_with_credit_while_the_head_is_away():
     kit = Kit().join()
     lines = LogLines("ns", "node", [("g:0", "out", "hello")])
     assert kit.do(e.WorkersReported(lines)) == [e.SendNotice(lines)]
@@ -90,23 +90,23 @@ def test_output_flows_and_is_dropped_with_credit_while_the_head_is_away():
         (Unwatch("d1"), e.Unwatch("d1")),
     ],
 )
-def test_orders_of_the_head(body, action):
+def test_orders_of_the_head_become_commands(body, action):
     assert Kit().join().do(e.HeadNotice(body)) == [action]
 
 
-def test_an_unexpected_notice_is_said():
+def test_unexpected_notice_is_logged():
     (says,) = Kit().join().do(e.HeadNotice(Done()))
     assert "Done" in says.text
 
 
-def test_the_end_of_a_watched_process_is_sent():
+def test_end_of_a_watched_process_is_sent():
     assert Kit().join().do(e.ProcessEnded("d1")) == [e.SendNotice(ProcessGone("d1"))]
 
 
 # --- workers that do not answer ---
 
 
-def test_a_head_that_did_not_hear_who_is_silent_is_told_when_it_knows_us():
+def test_silent_workers_are_reported_after_registration():
     kit = Kit().join()
     kit.start("w1", "w2")
     silent = WorkerHealth("w1", "it does not answer", for_s=5.0)
@@ -120,7 +120,7 @@ def test_a_head_that_did_not_hear_who_is_silent_is_told_when_it_knows_us():
     assert [(one.id, one.for_s) for one in told.workers] == [("w1", 8.0), ("w2", 7.0)]
 
 
-def test_who_answers_again_while_no_head_listens_is_told_of_once():
+def test_recovery_of_a_worker_during_the_heads_absence_is_reported_once():
     kit = Kit().join()
     kit.start("w1")
     kit.do(e.WorkersReported(WorkersHealth([WorkerHealth("w1", "it does not answer", for_s=5.0)])))
@@ -133,7 +133,7 @@ def test_who_answers_again_while_no_head_listens_is_told_of_once():
     assert told == [WorkersHealth([WorkerHealth("w1")])]
 
 
-def test_who_answers_again_or_has_ended_is_forgotten():
+def test_recovered_and_ended_workers_are_not_reported_as_silent():
     kit = Kit().join()
     kit.start("w1", "w2")
     for id in ("w1", "w2"):
@@ -147,33 +147,33 @@ def test_who_answers_again_or_has_ended_is_forgotten():
 # --- another agentd before or after this one ---
 
 
-def adopted(kit: Kit, *workers: RunningWorker) -> None:
+def adopt(kit: Kit, *workers: RunningWorker) -> None:
     kit.do(e.WorkersAdopted(list(workers)))
     kit.do(e.StartSession())
 
 
-def test_what_was_taken_over_is_said_and_lives_as_what_was_started():
+def test_adopted_workers_are_listed_and_behave_like_started_ones():
     kit = Kit()
     kit.now = 500.0
-    adopted(kit, RunningWorker(spec("w1"), "d1", pid=5, endpoint=UP), RunningWorker(spec("w2"), "d1", exit=GONE))
+    adopt(kit, RunningWorker(spec("w1"), "d1", pid=5, endpoint=UP), RunningWorker(spec("w2"), "d1", exit=GONE))
     assert [(one.spec.id, one.exit) for one in kit.state.listed_workers()] == [("w1", None), ("w2", GONE)]
-    assert kit.do(e.Tick()) == [], "the head has its grace from now on"
+    assert kit.do(e.Tick()) == [], "the head's grace begins now"
     kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
-    assert kit.start("w1") == [order()], "it was started once"
+    assert kit.start("w1") == [order()], "the worker was started once"
     gone = WorkerExited("w1", GONE)
     assert kit.do(e.WorkersReported(gone)) == [e.SendNotice(gone)]
 
 
-def test_ends_that_were_taken_over_are_settled_when_the_head_has_answered():
+def test_adopted_ends_are_acknowledged_after_the_heads_answer():
     kit = Kit()
-    adopted(kit, RunningWorker(spec("w2"), "d1", exit=GONE))
+    adopt(kit, RunningWorker(spec("w2"), "d1", exit=GONE))
     kit.do(e.Welcomed(Welcome("epoch", "1.0", 1.0, 10.0)))
     kit.do(e.Tick(), 1.0)
     assert kit.do(e.HeadNotice(Beat("epoch", kit.now))) == [e.EndsAcknowledged(["w2"])]
     assert kit.state.listed_workers() == []
 
 
-def test_agentds_that_come_and_go_without_a_head_win_no_time_for_their_workers():
+def test_restarts_of_agentd_without_a_head_do_not_extend_workers_time():
     kit = Kit()
     kit.now = 500.0
     kit.do(e.WorkersAdopted([RunningWorker(spec("w1"), "d1", pid=5, endpoint=UP)], since=391.0))
@@ -188,7 +188,7 @@ def test_agentds_that_come_and_go_without_a_head_win_no_time_for_their_workers()
             out = kit.do(e.HeadChecked(there=True))
 
 
-def test_a_hand_over_stops_nobody_and_says_nothing():
+def test_hand_over_stops_no_worker_and_sends_no_goodbye():
     kit = Kit().join()
     kit.start("w1")
     assert kit.do(e.HandOver("SIGUSR1")) == [e.EndAgent(0, "workers go on: SIGUSR1")]

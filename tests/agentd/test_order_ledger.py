@@ -1,4 +1,4 @@
-"""What an agentd writes down for the next one."""
+"""The ledger of orders that an agentd writes for the next agentd."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def files(tmp_path) -> int:
     return len(list(tmp_path.iterdir()))
 
 
-def test_the_next_agentd_reads_what_is_not_acknowledged(tmp_path):
+def test_next_agentd_reads_orders_with_unacknowledged_workers(tmp_path):
     first = OrderLedger(tmp_path)
     first.write(order("a", "b"))
     first.write(order("c"))
     first.acknowledged(["c", "a"])
     assert files(tmp_path) == 1
     known = OrderLedger(tmp_path).read()
-    assert sorted(known) == ["a", "b"]  # of one order: who takes stock looks for both
+    assert sorted(known) == ["a", "b"]  # of one order: the inventory looks for both workers
     assert (known["b"].owner, known["b"].cls, known["b"].detail) == ("d1", "m:C", "{}")
 
 
-def test_the_last_acknowledged_worker_of_an_order_takes_its_file_along(tmp_path):
+def test_file_is_removed_with_the_orders_last_acknowledged_worker(tmp_path):
     OrderLedger(tmp_path).write(order("a", "b"))
     later = OrderLedger(tmp_path)
     later.read()
@@ -39,7 +39,7 @@ def test_the_last_acknowledged_worker_of_an_order_takes_its_file_along(tmp_path)
     assert files(tmp_path) == 0
 
 
-def test_who_owns_a_worker_that_runs_is_what_was_written_last(tmp_path):
+def test_last_written_order_decides_a_workers_owner(tmp_path):
     ledger = OrderLedger(tmp_path)
     ledger.write(order("a", "b"))
     ledger.write(replace(order("a"), owner="", detached=True))
@@ -49,7 +49,7 @@ def test_who_owns_a_worker_that_runs_is_what_was_written_last(tmp_path):
     assert files(tmp_path) == 0
 
 
-def test_a_stop_leaves_no_file_and_two_agentds_of_one_pid_no_mix_up(tmp_path):
+def test_close_removes_all_files_of_agentds_with_one_pid(tmp_path):
     OrderLedger(tmp_path).write(order("a"))
     second = OrderLedger(tmp_path)
     second.read()
@@ -59,28 +59,28 @@ def test_a_stop_leaves_no_file_and_two_agentds_of_one_pid_no_mix_up(tmp_path):
     assert files(tmp_path) == 0
 
 
-def test_a_file_that_is_no_order_is_named_and_removed(tmp_path, caplog):
+def test_malformed_file_is_logged_and_removed(tmp_path, caplog):
     (tmp_path / "1-1.start").write_bytes(b"\xc1 torn")
     assert OrderLedger(tmp_path).read() == {}
     assert "1-1.start cannot be read" in caplog.text
     assert files(tmp_path) == 0
 
 
-def test_what_cannot_be_written_is_refused_whole(tmp_path):
+def test_failed_write_records_no_order(tmp_path):
     ledger = OrderLedger(tmp_path / "gone")
     with pytest.raises(OSError, match="gone"):
         ledger.write(order("a"))
     assert ledger.read() == {}
 
 
-def test_without_a_directory_nothing_is_written():
+def test_ledger_without_a_directory_writes_nothing():
     ledger = OrderLedger(None)
     ledger.write(order("a"))
     ledger.acknowledged(["a"])
     assert ledger.read() == {}
 
 
-def test_what_was_being_written_when_agentd_was_killed_is_removed(tmp_path):
+def test_unfinished_file_of_a_killed_agentd_is_removed(tmp_path):
     (tmp_path / "1-1.tmp").write_bytes(b"half")
     assert OrderLedger(tmp_path).read() == {}
     assert files(tmp_path) == 0

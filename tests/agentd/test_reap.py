@@ -1,4 +1,4 @@
-"""`agentd --reap`: whom it ends, whom it spares, and what it says where it cannot."""
+"""`agentd --reap`: the workers that it ends or spares, and its messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("exit-code", False, "it ended unasked (exit-code)"),
     ],
 )
-def test_who_is_spared(result, stop_asked, why):
+def test_spared_decides_by_result_and_stop_request(result, stop_asked, why):
     assert spared(result, stop_asked).startswith(why)
     assert bool(spared(result, stop_asked)) == bool(why)
 
@@ -53,7 +53,7 @@ def reap(run_dir: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.live
-def test_where_there_is_nothing_it_says_so(run_dir):
+def test_reap_of_a_missing_directory_says_so(run_dir):
     done = reap(f"{run_dir}/none")
     assert done.returncode == 0
     assert "there is nothing to reap" in done.stderr
@@ -61,7 +61,7 @@ def test_where_there_is_nothing_it_says_so(run_dir):
 
 
 @pytest.mark.live
-def test_an_agentd_that_runs_is_left_alone(run_dir):
+def test_reap_leaves_a_running_agentd_alone(run_dir):
     held = RunDir.open(run_dir, {})
     done = reap(run_dir)
     held.close()
@@ -70,7 +70,7 @@ def test_an_agentd_that_runs_is_left_alone(run_dir):
 
 
 @pytest.mark.live
-def test_the_mark_of_a_stop_goes_with_what_it_was_for(run_dir):
+def test_reap_removes_the_mark_of_a_stop(run_dir):
     held = RunDir.open(run_dir, {})
     held.mark_stopping()
     held.mark_stopping()
@@ -80,7 +80,7 @@ def test_the_mark_of_a_stop_goes_with_what_it_was_for(run_dir):
     assert not was_stopping(run_dir)
 
 
-def test_an_agentd_that_begins_forgets_what_the_last_one_was_told(run_dir):
+def test_starting_agentd_removes_the_mark_of_an_earlier_stop(run_dir):
     held = RunDir.open(run_dir, {})
     held.mark_stopping()
     held.begin()

@@ -1,4 +1,4 @@
-"""The leases of a node's robot workers, with a clock in hand."""
+"""The leases of a node's robot workers, with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ def held(*ids: str, now: float = 100.0) -> RobotLeases:
     return leases
 
 
-def test_without_robots_nothing_is_due():
+def test_table_without_robots_has_no_deadline():
     leases = RobotLeases()
     assert (leases.beat_s, leases.deadline, leases.expired(1e9)) == (math.inf, math.inf, [])
     assert not leases.answered(1e9, 1e9)
 
 
-def test_it_counts_from_when_the_beat_was_sent():
+def test_lease_counts_from_the_sending_of_the_beat():
     leases = held("w1")
     assert (leases.until, leases.beat_s) == (102.0, 0.5)
     assert leases.answered(at=100.5, now=101.9)
     assert leases.until == 102.5
-    assert not leases.answered(at=100.25, now=102.0)  # an older one says nothing new
+    assert not leases.answered(at=100.25, now=102.0)  # an older answer changes nothing
     assert leases.until == 102.5
 
 
-def test_an_answer_that_comes_too_late_renews_nothing():
+def test_late_answer_does_not_renew_the_lease():
     leases = held("w1")
     assert not leases.answered(at=101.9, now=102.0)
     assert leases.expired(102.0) == ["w1"]
 
 
-def test_those_that_lost_it_are_named_once():
+def test_expired_workers_are_returned_once():
     leases = held("w2", "w1")
     assert leases.expired(101.9) == []
     assert leases.expired(102.0) == ["w1", "w2"]
@@ -47,13 +47,13 @@ def test_those_that_lost_it_are_named_once():
     assert leases.deadline == math.inf
 
 
-def test_one_that_ended_has_none():
+def test_ended_worker_has_no_lease():
     leases = held("w1", "w2")
     leases.ended("w1")
     assert leases.expired(102.0) == ["w2"]
 
 
-def test_a_new_worker_gets_a_whole_lease_only_where_no_answer_is_fresh():
+def test_new_worker_gets_a_whole_lease_only_without_a_fresh_answer():
     leases = held("w1")
     leases.answered(at=101.0, now=101.1)
     leases.started("w2", 101.5)
@@ -81,7 +81,7 @@ class Kit:
         return self.state.handle(event, self.now)
 
     def until(self, end: float) -> list[e.Command]:
-        """Tick at every deadline up to then."""
+        """Tick at every deadline up to *end*."""
         out = []
         while self.state.next_deadline() <= end:
             self.now = self.state.next_deadline()
@@ -90,7 +90,7 @@ class Kit:
         return out
 
 
-def test_the_lease_is_known_before_the_worker_starts_and_a_beat_goes_out_at_once():
+def test_robot_worker_starts_with_a_lease_and_an_immediate_beat():
     kit = Kit()
     assert kit.started[0] == e.RenewLeases(102.0, 2.0)
     assert isinstance(kit.started[1], e.StartWorkers)
@@ -98,33 +98,33 @@ def test_the_lease_is_known_before_the_worker_starts_and_a_beat_goes_out_at_once
     assert kit.state.next_deadline() == 100.5
 
 
-def test_every_answer_renews():
+def test_every_answer_renews_the_lease():
     kit = Kit()
     kit.do(e.Tick())
-    assert kit.do(e.HeadNotice(Beat("epoch", 100.0)), 0.1) == []  # the start has said as much
+    assert kit.do(e.HeadNotice(Beat("epoch", 100.0)), 0.1) == []  # the start has set the same lease
     kit.until(100.5)
     assert kit.do(e.HeadNotice(Beat("epoch", 100.5)), 0.3) == [e.RenewLeases(102.5, 2.0)]
 
 
-def test_a_silent_head_costs_the_robot_its_worker_and_nobody_else():
+def test_silent_head_ends_robot_workers_only():
     kit = Kit()
     stops = [action for action in kit.until(109.0) if isinstance(action, e.StopWorkers)]
     assert stops == [e.StopWorkers(["arm"], 0.0, "no word from the head for 2.0 s")]
 
 
-def test_a_stand_still_of_ours_does_not_lengthen_the_lease():
+def test_own_stall_does_not_extend_the_lease():
     kit = Kit()
     assert e.StopWorkers(["arm"], 0.0, "no word from the head for 3.0 s") in kit.do(e.Stalled(3.0), 3.0)
 
 
-def test_after_a_stand_still_of_ours_life_goes_on():
+def test_beats_continue_after_an_own_stall():
     kit = Kit()
     kit.do(e.Stalled(3.0), 3.0)
     assert e.SendNotice(Beat("life", 103.0)) in kit.do(e.Tick())
     assert kit.state.next_deadline() > 103.0
 
 
-def test_a_start_that_waited_to_be_read_while_we_stood_still_revives_no_lease():
+def test_start_order_read_after_a_stall_does_not_renew_expired_leases():
     kit = Kit()
     late = WorkerSpec("late", "g", "ns", 0, 1, 0, {}, claims=[Claim("Arm:2", "Arm 2")])
     actions = kit.do(e.HeadNotice(StartWorkers([late], "d1")), 3.0)
@@ -132,7 +132,7 @@ def test_a_start_that_waited_to_be_read_while_we_stood_still_revives_no_lease():
     assert e.RenewLeases(105.0, 2.0) in actions  # of the one that starts: nobody else holds it any more
 
 
-def test_one_that_was_told_to_stop_or_has_ended_is_not_told_again():
+def test_robot_worker_that_stops_or_has_ended_is_not_stopped_again():
     kit = Kit()
     assert kit.do(e.HeadNotice(StopWorkers(["arm"], 0.0, "emergency stop"))) == [
         e.StopWorkers(["arm"], 0.0, "emergency stop")

@@ -1,4 +1,4 @@
-"""Head, agent sessions and drivers in one loop over the memory network, with workers that only say that they live."""
+"""Head, agent sessions and drivers in one loop over the memory network, with fake workers."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from tests.memory_network import MemoryNetwork
 
 pytestmark = pytest.mark.virtual_time
 
-ENDPOINT = "ipc:///nowhere/head"  # nobody answers there: to an agent that looks, its head does not run
+ENDPOINT = "ipc:///nowhere/head"  # no listener: for an agent's check, the head does not run
 TIMING = Timing(beat_s=0.05, lease_s=0.4, robot_lease_s=0.2, orphan_grace_s=0.1)
 
 
 class FakeWorkers:
-    """Workers are ready at once and end when told; `until` waits for a fact."""
+    """Workers are ready at once and end when they are stopped."""
 
     def __init__(self, report):
         self.report = report
@@ -144,7 +144,7 @@ class Driver:
         return await self.ask(Launch("ns", group, "m:C", specs))
 
     def states(self, group):
-        """The last state that was heard of each rank."""
+        """The last reported state of each rank."""
         heard = [n for n in self.notices if isinstance(n, WorkerChanged) and n.group == group]
         return {worker.rank: worker.state for notice in heard for worker in notice.workers}
 
@@ -162,13 +162,13 @@ class Lab:
         self.head.start([ENDPOINT])
 
     def _saw(self, identity, header):
-        """A message is on its way: look again once it has arrived."""
+        """Called for each sent message: check the awaited fact after its arrival."""
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self._changed.set)
         return False
 
     async def until(self, fact):
-        """Wait for a fact that a message, or what it leads to in the same turn, brings about."""
+        """Wait for a fact that follows from a message in the same turn of the loop."""
         async with compat.timeout(10):
             while not fact():
                 self._changed.clear()
@@ -196,7 +196,7 @@ async def lab():
     made.network.close()
 
 
-async def test_nodes_register_and_groups_live_and_end(lab):
+async def test_nodes_register_and_groups_run_and_end(lab):
     one, two = lab.agent("n0"), lab.agent("n1")
     driver = await lab.driver()
     nodes = await driver.ask(GetNodes(2, 5.0))
@@ -246,7 +246,7 @@ async def test_a_refused_node_exits_with_78_and_the_reason(lab):
     assert "RLINF_NODE_RANK" in end.text
 
 
-async def test_a_driver_that_goes_takes_its_groups_along(lab):
+async def test_goodbye_of_a_driver_ends_its_groups(lab):
     agent = lab.agent("n0")
     driver = await lab.driver()
     await driver.ask(GetNodes(1))
@@ -270,13 +270,15 @@ async def test_the_end_of_a_watched_driver_is_noticed_by_its_pidfd(lab, sleeper)
 
 async def test_a_driver_that_ended_before_the_watch_is_noticed(lab):
     lab.agent("n0", host="here")
-    first = Driver(lab.network, "d1", host="here", pid=os.getpid(), pid_start=1)  # the pid is another's by now
+    first = Driver(
+        lab.network, "d1", host="here", pid=os.getpid(), pid_start=1
+    )  # the pid belongs to another process by now
     await first.ask(first.hello)
-    # its connection stands, so the agent's word is not enough: it is given up on when it has not beaten for a lease
+    # its connection stands, so the agent's report is not enough: the head waits one lease without beats
     await lab.until(lambda: any(isinstance(notice, Goodbye) and "silent" in notice.reason for notice in first.notices))
 
 
-async def test_a_driver_is_watched_once_there_is_a_descriptor_again(lab, sleeper, monkeypatch, caplog):
+async def test_driver_is_watched_as_soon_as_a_descriptor_is_free(lab, sleeper, monkeypatch, caplog):
     read, used_up = Path.read_bytes, True
     tried = asyncio.Event()
 
@@ -295,7 +297,7 @@ async def test_a_driver_is_watched_once_there_is_a_descriptor_again(lab, sleeper
     for _ in range(2):
         tried.clear()
         await tried.wait()
-    assert agent.children.alive, "a driver that cannot be watched is not taken for one that has ended"
+    assert agent.children.alive, "a driver that cannot be watched has not ended"
     (said,) = [record.getMessage() for record in caplog.records if "cannot watch process" in record.getMessage()]
     assert "Too many open files" in said
     used_up = False
@@ -304,7 +306,7 @@ async def test_a_driver_is_watched_once_there_is_a_descriptor_again(lab, sleeper
     await lab.until(lambda: not agent.children.alive)
 
 
-async def test_a_session_that_ends_tries_to_watch_nobody_any_more(lab, sleeper, monkeypatch):
+async def test_ended_session_stops_trying_to_watch_drivers(lab, sleeper, monkeypatch):
     tries: list[int] = []
 
     def none_left(pid, started):
@@ -323,7 +325,7 @@ async def test_a_session_that_ends_tries_to_watch_nobody_any_more(lab, sleeper, 
     assert tries == []
 
 
-async def test_output_and_credit_find_their_way(lab):
+async def test_output_reaches_the_driver_and_credit_the_agent(lab):
     agent = lab.agent("n0")
     driver = await lab.driver()
     await driver.ask(GetNodes(1))
@@ -334,19 +336,19 @@ async def test_output_and_credit_find_their_way(lab):
     await lab.until(lambda: agent.children.credits == [(5, "ns")])
 
 
-async def test_a_driver_that_ends_hears_of_each_node_what_was_left_out(lab):
+async def test_ending_driver_gets_each_nodes_count_of_unsent_lines(lab):
     lab.agent("n0")
     lab.agent("n1")
     driver = await lab.driver()
     await driver.ask(GetNodes(2))
     await driver.launch("g", [0])
     await lab.until(lambda: driver.states("g") == {0: "running"})
-    assert await driver.ask(FlushLogs("ns", 2.0)) == Flushing(1), "no worker of it is on the other"
+    assert await driver.ask(FlushLogs("ns", 2.0)) == Flushing(1), "the other node has none of its workers"
     final = LogLines("ns", "n0", [], final=True, left=3, where="/logs")
     await lab.until(lambda: final in driver.notices)
 
 
-async def test_a_cut_off_node_is_lost_ends_its_workers_and_comes_back(lab, tmp_path):
+async def test_cut_off_node_is_lost_ends_its_workers_and_returns(lab, tmp_path):
     agent = lab.agent("n0")
     driver = await lab.driver()
     await driver.ask(GetNodes(1))
@@ -365,7 +367,7 @@ async def test_a_cut_off_node_is_lost_ends_its_workers_and_comes_back(lab, tmp_p
     assert [(node.report.node_id, node.state, node.rank) for node in status.nodes] == [("n0", "ready", 0)]
 
 
-async def test_a_connection_that_cannot_be_made_is_tried_again_and_told_of_once(lab, monkeypatch):
+async def test_failed_connection_is_tried_again_and_logged_once(lab, monkeypatch):
     agent = lab.agent("n0")
     await lab.until(lambda: agent.registered == 1)
     link, refused = lab.network.link, []
@@ -378,7 +380,7 @@ async def test_a_connection_that_cannot_be_made_is_tried_again_and_told_of_once(
 
     monkeypatch.setattr(lab.network, "link", none_for_a_while)
     lab.network.cut(agent.identity)
-    lab.network.dark.add(ENDPOINT)  # so that this life ends, and the next one begins with a new connection
+    lab.network.dark.add(ENDPOINT)  # this incarnation ends, and the next one begins with a new connection
     await lab.until(lambda: agent.registered == 2)
     pauses = [later - before for before, later in itertools.pairwise(refused)]
     assert min(pauses) >= RETRY_MIN_S / 2
@@ -387,7 +389,7 @@ async def test_a_connection_that_cannot_be_made_is_tried_again_and_told_of_once(
     assert len([said for said in agent.says if said.startswith(text)]) == 1
 
 
-async def test_an_agent_that_cannot_connect_at_all_ends_with_the_reason(lab, monkeypatch):
+async def test_agent_without_any_connection_ends_with_the_reason(lab, monkeypatch):
     def none(*args, **options):
         raise OSError(errno.EMFILE, "cannot open a socket: all are taken")
 
@@ -396,7 +398,7 @@ async def test_an_agent_that_cannot_connect_at_all_ends_with_the_reason(lab, mon
         await lab.agent("n0").task
 
 
-async def test_a_cut_off_robot_is_made_safe_first_and_its_owner_hears_of_it(lab):
+async def test_robot_worker_of_a_cut_off_node_ends_first_and_its_owner_is_notified(lab):
     agent = lab.agent("n0")
     driver = await lab.driver()
     await driver.ask(GetNodes(1))
@@ -440,7 +442,7 @@ async def test_a_restarted_head_loses_no_worker(lab):
     assert agent.children.alive == {}
 
 
-async def test_a_driver_that_is_silent_while_the_head_restarts_is_there_as_long_as_its_process(lab, sleeper):
+async def test_silent_driver_outlives_the_heads_restart_while_its_process_lives(lab, sleeper):
     agent = lab.agent("n0", host="here")
     silent = await lab.driver("silent", host="here", pid=sleeper.pid, pid_start=pid_start(sleeper.pid))
     other = await lab.driver("other")
@@ -450,14 +452,16 @@ async def test_a_driver_that_is_silent_while_the_head_restarts_is_there_as_long_
     await lab.until(lambda: len(agent.children.alive) == 2)
     lab.head.close()
     lab.start_head(return_s=0.1)
-    await lab.until(lambda: set(agent.children.alive) == {"g-0"})  # nobody watches the other: it is given up
+    await lab.until(
+        lambda: set(agent.children.alive) == {"g-0"}
+    )  # no agent watches the other driver: the head gives it up
     assert isinstance(await silent.ask(silent.hello), Welcome)
     sleeper.kill()
     sleeper.wait()
     await lab.until(lambda: not agent.children.alive)
 
 
-async def test_a_head_that_restarts_at_once_is_joined_again(lab):
+async def test_agent_registers_again_with_a_restarted_head(lab):
     agent = lab.agent("n0")
     await lab.until(lambda: agent.registered == 1)
     lab.head.close()
@@ -465,7 +469,7 @@ async def test_a_head_that_restarts_at_once_is_joined_again(lab):
     await lab.until(lambda: agent.registered == 2)
 
 
-async def test_an_agent_waits_for_a_head_that_is_not_there_yet(lab):
+async def test_agent_waits_for_a_head_that_starts_later(lab):
     lab.head.close()
     agent = lab.agent("n0")
     await lab.until(lambda: any("not registered yet" in text for text in agent.says))
@@ -481,7 +485,7 @@ async def test_an_agent_that_never_found_its_head_can_be_stopped(lab):
     lab.start_head()
 
 
-async def test_malformed_bytes_are_counted_and_harm_nobody(lab):
+async def test_malformed_bytes_are_counted_and_ignored(lab):
     agent = lab.agent("n0")
     await lab.until(lambda: agent.registered == 1)
     link = lab.network.link(ENDPOINT, b"stranger", lambda *message: None)
@@ -491,8 +495,8 @@ async def test_malformed_bytes_are_counted_and_harm_nobody(lab):
     assert agent.registered == 1
 
 
-async def test_a_stand_still_of_the_agent_ends_leases_and_then_itself(lab, monkeypatch):
-    """SIGSTOP for three seconds: the timer that comes late says so once, and time goes on."""
+async def test_stall_of_the_agent_ends_robot_leases_and_is_logged_once(lab, monkeypatch):
+    """SIGSTOP for three seconds: the late timer reports the stall once, then beats continue."""
     agent = lab.agent("n0")
     driver = await lab.driver("d1")
     await driver.ask(GetNodes(1))

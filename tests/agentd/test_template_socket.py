@@ -1,4 +1,4 @@
-"""A template process as agentd sees it: its socket."""
+"""agentd's socket to a template."""
 
 import asyncio
 import errno
@@ -20,7 +20,7 @@ def busy(chars):
 
 @pytest.fixture
 def child():
-    """A process that waits for its end."""
+    """A process that runs until its stdin closes."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
@@ -28,7 +28,7 @@ def child():
 
 @pytest.fixture
 async def standing(tmp_path, child):
-    """A template that reads nothing, and the other end of the socket to it."""
+    """A template that does not read, and the other end of its socket."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ended = asyncio.Event()
     process = child.pid, os.pidfd_open(child.pid)
@@ -63,8 +63,8 @@ async def test_a_packet_that_is_too_large_is_refused_at_once(standing, behind, c
 
 
 @pytest.mark.parametrize("size", [4096, 200_000])
-async def test_the_kernel_takes_as_much_as_it_is_taken_to(size):
-    """What TemplateProcess counts on."""
+async def test_kernel_accepts_packets_up_to_the_assumed_size(size):
+    """TemplateProcess relies on this."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)

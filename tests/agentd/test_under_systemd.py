@@ -23,7 +23,7 @@ PROGRAMS = {"@AGENTD@": f"{sys.executable} -m agentd", "@RLINF_ACTORS@": f"{sys.
 
 @pytest.fixture
 def keys(tmp_path, monkeypatch, capsys):
-    """The key directory of the machine; gives `rlinf-actors keys` for it."""
+    """The machine's key directory; yields a function that runs `rlinf-actors keys` for it."""
     monkeypatch.setenv("RLINF_ACTORS_KEYS", str(tmp_path / "keys"))
 
     def command(*arguments: str) -> str:
@@ -37,7 +37,7 @@ def keys(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def box(tmp_path, keys, request):  # docs/how-to/operate.md, "Install", in short
+def box(tmp_path, keys, request):  # the steps of "Install" in docs/how-to/operate.md
     alone = "[Unit]\nDefaultDependencies=no\n[Service]\nRestartSec=100ms\nEnvironment=PYTHONDONTWRITEBYTECODE=1\n"
     paths = f"{alone}Environment=PYTHONPATH={HERE.parents[1]}\n"
     files = {
@@ -52,14 +52,14 @@ def box(tmp_path, keys, request):  # docs/how-to/operate.md, "Install", in short
         f"{paths}{watchdog}Environment=RLINF_ACTORS_CONFIG={tmp_path}/agentd.toml\n"
     )
     files[f"{unit_files.WORKERS}.d/test.conf"] = paths
-    files["network-online.target"] = ""  # masked: nothing of a whole machine is started
+    files["network-online.target"] = ""  # masked, so that systemd starts no services of a whole machine
     with systemd_box.box(files, request.config.option.systemd) as started:
         yield started
 
 
 @pytest.fixture
 def driver(box, tmp_path, keys):
-    """Start head and agent, and a driver with these variables; gives what asks the driver, and the driver."""
+    """Start head, agent, and a driver with these variables; return a function that asks the driver, and the driver."""
     box.ctl("start", "rlinf-head")
     address = box.ctl("show", "-P", "StatusText", "rlinf-head").removeprefix("listens on ")
     (tmp_path / "hw.json").write_text("{}")
@@ -91,12 +91,12 @@ def driver(box, tmp_path, keys):
 
 
 @pytest.mark.timeout(120)  # a whole systemd, and two restarts of a daemon
-def test_a_life(box, driver, request):
+def test_workers_outlive_kill_and_hand_over_and_end_with_a_stop(box, driver, request):
     ask, process = driver()
     first, _ = ask()
     assert (first["no_new_privileges"], first["told"]) == ("1", [])
     version = int(box.ctl("show", "-P", "Version").split()[0].partition(".")[0])
-    assert f"/{WORKERS}.service/rlinf-actors/" in first["cgroup"], "a worker has its own"
+    assert f"/{WORKERS}.service/rlinf-actors/" in first["cgroup"], "a worker has its own cgroup"
     main_only = "--kill-whom=main" if version >= 252 else "--kill-who=main"
     main, keeper = box.ctl("show", "-P", "MainPID", AGENT), box.ctl("show", "-P", "MainPID", WORKERS)
     for number in ("KILL", "USR1", "STOP") if request.config.option.watchdog_seconds else ("KILL", "USR1"):
@@ -109,7 +109,9 @@ def test_a_life(box, driver, request):
     box.ctl("restart", AGENT)
     run = Path(f"/proc/{process.pid}/root/run")
     for directory in ("rlinf-head", "rlinf-agentd/root"):
-        assert len(list((run / directory).glob("rlinf-head-*.json"))) == 1, "what `rlinf-actors estop` finds them by"
+        assert len(list((run / directory).glob("rlinf-head-*.json"))) == 1, (
+            "`rlinf-actors estop` finds heads by these files"
+        )
     assert ask()[0] == first, "a restart keeps workers"
     assert box.ctl("show", "-P", "MainPID", AGENT) not in (main, "0")
     assert box.ctl("show", "-P", "MainPID", WORKERS) == keeper
@@ -121,14 +123,14 @@ def test_a_life(box, driver, request):
     assert box.processes(f"{AGENT}.service")
     box.ctl("stop", AGENT)
     assert box.processes(f"{AGENT}.service") == []
-    assert len(box.processes(f"{WORKERS}.service")) == 1, "the keeper alone"
+    assert len(box.processes(f"{WORKERS}.service")) == 1, "only the keeper remains"
     box.ctl("stop", WORKERS)
     assert box.processes(f"{WORKERS}.service") == []
     assert not os.path.exists(f"/proc/{process.pid}/root/run/rlinf-agentd/root")
 
 
 def without_limits() -> str:
-    """Why memory_limit and pids_limit cannot be tried here, "" if they can."""
+    """Return why memory_limit and pids_limit cannot be tested here, or ""."""
     offered = Path(systemd_box.unified(), "cgroup.controllers").read_text().split() if not WHY_NOT else []
     missing = sorted({"memory", "pids"} - set(offered))
     return f"cgroup v2 has no controller {' and '.join(missing)} here: whether limits hold was not tried" * bool(
@@ -138,7 +140,7 @@ def without_limits() -> str:
 
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(bool(without_limits()), reason=without_limits())
-def test_limits_hold_and_last_over_a_restart(box, driver):
+def test_limits_of_workers_survive_an_agent_restart(box, driver):
     ask, _ = driver(LIMITS=json.dumps({"memory_limit": "256MiB", "pids_limit": 100}))
     limits = {"memory.max": str(256 << 20), "pids.max": "100"}
     assert ask()[0]["limits"] == limits

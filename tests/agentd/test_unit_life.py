@@ -1,5 +1,5 @@
-"""agentd under the shipped unit: what the service manager hears and when, what the journal gets, what a stop and a
-crash do to workers. systemd itself is stood in for by unit_kit; everything else is real.
+"""agentd under the shipped unit: its notifications, its journal lines, and the effect of a stop or a crash on its
+workers. unit_kit stands in for systemd; everything else is real.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ON_IT = NodePlacementStrategy([1])
 
 @pytest.fixture(scope="module")
 def head():
-    """A head that is patient: this machine may be busy, and every test ends in good order."""
+    """A head with long timers, since this machine may be busy."""
     with LocalCluster(1, options=pace.timers(beat_s=0.2, lease_s=60)) as local:
         yield local
 
@@ -51,16 +51,16 @@ def group(head, unit):
     cluster.shutdown()
 
 
-def gone(pidfds) -> None:
+def assert_all_ended(pidfds) -> None:
     for pidfd in pidfds:
-        assert select.select([pidfd], [], [], pace.PATIENCE_S)[0], "it runs still"
+        assert select.select([pidfd], [], [], pace.PATIENCE_S)[0], "the process still runs"
         os.close(pidfd)
 
 
-def test_a_life_as_the_manager_hears_it(place, unit, head):
+def test_notifications_of_one_life_reach_the_service_manager(place, unit, head):
     unit.start()
     ready = unit.said[-1]
-    while not ready["STATUS"].startswith("registered"):  # the head was late with its first answer
+    while not ready["STATUS"].startswith("registered"):  # the head's first answer came late
         ready = unit.wait_for("STATUS")
     assert ready["STATUS"] == f"registered; head: tcp://{head.head}; no accelerators or robots"
     (place / "agentd.d").mkdir()
@@ -82,7 +82,7 @@ def test_a_life_as_the_manager_hears_it(place, unit, head):
     assert [line[:3] for line in lines if "the configuration stays as it was" in line] == ["<3>"]
 
 
-def test_the_watchdog_hears_a_loop_that_goes_on_and_none_that_stands_still(head, place):
+def test_watchdog_is_notified_while_the_loop_runs(head, place):
     with contextlib.closing(kit.StandIn(place, kit.configured(place, head.head), head.keys, watchdog_s=0.2)) as unit:
         unit.start()
         for _ in range(3):
@@ -97,39 +97,39 @@ def test_the_watchdog_hears_a_loop_that_goes_on_and_none_that_stands_still(head,
         unit.stop()
 
 
-def test_workers_are_the_same_after_kill_9_and_after_a_hand_over(unit, group):
+def test_workers_survive_kill_9_and_a_hand_over(unit, group):
     before = group.pids().wait()
     for number in (signal.SIGKILL, signal.SIGUSR1):
         unit.signal(number)
-        assert unit.ended(), "the unit starts it again"
+        assert unit.ended(), "the unit restarts agentd"
         unit.start()
         assert group.pids().wait() == before
     spared = [line for line in unit.written() if "nothing is ended" in line]
     assert ["it ended unasked (signal)" in spared[0], "it handed over" in spared[1]] == [True, True]
 
 
-def test_a_stop_ends_workers_also_where_agentd_does_not_hear_it(unit, group):
+def test_stop_ends_workers_even_if_agentd_is_stalled(unit, group):
     pidfds = [os.pidfd_open(pid) for pid in group.pids().wait()[0]]
     unit.signal(signal.SIGSTOP)
     unit.signal(signal.SIGTERM)
     unit.signal(signal.SIGKILL)  # TimeoutStopSec= is over
     unit.ended("timeout")
-    gone(pidfds)
+    assert_all_ended(pidfds)
     assert any(line.endswith("and are ended: 1") for line in unit.written())
     assert sorted(path.name for path in unit.run_dir.iterdir() if path.is_file()) == ["lock"]
     unit.start()  # tells the head of it
 
 
-def test_a_crash_while_it_stops_leaves_nothing(unit, group):
+def test_crash_during_a_stop_leaves_no_worker(unit, group):
     pidfds = [os.pidfd_open(pid) for pid in group.pids().wait()[0]]
-    (unit.run_dir / "stopping").touch()  # it was asked, and is killed before it came to that
+    (unit.run_dir / "stopping").touch()  # agentd was asked to stop, and is killed before it stops its workers
     unit.signal(signal.SIGKILL)
     unit.ended()
-    gone(pidfds)
+    assert_all_ended(pidfds)
     unit.start()
 
 
-def test_what_workers_inherit(unit, group):
+def test_workers_do_not_inherit_the_units_variables(unit, group):
     pid, template = group.pids().wait()[0]
     environment = group.environment().wait()[0]
     told = {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "INVOCATION_ID", "JOURNAL_STREAM", "RUNTIME_DIRECTORY",
@@ -140,7 +140,7 @@ def test_what_workers_inherit(unit, group):
     assert (kit.oom_score(template), kit.oom_score(pid)) == (-500, 0)
 
 
-def test_a_configuration_that_cannot_be_is_not_started_again(place, unit):
+def test_configuration_error_is_not_restarted(place, unit):
     (place / "agentd.toml").write_text("[haed]\n")
     unit.begin()
     assert unit.process.wait(pace.PATIENCE_S) == 78

@@ -1,4 +1,4 @@
-"""Output of real workers: in files, and as lines."""
+"""Output of real workers, in files and as reported lines."""
 
 import os
 import stat
@@ -27,7 +27,7 @@ async def test_both_streams_arrive_with_their_names_and_stay_in_files(tmp_path):
     assert out.read_bytes() == b"out\n\xff no end"
 
 
-async def test_all_lines_come_before_the_end_is_told(tmp_path):
+async def test_all_lines_arrive_before_the_end_is_reported(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one = spec(do="print('\\n'.join(map(str, range(20000)))); os._exit(0)")
         kids.start(order([one]))
@@ -36,7 +36,7 @@ async def test_all_lines_come_before_the_end_is_told(tmp_path):
         assert [text for _, _, text in reports.lines] == [str(n) for n in range(20000)]
 
 
-async def test_second_life_of_a_name_shows_only_its_own_lines(tmp_path):
+async def test_second_worker_of_a_name_shows_only_its_own_lines(tmp_path):
     async with children(tmp_path) as (kids, reports):
         for word in ("first", "second"):
             one = spec(do=f"print('{word}'); os._exit(0)")
@@ -46,7 +46,7 @@ async def test_second_life_of_a_name_shows_only_its_own_lines(tmp_path):
     assert (tmp_path / "log" / "ns" / "g-0.out").read_text() == "first\nsecond\n"
 
 
-async def test_log_dir_of_the_launch_wins(tmp_path):
+async def test_log_dir_of_the_launch_overrides_the_nodes(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one = spec(do="print('here'); os._exit(0)", log_dir=str(tmp_path / "mine"), forward_logs=False)
         kids.start(order([one]))
@@ -55,7 +55,7 @@ async def test_log_dir_of_the_launch_wins(tmp_path):
     assert reports.lines == []
 
 
-async def test_without_credit_the_file_is_the_buffer_and_the_worker_goes_on(tmp_path):
+async def test_worker_without_log_credit_keeps_writing_to_its_file(tmp_path):
     size = 8 << 20
     do = f"for _ in range({size} >> 13): print('x' * 8191)\nos._exit(0)"
     async with children(tmp_path) as (kids, reports):
@@ -87,8 +87,8 @@ async def test_full_disk_never_blocks_the_worker(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
-async def test_a_log_file_that_is_something_else_costs_output_only(tmp_path, kind):
-    """In a directory that others write to: nobody waits for a FIFO's reader, and no link leads out of it."""
+async def test_log_file_that_is_no_regular_file_loses_output_only(tmp_path, kind):
+    """Other users may write to the log directory: a FIFO does not block the template, and links are not followed."""
     logs, target = tmp_path / "log" / "ns", tmp_path / "target"
     logs.mkdir(parents=True)
     target.write_text("ours\n")
@@ -104,7 +104,7 @@ async def test_a_log_file_that_is_something_else_costs_output_only(tmp_path, kin
     assert target.read_text() == "ours\n"
 
 
-async def test_pipe_that_a_daemon_holds_does_not_delay_the_end(tmp_path):
+async def test_pipe_held_by_a_daemon_does_not_delay_the_end(tmp_path):
     do = "import subprocess; subprocess.Popen(['sleep', '1000'], start_new_session=True); print('bye'); os._exit(0)"
     async with children(tmp_path) as (kids, reports):
         one = spec(do=do)

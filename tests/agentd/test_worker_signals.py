@@ -1,4 +1,4 @@
-"""One worker as agentd sees it, without a template."""
+"""agentd's handling of one worker, without a template."""
 
 import asyncio
 import os
@@ -7,13 +7,13 @@ from agentd.worker_process import WorkerProcess
 from rlinf_actors import procfs
 
 
-async def test_one_that_ends_just_before_it_is_told_to_is_no_error(sleeper, monkeypatch):
+async def test_signal_to_a_worker_that_just_ended_is_no_error(sleeper, monkeypatch):
     has_ended = procfs.has_ended
 
     def and_then_it_does(pidfd, *args):
         before = has_ended(pidfd, *args)
         sleeper.kill()
-        sleeper.wait()  # reaped, as its template would
+        sleeper.wait()  # reaped, as by its template
         return before
 
     monkeypatch.setattr(procfs, "has_ended", and_then_it_does)

@@ -38,7 +38,7 @@ print(json.dumps(facts))
 """
 
 
-async def told(reports, one):
+async def environment_of(reports, one):
     return json.loads((await reports.line('"env"'))[2])
 
 
@@ -54,8 +54,8 @@ async def test_worker_comes_up_and_is_stopped(tmp_path):
         assert (exit.kind, exit.signal) == ("stopped", 15)
 
 
-async def test_a_worker_is_up_once_however_often_it_says_so(tmp_path):
-    """Each would go to the head, as fast as the worker can say it."""
+async def test_repeated_worker_up_is_reported_once(tmp_path):
+    """Otherwise every repetition would be sent to the head."""
     again = "sock.send(spawn.encode(spawn.WorkerUp(spec.id, Endpoint('elsewhere'), 7, 0))); print('said', flush=True)"
     first = "from rlinf_actors.wire import template_protocol as spawn; from rlinf_actors.wire.values import Endpoint"
     async with children(tmp_path) as (kids, reports):
@@ -69,7 +69,7 @@ async def test_a_worker_is_up_once_however_often_it_says_so(tmp_path):
 
 
 async def test_worker_is_stopped_in_a_process_with_many_descriptors(tmp_path):
-    """Above 1023 lie those of an agentd that has the head in it, and many connections."""
+    """An agentd with a head and many connections has descriptors above 1023."""
     with contextlib.ExitStack() as stack:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard < 1300:
@@ -86,11 +86,11 @@ async def test_worker_is_stopped_in_a_process_with_many_descriptors(tmp_path):
             assert (await reports.gone(one)).kind == "stopped"
 
 
-async def test_a_worker_is_watched_and_stopped_as_soon_as_there_is_a_descriptor_for_that(tmp_path, monkeypatch, caplog):
+async def test_worker_is_watched_and_stopped_as_soon_as_a_descriptor_is_free(tmp_path, monkeypatch, caplog):
     pidfd_open, none_left = os.pidfd_open, [True]
 
     def limited(pid):
-        if none_left and procfs.stat(pid).parent != os.getpid():  # a worker's is its template
+        if none_left and procfs.stat(pid).parent != os.getpid():  # a worker's parent is its template
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return pidfd_open(pid)
 
@@ -100,7 +100,7 @@ async def test_a_worker_is_watched_and_stopped_as_soon_as_there_is_a_descriptor_
         one, other = spec(), spec(1, do="sys.exit(3)")
         kids.start(order([one, other]))
         await reports.up(one)
-        assert (await reports.gone(other)).exit_code == 3, "its template tells that"
+        assert (await reports.gone(other)).exit_code == 3, "the template reports that end"
         kids.stop([one.id], pace.PATIENCE_S)
         assert f"cannot watch worker {one.id} yet: Too many open files" in caplog.text
         none_left.clear()
@@ -108,8 +108,8 @@ async def test_a_worker_is_watched_and_stopped_as_soon_as_there_is_a_descriptor_
         assert (exit.kind, exit.signal) == ("stopped", signal.SIGTERM)
 
 
-async def test_a_run_dir_of_an_agentd_that_was_installed_elsewhere(tmp_path):
-    """Its link to the package leads to nowhere, or to another version."""
+async def test_link_of_another_installation_in_the_run_directory_is_replaced(tmp_path):
+    """The old link to the package is dangling, or leads to another version."""
     (tmp_path / "run" / "pkg").mkdir(parents=True)
     (tmp_path / "run" / "pkg" / "rlinf_actors").symlink_to(tmp_path / "gone")
     async with children(tmp_path) as (kids, reports):
@@ -119,7 +119,7 @@ async def test_a_run_dir_of_an_agentd_that_was_installed_elsewhere(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-async def test_worker_is_a_process_of_its_own(tmp_path, method):
+async def test_worker_has_its_own_session_environment_and_descriptors(tmp_path, method):
     extra = tmp_path / "extra"
     extra.mkdir()
     async with children(tmp_path, env={"PATH": "/node", "OMP_NUM_THREADS": "3"}) as (
@@ -134,11 +134,11 @@ async def test_worker_is_a_process_of_its_own(tmp_path, method):
             sys_path=[str(extra), "/no/such", "/usr/lib/python3.9"],
         )
         kids.start(order([one]))
-        facts = await told(reports, one)
+        facts = await environment_of(reports, one)
     env = facts["env"]
     assert env[WORKER_MARK] == one.id
     assert (env["PATH"], env["RANK"], env["OMP_NUM_THREADS"]) == ("/ours:/node", "0", "3")
-    for name in ("OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES"):  # the template's own are not a worker's
+    for name in ("OPENBLAS_NUM_THREADS", "GLIBC_TUNABLES"):  # variables of the template alone
         assert env.get(name) == os.environ.get(name)
     assert facts["cwd"] == str(extra)
     assert facts["path"][0] == str(tmp_path / "run" / "pkg")
@@ -181,7 +181,7 @@ async def test_workers_of_one_environment_share_a_template(tmp_path):
         ("os.write(2, b'last words'); os._exit(5)", "exited", 5, None, "last words"),
     ],
 )
-async def test_how_it_ended_is_told(tmp_path, do, kind, code, number, tail):
+async def test_exit_report_has_kind_code_signal_and_last_lines(tmp_path, do, kind, code, number, tail):
     async with children(tmp_path) as (kids, reports):
         one = spec(do=do)
         kids.start(order([one]))
@@ -221,7 +221,7 @@ async def test_worker_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
         assert (exit.kind, exit.signal, exit.oom) == ("stopped", 9, "no")
 
 
-async def test_stopped_while_its_template_is_starting(tmp_path):
+async def test_worker_can_be_stopped_while_its_template_starts(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one = spec()
         kids.start(order([one]))
@@ -229,7 +229,7 @@ async def test_stopped_while_its_template_is_starting(tmp_path):
         assert (await reports.gone(one)).kind == "stopped"
 
 
-async def test_stop_overtakes_the_fork(tmp_path):
+async def test_stop_before_the_fork_is_obeyed(tmp_path):
     async with children(tmp_path) as (kids, reports):
         kids.prestart()
         first = spec()
@@ -251,14 +251,14 @@ async def test_nothing_starts_after_close(tmp_path):
         assert "shutting down" in (await reports.gone(one)).reason
 
 
-async def test_twenty_workers_at_once(tmp_path):
+async def test_twenty_workers_start_at_once(tmp_path):
     async with children(tmp_path) as (kids, reports):
         specs = [spec(rank) for rank in range(20)]
         kids.start(order(specs))
         assert [r.port for r in await reports.up(*specs)] == [1000 + n for n in range(20)]
 
 
-async def test_threads_in_the_template_forbid_the_fork(tmp_path):
+async def test_template_with_threads_refuses_to_fork(tmp_path):
     (tmp_path / "threadful.py").write_text(
         "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
@@ -284,7 +284,7 @@ async def test_close_does_not_wait_for_an_import(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [3 << 18, 2 << 20])
-async def test_environment_too_large_for_a_packet(tmp_path, size):
+async def test_environment_that_is_too_large_fails_the_start(tmp_path, size):
     async with children(tmp_path) as (kids, reports):
         one, two = spec(env={"BIG": "x" * size}), spec(1)
         kids.start(order([one, two]))
@@ -294,7 +294,7 @@ async def test_environment_too_large_for_a_packet(tmp_path, size):
         await reports.up(two)
 
 
-async def test_log_directory_that_cannot_be_made(tmp_path):
+async def test_log_directory_that_cannot_be_made_fails_the_start(tmp_path):
     async with children(tmp_path) as (kids, reports):
         one = spec(log_dir="/proc/nowhere")
         kids.start(order([one]))
@@ -303,7 +303,7 @@ async def test_log_directory_that_cannot_be_made(tmp_path):
         assert "/proc/nowhere/ns cannot be used" in exit.reason
 
 
-async def test_a_process_that_cannot_be_looked_at_is_why_a_worker_does_not_start(tmp_path, monkeypatch):
+async def test_start_without_free_descriptors_fails_with_the_reason(tmp_path, monkeypatch):
     read, own, looks = Path.read_bytes, Path(f"/proc/{os.getpid()}/stat"), []
 
     def none_left(path):
@@ -323,11 +323,11 @@ async def test_a_process_that_cannot_be_looked_at_is_why_a_worker_does_not_start
 
 
 @pytest.mark.parametrize("where", ["_start", "_ask"])
-async def test_a_fault_of_ours_costs_the_worker_that_it_met_alone(tmp_path, monkeypatch, caplog, where):
+async def test_internal_error_fails_only_the_worker_concerned(tmp_path, monkeypatch, caplog, where):
     async with children(tmp_path) as (kids, reports):
         before, one, two = spec(0), spec(1), spec(2)
         kids.start(order([before]))
-        await reports.up(before)  # the template is ready, and so asked at once
+        await reports.up(before)  # the template is ready, so the request goes out at once
         right, met = getattr(kids, where), []
 
         def fault(*args):
@@ -347,13 +347,13 @@ async def test_a_fault_of_ours_costs_the_worker_that_it_met_alone(tmp_path, monk
         caplog.clear()
 
 
-async def test_a_template_that_has_just_ended_gets_no_worker(tmp_path):
+async def test_ended_template_gets_no_worker(tmp_path):
     async with children(tmp_path) as (kids, reports):
         first, second = spec(0, do="print('parent', os.getppid())"), spec(1)
         kids.start(order([first]))
         template = int((await reports.line("parent"))[2].split()[1])
         await reports.up(first)
-        end = os.pidfd_open(template)  # before it ends: the keeper reaps it at once
+        end = os.pidfd_open(template)  # opened before the template ends, because the keeper reaps it at once
         os.kill(template, signal.SIGKILL)
         assert procfs.has_ended(end, None)  # before the loop hears of it
         os.close(end)
@@ -362,10 +362,10 @@ async def test_a_template_that_has_just_ended_gets_no_worker(tmp_path):
         await reports.gone(first)
 
 
-async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch):
+async def test_end_of_a_worker_is_reported_even_if_its_template_is_silent(tmp_path, monkeypatch):
     monkeypatch.setattr("agentd.workers.TEMPLATE_SILENT_S", 0.05)
     async with children(tmp_path) as (kids, reports):
-        code = "import time; print('here', flush=True); time.sleep(600)"  # until it runs, its mark cannot be read
+        code = "import time; print('here', flush=True); time.sleep(600)"  # its mark can be read only after it runs
         left = f"subprocess.Popen([sys.executable, '-c', {code!r}], start_new_session=True)"
         one = spec(do=f"import subprocess; {left}; print('parent', os.getppid())")
         kids.start(order([one]))
@@ -380,7 +380,7 @@ async def test_template_that_does_not_answer_hides_no_end(tmp_path, monkeypatch)
         os.kill(template, signal.SIGCONT)
 
 
-async def test_a_death_is_a_warning_in_the_log_and_an_end_that_was_asked_for_is_none(tmp_path, caplog):
+async def test_only_unrequested_ends_are_logged_as_warnings(tmp_path, caplog):
     async with children(tmp_path) as (kids, reports):
         one, two = spec(), spec(1)
         kids.start(order([one, two]))
@@ -394,7 +394,7 @@ async def test_a_death_is_a_warning_in_the_log_and_an_end_that_was_asked_for_is_
     assert "SIGKILL" in death.getMessage()
 
 
-def test_on_uvloop(tmp_path):
+def test_workers_run_under_uvloop(tmp_path):
     uvloop = pytest.importorskip("uvloop")
 
     async def scenario():
@@ -411,13 +411,13 @@ def test_on_uvloop(tmp_path):
     loop.close()
 
 
-async def test_idle_templates_are_few(tmp_path):
+async def test_idle_templates_are_limited(tmp_path):
     async with children(tmp_path) as (kids, reports):
         for n in range(MAX_IDLE + 2):
             one = spec(n, env={"OMP_NUM_THREADS": str(n + 1)}, do="raise SystemExit")
             kids.start(order([one]))
             await reports.gone(one)
-            kids.acknowledged([one.id])  # else its template must remember how it ended
+            kids.acknowledged([one.id])  # otherwise its template keeps its exit status
         await kids._until(lambda: len(os.listdir(tmp_path / "run" / "t")) <= MAX_IDLE, 10)
         assert len(os.listdir(tmp_path / "run" / "t")) == MAX_IDLE
 
@@ -448,7 +448,7 @@ def ended():
     return process.pid
 
 
-async def test_owner_that_is_gone_is_an_error(tmp_path):
+async def test_start_with_an_ended_owner_raises(tmp_path):
     pid = ended()
     (tmp_path / "run").mkdir()
     with pytest.raises(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A driver that launches a worker where the units run, and asks it who it is whenever a line comes."""
+"""A driver that launches a worker under the units, and prints facts about the worker for each line on stdin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_actors import Cluster, NodePlacementStrategy, Worker
 
 
 def limit(name: str) -> str:
-    """What holds in this process's cgroup, "" without such a controller."""
+    """The limit *name* of this process's cgroup, or "" without that controller."""
     cgroup = Path("/proc/self/cgroup").read_text().splitlines()[-1].split(":")[-1]
     file = Path(f"/sys/fs/cgroup{cgroup}", name)
     return file.read_text().strip() if file.exists() else ""

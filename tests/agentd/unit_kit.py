@@ -1,4 +1,4 @@
-"""A stand-in for systemd: runs the agentd of the shipped unit as its lines say, and a worker that tells where it is."""
+"""A stand-in for systemd that runs the shipped unit's agentd, and a worker class that returns facts about itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESULTS = {True: ("exited", "exit-code"), False: ("killed", "signal")}
 
 class Sitting(Worker):
     def pids(self) -> tuple[int, int]:
-        """Of this process and its template."""
+        """The pids of this process and its template."""
         return os.getpid(), os.getppid()
 
     def environment(self) -> dict[str, str]:
@@ -69,11 +69,11 @@ class StandIn:
         self.process: subprocess.Popen[bytes] | None = None
 
     def value(self, key: str) -> str:
-        """The last of the unit's lines with this key."""
+        """The value of the unit's last line with this key."""
         return [value for name, value in self.lines if name == key][-1]
 
     def start(self) -> None:
-        """The start job: returns when agentd says READY."""
+        """The start job: returns when agentd has sent READY."""
         self.begin()
         self.wait_for("READY")
 
@@ -90,7 +90,7 @@ class StandIn:
         )
 
     def wait_for(self, name: str) -> dict[str, str]:
-        """The next notification that says *name*; those before it are in `said`."""
+        """Wait for the next notification with *name*; earlier ones are in `said`."""
         while True:
             fields = dict(line.split("=", 1) for line in self.manager.recv(4096).decode().splitlines())
             self.said.append(fields)
@@ -98,7 +98,7 @@ class StandIn:
                 return fields
 
     def ended(self, result: str = "") -> bool:
-        """Wait for agentd's end, clean up as the unit says; returns whether Restart= would start it again."""
+        """Wait for agentd's end and clean up as the unit says; return True if Restart= would start it again."""
         assert self.process is not None
         code = self.process.wait(60)
         kind, failure = RESULTS[code >= 0]
@@ -123,7 +123,7 @@ class StandIn:
         self.process.send_signal(number)
 
     def written(self) -> list[str]:
-        """What the journal has."""
+        """The lines of the journal."""
         self.journal.seek(0)
         return self.journal.read().splitlines()
 
@@ -136,7 +136,7 @@ class StandIn:
 
 
 def configured(place: Path, head: str) -> Path:
-    """agentd.toml and what it names, for a node that joins *head*."""
+    """Write agentd.toml and the files that it names, for a node that joins *head*."""
     (place / "hw.json").write_text(json.dumps({"ip": "127.0.0.9"}))
     path = place / "agentd.toml"
     path.write_text(

@@ -1,4 +1,4 @@
-"""Children with a stand-in worker, and what they reported."""
+"""Children with a stand-in worker, and their reports."""
 
 import asyncio
 import contextlib
@@ -32,12 +32,12 @@ def spec(rank=0, *, do="", first="", group="g", env=None, **fields):
 
 
 def order(specs, owner="driver"):
-    """What the head asks for."""
+    """An order of the head."""
     return StartWorkers(list(specs), owner, "m:C")
 
 
 class Reports:
-    """What was reported; `until` waits for a fact about it."""
+    """Records all reports; `until` waits for a fact about them."""
 
     def __init__(self):
         self.ready, self.exits, self.lines, self.order = {}, {}, [], []
