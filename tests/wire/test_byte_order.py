@@ -18,7 +18,7 @@ NATIVE = {
     # structures of this machine's kernel and libraries, and an errno from a child: they never leave the machine
     "agentd/keeper.py", "rlinf_actors/cli/estop_button.py", "rlinf_actors/hardware/interfaces.py",
     "rlinf_actors/net/connection_watch.py", "rlinf_actors/net/curve.py", "rlinf_actors/net/unix_sockets.py",
-    "rlinf_actors/procfs.py",
+    "rlinf_actors/procfs.py", "rlinf_actors/worker/children.py",
 }  # fmt: skip
 MEMORY = {
     # a CPU's memory through ctypes: of this process, or shared by processes of one machine
