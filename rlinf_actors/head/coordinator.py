@@ -282,6 +282,7 @@ class Coordinator:
             return
         if client.role == "driver":
             self.emit(of_driver("driver_ended", client, f"has ended: {self.clients.ended(incarnation)}"))
+            self._handlers.driver_gone(client)
         self.reconciler.client_gone(client)
         for table in (self.log, self.nodes, self.early, self.requests, self.queries):
             table.forget(client.peer)

@@ -258,13 +258,30 @@ class Handlers:
         node.log_name = lines.node
         driver = self._head.clients.driver_of(lines.owner)
         if driver is not None and (node.member == LOCAL or lines.owner in node.jobs):
+            node.uncredited[driver.incarnation] += lines.cost
             self._head.emit(Notify(driver.peer, lines))
         else:
             self._head.emit(Notify(node.peer, agent_messages.LogCredit(lines.owner, lines.node, lines.cost)))
 
     def _log_credit(self, client: Client, credit: agent_messages.LogCredit) -> None:
+        """Pass a driver's credit on to the node of that name. Nodes of one name share it: the node to which most is due
+        comes first.
+        """
+        driver, left = client.incarnation, credit.chars
+        nodes = [node for node in self._head.nodes.alive() if node.log_name == credit.node]
+        for node in sorted(nodes, key=lambda node: node.uncredited[driver], reverse=True):
+            chars = min(left, node.uncredited[driver])
+            if chars > 0:
+                left -= chars
+                node.uncredited[driver] -= chars
+                self._head.emit(Notify(node.peer, replace(credit, chars=chars)))
+
+    def driver_gone(self, driver: Client) -> None:
+        """Return the credit of the lines that were on their way to an ended driver; its job may get another driver."""
         for node in self._head.nodes.alive():
-            if node.log_name == credit.node:
+            chars = node.uncredited.pop(driver.incarnation, 0)
+            if chars:
+                credit = agent_messages.LogCredit(driver.namespace, node.log_name, chars)
                 self._head.emit(Notify(node.peer, credit))
 
     def _flush_logs(

@@ -164,7 +164,8 @@ class NodeTable:
                 self._end(known, "replaced", "its agentd was started anew", hello)
         elif known is not None and known.alive:
             self._by_peer.pop(known.peer, None)
-            node.life, node.since, node.log_name = known.life, known.since, known.log_name
+            node.life, node.since = known.life, known.since
+            node.log_name, node.uncredited = known.log_name, known.uncredited
             self._end_suspicion(known)
         node.step("hello", now)
         if node.id in self.drained:

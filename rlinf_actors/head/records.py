@@ -6,6 +6,7 @@ An event that the table does not allow in the present state raises a ProtocolErr
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -146,6 +147,7 @@ class Node:
         since: when `life` last changed.
         keeps: True if the agent's workers may outlive it and be taken over by its next incarnation.
         log_name: the node's name in the agent's LogLines messages.
+        uncredited: for each driver, by incarnation, the cost of the lines that went to it and have no LogCredit yet.
         draining: why the node takes no new workers, "" if it takes them.
         jobs: the namespaces that have, or had, workers on the node.
         protocol: the protocol version of the agent's session.
@@ -160,6 +162,7 @@ class Node:
     keeps: bool = False
     life: NodeLife = NodeLife.REGISTERING
     log_name: str = ""
+    uncredited: Counter[str] = field(default_factory=Counter)
     draining: str = ""
     member: Member = LOCAL
     jobs: set[str] = field(default_factory=set)

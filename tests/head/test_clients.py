@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from head_kit import HeadKit
 
@@ -375,6 +377,34 @@ def test_lines_go_to_the_first_driver_of_the_job_and_credit_comes_back():
     assert kit.sent(LogCredit, "a:n0") == [LogCredit("ns", "n0-name", 5)]
     kit.tell("d1", LogCredit("ns", "other", 5))
     assert kit.sent(LogCredit) == []
+
+
+def test_nodes_of_one_name_share_the_credit_of_their_lines():
+    kit = HeadKit()
+    kit.cluster()
+    kit.node("n1")
+    lines = LogLines("ns", "host", [("g:0", "out", "hello")])
+    for agent in ("a:n0", "a:n1", "a:n1"):
+        kit.tell(agent, lines)
+    got = Counter()
+    for _ in range(4):
+        kit.tell("d1", LogCredit("ns", "host", lines.cost))
+        for agent in ("a:n0", "a:n1"):
+            got[agent] += sum(credit.chars for credit in kit.sent(LogCredit, agent))
+    assert got == {"a:n0": lines.cost, "a:n1": 2 * lines.cost}
+
+
+def test_credit_of_lines_under_way_comes_back_when_their_driver_ends():
+    kit = HeadKit()
+    kit.cluster()
+    kit.driver("d2")
+    lines = LogLines("ns", "n0-name", [("g:0", "out", "hello"), ("g:0", "err", "x")])
+    kit.tell("a:n0", lines)
+    kit.tell("d1", LogCredit("ns", "n0-name", 3))
+    kit.tell("d2", Goodbye("done"))
+    assert kit.sent(LogCredit) == []
+    kit.tell("d1", Goodbye("done"))
+    assert kit.sent(LogCredit, "a:n0") == [LogCredit("ns", "n0-name", lines.cost - 3)]
 
 
 def test_lines_without_a_driver_are_dropped_with_credit_for_more():
