@@ -25,16 +25,16 @@ _STEP = re.compile(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]")
 
 
 def convert(value: Any, kind: type[T], path: str, *, strict: bool = True) -> T:
-    """Return *value* as *kind*, which may be any type that msgspec.convert takes.
+    """Return *value* as an instance of *kind*, which may be any type that msgspec.convert takes.
 
     Args:
         value: plain values: mappings, lists, text, numbers, booleans, None.
         kind: the expected type.
-        path: place of *value*: a config path, a variable, or a file followed by ``": "``.
-        strict: if False, text stands for the number or truth value that it spells.
+        path: place of *value*, for errors: a config path, a variable, or a file followed by ``": "``.
+        strict: if False, text such as "3" or "true" is also accepted for a number or a truth value.
 
     Raises:
-        ConfigError: *value* does not fit; ``path`` is the place of the part that does not.
+        ConfigError: *value* does not fit *kind*. ``path`` of the error is the place of the part that does not fit.
     """
     try:
         return msgspec.convert(value, kind, strict=strict)
@@ -45,7 +45,7 @@ def convert(value: Any, kind: type[T], path: str, *, strict: bool = True) -> T:
 
 
 def join(path: str, key: object) -> str:
-    """Return the path of *key* in the section at *path*, for errors."""
+    """Return, for errors, the place of the key *key* in the section whose place is *path*."""
     return f"{path}.{key}" if path and not path.endswith(": ") else f"{path}{key}"
 
 
@@ -58,7 +58,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def check_keys(section: Mapping[Any, Any], known: Sequence[str], path: str) -> None:
-    """Raise ConfigError for the first key of *section* that is not in *known*. *path* is the place of *section*."""
+    """Raise ConfigError if a key of *section* is not in *known*. *path* is the place of *section*, for the error."""
     for key in section:
         if key not in known:
             raise ConfigError(
@@ -68,7 +68,15 @@ def check_keys(section: Mapping[Any, Any], known: Sequence[str], path: str) -> N
 
 
 def _fault(value: Any, info: inspect.Type, path: str, message: str) -> ConfigError:
-    """Return a ConfigError for the part of *value* that msgspec's error *message* is about."""
+    """Return the ConfigError for a value that msgspec could not convert. The error names the part of the value that is
+    wrong.
+
+    Args:
+        value: the whole value.
+        info: the type that the whole value should have.
+        path: place of the whole value.
+        message: text of msgspec's error.
+    """
     from msgspec import inspect
 
     _, _, where = message.partition("`$")
@@ -100,7 +108,10 @@ def _fault(value: Any, info: inspect.Type, path: str, message: str) -> ConfigErr
 
 
 def _choose(info: inspect.Type, value: Any) -> inspect.Type:
-    """Return the type that msgspec compared *value* with: *info* without metadata; for a union, the matching member."""
+    """Return the type that msgspec compared *value* with, where the type *info* allows several.
+
+    For a union this is the member that matches *value* best; for an annotated type it is the type without metadata.
+    """
     from msgspec import inspect
 
     if isinstance(info, inspect.Metadata):
@@ -116,7 +127,9 @@ def _choose(info: inspect.Type, value: Any) -> inspect.Type:
 
 
 def _expected(info: inspect.Type) -> str:
-    """Return a phrase for the values of a type, to follow "it must be" in a message."""
+    """Return a phrase that describes the values of a type, such as "a whole number". It follows
+    "it must be" in errors.
+    """
     from msgspec import inspect
 
     phrases: dict[type, str] = {

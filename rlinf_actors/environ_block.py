@@ -25,7 +25,11 @@ _lock = threading.Lock()
 
 
 class _EnvironSlot:
-    """An entry whose text this process owns. After putenv() a change of the text changes the environment (POSIX)."""
+    """Room for one later variable in the environment: an entry whose text this process may change in place.
+
+    After putenv() a change of the text changes the environment (POSIX). No other entry moves, so other threads may
+    read.
+    """
 
     def __init__(self) -> None:
         self._text = ctypes.create_string_buffer(b"_RLINF_ACTORS_SLOT_%d=" % len(_slots), _SIZE)
@@ -34,7 +38,7 @@ class _EnvironSlot:
             raise MemoryError("no memory for an environment variable")
 
     def write(self, entry: bytes) -> None:
-        """Put *entry* (NAME=VALUE) into the environment."""
+        """Put *entry* (NAME=VALUE) into the environment by means of this slot."""
         if len(entry) >= _SIZE:
             raise ValueError(f"{entry!r} has {len(entry)} bytes; at most {_SIZE - 1} fit")
         self.used = True
@@ -42,15 +46,19 @@ class _EnvironSlot:
         self._text[0] = entry[:1]
 
     def clear(self) -> None:
-        """Remove the entry of this slot from the environment, and free the slot."""
+        """Remove this slot's variable from the environment. The slot can be used for another variable then."""
         self._text[0] = _OFF
         self.used = False
 
 
 def reserve(names: Iterable[str], slots: int = 0) -> None:
-    """Reserve room in the environment for later variables. Call this only while the process has one thread.
+    """Make room in the environment for variables that are set later, when the process has several threads.
 
-    *names* are for `replace`; an unset one is set to "". *slots* unset variables can be set by `overridden` at a time.
+    Must be called while the process has one thread.
+
+    Args:
+        names: variables that `replace` will change. Those that are not set yet are set to "".
+        slots: number of further variables that `overridden` can set at one time.
     """
     for name in names:
         if name not in os.environ:
@@ -60,8 +68,10 @@ def reserve(names: Iterable[str], slots: int = 0) -> None:
 
 
 def replace(values: Mapping[str, str]) -> None:
-    """Change the values of variables that are set. Any thread. Raises ValueError if a variable is not set, since
-    adding one is not safe beside other threads.
+    """Change the values of environment variables that exist. Any thread.
+
+    Raises:
+        ValueError: a variable does not exist. Adding one is not safe beside other threads.
     """
     missing = sorted(values.keys() - os.environ.keys())
     if missing:
@@ -71,9 +81,10 @@ def replace(values: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def overridden(values: Mapping[str, str]) -> Iterator[None]:
-    """Set *values* for getenv() and os.environ in the ``with`` block. Any thread; one block at a time.
+    """Set *values* in the environment, for getenv() and os.environ, for the length of a ``with`` block. Any thread.
 
-    A process with too few reserved slots gets more, which is not safe beside threads that read the environment.
+    A second block waits until the first has ended. If `reserve` made too few slots, more are added, which is not safe
+    beside threads that read the environment.
     """
     with _lock, contextlib.ExitStack() as after:
         for name, value in values.items():

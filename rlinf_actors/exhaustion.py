@@ -27,9 +27,9 @@ _PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
 def explain(error: OSError) -> str:
-    """Return the system's text for *error*; for exhausted resources also the limit and how to raise it.
+    """Return a text for people about *error*. If a resource is exhausted, the text names the limit and how to raise it.
 
-    EADDRINUSE is explained as "no TCP port is free": call this only if the program asked for any free port.
+    EADDRINUSE is explained as "no TCP port is free", so the program must have asked for any free port.
     """
     said = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.EMFILE:
@@ -64,8 +64,10 @@ def cause(error: BaseException) -> str:
 
 
 def start(thread: threading.Thread) -> None:
-    """Start a thread. Raises RuntimeError if the thread cannot be started; the text says which limit was reached and
-    how to raise it.
+    """Start a thread.
+
+    Raises:
+        RuntimeError: the thread cannot be started. The text names the limit that was reached and how to raise it.
     """
     try:
         thread.start()
@@ -75,10 +77,13 @@ def start(thread: threading.Thread) -> None:
 
 
 def check_threads(count: int) -> None:
-    """Check that *count* threads can be started, before a library starts them and aborts the process if it cannot.
+    """Check that this process can start *count* threads, before a library starts them and would abort the process.
 
-    The check starts *count* threads and waits until the kernel has freed them. Raises RuntimeError as `start`
-    does, or if the kernel has not freed a thread of the check in time.
+    The check starts *count* threads, ends them, and waits until the kernel has freed them.
+
+    Raises:
+        RuntimeError: a thread cannot be started (the text names the limit that was reached and how to raise it), or the
+            kernel has not freed a thread in time.
     """
     over = threading.Event()
     threads = [threading.Thread(target=over.wait, daemon=True) for _ in range(count)]
@@ -96,7 +101,7 @@ def check_threads(count: int) -> None:
 
 
 def _until_gone(thread: threading.Thread) -> None:
-    """Wait until the kernel has freed a joined thread, which counts against every limit until then."""
+    """Wait until the kernel has freed an ended thread, because until then the thread counts against every limit."""
     deadline = time.monotonic() + _FREED_S
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):
         if time.monotonic() > deadline:
@@ -105,7 +110,10 @@ def _until_gone(thread: threading.Thread) -> None:
 
 
 def no_process(proc: Path = Path("/proc")) -> str:
-    """Return why no process or thread can be started, and what to do: all limits if none is known to be met."""
+    """Return, for people, which limit prevents this process from starting processes or threads, and how to raise it.
+
+    If no limit is known to be reached, the text lists all limits that may be. *proc* is the path of /proc.
+    """
     return _met(proc) or (
         "a limit of processes and threads is met: pids.max of a cgroup (TasksMax= of a systemd unit), ulimit -u, "
         "kernel.threads-max, or memory for their stacks; raise it, or start fewer"
@@ -113,7 +121,7 @@ def no_process(proc: Path = Path("/proc")) -> str:
 
 
 def _met(proc: Path) -> str:
-    """Return which limit on processes is reached and what to do; "" if no such limit is found."""
+    """Return, for people, which limit on processes is reached and what to do; "" if no such limit is found."""
     for directory in _pids_cgroups(proc):
         limit, now, hits = (_count(directory / name) for name in ("pids.max", "pids.current", "pids.events"))
         if limit is None or not (hits or (now is not None and now >= limit)):
@@ -149,7 +157,7 @@ def _pids_cgroups(proc: Path) -> list[Path]:
 
 
 def _count(file: Path) -> int | None:
-    """Return the number in a file of the pids controller; None if the file has no number or cannot be read."""
+    """Return the number in a file of the pids controller; None if the file cannot be read or says "max" (no limit)."""
     word = text_of(str(file)).rpartition(" ")[2].strip()
     return int(word) if word.isdigit() else None  # "max": no limit
 

@@ -25,10 +25,10 @@ EXIT_CODE = 1
 
 
 class Watcher(Protocol):
-    """An object whose `note_fork` is called after each fork by user code."""
+    """An object that must know of forks by user code, because it belongs to the parent's connections or threads."""
 
     def note_fork(self) -> None:
-        """Handle a fork. Called in the child, in the thread that forked, before user code continues."""
+        """Handle a fork by user code. Called in the child, on the thread that forked, before user code continues."""
 
 
 _generation = 0
@@ -36,23 +36,26 @@ _watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
 def generation() -> int:
-    """Return the number of forks between the driver or worker and this process."""
+    """Return how many forks by user code lie between the driver or worker and this process: 0 in the driver or worker.
+
+    An object stores the number when it is made, and passes it to `check` later.
+    """
     return _generation
 
 
 def begin() -> None:
-    """Reset the count of forks to 0. A process that the template forked calls this when it becomes a worker."""
+    """Set the generation of this process to 0, because this process, which a template forked, becomes a worker."""
     global _generation
     _generation = 0
 
 
 def watch(watcher: Watcher) -> None:
-    """Call `note_fork` of *watcher* in every child that is forked while *watcher* lives."""
+    """From now on, call *watcher*'s `note_fork` in each forked child, as long as *watcher* lives."""
     _watchers.add(watcher)
 
 
 def free_in_children(lock: threading.Lock) -> threading.Lock:
-    """Return *lock*, and release it in forked children, where the thread that held it does not exist.
+    """Make *lock* free in forked children, where the thread that held it does not exist. Return *lock*.
 
     The lock must live as long as the process.
     """
@@ -61,7 +64,10 @@ def free_in_children(lock: threading.Lock) -> threading.Lock:
 
 
 def check(made_in: int) -> None:
-    """Raise UsageError if an object of generation *made_in* belongs to a parent of this process, which forked since."""
+    """Raise UsageError if this process is a forked child and the calling object was made before the fork.
+
+    *made_in* is the `generation` in which the object was made.
+    """
     if made_in != _generation:
         raise UsageError(
             f"process {os.getpid()} is a fork of the driver or worker that has the connections, and cannot use them: "
@@ -72,7 +78,11 @@ def check(made_in: int) -> None:
 
 
 def guarded(what: str, function: Callable[[], T]) -> T:
-    """Call *function*, the user code named *what*. End a forked child of this process that returns from it."""
+    """Call *function*, which runs user code, and return its value. If the user code forks and the child returns, end
+    the child.
+
+    *what* names the user code, for the warning that the child prints.
+    """
     here = _generation
     try:
         value = function()
@@ -86,10 +96,10 @@ def guarded(what: str, function: Callable[[], T]) -> T:
 
 
 def end_child(what: str, error: BaseException | None) -> NoReturn:
-    """End a forked child that returned from the user code *what*, with *error* if that raised.
+    """End this process, a forked child that has returned from user code instead of ending there.
 
-    Prints the error and a warning, and flushes stdout and stderr. The exit code is that of SystemExit, else
-    `EXIT_CODE`.
+    Prints a warning, and *error* if the user code raised, and flushes stdout and stderr. The exit code is that of a
+    SystemExit, otherwise `EXIT_CODE`. *what* names the user code.
     """
     code = EXIT_CODE
     try:

@@ -19,10 +19,11 @@ _MAX_FILES = 2000
 
 
 def fingerprint(paths: Sequence[str], modules: Iterable[str] = ()) -> str:
-    """Return a hash of the packages that an interpreter would import.
+    """Return a hash of the packages that an interpreter would import now.
 
-    It changes when pip installs, upgrades or removes a distribution in one of *paths*, and when a source file of this
-    package or of *modules* changes that lies outside of site-packages (editable installations, PYTHONPATH).
+    The hash changes when pip installs, upgrades or removes a distribution in one of *paths*. It also changes when a
+    source file of this package or of *modules* changes, if the file is outside of site-packages (editable
+    installations, PYTHONPATH).
 
     Args:
         paths: sys.path of the interpreter. An entry that is no directory counts as empty.
@@ -49,7 +50,7 @@ def _distributions(site: str) -> Iterator[str]:
 
 
 def _editable(site: str) -> Iterator[str]:
-    """Yield the directories that .pth files add to sys.path."""
+    """Yield the directories that .pth and .egg-link files in *site*, a site-packages directory, add to sys.path."""
     for name in _names(site):
         if not name.endswith((".pth", ".egg-link")):
             continue
@@ -62,7 +63,10 @@ def _editable(site: str) -> Iterator[str]:
 
 
 def _sources(place: str, names: Iterable[str]) -> Iterator[str]:
-    """Yield the source files in *place* of the modules *names*; for those in site-packages, the distributions."""
+    """Yield a line for each source file in *place* of the modules *names*, with its modification time.
+
+    A module that is a link into site-packages gives the lines of the distributions there instead.
+    """
     for name in names:
         directory = os.path.realpath(os.path.join(place, name))
         if os.path.isfile(f"{directory}.py"):
@@ -89,7 +93,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _changed(path: str) -> str:
-    """Return the modification time of a file in nanoseconds, as text; "" if there is no such file."""
+    """Return when the file *path* was last modified, in nanoseconds as text; "" if there is no such file."""
     try:
         return str(os.stat(path).st_mtime_ns)
     except OSError:

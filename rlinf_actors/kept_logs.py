@@ -23,9 +23,15 @@ _LOGS = ("logs", "agentd.log")
 
 
 def keep(run_dir: str, parent: str) -> str:
-    """Move the logs in *run_dir* to a new directory in *parent*. Return that directory, "" if there were no logs.
+    """Move the logs of a private cluster from its run directory *run_dir* to a new directory in *parent*.
 
-    The oldest kept runs in *parent* beyond the limits are removed. Raises OSError if the logs cannot be moved.
+    Then remove the oldest kept logs in *parent* until at most KEPT_RUNS directories and KEPT_BYTES bytes are left.
+
+    Returns:
+        The new directory, "" if there were no logs.
+
+    Raises:
+        OSError: the logs cannot be moved.
     """
     found = [Path(run_dir, name) for name in _LOGS if Path(run_dir, name).exists()]
     if not found:
@@ -40,7 +46,9 @@ def keep(run_dir: str, parent: str) -> str:
 
 
 def _trim(parent: Path, newest: Path) -> None:
-    """Remove the oldest kept runs in *parent*, never *newest*, until the rest is within the bounds."""
+    """Remove the oldest kept logs in *parent* until the rest is within KEPT_RUNS and KEPT_BYTES.
+    Never remove *newest*.
+    """
     runs = sorted((path for path in parent.iterdir() if _RUN.match(path.name) and path != newest), reverse=True)
     taken = _size(newest)
     for number, run in enumerate(runs, 2):
@@ -50,7 +58,7 @@ def _trim(parent: Path, newest: Path) -> None:
 
 
 def _size(directory: Path) -> int:
-    """Return the bytes of the files below *directory*; a file removed meanwhile counts 0."""
+    """Return how many bytes the files below *directory* have together. A file that is removed meanwhile counts as 0."""
     total = 0
     for root, _, names in os.walk(directory):
         for name in names:

@@ -40,7 +40,7 @@ _MARK = f"{WORKER_MARK}="
 
 
 def text_of(path: str) -> str:
-    """Return the text of a file, "" if the file cannot be read."""
+    """Return the text of the file *path*, "" if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read().decode(errors="replace")
@@ -55,9 +55,9 @@ def _prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
 
 
 def open_standard_descriptors() -> None:
-    """Open /dev/null in place of each closed descriptor among 0, 1 and 2 (``script >&-``).
+    """Open /dev/null in place of each of the descriptors 0, 1 and 2 that is closed (a script run with ``>&-``).
 
-    If a socket got such a number, libuv would abort, and printed text would go into the socket.
+    Otherwise a socket could get such a number. libuv aborts then, and printed text would go into the socket.
     """
     for fd in (0, 1, 2):
         try:
@@ -73,14 +73,14 @@ def open_standard_descriptors() -> None:
 
 
 def set_subreaper() -> None:
-    """Make orphaned descendants children of this process instead of init's."""
+    """Make this process the new parent of its descendants whose own parents end, in place of init."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(signal: int, parent: int | None = None) -> None:
     """Let the kernel send *signal* (0: none) to this process when the thread that started this process ends.
 
-    If the parent is not *parent* any more (None: any parent), this process exits at once.
+    If *parent* is given and is no longer this process's parent, exit at once, because the signal would never come.
     """
     _prctl(_PR_SET_PDEATHSIG, signal)
     if parent is not None and os.getppid() != parent:
@@ -88,24 +88,29 @@ def die_with_parent(signal: int, parent: int | None = None) -> None:
 
 
 def set_name(name: str) -> None:
-    """Set the name of this process in ps and top (15 bytes)."""
+    """Set the name that ps and top show for this process. Only the first 15 bytes are used."""
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
 
 
 def mark_slot() -> int:
-    """Return the memory address of the worker mark's value in this process's initial environment, 0 without a mark.
+    """Return where the worker mark's value is in the memory of this process, 0 if the process has no worker mark.
 
-    The address is valid until the variable is changed.
+    The mark is an environment variable with a worker's id. The address is valid until the variable is changed.
     """
     _libc.getenv.restype = ctypes.c_void_p
     return _libc.getenv(WORKER_MARK.encode()) or 0
 
 
 def write_mark(slot: int, size: int, mark: str) -> None:
-    """Write the worker's id into the environment that /proc/PID/environ shows for this process and its children.
+    """Write a worker's id into the environment that /proc/PID/environ shows for this process.
 
-    A forked worker needs this, since /proc shows its parent's initial environment, whatever os.environ says. *slot* is
-    the address from `mark_slot` (0: do nothing), *size* the bytes that are free there; a longer mark is not written.
+    By this mark agentd finds the processes of a worker. A forked worker must write it, because /proc shows the
+    environment with which its parent started, whatever os.environ says.
+
+    Args:
+        slot: the address from `mark_slot`; 0 to do nothing.
+        size: number of bytes that are free at that address. A longer mark is not written.
+        mark: the worker's id.
     """
     data = mark.encode()
     if slot and len(data) <= size:
@@ -113,18 +118,24 @@ def write_mark(slot: int, size: int, mark: str) -> None:
 
 
 def mark_of(pid: int) -> str | None:
-    """Return the worker id in the mark of process *pid*; None if it has no mark or its environment cannot be read."""
+    """Return the id of the worker that the process *pid* belongs to, by the mark in its environment.
+
+    The result is None if the process has no mark or its environment cannot be read.
+    """
     found = (entry for entry in text_of(f"/proc/{pid}/environ").split("\0") if entry.startswith(_MARK))
     return next(found, "").removeprefix(_MARK) or None
 
 
 def brand(worker: str) -> bool:
-    """Brand this process and its later children: set a resource limit that encodes the worker's id.
+    """Mark this process and its later children as processes of a worker, by a resource limit that encodes the worker's
+    id.
 
     The limit is the hard RLIMIT_LOCKS, which the kernel does not enforce any more. A limit is inherited over fork,
     exec, setsid and an empty environment, every user can read it (/proc/PID/limits), and without CAP_SYS_RESOURCE a
-    process can only lower it. A worker that another worker started gets a lower number than its ancestor. Return False
-    if the limit was too low already, so that the process has no brand of its own.
+    process can only lower it. A worker that another worker started gets a lower number than its ancestor.
+
+    Returns:
+        False if the limit was too low already, so that this process could not be marked.
     """
     number, hard = _brand(worker), resource.getrlimit(_RLIMIT_LOCKS)[1]
     while hard != resource.RLIM_INFINITY and number >= hard:
@@ -136,9 +147,11 @@ def brand(worker: str) -> bool:
 
 
 def branded(pid: int, workers: Iterable[str]) -> str | None:
-    """Return the id among *workers* that the brand of process *pid* encodes (see `brand`); None if it encodes none.
+    """Return which of *workers* (ids) the process *pid* belongs to, by the resource limit that `brand` sets; None for
+    none.
 
-    A process of another user is ignored unless this user is root: that user may have set such a limit on purpose.
+    A process of another user is ignored unless this user is root, because the other user may have set such a limit on
+    purpose.
     """
     words = text_of(f"/proc/{pid}/limits").partition("Max file locks")[2].split(None, 2)
     number = int(words[1]) if len(words) == 3 and words[1].isdigit() else 0
@@ -150,23 +163,29 @@ def branded(pid: int, workers: Iterable[str]) -> str | None:
 
 
 def _brand(worker: str) -> int:
-    """Return the brand of a worker id: a hash of exactly _BRAND_BITS bits."""
+    """Return the number that encodes a worker's id as a resource limit: a hash of exactly _BRAND_BITS bits."""
     digest = int.from_bytes(hashlib.sha256(worker.encode()).digest()[:8], "big")
     return 1 << (_BRAND_BITS - 1) | digest >> (64 - _BRAND_BITS + 1)
 
 
 def _user(pid: int) -> int:
-    """Return the real user id of a process, -1 if the process has ended."""
+    """Return the real uid of the process *pid*, -1 if the process has ended."""
     words = text_of(f"/proc/{pid}/status").partition("\nUid:")[2].split(None, 1)
     return int(words[0]) if words else -1
 
 
 @dataclass(frozen=True)
 class Stat:
-    """Fields of /proc/PID/stat.
+    """State of a process, from /proc/PID/stat.
 
-    `started` is in clock ticks since boot; with the pid it identifies a process. `status` is a zombie's exit status as
-    waitpid() gives it; 0 for a process of another user.
+    Attributes:
+        pid: pid of the process.
+        state: one letter, such as "R" (running) or "Z" (zombie).
+        parent: pid of its parent.
+        group: its process group.
+        session: its session.
+        started: when it started, in clock ticks since boot. pid and start together identify a process.
+        status: exit status of a zombie as waitpid() gives it; 0 for a process of another user.
     """
 
     pid: int
@@ -179,7 +198,7 @@ class Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """Return the fields of /proc/PID/stat, None if they cannot be read."""
+    """Return the state of the process *pid*, None if it cannot be read."""
     try:
         return stat_of(pid)
     except OSError:
@@ -187,8 +206,10 @@ def stat(pid: int) -> Stat | None:
 
 
 def stat_of(pid: int) -> Stat:
-    """Return the fields of /proc/PID/stat. Raises OSError if the process has ended, or this process has no free file
-    descriptor.
+    """Return the state of the process *pid*.
+
+    Raises:
+        OSError: the process has ended, or this process has no free file descriptor.
     """
     text = Path(f"/proc/{pid}/stat").read_bytes()
     fields = text[text.rindex(b")") + 2 :].split()
@@ -196,10 +217,11 @@ def stat_of(pid: int) -> Stat:
 
 
 def pidfd_of(pid: int) -> int:
-    """Open a pidfd of a process.
+    """Return a new pidfd of the process *pid*.
 
-    Raises ProcessLookupError if the process has ended, even if its pid still names a process group or a session, and
-    OSError if this process has no free file descriptor.
+    Raises:
+        ProcessLookupError: the process has ended. Its pid may still name a process group or a session.
+        OSError: this process has no free file descriptor.
     """
     try:
         return os.pidfd_open(pid)
@@ -210,8 +232,10 @@ def pidfd_of(pid: int) -> int:
 
 
 def open_pidfd(pid: int, started: int) -> int:
-    """Open a pidfd of the process with this pid and start (clock ticks since boot). Return -1 if that process has
-    ended. Raises OSError if this process has no free file descriptor.
+    """Return a new pidfd of the process *pid* that started at *started* (clock ticks since boot); -1 if it has ended.
+
+    Raises:
+        OSError: this process has no free file descriptor.
     """
     same = False
     try:
@@ -230,17 +254,20 @@ def open_pidfd(pid: int, started: int) -> int:
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Wait until a process ends, at most *timeout_s* seconds (None: no limit). Return False if it still runs."""
+    """Return True if the process of *pidfd* has ended, or ends within *timeout_s* seconds (None:
+    wait without limit).
+    """
     poll = select.poll()  # not select(), which takes no descriptor above 1023
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 def is_below(pid: int, ancestor: int) -> bool:
-    """True if process *pid* certainly descends from the living process *ancestor*, by its parents or by its session.
+    """Return True if the process *pid* certainly descends from the living process *ancestor*, by its parents or its
+    session.
 
     Only a fork makes a process a member of another process's session, so the session tells even if parents have ended.
-    The caller must hold a pidfd of *pid*. The ancestors are read twice, since a pid among them may be reused in
+    The caller must hold a pidfd of *pid*. The ancestors are read twice, because a pid among them may be reused in
     between.
     """
     found = stat(pid)
@@ -253,7 +280,9 @@ def is_below(pid: int, ancestor: int) -> bool:
 
 
 def _ancestors(pid: int, ancestor: int) -> list[tuple[int, int]] | None:
-    """Return the processes from *pid* up to *ancestor*, as (pid, start); None if *ancestor* is none of them."""
+    """Return (pid, start) of *pid*, its parent and so on, up to the child of *ancestor*; None if *ancestor* is not
+    above *pid*.
+    """
     chain: list[tuple[int, int]] = []
     while pid != ancestor:
         found = stat(pid)
@@ -267,7 +296,12 @@ def _ancestors(pid: int, ancestor: int) -> list[tuple[int, int]] | None:
 def exit_of(pidfd: int, pid: int, started: int) -> tuple[int | None, int | None] | None:
     """Return how a process of this user ended: (exit code, None) or (None, signal); None if that cannot be read.
 
-    It can be read until the parent reaps the process, and since Linux 6.15 also afterwards by the pidfd.
+    Before Linux 6.15 it can be read only until the parent reaps the process.
+
+    Args:
+        pidfd: pidfd of the process.
+        pid: its pid.
+        started: when it started, in clock ticks since boot.
     """
     found = stat(pid)
     if found is not None and found.started == started and found.state in "ZX":
@@ -286,7 +320,7 @@ def exit_of(pidfd: int, pid: int, started: int) -> tuple[int | None, int | None]
 
 
 def in_exec(pid: int) -> bool:
-    """True if process *pid* is in the middle of execve(), so that its new environment cannot be read yet."""
+    """Return True if the process *pid* is in the middle of execve(), so that its new environment cannot be read yet."""
     try:
         between = not Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -301,7 +335,7 @@ def pids() -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the pids of the direct children of a process, including zombies."""
+    """Return the pids of the direct children of the process *pid*, including zombies."""
     while True:
         try:
             found: list[int] = []
@@ -317,7 +351,7 @@ def children(pid: int) -> list[int]:
 
 
 def subtree(pid: int) -> list[int]:
-    """Return *pid* and the pids of all its descendants, parents first."""
+    """Return *pid* and the pids of all descendants of that process, parents before their children."""
     found = [pid]
     for parent in found:
         found += [child for child in children(parent) if child not in found]
@@ -325,7 +359,9 @@ def subtree(pid: int) -> list[int]:
 
 
 def is_in_our_pid_namespace(pid: int) -> bool:
-    """Return False if process *pid* is certainly in another pid namespace, for example a container's; else True."""
+    """Return False if the process *pid* is certainly in another pid namespace (of a container, for
+    example), else True.
+    """
     try:
         return os.stat(f"/proc/{pid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -333,13 +369,15 @@ def is_in_our_pid_namespace(pid: int) -> bool:
 
 
 def marked(ids: Iterable[str]) -> list[int]:
-    """Return the pids of the processes that the workers with these ids started: by WORKER_MARK or by their `brand`."""
+    """Return the pids of all processes that belong to the workers *ids*, by their environment mark
+    or resource limit.
+    """
     wanted = set(ids)
     return [pid for pid in pids() if mark_of(pid) in wanted or branded(pid, wanted) is not None]
 
 
 def threads() -> list[str]:
-    """Return the names that the kernel has for the threads of this process."""
+    """Return the names of this process's threads, as the kernel has them."""
     names = []
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
@@ -349,16 +387,24 @@ def threads() -> list[str]:
 
 @dataclass(frozen=True)
 class OomKills:
-    """Numbers of processes that the kernel killed for lack of memory; None where the machine has no such counter.
+    """How many processes the kernel has killed for lack of memory so far. None means that the machine has no such
+    counter.
 
-    `group` counts those in this process's memory cgroup, `machine` those on the whole machine.
+    Attributes:
+        group: number in this process's memory cgroup.
+        machine: number on the whole machine.
     """
 
     group: int | None
     machine: int | None
 
     def blame(self, before: OomKills) -> str:
-        """Return if an unexpected SIGKILL since *before* was for lack of memory: "yes", "suspected" or "no"."""
+        """Return whether lack of memory may have caused a SIGKILL that happened between the counts *before* and these
+        counts.
+
+        The result is "yes" if the cgroup's counter has grown, "suspected" if only the machine's has, and "no"
+        otherwise.
+        """
         if self.group is not None and before.group is not None and self.group > before.group:
             return "yes"
         if self.machine is not None and before.machine is not None and self.machine > before.machine:
@@ -367,7 +413,7 @@ class OomKills:
 
 
 def oom_kills() -> OomKills:
-    """Return the present numbers of processes that the kernel killed for lack of memory."""
+    """Return how many processes the kernel has killed for lack of memory so far."""
     files = []
     for line in text_of("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -379,7 +425,10 @@ def oom_kills() -> OomKills:
 
 
 def oom_count(files: Iterable[str]) -> int | None:
-    """Return the number of OOM kills in the first of these kernel files that has one, None if none has."""
+    """Return the number of processes killed for lack of memory, from the first of the kernel's *files* that has it.
+
+    The result is None if no file has the number.
+    """
     for file in files:
         for line in text_of(file).splitlines():
             key, _, count = line.partition(" ")
@@ -389,7 +438,10 @@ def oom_count(files: Iterable[str]) -> int | None:
 
 
 def flocks() -> dict[tuple[int, int], int]:
-    """Return, for each file locked by flock(2) as (device, inode), the pid of the process that locked the file."""
+    """Return the files of this machine that are locked by flock(2).
+
+    Each file is given as (device, inode), with the pid of the process that locked it.
+    """
     found = {}
     for line in Path("/proc/locks").read_text().splitlines():
         words = line.split()
@@ -400,12 +452,12 @@ def flocks() -> dict[tuple[int, int], int]:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL to a process; do nothing if it has ended or belongs to another user."""
+    """Send SIGKILL to the process *pid*. If it has ended or belongs to another user, do nothing."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_group(pid: int) -> None:
-    """Send SIGKILL to process group *pid*; do nothing if the group has ended or belongs to another user."""
+    """Send SIGKILL to the process group *pid*. If it has ended or belongs to another user, do nothing."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -26,11 +26,11 @@ _OTHER_WAYS = (
 
 @dataclass(frozen=True)
 class Roots:
-    """Directories in which workers' cgroups are made.
+    """The directories in which the cgroups of workers can be made, and the limits that can be enforced there.
 
     Attributes:
         unified: directory in cgroup v2, "" if this process may not make cgroups there.
-        enforced: controllers ("memory", "pids") whose limits hold in `unified`.
+        enforced: controllers ("memory", "pids") whose limits can be enforced in `unified`.
         v1: for each controller that is missing in `unified`, a directory in cgroup v1 if there is one.
         why: for each of "cgroup", "memory" and "pids" that is unavailable, the reason and what to do.
     """
@@ -41,13 +41,19 @@ class Roots:
     why: dict[str, str] = field(default_factory=dict)
 
     def missing(self, memory: int | None, pids: int | None) -> str:
-        """Return why these limits cannot be enforced on this machine, "" if they can. None stands for no limit."""
+        """Return why a worker's limits cannot be enforced on this machine, "" if they can.
+
+        *memory* (bytes) and *pids* (number of processes and threads) are the limits; None stands for no limit.
+        """
         wanted = [name for name, limit in (("memory", memory), ("pids", pids)) if limit is not None]
         missing = [self.why.get(name, "no cgroups are used") for name in wanted if not self._holds(name)]
         return "; ".join(dict.fromkeys(missing))
 
     def limits(self, memory: int | None, pids: int | None) -> dict[str, int]:
-        """Return, by controller, those of the given limits that can be enforced. None stands for no limit."""
+        """Return those of a worker's limits that can be enforced on this machine, by controller ("memory", "pids").
+
+        *memory* (bytes) and *pids* (number of processes and threads) are the limits; None stands for no limit.
+        """
         wanted = {"memory": memory, "pids": pids}
         return {name: limit for name, limit in wanted.items() if limit is not None and self._holds(name)}
 
@@ -60,7 +66,9 @@ class Roots:
 
 @dataclass(frozen=True)
 class Mount:
-    """A line of mountinfo for a cgroup file system: the hierarchy below `root` is mounted at directory `point`."""
+    """One mounted cgroup file system: the cgroups from `root` downwards are visible as directories from `point`
+    downwards.
+    """
 
     root: str
     point: str
@@ -68,13 +76,16 @@ class Mount:
     options: frozenset[str]
 
     def directory(self, path: str) -> str:
-        """Return the directory of the cgroup *path* (from /proc/PID/cgroup); "" if this mount does not show it."""
+        """Return the directory of a cgroup in this mount; "" if the mount does not show the cgroup.
+
+        *path* is the cgroup's path as in /proc/PID/cgroup.
+        """
         relative = os.path.relpath(path, self.root)
         return "" if relative.startswith("..") else os.path.normpath(os.path.join(self.point, relative))
 
 
 def find(wanted: str = "auto", proc: str = "/proc", under_systemd: bool | None = None, pid: int | None = None) -> Roots:
-    """Find where cgroups for workers can be made, and which limits hold there.
+    """Find out where cgroups for workers can be made, and which limits can be enforced there.
 
     Args:
         wanted: "auto" to use the process's own cgroup if the process may make cgroups in it; "off" for no cgroups; or a
@@ -124,9 +135,12 @@ def own_directory() -> str:
 
 
 def directory_of(controller: str, own: dict[str, str], mounts: Sequence[Mount]) -> str:
-    """Return the directory of a process's cgroup for a v1 controller, or for v2 ("").
+    """Return the directory of a process's cgroup; "" if there is no such cgroup or no mount shows it.
 
-    *own* has the cgroup's paths (`parse_paths`). Return "" if there is no such cgroup or no mount shows it.
+    Args:
+        controller: a controller of cgroup v1, or "" for cgroup v2.
+        own: the paths of the process's cgroups, as `parse_paths` returns them.
+        mounts: the mounted cgroup file systems.
     """
     kind = "cgroup" if controller else "cgroup2"
     mount = next((m for m in mounts if m.kind == kind and (not controller or controller in m.options)), None)
@@ -138,7 +152,7 @@ def _none(why: str) -> Roots:
 
 
 def read_mounts(proc: str) -> list[Mount]:
-    """Return the mounts of cgroup file systems that *proc*, the path of /proc, lists for this process."""
+    """Return the cgroup file systems that are mounted for this process. *proc* is the path of /proc."""
     found = []
     for line in Path(proc, "self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
@@ -150,7 +164,10 @@ def read_mounts(proc: str) -> list[Mount]:
 
 
 def parse_paths(text: str) -> dict[str, str]:
-    """Return the cgroup paths in *text* (from /proc/PID/cgroup) by controller; the key "" stands for cgroup v2."""
+    """Return the paths of a process's cgroups by controller of cgroup v1; the key "" stands for cgroup v2.
+
+    *text* is the content of /proc/PID/cgroup.
+    """
     found = {}
     for line in text.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -163,7 +180,10 @@ def _writable(directory: str, user: int) -> bool:
 
 
 def _may_write(path: str, user: int) -> bool:
-    """True if *user* may write to *path*. For another user than this process's, only the file's owner is checked."""
+    """Return True if the user with uid *user* may write to *path*.
+
+    For another user than this process's, only the owner of the file is compared.
+    """
     if user == os.geteuid():
         return os.access(path, os.W_OK)
     try:
@@ -173,7 +193,7 @@ def _may_write(path: str, user: int) -> bool:
 
 
 def _is_delegated(directory: str) -> bool:
-    """True if systemd delegated the cgroup of a unit to that unit (Delegate=yes)."""
+    """Return True if systemd leaves the cgroup *directory* of a unit to the processes of the unit (Delegate=yes)."""
     if not directory.endswith((".scope", ".service")):
         return False
     for name in ("user.delegate", "trusted.delegate"):
@@ -183,7 +203,7 @@ def _is_delegated(directory: str) -> bool:
 
 
 def _in_service(directory: str, user: int) -> Roots:
-    """Return the roots in a service with Delegate=yes: workers get cgroups there, but without limits.
+    """Return the Roots for an agentd in a systemd service with Delegate=yes: workers get cgroups without limits.
 
     If a controller were enabled for the cgroups below, systemd (249 to 255) could not start a new main process beside
     surviving workers, and so could not restart the service.
@@ -213,9 +233,9 @@ def _unusable(wanted: str, here: str, mounts: Sequence[Mount], user: int) -> str
 
 
 def _unified(directory: str, own_processes: bool) -> Roots:
-    """Return the roots in a writable directory of cgroup v2.
+    """Return the Roots for a writable *directory* of cgroup v2.
 
-    *own_processes*: True if agentd's own processes are in that cgroup, which therefore cannot enable controllers.
+    *own_processes* is True if agentd's own processes are in that cgroup. Then it cannot enable controllers.
     """
     offered = words(f"{directory}/cgroup.controllers")
     enabled = words(f"{directory}/cgroup.subtree_control")
@@ -245,5 +265,5 @@ def _with_v1(found: Roots, own: dict[str, str], mounts: Sequence[Mount], user: i
 
 
 def words(path: str) -> list[str]:
-    """Return the words in a file of the kernel; an empty list if the file cannot be read."""
+    """Return the words in the kernel's file *path*; an empty list if the file cannot be read."""
     return procfs.text_of(path).split()

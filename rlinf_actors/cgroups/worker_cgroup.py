@@ -27,9 +27,10 @@ _LIMIT_FILES = {
 
 
 def prepare(roots: Roots) -> Roots:
-    """Make the parent directories of workers' cgroups, and enable the controllers for them.
+    """Make the directory in which the workers' cgroups are made, in each of *roots*, and enable the controllers there.
 
-    Return *roots* without the directories and controllers that failed; `Roots.why` gives the reasons.
+    Returns:
+        The *roots* without the directories and controllers that failed; `Roots.why` has the reasons.
     """
     why = dict(roots.why)
     unified, enforced, v1 = roots.unified, [], {}
@@ -57,7 +58,8 @@ def prepare(roots: Roots) -> Roots:
 
 
 def enter_leaf() -> str:
-    """Move this process into a child of its own cgroup, so that the cgroup can enable controllers for workers' cgroups.
+    """Move this process into a child of its own cgroup. Only a cgroup without processes can enable controllers for
+    workers.
 
     Returns:
         "" on success, otherwise why it failed.
@@ -75,7 +77,9 @@ def enter_leaf() -> str:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The cgroup of one worker, made or not: a directory in each hierarchy. A missing directory counts as empty.
+    """The cgroup of one worker: one directory in cgroup v2 and one for each controller of cgroup v1 that is used.
+
+    The directories need not exist. A missing directory counts as a cgroup without processes.
 
     Attributes:
         unified: directory in cgroup v2, "" if v2 is not used.
@@ -87,7 +91,7 @@ class Cgroup:
 
     @property
     def worker(self) -> str:
-        """Id of the worker, "" if the cgroup has no directories."""
+        """The id of the worker whose cgroup this is, "" if the cgroup has no directories."""
         return _worker_name(os.path.basename(self.directories[0])) if self.directories else ""
 
     @property
@@ -95,8 +99,10 @@ class Cgroup:
         return [*([self.unified] if self.unified else []), *self.v1.values()]
 
     def make(self, limits: Mapping[str, int]) -> None:
-        """Make the cgroup with these limits (from `Roots.limits`). Raises OSError if the cgroup cannot be made;
-        directories made so far are removed.
+        """Make the directories of the worker's cgroup and set its limits. *limits* is a result of `Roots.limits`.
+
+        Raises:
+            OSError: the cgroup cannot be made. Directories that were made so far are removed again.
         """
         try:
             if self.unified:
@@ -114,13 +120,15 @@ class Cgroup:
             raise
 
     def enter(self) -> None:
-        """Move the calling process, and so its later children, into the cgroup. Raises OSError."""
+        """Move the calling process, and so its later children, into the worker's cgroup. Raises
+        OSError if that fails.
+        """
         for directory in self.directories:
             if os.path.isdir(directory):
                 _write(f"{directory}/cgroup.procs", "0")
 
     def kill(self) -> None:
-        """Kill all processes in the cgroup. With cgroup v1, children that are forked meanwhile escape."""
+        """Kill all processes in the worker's cgroup. With cgroup v1, processes that are forked meanwhile survive."""
         if self.unified:
             with contextlib.suppress(OSError):  # already removed, or a kernel before 5.14
                 _write(f"{self.unified}/cgroup.kill", "1")
@@ -131,19 +139,22 @@ class Cgroup:
                 os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> list[int]:
-        """Return the pids of the living processes in the cgroup."""
+        """Return the pids of the living processes in the worker's cgroup."""
         found: dict[int, None] = {}
         for directory in self.directories:
             found.update(dict.fromkeys(map(int, words(f"{directory}/cgroup.procs"))))
         return list(found)
 
     def oom_kills(self) -> int | None:
-        """Return how many processes the kernel killed here for lack of memory; None without a memory controller."""
+        """Return how many processes in the worker's cgroup the kernel has killed for lack of memory.
+
+        The result is None if no memory controller counts that.
+        """
         files = [f"{self.v1['memory']}/memory.oom_control"] if "memory" in self.v1 else []
         return procfs.oom_count([*files, f"{self.unified}/memory.events"])
 
     def remove(self) -> bool:
-        """Remove the cgroup's directories that hold no process. Return True if none is left."""
+        """Remove the directories of the worker's cgroup that have no processes. Return True if no directory is left."""
         for directory in self.directories:
             for inner, _, _ in os.walk(directory, topdown=False):  # a cluster in a worker has cgroups below
                 with contextlib.suppress(OSError):  # populated: removed later
@@ -155,7 +166,13 @@ class Cgroup:
 
 
 def cgroup_of(roots: Roots, keeper: procfs.Stat, worker: str) -> Cgroup:
-    """Return the Cgroup of *worker*, an id, whose template is *keeper*, in prepared *roots*. Makes no directory."""
+    """Return the Cgroup of a worker, without making its directories.
+
+    Args:
+        roots: the directories for cgroups, as `prepare` returned them.
+        keeper: the template process that forks the worker.
+        worker: the worker's id.
+    """
     return _cgroup(roots, f"{_pid_namespace()}.{keeper.pid}.{keeper.started}.{worker}")
 
 
@@ -165,9 +182,10 @@ def _cgroup(roots: Roots, name: str) -> Cgroup:
 
 
 def workers_of(pid: int) -> list[str]:
-    """Return the ids of the workers whose cgroups contain process *pid*, or contained it at its end.
+    """Return the ids of the workers whose cgroups contain the process *pid*, or contained it when it ended.
 
-    A worker that another worker started has a cgroup below that worker's. A process cannot hide its cgroup.
+    There can be several, because the cgroup of a worker that another worker started is below the other's. A process
+    cannot hide its cgroup, so agentd finds every process that a worker started.
     """
     found: dict[str, None] = {}
     for line in procfs.text_of(f"/proc/{pid}/cgroup").splitlines():
@@ -179,7 +197,7 @@ def workers_of(pid: int) -> list[str]:
 
 
 def leftovers(roots: Roots) -> list[Cgroup]:
-    """Return the cgroups of workers whose template, a process of this pid namespace, has ended."""
+    """Return the cgroups of workers whose template has ended. Templates of another pid namespace are ignored."""
     names = {
         os.path.basename(path) for root in roots.directories() for path in glob.glob(f"{glob.escape(root)}/{PARENT}/*")
     }

@@ -32,11 +32,13 @@ stop that was called off."""
 
 
 class Manager:
-    """Reports this service's state to the service manager (systemd); does nothing without one. Not thread-safe.
+    """Reports the state of this daemon to systemd, the service manager. Outside of systemd it does nothing. Not
+    thread-safe.
 
     Args:
-        address: of the manager's socket: a path, ``@name`` for an abstract one, "" without a manager.
-        watchdog_s: seconds without a report after which the manager kills the service, None for no watchdog.
+        address: address of systemd's notification socket: a path, ``@name`` for an abstract socket, "" outside of
+            systemd.
+        watchdog_s: seconds without a report after which systemd kills the daemon, None for no watchdog.
     """
 
     def __init__(self, address: str = "", watchdog_s: float | None = None) -> None:
@@ -45,26 +47,31 @@ class Manager:
         self._state = STARTING
 
     def ready(self, status: str) -> None:
-        """Report that the service can be used; *status* is for people."""
+        """Report to systemd that this daemon can be used. *status* is a line for people."""
         self._step("ready", READY="1", STATUS=status)
 
     def reloading(self, status: str) -> None:
-        """Report that the configuration is read again; `reloaded` ends that."""
+        """Report to systemd that this daemon begins to read its configuration again. *status* is a line for people.
+
+        The caller calls `reloaded` when the configuration has been read.
+        """
         self._step("reload", RELOADING="1", MONOTONIC_USEC=str(time.monotonic_ns() // 1000), STATUS=status)
 
     def reloaded(self, status: str) -> None:
         self._step("reloaded", READY="1", STATUS=status)
 
     def stopping(self, status: str) -> None:
-        """Report that the service will end. Idempotent."""
+        """Report to systemd that this daemon is about to end. *status* is a line for people. Idempotent."""
         self._step("stop", STOPPING="1", STATUS=status)
 
     def status(self, text: str) -> None:
-        """Send a line for people, in any state."""
+        """Report the line *text* to systemd, which shows it to people. Allowed in any state of the daemon."""
         self._send(STATUS=text)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> Watchdog | None:
-        """Return a watchdog that reports from *loop* at half the manager's interval; None if the unit asks for none."""
+        """Return a Watchdog that tells systemd twice per watchdog interval that *loop* runs; None if the unit has no
+        watchdog.
+        """
         if not self._address or self._watchdog_s is None:
             return None
         return Watchdog(loop, self._watchdog_s / 2, lambda: self._send(WATCHDOG="1"))
@@ -78,7 +85,9 @@ class Manager:
         self._send(**fields)
 
     def _send(self, **fields: str) -> None:
-        """Send a datagram. A failure is logged only, since the service can work without the manager."""
+        """Send *fields* to systemd in one datagram. If that fails, only log it, because the daemon can work without
+        systemd.
+        """
         if not self._address:
             return
         lines = [f"{name}={' '.join(value.split())}" for name, value in fields.items()]
@@ -92,10 +101,10 @@ class Manager:
 
 
 class Watchdog:
-    """Calls *beat* on the loop, at once and then every *interval_s* seconds; so a loop that stands still does not call
-    it.
+    """Calls *beat* on the loop at once and then every *interval_s* seconds.
 
-    Close it before the loop.
+    *beat* reports to systemd that the daemon works. If the loop stands still, the reports stop, and systemd kills the
+    daemon. The caller closes the watchdog before the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interval_s: float, beat: Callable[[], None]) -> None:
@@ -109,7 +118,7 @@ class Watchdog:
         self._timer = self._loop.call_later(self._interval_s, self._tick)
 
     def close(self) -> None:
-        """Stop calling *beat*. Idempotent."""
+        """Stop the calls of *beat*. Idempotent."""
         self._timer.cancel()
 
 
@@ -118,9 +127,10 @@ _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (log
 
 
 def reads(fd: int, stream: str) -> bool:
-    """True if the descriptor *fd*, open or closed, is the journal's socket.
+    """Return True if systemd's journal reads what is written to the descriptor *fd*. A closed *fd* gives False.
 
-    *stream* is $JOURNAL_STREAM, ``DEVICE:INODE`` of that socket. A process inherits it even with another stderr.
+    *stream* is $JOURNAL_STREAM: ``DEVICE:INODE`` of the journal's socket. The variable alone proves nothing, because a
+    process with another stderr inherits it too.
     """
     try:
         found = os.fstat(fd)
@@ -130,22 +140,27 @@ def reads(fd: int, stream: str) -> bool:
 
 
 def marked(text: str, level: int) -> str:
-    """Return *text* with a priority mark before each line, since each line is an entry of its own in the journal."""
+    """Return *text* with the journal's priority mark for *level* before each line. Each line is an entry of the
+    journal.
+    """
     priority = next(number for least, number in _PRIORITIES if level >= least)
     return "\n".join(f"<{priority}>{line}" for line in text.splitlines() or [""])
 
 
 class JournalFormatter(logging.Formatter):
-    """Formats log records with priority marks and without times, since the journal adds times."""
+    """Formats log records for systemd's journal: with priority marks, and without times, which the journal adds."""
 
     def format(self, record: logging.LogRecord) -> str:
         return marked(super().format(record), record.levelno)
 
 
 class DaemonStderr:
-    """A daemon's stderr: log records and last messages, with priority marks if the journal reads them.
+    """Writes a daemon's log and its last message to stderr, with priority marks if systemd's journal reads stderr.
 
-    *program* begins each line outside the journal. *journal_stream* is $JOURNAL_STREAM.
+    Args:
+        program: name of the daemon, which begins each line outside of the journal.
+        stream: the daemon's stderr.
+        journal_stream: $JOURNAL_STREAM, "" outside of systemd.
     """
 
     def __init__(self, program: str, stream: TextIO, journal_stream: str) -> None:
@@ -163,6 +178,6 @@ class DaemonStderr:
         logging.basicConfig(level=level, handlers=[handler])
 
     def say(self, text: str, level: int = logging.ERROR) -> None:
-        """Print a message that is no log record: why the process ends."""
+        """Print *text*, the reason why the daemon ends, to stderr. Needs no logging."""
         line = marked(text, level) if self._journal else f"{self._program}: {text}"
         print(line, file=self._stream, flush=True)

@@ -30,7 +30,9 @@ _STAMP = "# rlinf-actors"
 
 
 def commands() -> dict[str, str]:
-    """Return the commands of this installation, by their placeholders in the files."""
+    """Return the command lines of this installation, by the placeholders (such as @AGENTD@) that they replace in unit
+    files.
+    """
     return {
         "@AGENTD@": _command("agentd", "agentd"),
         "@RLINF_ACTORS@": _command("rlinf-actors", "rlinf_actors.cli.main"),
@@ -38,14 +40,18 @@ def commands() -> dict[str, str]:
 
 
 def _command(script: str, module: str) -> str:
-    """Return the installed script, or this interpreter with the module if there is no script."""
+    """Return the command line for a unit file: the installed *script*, else this interpreter with ``-m`` *module*."""
     path = os.path.join(sysconfig.get_path("scripts"), script)
     words = [path] if os.access(path, os.X_OK) else [sys.executable, "-m", module]
     return " ".join(map(escaped, words))
 
 
 def escaped(word: str) -> str:
-    """Escape one word of a command line for a unit file. Raises ConfigError if a unit file cannot contain the word."""
+    """Return one word of a command line, escaped for a unit file.
+
+    Raises:
+        ConfigError: a unit file cannot contain the word.
+    """
     if any(ord(char) < 32 for char in word):
         raise ConfigError(f"is {word!r}: a path with control characters cannot be in a unit file", path="installation")
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
@@ -53,7 +59,10 @@ def escaped(word: str) -> str:
 
 
 def text(name: str, programs: Mapping[str, str] | None = None) -> str:
-    """Return the file *name* as it is installed, with its stamp. *programs*: commands by placeholder."""
+    """Return the whole text to install as the unit file *name*, with the stamp of this version as its first line.
+
+    *programs* maps the placeholders in the file to command lines; None stands for those of `commands`.
+    """
     body = resources.files("rlinf_actors.systemd").joinpath("files", _SOURCES[name]).read_text(encoding="utf-8")
     for mark, command in (commands() if programs is None else programs).items():
         body = body.replace(mark, command)
@@ -65,7 +74,10 @@ def _hash(body: str) -> str:
 
 
 def is_ours(found: str) -> bool:
-    """True if some version of this package wrote a file with this text, and no person has changed the file."""
+    """Return True if *found* is a unit file's text as some version of this package wrote it.
+
+    False means that a person has changed the file, or that it is not this package's.
+    """
     first, _, body = found.partition("\n")
     words = first.split()
     return first.startswith(_STAMP) and words[-1] == _hash(body)
@@ -73,7 +85,7 @@ def is_ours(found: str) -> bool:
 
 @dataclass(frozen=True)
 class Step:
-    """One file of an installation. `what`: "written", "replaced" or "unchanged"."""
+    """What an installation does with one unit file. `what` is "written", "replaced" or "unchanged"."""
 
     path: Path
     text: str
@@ -81,9 +93,13 @@ class Step:
 
 
 def plan(directory: Path, names: Sequence[str], force: bool) -> list[Step]:
-    """Return the steps of an installation. Changes nothing.
+    """Return what installing the unit files *names* into *directory* would do with each file. Changes nothing.
 
-    Raises ConfigError if a person has changed a file and *force* is False, and OSError if a file cannot be read.
+    *force* replaces files that a person has changed, too.
+
+    Raises:
+        ConfigError: a person has changed a file, and *force* is False.
+        OSError: a file cannot be read.
     """
     steps = []
     for name in names:
@@ -104,7 +120,9 @@ def plan(directory: Path, names: Sequence[str], force: bool) -> list[Step]:
 
 
 def carry_out(steps: Sequence[Step]) -> None:
-    """Carry out a plan. Each file is written whole or not at all. Raises OSError if a file cannot be written."""
+    """Write the unit files of a `plan`. Each file is written whole or not at all. Raises OSError if one cannot be
+    written.
+    """
     for step in steps:
         if step.what == "unchanged":
             continue
