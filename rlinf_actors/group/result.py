@@ -112,9 +112,8 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
             self._runtime.io.call(self._start_timer, self._timeout)
 
     def _start_timer(self, seconds: float) -> None:
-        if (
-            len(self._order) < len(self._peers) and self._error is None
-        ):  # after the first failure too: other ranks may still run the call
+        # after the first failure too: other ranks may still run the call
+        if len(self._order) < len(self._peers) and self._error is None:
             self._timer = self._runtime.io.loop.call_later(seconds, self._expire)
 
     def _expire(self) -> None:

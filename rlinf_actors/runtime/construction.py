@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError
 from rlinf_actors.model.buffers import Buffer
@@ -16,9 +15,6 @@ from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.lost_errors import LostErrors
 from rlinf_actors.runtime.peer import Peer, late_text
 from rlinf_actors.wire.values import Extension
-
-if TYPE_CHECKING:
-    pass
 
 
 class Readiness(Promise[None]):
