@@ -1,4 +1,4 @@
-"""A worker's end of a link, and who waits for answers."""
+"""FakeWorker, a worker's end of a link, and Waiter, which receives the answer of a call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlinf_actors.wire import frames
 
 
 class FakeWorker:
-    """Listens, and keeps the headers and parts that came."""
+    """Listens, and keeps the headers and parts that it receives."""
 
     def __init__(self, network, endpoint: str) -> None:
         self._listener = network.listener(self._received)
@@ -40,7 +40,7 @@ class FakeWorker:
 
 
 class Waiter:
-    """A Pending that keeps what it is told."""
+    """A Pending that keeps its answers and its error."""
 
     def __init__(self, answers: int = 1) -> None:
         self.answers: list[frames.AnyFrame] = []

@@ -1,4 +1,4 @@
-"""AsyncWork: waiting, made_of, on_thread, then, and errors without a waiter."""
+"""AsyncWork: waiting, made_of, on_thread, then, and unseen errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def made(value=None, error=None):
 
 
 def threads_end():
-    """The threads that ran functions have ended; their frames hold nothing any more."""
+    """The threads that ran functions have ended, so their frames hold no objects."""
     for thread in threading.enumerate():
         if thread.name == "rlinf-actors-then":
             thread.join(10)
@@ -38,7 +38,7 @@ async def test_wait_and_await_give_the_result():
     assert work.done()
 
 
-def test_a_timeout_leaves_the_work():
+def test_timeout_of_a_wait_does_not_end_the_work():
     work = AsyncWork("send() to b:0")
     with pytest.raises(CallTimeoutError, match=r"send\(\) to b:0 was not done within 0 s; it goes on"):
         work.wait(0)
@@ -47,7 +47,7 @@ def test_a_timeout_leaves_the_work():
 
 
 class TestMadeOf:
-    """A work whose value is made of another's by who takes it."""
+    """A work whose value a function makes of another work's value, on the waiting thread."""
 
     def test_the_result_is_made_once_on_the_thread_that_waits(self):
         source, threads = AsyncWork("source"), []
@@ -58,7 +58,7 @@ class TestMadeOf:
         assert [work.wait(10), work.wait(10)] == [5, 5]
         assert threads == [threading.current_thread()]
 
-    async def test_an_error_of_the_source_or_of_make_is_the_works_error(self):
+    async def test_work_fails_if_its_source_or_make_fails(self):
         work = AsyncWork.made_of(made(error=ValueError("source")), repr, "work")
         with pytest.raises(ValueError, match="source"):
             await work
@@ -101,7 +101,7 @@ class TestThen:
         inner.resolve(None)
         assert chained.wait(10) == "end"
 
-    def test_an_error_skips_what_follows(self):
+    def test_error_skips_the_functions_that_follow(self):
         called = []
         chained = made(error=ValueError("x")).then(called.append, 1).then(called.append, 2)
         with pytest.raises(ValueError, match="x"):
@@ -119,17 +119,17 @@ class TestThen:
         with pytest.raises(ValueError, match="inner"):
             made().then(made, None, error=ValueError("inner")).wait(10)
 
-    def test_each_is_a_new_work_and_many_may_follow_one(self):
+    def test_several_thens_of_one_work_give_separate_works(self):
         first, both = AsyncWork("first"), threading.Barrier(2)
         works = [first.then(lambda n=n: (both.wait(10), n)[1]) for n in range(2)]
         first.resolve(None)
         assert [work.wait(10) for work in works] == [0, 1]
         assert len({id(work) for work in (first, *works)}) == 3
 
-    def test_more_than_may_run_at_a_time_follow_one_another(self):
+    def test_thens_beyond_the_thread_limit_run_one_after_another(self):
         inner = [AsyncWork(str(n)) for n in range(50)]
         chained = [made().then(lambda work=work: work).then(lambda n=n: n) for n, work in enumerate(inner)]
-        for work in reversed(inner):  # the works that the functions returned hold no thread
+        for work in reversed(inner):  # works that the functions return hold no thread
             work.resolve(None)
         assert [work.wait(10) for work in chained] == list(range(50))
 
@@ -153,7 +153,7 @@ class TestThen:
         gc.collect()
         assert [ref() for ref in gone] == [None, None]
 
-    async def test_cancelling_a_waiter_leaves_the_work(self):
+    async def test_cancelled_waiter_does_not_end_the_work(self):
         first = AsyncWork("first")
         second = first.then(lambda: "end")
         waiting = asyncio.ensure_future(second.async_wait())
@@ -162,13 +162,13 @@ class TestThen:
         first.resolve(None)
         assert await second == "end"
 
-    def test_only_the_end_of_a_chain_logs_an_error_without_a_waiter(self, caplog):
+    def test_only_the_last_work_of_a_chain_logs_an_unseen_error(self, caplog):
         made(error=ValueError("lost")).then(print)
         threads_end()
         gc.collect()
         assert caplog.text.count("nobody waited for it") == 1
 
-    def test_then_runs_although_no_caller_holds_the_work(self):
+    def test_then_runs_if_no_caller_holds_the_work(self):
         first, ran = AsyncWork("first"), threading.Event()
         first.then(ran.set)
         gc.collect()
@@ -188,7 +188,7 @@ def test_then_fails_if_no_thread_can_start(monkeypatch):
         second.wait(20)
 
 
-def test_an_error_without_a_waiter_is_logged(caplog):
+def test_unseen_error_is_logged(caplog):
     made(error=ValueError("lost"))
     gc.collect()
     assert "work failed, and nobody waited for it: ValueError: lost" in caplog.text

@@ -1,4 +1,4 @@
-"""Children of workers as another process finds them, over the memory transport, with stand-ins for worker and child."""
+"""How another process finds the children of workers: on the memory transport, with stand-ins for worker and child."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHILD = WorkerAddress("g", (0, 1))
 
 
 class World:
-    """A group of one worker, and a child of it."""
+    """A group of one worker, and a child of that worker."""
 
     def __init__(self, network) -> None:
         loop = asyncio.get_running_loop()
@@ -52,7 +52,7 @@ class World:
         self.peers.find(self.group, CHILD, lambda outcome: self.note(outcome if mark is None else mark))
 
     async def asked(self, kind: type[frames.Frame]):
-        """The next frame of that kind which comes to the worker."""
+        """The next frame of this kind that the worker receives."""
         while True:
             came = await self.worker.until(self._seen + 1)
             self._seen += 1
@@ -63,8 +63,8 @@ class World:
         question = await self.asked(frames.WhatRuns)
         self.worker.say(frames.Runs(question.id, "", protocol=protocol))
 
-    async def is_here(self, id: str = "id-0_1") -> int:
-        """The worker says that the child is there. Returns the number of the question."""
+    async def report_child(self, id: str = "id-0_1") -> int:
+        """The worker reports that the child is up. Returns the number of the request."""
         question = await self.asked(frames.WhereIs)
         assert question.path == [1]
         self.worker.say(frames.ChildIs(question.id, id, Endpoint("here", self.child.endpoint)))
@@ -79,7 +79,7 @@ class World:
     async def up(self):
         self.find()
         await self.speaks()
-        number = await self.is_here()
+        number = await self.report_child()
         (peer,) = await self.until(1)
         return peer, number
 
@@ -98,12 +98,12 @@ def world(network):
     return make
 
 
-async def test_child_is_asked_for_once_and_found_in_order(world):
+async def test_child_is_requested_once_and_keeps_the_order_of_messages(world):
     w = await world()
     for mark in range(3):
         w.find(mark)
     await w.speaks()
-    await w.is_here()
+    await w.report_child()
     assert await w.until(3) == [0, 1, 2]
     w.find()
     peer = w.found[3]  # at once
@@ -129,7 +129,7 @@ async def test_only_the_last_children_that_ended_are_remembered(world, monkeypat
     assert w.peers.all()[0] is living
 
 
-async def test_older_worker_is_not_asked_for_children(world):
+async def test_worker_of_an_older_protocol_gets_no_request_for_children(world):
     w = await world()
     w.find()
     await w.speaks(6)
@@ -139,7 +139,7 @@ async def test_older_worker_is_not_asked_for_children(world):
     assert not [frame for frame in w.worker.frames if isinstance(frame, frames.WhereIs)]
 
 
-async def test_end_of_a_child_fails_its_peer_and_the_next_is_asked_for(world):
+async def test_ended_child_fails_its_peer_and_the_next_child_is_requested(world):
     w = await world()
     peer, number = await w.up()
     w.worker.say(frames.ChildEnded(number, "id-0_1", KILLED))
@@ -153,12 +153,12 @@ async def test_end_of_a_child_fails_its_peer_and_the_next_is_asked_for(world):
     assert (await w.until(2))[1] is peer
     w.find()
     await w.speaks()
-    await w.is_here("id-0_2")
+    await w.report_child("id-0_2")
     second = (await w.until(3))[2]
     assert (second.worker_id, second.error) == ("id-0_2", None)
 
 
-async def test_child_that_ended_before_it_was_known(world):
+async def test_child_that_ended_before_the_request_fails_its_calls(world):
     w = await world()
     w.find()
     await w.speaks()
@@ -186,12 +186,12 @@ async def test_children_end_with_their_worker(world, when):
     assert (await w.until(2))[1] is peer
 
 
-async def test_lost_link_to_the_worker_is_no_end_of_its_children(world):
+async def test_lost_link_to_the_worker_does_not_end_its_children(world):
     w = await world()
     peer, _ = await w.up()
     w.network.reset(w.worker.peer)
     await w.speaks()
-    number = await w.is_here()
+    number = await w.report_child()
     w.find()
     assert (await w.until(2))[1] is peer
     assert peer.error is None
@@ -199,7 +199,7 @@ async def test_lost_link_to_the_worker_is_no_end_of_its_children(world):
     await ended(peer)
 
 
-async def test_lost_link_to_a_child_ends_what_was_under_way(world):
+async def test_lost_link_to_a_child_fails_its_open_calls(world):
     w = await world()
     peer, _ = await w.up()
     peer.send(frames.WhatRuns(5))

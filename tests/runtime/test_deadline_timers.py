@@ -67,7 +67,7 @@ def test_a_forked_child_has_timers_of_its_own():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_an_earlier_timer_is_not_kept_waiting_by_a_later_one():
+def test_earlier_timer_runs_before_a_later_one_that_was_set_first():
     timers, over = DeadlineTimers(), threading.Event()
     timers.start(3600, list)
     timers.start(0, over.set)

@@ -1,4 +1,4 @@
-"""Children by os.fork: how they end when they come back from user code, and what they are refused."""
+"""Children of os.fork: they end if they return from user code, and the parent's runtime refuses them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("end", "code", "text"), ENDS, ids=[end for end, _, _ in ENDS])
-def test_a_child_that_comes_back_ends(end, code, text):
+def test_forked_child_that_returns_from_user_code_ends(end, code, text):
     source = f"""
         import os, sys
         from rlinf_actors import forks
@@ -48,7 +48,7 @@ def test_a_child_that_comes_back_ends(end, code, text):
 
 
 def refused_in_child(call) -> str:
-    """What UsageError says to a forked child."""
+    """The text of the UsageError that a forked child gets."""
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -65,7 +65,7 @@ def refused_in_child(call) -> str:
     return text
 
 
-def test_a_work_of_the_parent_is_refused_and_one_of_the_child_is_not():
+def test_forked_child_can_use_only_its_own_works():
     work: Promise[int] = Promise("a get")
     assert "spawn method" in refused_in_child(work.wait)
     done: Promise[int] = Promise("a get")
@@ -80,11 +80,11 @@ def test_a_work_of_the_parent_is_refused_and_one_of_the_child_is_not():
     assert refused_in_child(own) == ""
 
 
-def test_what_is_asked_of_the_parents_io_thread_is_refused():
+def test_forked_child_cannot_use_the_parents_io_thread():
     io = IoThread("asked by a child")
 
     async def anything() -> None:
-        """Never begun."""
+        """This coroutine never begins."""
 
     try:
         assert "spawn method" in refused_in_child(lambda: io.submit(anything()))
@@ -93,14 +93,14 @@ def test_what_is_asked_of_the_parents_io_thread_is_refused():
         io.stop()
 
 
-def test_generations_count_forks():
+def test_object_of_an_earlier_fork_generation_is_refused():
     here = forks.generation()
     forks.check(here)
     with pytest.raises(UsageError):
         forks.check(here - 1)
 
 
-def test_what_a_template_imported_is_its_workers_own():
+def test_worker_may_use_objects_that_its_template_imported():
     local: Promise[int] = Promise("a get")
 
     def worker() -> None:
@@ -111,8 +111,8 @@ def test_what_a_template_imported_is_its_workers_own():
     assert refused_in_child(worker) == ""
 
 
-def test_locks_and_threads_of_the_process_are_free_in_a_child():
-    """Another thread holds a lock, and all threads of `then` are busy, when the process forks."""
+def test_forked_child_inherits_no_held_lock_and_no_busy_thread():
+    """When the process forks, another thread holds a lock and all threads of `then` are busy."""
     source = f"""
         import os, sys, threading
         from rlinf_actors.channel import client

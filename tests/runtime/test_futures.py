@@ -1,4 +1,4 @@
-"""Future and Promise: one outcome, two ways to wait, no event loop of its own."""
+"""Future and Promise: one outcome, waited for by threads or by event loops."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def in_thread(function, *args):
 
 
 def waiting(promise: Promise) -> bool:
-    """Whether somebody waits for it."""
+    """True if a thread or task waits for the promise."""
     return bool(promise._callbacks)
 
 
 class TestBlocking:
-    def test_outcome_that_is_there(self):
+    def test_wait_returns_an_outcome_that_is_there(self):
         promise: Promise = Promise("this")
         assert not promise.done()
         assert promise.resolve(3)
         assert promise.done()
         assert promise.wait() == promise.wait(0) == 3
 
-    def test_outcome_that_comes_from_another_thread(self):
+    def test_wait_returns_an_outcome_of_another_thread(self):
         promise: Promise = Promise("this")
         promise._on_done(lambda: None)
         thread = in_thread(promise.resolve, "x")
         assert promise.wait(10) == "x"
         thread.join()
 
-    def test_error_is_raised_to_each_who_waits(self):
+    def test_error_is_raised_to_each_waiter(self):
         promise: Promise = Promise("this")
         promise.reject(ValueError("no"))
         for _ in range(2):
@@ -54,7 +54,7 @@ class TestBlocking:
         assert promise.wait() == 1
         assert promise.error is None
 
-    def test_timeout_says_what_goes_on_and_leaves_nothing(self):
+    def test_timeout_names_the_operation_and_leaves_no_waiter(self):
         promise: Promise = Promise("group 'g'")
         with pytest.raises(CallTimeoutError, match=r"group 'g' was not done within 0\.01 s; it goes on"):
             promise.wait(0.01)
@@ -64,7 +64,7 @@ class TestBlocking:
         promise.resolve(5)
         assert promise.wait() == 5
 
-    def test_many_threads_wait(self):
+    def test_outcome_wakes_all_waiting_threads(self):
         promise: Promise = Promise("this")
         got: list = []
         threads = [in_thread(lambda: got.append(promise.wait(10))) for _ in range(8)]
@@ -75,7 +75,7 @@ class TestBlocking:
 
 
 class TestAwaiting:
-    async def test_outcome_that_is_there_costs_no_turn_of_the_loop(self):
+    async def test_awaiting_an_outcome_that_is_there_takes_no_turn_of_the_loop(self):
         promise: Promise = Promise("this")
         promise.resolve(1)
         turns: list = []
@@ -84,7 +84,7 @@ class TestAwaiting:
         assert await promise.async_wait() == 1
         assert turns == []
 
-    async def test_outcome_that_comes_from_another_thread(self):
+    async def test_wait_returns_an_outcome_of_another_thread(self):
         promise: Promise = Promise("this")
         task = asyncio.create_task(promise.async_wait())
         await asyncio.sleep(0)
@@ -93,7 +93,7 @@ class TestAwaiting:
         assert await task == "x"
         thread.join()
 
-    async def test_cancelling_the_awaiting_task_leaves_it_alone(self):
+    async def test_cancelled_task_does_not_end_the_promise(self):
         promise: Promise = Promise("this")
         first = asyncio.create_task(promise.async_wait())
         second = asyncio.create_task(promise.async_wait())
@@ -114,14 +114,14 @@ class TestAwaiting:
         await asyncio.wait([task])
         assert promise._callbacks == ()
 
-    async def test_wait_for_is_a_plain_timeout_and_it_goes_on(self):
+    async def test_wait_for_times_out_without_ending_the_promise(self):
         promise: Promise = Promise("this")
         with pytest.raises((asyncio.TimeoutError, TimeoutError)):
             await asyncio.wait_for(promise.async_wait(), 0.01)
         promise.resolve(2)
         assert await promise == 2
 
-    async def test_gather(self):
+    async def test_gather_gives_all_outcomes(self):
         promises = [Promise("this") for _ in range(3)]
         task = asyncio.ensure_future(asyncio.gather(*(p.async_wait() for p in promises)))
         await asyncio.sleep(0)
@@ -129,7 +129,7 @@ class TestAwaiting:
             promise.resolve(n)
         assert await task == [2, 1, 0]
 
-    def test_several_loops_await_the_same(self):
+    def test_several_loops_await_one_promise(self):
         promise: Promise = Promise("this")
         got: list = []
         ready = threading.Barrier(4)
@@ -148,7 +148,7 @@ class TestAwaiting:
         assert got == ["all"] * 3
         assert asyncio.run(promise.async_wait()) == "all"
 
-    def test_a_loop_that_was_closed_meanwhile_is_nobodys_problem(self):
+    def test_closed_loop_of_a_waiter_does_not_break_the_promise(self):
         promise: Promise = Promise("this")
         loop = asyncio.new_event_loop()
         task = loop.create_task(promise.async_wait())
@@ -159,7 +159,7 @@ class TestAwaiting:
         task.get_coro().close()
         task._log_destroy_pending = False
 
-    async def test_blocking_and_awaiting_at_once(self):
+    async def test_thread_and_task_wait_for_one_promise(self):
         promise: Promise = Promise("this")
         thread_got: list = []
 
@@ -180,7 +180,7 @@ class TestAwaiting:
 
 
 class TestOfCoroutine:
-    async def test_ends_as_the_coroutine_does(self):
+    async def test_work_ends_as_its_coroutine_does(self):
         io = IoThread("of a test")
 
         async def give():
@@ -195,7 +195,7 @@ class TestOfCoroutine:
             await AsyncWork.of(io, fail(), "fail()")
         await asyncio.to_thread(io.stop)
 
-    async def test_end_of_the_loop_is_told(self):
+    async def test_work_fails_when_its_io_thread_stops(self):
         io = IoThread("of a test")
         work = AsyncWork.of(io, asyncio.Event().wait(), "wait()")
         await asyncio.to_thread(io.stop)
@@ -203,7 +203,7 @@ class TestOfCoroutine:
             await work
 
 
-def test_a_callback_that_raises_silences_no_other(caplog):
+def test_callback_that_raises_does_not_stop_the_others(caplog):
     done, told = Promise("it"), []
     done._on_done(lambda: 1 / 0)
     done._on_done(lambda: told.append("second"))
@@ -213,7 +213,7 @@ def test_a_callback_that_raises_silences_no_other(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_watcher_that_raises_silences_no_other(caplog):
+def test_watcher_that_raises_does_not_stop_the_others(caplog):
     said: list = []
     watched, told = WatchedClients(said.append), []
     watched.watch("driver-1", lambda: 1 / 0)
@@ -223,7 +223,7 @@ def test_a_watcher_that_raises_silences_no_other(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_wait_that_blocks_a_running_loop_is_named_in_debug_mode(caplog):
+async def test_debug_mode_warns_of_a_wait_that_blocks_a_running_loop(caplog):
     asyncio.get_running_loop().set_debug(True)
     with pytest.raises(CallTimeoutError):
         Promise("the answer").wait(0.01)

@@ -1,4 +1,4 @@
-"""A session with the head: hello, beats, and a head that forgot us."""
+"""A session with the head: hello, heartbeats, lost connections, and a head that was restarted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HELLO = ClientHello(1, "0.1", "inc", "driver", "ns", "here", 1, 2)
 
 
 class Ends:
-    """A head's end and the link to it."""
+    """A head's end of the link, and the session under test."""
 
     def __init__(self, network, hello=HELLO) -> None:
         self.server = ControlServer(network, lambda peer, envelope: self.came.put_nowait((peer, envelope)))
@@ -58,7 +58,7 @@ class Ends:
         )
 
     async def next(self, kind):
-        """The next message that is not a beat, unless a beat is asked for."""
+        """The next message. A heartbeat counts only if the caller asks for one."""
         while True:
             peer, envelope = await asyncio.wait_for(self.came.get(), 10)
             if isinstance(envelope.body, kind):
@@ -81,7 +81,7 @@ async def ends(network):
 
 
 def refuse(ends, monkeypatch, times):
-    """The head does not know this process's key yet: so many hellos are refused."""
+    """The head refuses this many hellos, because it does not know this process's key yet."""
     refused, greet = [KeyRefusedError("not yet")] * times, ends.link._greet
 
     async def refuse_at_first(timeout):
@@ -92,8 +92,8 @@ def refuse(ends, monkeypatch, times):
     monkeypatch.setattr(ends.link, "_greet", refuse_at_first)
 
 
-async def test_refusals_before_the_first_welcome_do_not_make_a_later_absence_longer(network, monkeypatch):
-    """A worker may know of a restarted head before that knows its job's key."""
+async def test_refusals_before_the_first_welcome_do_not_lengthen_later_pauses(network, monkeypatch):
+    """A worker may find a restarted head before the head knows the key of the worker's job."""
     ends = Ends(network, replace(HELLO, role="worker"))
     refuse(ends, monkeypatch, 6)
     starting = asyncio.ensure_future(ends.link.start(60))
@@ -111,7 +111,7 @@ async def test_refusals_before_the_first_welcome_do_not_make_a_later_absence_lon
 
 
 def no_links(network, monkeypatch, tries):
-    """So many links cannot be made, then all can; returns when they could not."""
+    """The first connections fail, as many as given. The promise resolves at the last failure."""
     link, refused = network.link, []
 
     def made(*args, **options):
@@ -124,12 +124,12 @@ def no_links(network, monkeypatch, tries):
     return refused
 
 
-async def test_a_connection_that_cannot_be_made_just_now_is_made_later(ends, monkeypatch, caplog):
+async def test_session_retries_a_connection_that_cannot_be_made(ends, monkeypatch, caplog):
     returned = asyncio.Event()
     ends.link._on_return = returned.set
     await ends.welcome(beat_s=0.01)
     refused = no_links(ends.network, monkeypatch, 3)
-    await ends.next(ClientHello)  # the head is silent, and its first try has no answer
+    await ends.next(ClientHello)  # the head is silent, and the session's first attempt has no answer
     peer, hello = await ends.next(ClientHello)
     ends.server.reply(peer, hello.id, Welcome("e2", "0.1", 60.0, 10.0))
     await asyncio.wait_for(returned.wait(), 10)
@@ -139,7 +139,7 @@ async def test_a_connection_that_cannot_be_made_just_now_is_made_later(ends, mon
     assert "is there again, after" in said[1]
 
 
-async def test_a_worker_s_first_connection_that_cannot_be_made_anew_is_made_later(network, monkeypatch):
+async def test_worker_retries_its_first_connection(network, monkeypatch):
     ends = Ends(network, replace(HELLO, role="worker"))
     none = no_links(network, monkeypatch, 3)
     refuse(ends, monkeypatch, 1)
@@ -148,7 +148,7 @@ async def test_a_worker_s_first_connection_that_cannot_be_made_anew_is_made_late
     ends.link.close("the test ends")
 
 
-async def test_a_worker_that_cannot_connect_anew_in_its_time_says_why(network, monkeypatch):
+async def test_worker_that_cannot_connect_in_time_says_why(network, monkeypatch):
     ends = Ends(network, replace(HELLO, role="worker"))
     no_links(network, monkeypatch, -1)
 
@@ -169,23 +169,23 @@ async def test_hello_then_beats(ends):
         assert (await ends.next(Beat))[1] == Notice(Beat("inc"))
 
 
-async def test_a_first_hello_that_was_lost_with_its_connection_is_said_again(ends):
+async def test_hello_that_was_lost_with_its_connection_is_sent_again(ends):
     starting = asyncio.ensure_future(ends.link.start(10))
-    await ends.next(ClientHello)  # and the head ends before it answers
+    await ends.next(ClientHello)  # the head ends before it answers
     ends.network.reset(ends.link.identity)
     peer, request = await ends.next(ClientHello)
     ends.server.reply(peer, request.id, Welcome("e", "0.1", 0.01, 10.0, "tok"))
     assert (await starting).token == "tok"
 
 
-async def test_a_connection_that_was_lost_brings_both_up_to_date(ends):
+async def test_lost_connection_is_followed_by_a_new_hello(ends):
     await ends.welcome(beat_s=10.0)
     ends.network.reset(ends.link.identity)
     peer, request = await ends.next(ClientHello)
     ends.server.reply(peer, request.id, Welcome("e", "0.1", 10.0, 10.0, "tok"))
 
 
-async def test_a_head_that_forgot_us_is_told_again(ends):
+async def test_restarted_head_gets_one_new_hello(ends):
     peer = await ends.welcome()
     for _ in range(3):
         ends.server.notify(peer, Beat(HELLO_AGAIN))
@@ -194,20 +194,22 @@ async def test_a_head_that_forgot_us_is_told_again(ends):
     assert again.body == replace(HELLO, token="tok")
     ends.server.reply(peer, again.id, Welcome("e2", "0.1", 1.0, 10.0, "tok2"))
     asking = asyncio.ensure_future(ends.link.request(GetStatus()))
-    _, asked = await ends.next(GetStatus)  # one hello was enough: nothing else came before this
+    _, asked = await ends.next(GetStatus)  # one hello was enough: no other message came first
     ends.server.reply(peer, asked.id, Done())
     await asking
     assert ends.link.welcome.epoch == "e2"
 
 
-async def test_a_request_waits_for_a_head_that_forgot_us_and_is_asked_again(ends):
+async def test_request_is_sent_again_after_a_restarted_head_accepts_the_session(ends):
     peer = await ends.welcome(beat_s=60.0)
     asking = asyncio.ensure_future(ends.link.request(GetStatus()))
     _, asked = await ends.next(GetStatus)
     ends.server.notify(peer, Beat(HELLO_AGAIN))
     ends.server.fail(peer, asked.id, "hello", "say hello first")
     _, again = await ends.next(ClientHello)
-    late = asyncio.ensure_future(ends.link.request(Done()))  # made meanwhile: not sent to who does not know us
+    late = asyncio.ensure_future(
+        ends.link.request(Done())
+    )  # made meanwhile: not sent before the head accepts the session
     ends.server.reply(peer, again.id, Welcome("e2", "0.1", 60.0, 10.0))
     first = await ends.next(GetStatus)
     second = await ends.next(Done)
@@ -217,7 +219,7 @@ async def test_a_request_waits_for_a_head_that_forgot_us_and_is_asked_again(ends
     assert await asyncio.wait_for(asking, 10) == await asyncio.wait_for(late, 10) == Done()
 
 
-async def test_a_silent_head_is_greeted_until_it_answers_and_beats_stop_meanwhile(ends, caplog):
+async def test_silent_head_gets_hellos_instead_of_beats_until_it_answers(ends, caplog):
     returned = asyncio.Event()
     ends.link._on_return = returned.set
     await ends.welcome(beat_s=0.01)
@@ -225,7 +227,7 @@ async def test_a_silent_head_is_greeted_until_it_answers_and_beats_stop_meanwhil
         await ends.next(ClientHello)
     while not ends.came.empty():
         ends.came.get_nowait()
-    peer, hello = await asyncio.wait_for(ends.came.get(), 10)  # nothing but hellos by now
+    peer, hello = await asyncio.wait_for(ends.came.get(), 10)  # only hellos come by now
     assert isinstance(hello.body, ClientHello)
     asking = asyncio.ensure_future(ends.link.request(GetStatus()))
     ends.server.reply(peer, hello.id, Welcome("e2", "0.1", 60.0, 10.0))
@@ -239,8 +241,8 @@ async def test_a_silent_head_is_greeted_until_it_answers_and_beats_stop_meanwhil
     assert "is there again, after" in said[1]
 
 
-async def test_its_own_beats_are_no_answer(ends):
-    """TCP can connect to itself where nobody listens: then a link hears what it says."""
+async def test_session_does_not_take_its_own_beats_for_an_answer(ends):
+    """TCP can connect to itself where no process listens. Then a link receives what it sends."""
     await ends.welcome(beat_s=0.01)
     said = []
     while len(said) < 20:
@@ -251,7 +253,7 @@ async def test_its_own_beats_are_no_answer(ends):
     assert ClientHello in said
 
 
-async def test_a_deadline_that_passes_meanwhile_says_for_how_long_the_head_was_away(ends):
+async def test_timeout_of_a_request_says_how_long_the_head_was_away(ends):
     await ends.welcome(beat_s=0.01)
     await ends.next(ClientHello)
     with pytest.raises(ClusterTimeoutError, match=r"has not answered for 0 s; GetStatus waited 0\.05 s for it"):
@@ -259,7 +261,7 @@ async def test_a_deadline_that_passes_meanwhile_says_for_how_long_the_head_was_a
 
 
 @pytest.mark.parametrize(("kind", "told"), [("node_lost", "given_up"), ("usage", "alone")])
-async def test_a_head_that_does_not_take_us_back_ends_the_session(ends, kind, told):
+async def test_session_ends_when_the_head_rejects_it(ends, kind, told):
     peer = await ends.welcome()
     ends.server.notify(peer, Beat(HELLO_AGAIN))
     _, again = await ends.next(ClientHello)
@@ -270,11 +272,11 @@ async def test_a_head_that_does_not_take_us_back_ends_the_session(ends, kind, to
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("authentication", "worker 'w' is not known here"),  # its agent is not back yet
-        ("protocol", "upgrade the head first"),  # the head that was there before may come back
+        ("authentication", "worker 'w' is not known here"),  # the head waits for this worker's agentd
+        ("protocol", "upgrade the head first"),  # the previous head may come back
     ],
 )
-async def test_a_head_that_may_take_us_back_later_is_asked_again(ends, kind, why):
+async def test_session_retries_a_head_that_cannot_accept_it_yet(ends, kind, why):
     peer = await ends.welcome()
     for _ in range(2):
         ends.server.notify(peer, Beat(HELLO_AGAIN))
@@ -284,20 +286,20 @@ async def test_a_head_that_may_take_us_back_later_is_asked_again(ends, kind, why
     ends.server.reply(peer, again.id, Welcome("e2", "0.1", 60.0, 10.0))
 
 
-async def test_beats_are_the_sessions_own_other_notices_are_not(ends):
+async def test_session_passes_on_all_notices_except_beats(ends):
     peer = await ends.welcome()
     ends.server.notify(peer, Beat("e"))
     ends.server.notify(peer, Warn("careful"))
     assert await asyncio.wait_for(ends.notices.get(), 10) == Warn("careful")
 
 
-async def test_what_is_asked_of_a_head_that_restarts_waits_for_it(ends):
+async def test_request_waits_for_a_head_that_restarts(ends):
     peer = await ends.welcome()
     ends.server.notify(peer, Goodbye("SIGTERM", restarting=True))
     ends.server.notify(peer, Warn("the last word"))
     await asyncio.wait_for(ends.notices.get(), 10)
     asking = asyncio.ensure_future(ends.link.request(GetStatus(), 10))
-    _, again = await ends.next(ClientHello)  # by its silence: nothing else was asked
+    _, again = await ends.next(ClientHello)  # the session noticed the silence: no request was under way
     ends.server.reply(peer, again.id, Welcome("e2", "0.1", 60.0, 10.0))
     _, asked = await ends.next(GetStatus)
     ends.server.reply(peer, asked.id, Done())
@@ -305,7 +307,7 @@ async def test_what_is_asked_of_a_head_that_restarts_waits_for_it(ends):
     assert ends.alone.empty()
 
 
-async def test_a_beat_repeats_the_last_word_of_the_head_that_took_us(ends):
+async def test_beat_repeats_the_last_clock_of_the_head_that_accepted_the_session(ends):
     peer = await ends.welcome()
     ends.server.notify(peer, Beat("e", word=77.5))
     ends.server.notify(peer, Beat("another", word=99.0))
@@ -314,7 +316,7 @@ async def test_a_beat_repeats_the_last_word_of_the_head_that_took_us(ends):
     assert said == 77.5
 
 
-async def test_another_head_s_clock_is_not_repeated(ends):
+async def test_clock_of_the_previous_head_is_not_repeated(ends):
     peer = await ends.welcome()
     ends.server.notify(peer, Beat("e", word=77.5))
     ends.server.notify(peer, Beat(HELLO_AGAIN))
@@ -327,11 +329,11 @@ async def test_another_head_s_clock_is_not_repeated(ends):
     assert said in (0.0, 5.0)
 
 
-async def test_an_owner_of_robots_answers_eight_times_in_their_lease(ends):
+async def test_owner_of_robots_sends_eight_beats_in_their_lease(ends):
     await ends.welcome(beat_s=1.0)
     loop = asyncio.get_running_loop()
     ends.link.own_robots()
-    await ends.next(Beat)  # at once: the next may be due only in a beat as long as before
+    await ends.next(Beat)  # at once: the next heartbeat may be due only after the previous, longer interval
     await ends.next(Beat)
     begun = loop.time()
     for _ in range(4):
@@ -339,7 +341,7 @@ async def test_an_owner_of_robots_answers_eight_times_in_their_lease(ends):
     assert loop.time() - begun == pytest.approx(1.0, abs=0.01)
 
 
-async def test_a_wait_for_a_heads_silence_begins_anew_with_each_word(ends):
+async def test_each_message_of_the_head_restarts_the_measurement_of_its_silence(ends):
     peer = await ends.welcome()
     loop = asyncio.get_running_loop()
     await asyncio.sleep(60)  # silence before the wait does not count
@@ -354,12 +356,12 @@ async def test_a_wait_for_a_heads_silence_begins_anew_with_each_word(ends):
     assert loop.time() - began == pytest.approx(9, abs=0.1), "one wait for the same silence is enough"
 
 
-async def test_a_head_that_does_not_answer(ends):
+async def test_start_times_out_if_the_head_does_not_answer(ends):
     with pytest.raises(ClusterTimeoutError, match="did not answer ClientHello within"):
         await ends.link.start(0.01)
 
 
-async def test_a_refusal(ends):
+async def test_start_raises_the_heads_refusal(ends):
     starting = asyncio.ensure_future(ends.link.start(10))
     peer, request = await ends.next(ClientHello)
     ends.server.fail(peer, request.id, "protocol", "protocol 1 and 2")
@@ -367,7 +369,7 @@ async def test_a_refusal(ends):
         await starting
 
 
-async def test_an_answer_that_is_no_welcome(ends):
+async def test_start_fails_if_the_answer_is_not_a_welcome(ends):
     starting = asyncio.ensure_future(ends.link.start(10))
     peer, request = await ends.next(ClientHello)
     ends.server.reply(peer, request.id, Done())
@@ -375,14 +377,14 @@ async def test_an_answer_that_is_no_welcome(ends):
         await starting
 
 
-async def test_closing_says_goodbye_and_ends_the_beats(ends):
+async def test_close_sends_goodbye_and_ends_the_beats(ends):
     await ends.welcome()
     ends.link.close("enough")
     assert (await ends.next(Goodbye))[1] == Notice(Goodbye("enough"))
     ends.link.close("twice is fine")
 
 
-async def test_closing_ends_what_waits_for_an_answer_with_the_reason_given(ends):
+async def test_close_fails_open_requests_with_its_reason(ends):
     await ends.welcome()
     waiting = [asyncio.ensure_future(ends.link.request(GetStatus(None), 10)) for _ in range(2)]
     await ends.next(GetStatus)
@@ -393,7 +395,7 @@ async def test_closing_ends_what_waits_for_an_answer_with_the_reason_given(ends)
 
 
 class TestSilence:
-    async def test_a_cut_network_is_told_after_the_lease(self, ends):
+    async def test_cut_network_is_reported_after_the_lease(self, ends):
         await ends.welcome(0.01, lease_s=0.1)
         ends.network.cut(ends.link.identity)
         ends.network.dark.add(ends.endpoint)
@@ -401,7 +403,7 @@ class TestSilence:
         assert said.startswith(f"the head at {ends.endpoint} was silent for 0.")
         assert said.endswith("the network between here and there is cut")
 
-    async def test_a_look_that_fails_by_a_bug_is_told_and_made_again(self, ends):
+    async def test_reachability_check_that_raises_is_reported_and_repeated(self, ends):
         reported: list = []
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
         look = ends.network.check_reachability
@@ -419,7 +421,7 @@ class TestSilence:
         assert [str(error) for error in reported] == ["a bug"]
 
     @pytest.mark.parametrize("what", ["_beat", "_on_return"])
-    async def test_a_session_that_a_bug_has_broken_is_over(self, ends, monkeypatch, what):
+    async def test_internal_error_ends_the_session(self, ends, monkeypatch, what):
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
 
         def broken(*_):
@@ -434,14 +436,14 @@ class TestSilence:
         said = await asyncio.wait_for(ends.alone.get(), 10)
         assert "which is a bug of rlinf-actors: ValueError: a bug" in said
 
-    async def test_a_head_that_is_not_back_within_its_grace_has_been_waited_for(self, ends):
+    async def test_head_that_does_not_return_within_its_grace_is_reported(self, ends):
         await ends.welcome(0.01, lease_s=0.1, grace_s=0.3)
         ends.server.close()
         said = await asyncio.wait_for(ends.alone.get(), 10)
         assert said.startswith(f"the head at {ends.endpoint} was silent for 0.")
         assert said.endswith("although its machine answers")
 
-    async def test_a_cut_that_heals_within_the_lease_costs_nothing(self, ends):
+    async def test_cut_that_heals_within_the_lease_does_not_end_the_session(self, ends):
         await ends.welcome(0.01, lease_s=2.0)
         asking = asyncio.ensure_future(ends.link.request(GetStatus()))
         await ends.next(GetStatus)
@@ -457,7 +459,7 @@ class TestSilence:
         assert await asking == Done()
         assert ends.alone.empty()
 
-    async def test_a_worker_waits_for_the_grace_its_agent_looks(self, ends):
+    async def test_worker_waits_for_the_grace_while_its_agentd_checks(self, ends):
         ends.link.close("a worker is tried")
         ends.link = HeadSession(ends.network, ends.endpoint, replace(HELLO, role="worker"), ends.notices.put_nowait)
         await ends.next(Goodbye)
@@ -467,7 +469,7 @@ class TestSilence:
         assert ends.link._detector.next_deadline() > asyncio.get_running_loop().time() + 100
 
     def cut(self, network):
-        """Lose everything; set when a hello was lost."""
+        """Lose every message; the event is set when a hello was lost."""
         lost = asyncio.Event()
 
         def drop(identity, header):
@@ -500,7 +502,7 @@ class TestLogPrinter:
         assert err == "[g:1@n1] two\n"
         assert credits == [LogCredit("owner", "n1", batch.cost)]
 
-    def test_of_a_progress_bar_only_the_last_state_is_printed_where_there_is_no_terminal(self, monkeypatch):
+    def test_progress_bar_prints_only_its_last_state_without_a_terminal(self, monkeypatch):
         bar = [("g:0", "out", f" {n}%{UPDATE}") for n in range(0, 100, 10)]
         batch = self.lines(
             *bar, ("g:1", "out", "another"), ("g:0", "out", "100%"), ("g:1", "err", f"left at 3{UPDATE}")
@@ -528,7 +530,7 @@ class TestLogPrinter:
         assert shown_on(said) == ["[g:1@n1] a line", "[g:0@n1] 100%", "end", ""]
         assert max(len(line) for line in said.split("\r")) < 40 + len(CLEAR), "a line that wraps is not rewritten"
 
-    def test_a_printer_that_ends_counts_what_it_does_not_print(self, monkeypatch, rlinf_leak_check):
+    def test_closed_printer_counts_the_lines_it_does_not_print(self, monkeypatch, rlinf_leak_check):
         out = io.StringIO()
         monkeypatch.setattr(sys, "stdout", out)
         printer = LogPrinter(lambda credit: None)
@@ -539,7 +541,7 @@ class TestLogPrinter:
         assert out.getvalue() == ""
         assert printer.left == {("n1", ""): 2, ("n1", "/logs"): 5}
 
-    def test_a_terminal_that_takes_nothing_does_not_hold_the_end(self, monkeypatch):
+    def test_blocked_terminal_does_not_delay_the_printers_end(self, monkeypatch):
         taken = threading.Event()
 
         class Stuck(io.StringIO):
@@ -553,11 +555,11 @@ class TestLogPrinter:
         printer.close(0.0)
         taken.set()
 
-    def test_skipped_lines_are_told(self, monkeypatch, rlinf_leak_check):
+    def test_printer_reports_skipped_lines(self, monkeypatch, rlinf_leak_check):
         _, err, _ = self.shown(monkeypatch, self.lines(skipped=7))
         assert err == "[n1] 7 lines are not shown here; the log files have them\n"
 
-    def test_a_terminal_that_is_gone_stalls_nobody(self, monkeypatch, rlinf_leak_check):
+    def test_closed_terminal_does_not_stall_the_printer(self, monkeypatch, rlinf_leak_check):
         credits: list = []
         closed = io.StringIO()
         closed.close()
@@ -569,7 +571,7 @@ class TestLogPrinter:
         assert len(credits) == 1
         assert printer.left == {("n1", ""): 1}, "of a stream that the script closed; there is none for the other"
 
-    def test_a_stream_of_the_scripts_own_that_only_writes_shows_every_line(self, monkeypatch, rlinf_leak_check):
+    def test_users_stream_with_only_write_gets_every_line(self, monkeypatch, rlinf_leak_check):
         class Tee:
             def __init__(self):
                 self.text = ""
@@ -590,9 +592,7 @@ class TestLogPrinter:
         assert len(credits) == 2
         assert printer.left == {}
 
-    def test_a_stream_that_raises_is_told_of_once_and_its_lines_are_counted(
-        self, monkeypatch, caplog, rlinf_leak_check
-    ):
+    def test_stream_that_raises_is_reported_once_and_its_lines_are_counted(self, monkeypatch, caplog, rlinf_leak_check):
         class Broken(io.StringIO):
             def write(self, text):
                 raise RuntimeError("a tee with a bug")
@@ -611,7 +611,7 @@ class TestLogPrinter:
         assert "a tee with a bug" in str(record.exc_info[1])
         caplog.clear()
 
-    def test_what_a_printer_that_ended_early_has_not_printed_is_counted(self, monkeypatch):
+    def test_lines_left_by_a_printer_that_ended_early_are_counted(self, monkeypatch):
         class Ends(io.StringIO):
             def write(self, text):
                 raise SystemExit
@@ -638,5 +638,5 @@ CLEAR = "\r\x1b[K"
 
 
 def shown_on(said: str) -> list[str]:
-    """The lines of a terminal that was sent this."""
+    """The lines that a terminal shows after it received this text."""
     return [part.rsplit(CLEAR, 1)[-1] for part in said.replace("\r\n", "\n").split("\n")]

@@ -1,4 +1,4 @@
-"""Errors that nobody looked at: said in the log, and in the exit code unless the script chose one."""
+"""Unseen errors: logged, and in the exit code unless the script chose one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 class Result:
-    """A failed call. `loop` is None: it was made without one."""
+    """A failed call. `loop` is None if the call was made without an event loop."""
 
     cause = None
     loop = None
@@ -35,13 +35,13 @@ class Result:
 
 
 class Ready(Result):
-    """A group that could not come up."""
+    """A group that could not start."""
 
     shared = True
 
 
 class Clock:
-    """Timers that run when the test says so."""
+    """Timers that run when the test calls `run`."""
 
     def __init__(self) -> None:
         self.due: list[tuple[float, Callable[[], object]]] = []
@@ -67,7 +67,7 @@ def lost(clock, caplog):
     return LostErrors(False, clock.later)
 
 
-def test_an_error_that_is_seen_in_time_makes_no_noise(lost, clock, caplog):
+def test_error_that_is_seen_in_time_is_not_logged(lost, clock, caplog):
     result = Result()
     lost.failed(result, awaited=False)
     lost.seen(result)
@@ -77,7 +77,7 @@ def test_an_error_that_is_seen_in_time_makes_no_noise(lost, clock, caplog):
     assert caplog.text == ""
 
 
-def test_an_error_that_nobody_sees_is_logged_once(lost, clock, caplog):
+def test_unseen_error_is_logged_once(lost, clock, caplog):
     result = Result()
     lost.failed(result, awaited=False)
     assert caplog.text == ""
@@ -91,14 +91,14 @@ def test_an_error_that_nobody_sees_is_logged_once(lost, clock, caplog):
     assert lost.count == 1
 
 
-def test_a_result_that_nobody_holds_is_reported_too(lost, clock, caplog):
+def test_unseen_error_of_a_collected_result_is_logged(lost, clock, caplog):
     lost.failed(Result(), awaited=False)
     gc.collect()
     clock.run()
     assert caplog.text.count("boom") == 1
 
 
-def test_one_that_is_awaited_is_reported_only_if_the_wait_was_given_up(lost, clock, caplog):
+def test_error_of_an_awaited_call_is_logged_only_if_the_result_is_dropped(lost, clock, caplog):
     kept, dropped = Result("kept"), Result("dropped")
     lost.failed(kept, awaited=True)
     lost.failed(dropped, awaited=True)
@@ -108,7 +108,7 @@ def test_one_that_is_awaited_is_reported_only_if_the_wait_was_given_up(lost, clo
     assert "kept" not in caplog.text
 
 
-def test_the_end_reports_what_is_still_in_its_grace(lost, caplog):
+def test_close_reports_errors_that_are_still_in_their_grace(lost, caplog):
     result = Result()
     lost.failed(result, awaited=False)
     lost.close()
@@ -125,7 +125,7 @@ def test_calls_that_failed_by_one_error_are_one_report(lost, clock, caplog):
 
 
 @pytest.mark.parametrize("awaited", [True, False])
-def test_who_sees_a_call_fail_by_a_groups_error_has_seen_the_groups(lost, clock, caplog, awaited):
+def test_error_of_a_group_is_seen_if_a_call_raised_it(lost, clock, caplog, awaited):
     ready, call = Ready(), Result()
     ready.cause = call.cause = RuntimeError("the constructor raised")
     lost.failed(ready, awaited=False)
@@ -134,13 +134,13 @@ def test_who_sees_a_call_fail_by_a_groups_error_has_seen_the_groups(lost, clock,
         lost.seen(call)
     clock.run()
     lost.close()
-    assert caplog.text.count("boom") == (0 if not awaited else 1)  # of the wait that never took it, at the end
+    assert caplog.text.count("boom") == (0 if not awaited else 1)  # the wait that did not take the error, at the end
 
 
 class TestLoops:
     """Errors of calls that were made in an event loop."""
 
-    async def test_its_exception_handler_is_given_the_error(self, lost, clock, caplog):
+    async def test_loops_exception_handler_gets_the_error(self, lost, clock, caplog):
         loop, contexts, came = asyncio.get_running_loop(), [], asyncio.Event()
         loop.set_exception_handler(lambda _, context: (contexts.append(context), came.set()))
         result = Result()
@@ -153,7 +153,7 @@ class TestLoops:
         assert contexts[0]["future"] is result
         assert caplog.text == ""
 
-    async def test_a_loop_that_is_blocked_leaves_it_to_the_log(self, lost, clock, caplog):
+    async def test_error_is_logged_if_its_loop_is_blocked(self, lost, clock, caplog):
         loop, contexts = asyncio.get_running_loop(), []
         loop.set_exception_handler(lambda _, context: contexts.append(context))
         result = Result()
@@ -165,7 +165,7 @@ class TestLoops:
         assert caplog.text.count("boom") == 1
         assert contexts == []
 
-    async def test_the_end_leaves_nothing_to_a_loop_that_did_not_take_it(self, lost, clock, caplog):
+    async def test_close_logs_an_error_once_that_its_loop_did_not_take(self, lost, clock, caplog):
         result = Result()
         result.loop = asyncio.get_running_loop()
         lost.failed(result, awaited=False)
@@ -173,7 +173,7 @@ class TestLoops:
         lost.close()
         assert caplog.text.count("boom") == 1
 
-    def test_a_loop_that_has_ended_leaves_it_to_the_log(self, lost, clock, caplog):
+    def test_error_is_logged_if_its_loop_has_ended(self, lost, clock, caplog):
         result = Result()
         result.loop = asyncio.new_event_loop()
         result.loop.close()
@@ -230,11 +230,11 @@ SCRIPT = """
         ("lose(); lose(); sys.exit(5)", True, 5),
     ],
 )
-def test_exit_codes(body, change, code):
+def test_exit_code_is_1_after_unseen_errors_unless_the_script_chose_one(body, change, code):
     script = textwrap.dedent(SCRIPT).format(change=change, body=textwrap.dedent(body))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
-    assert "atexit ran" in done.stdout  # also what was registered before
+    assert "atexit ran" in done.stdout  # includes functions registered before
 
 
 RUNTIME = """
@@ -271,6 +271,6 @@ def test_a_run_of_pytest_keeps_its_exit_code(tmp_path):
     assert exit_code(tmp_path, run) == 0
 
 
-def test_a_script_that_has_run_pytest_exits_with_1_again(tmp_path):
+def test_script_that_has_run_pytest_exits_with_1_after_unseen_errors(tmp_path):
     (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
     assert exit_code(tmp_path, f"import pytest; pytest.main([{str(tmp_path)!r}]); lose()") == 1

@@ -1,4 +1,4 @@
-"""The connection to a worker was lost and is there again: what was under way ends, and what comes later goes there."""
+"""A lost connection to a worker that lives: open calls fail, later calls use a new connection."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class World:
         return waiter, number
 
 
-async def test_a_call_under_way_ends_and_a_later_one_goes_over_a_new_link(network):
+async def test_open_call_fails_and_a_later_call_uses_a_new_link(network):
     world = World(network, owner=False)
     lost, _ = world.call()
     await world.worker.until(2)
@@ -66,7 +66,7 @@ async def test_a_call_under_way_ends_and_a_later_one_goes_over_a_new_link(networ
     assert later.error is None
 
 
-async def test_a_worker_that_was_constructed_is_not_again(network):
+async def test_new_link_does_not_construct_a_worker_again(network):
     world = World(network, owner=True)
     create = (await world.worker.until(2))[1]
     world.worker.say(frames.Ok(create.id))
@@ -77,7 +77,7 @@ async def test_a_worker_that_was_constructed_is_not_again(network):
     assert world.failed == []
 
 
-async def test_one_that_may_not_have_been_constructed_ends_its_group(network):
+async def test_link_lost_during_construction_ends_the_group(network):
     world = World(network, owner=True)
     await world.worker.until(2)
     await world.lose()
@@ -86,7 +86,7 @@ async def test_one_that_may_not_have_been_constructed_ends_its_group(network):
     assert world.failed == [world.group]
 
 
-async def test_the_end_of_the_worker_counts_afterwards(network):
+async def test_worker_that_ends_after_a_lost_link_fails_later_calls(network):
     world = World(network, owner=False)
     world.call()
     await world.worker.until(2)
@@ -94,5 +94,5 @@ async def test_the_end_of_the_worker_counts_afterwards(network):
     later, _ = world.call()
     world.group.update([WorkerState("id-0", 0, 0, "10.0.0.1", "gone", exit=ExitReport("signalled", signal=9))])
     assert "signal 9" in str(later.error)
-    await world.lose()  # nothing is left to lose
+    await world.lose()  # no link is left to lose
     assert world.group.gone.done()

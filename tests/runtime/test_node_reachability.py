@@ -1,4 +1,4 @@
-"""The way to another machine is cut, or not: what waits for its workers, on the memory transport."""
+"""What waits for workers on another machine fails if the network is cut: on the memory transport."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def far(network, monkeypatch):
     watch.close()
 
 
-async def test_a_call_into_a_cut_ends_and_says_where(network, far):
+async def test_call_across_a_cut_network_fails_and_names_the_place(network, far):
     _, peer, _ = far
     call = Waiter()
     peer.open(call)
@@ -49,7 +49,7 @@ async def test_a_call_into_a_cut_ends_and_says_where(network, far):
 
 
 @pytest.mark.parametrize("what", ["look", "turn"])
-async def test_a_bug_ends_no_watch(network, far, monkeypatch, what):
+async def test_internal_error_does_not_end_the_watch(network, far, monkeypatch, what):
     reported: list = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
     _, peer, watch = far
@@ -69,8 +69,8 @@ async def test_a_bug_ends_no_watch(network, far, monkeypatch, what):
     assert [str(error) for error in reported] == ["a bug"]
 
 
-def looks(network, before_its_end=lambda: None):
-    """What every look from now on has found."""
+def check_results(network, before_its_end=lambda: None):
+    """The results of all later reachability checks."""
     found: asyncio.Queue = asyncio.Queue()
     look = network.check_reachability
 
@@ -84,27 +84,27 @@ def looks(network, before_its_end=lambda: None):
     return found
 
 
-async def test_who_listens_or_has_just_ended_is_not_cut_off(network, far):
+async def test_listening_or_just_ended_worker_is_not_reported_as_cut_off(network, far):
     worker, peer, _ = far
-    found = looks(network)
+    found = check_results(network)
     call = Waiter()
     peer.open(call)
     for _ in range(5):  # several leases
         assert await asyncio.wait_for(found.get(), 10) is Reachability.LISTENS
-    worker._listener.close()  # the head will tell
+    worker._listener.close()  # the head reports this end
     while await asyncio.wait_for(found.get(), 10) is not Reachability.REFUSED:
         pass
     assert call.error is None
 
 
-async def test_what_comes_shows_that_the_way_is_open_although_looks_are_lost(network, far):
+async def test_received_messages_show_a_reachable_node_although_checks_fail(network, far):
     _, peer, _ = far
     network.dark.add(FAR)
 
     def something_comes():
         peer.received += 1
 
-    found = looks(network, something_comes)
+    found = check_results(network, something_comes)
     call = Waiter()
     peer.open(call)
     for _ in range(10):  # several leases
@@ -112,12 +112,12 @@ async def test_what_comes_shows_that_the_way_is_open_although_looks_are_lost(net
     assert call.error is None
 
 
-async def test_nobody_looks_where_nobody_waits(network, far):
+async def test_node_is_checked_only_while_a_call_waits(network, far):
     _, peer, watch = far
     turns: asyncio.Queue = asyncio.Queue()
     awaited = watch._awaited
     watch._awaited = lambda: turns.put_nowait(None) or awaited()
-    found = looks(network)
+    found = check_results(network)
     peer.forget(peer.open(Waiter()))
     for _ in range(3 * int(LEASE_S / BEAT_S)):
         await asyncio.wait_for(turns.get(), 10)
@@ -125,7 +125,7 @@ async def test_nobody_looks_where_nobody_waits(network, far):
     assert peer.error is None
 
 
-async def test_a_new_wait_does_not_inherit_the_silence_of_an_earlier_one(network, far):
+async def test_new_call_does_not_inherit_the_silence_of_an_earlier_call(network, far):
     _, peer, watch = far
     network.dark.add(FAR)
     first = Waiter()
@@ -139,7 +139,7 @@ async def test_a_new_wait_does_not_inherit_the_silence_of_an_earlier_one(network
     watch._groups = lambda: groups
     peer.on_gone(lambda _error: ends.append(loop.time()))
     await asyncio.wait_for(first.told.wait(), 10)
-    groups.append(again)  # before the watch has looked again: the same machine is waited for without a pause
+    groups.append(again)  # before the watch checks again: no pause between two waits for the same machine
     second = Waiter()
     again.peers[0].open(second)
     await asyncio.wait_for(second.told.wait(), 10)

@@ -1,4 +1,4 @@
-"""A worker as a driver reaches it: backlog, calls that end exactly once, and its end."""
+"""A driver's peer of a worker: the backlog, calls that end exactly once, and the worker's end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def connect(peer, worker, first=lambda: None, host="here"):
     peer.connect(Endpoint("here", worker.endpoint), host, "token", first)
 
 
-async def test_joins_then_says_the_first_thing_then_what_waited(peer, worker):
+async def test_peer_sends_join_then_create_then_its_backlog(peer, worker):
     waiter = Waiter()
     call = peer.open(waiter)
     peer.send(frames.Call(call, "step"), [b"arg"])
@@ -64,7 +64,7 @@ async def test_items_of_a_stream_keep_it_open(peer, worker):
     assert peer.pending == {}
 
 
-async def test_forgetting_tells_the_worker_once(peer, worker):
+async def test_abandoned_call_sends_one_cancel(peer, worker):
     connect(peer, worker)
     call = peer.open(Waiter())
     peer.forget(call)
@@ -73,7 +73,7 @@ async def test_forgetting_tells_the_worker_once(peer, worker):
     assert (await worker.until(3))[1:] == [frames.Cancel(call), frames.Call(7, "end")]
 
 
-async def test_death_fails_what_waits_and_what_comes_later(peer):
+async def test_death_fails_open_and_later_calls(peer):
     before, after = Waiter(), Waiter()
     peer.open(before)
     error = WorkerDiedError("gone")
@@ -86,7 +86,7 @@ async def test_death_fails_what_waits_and_what_comes_later(peer):
     assert peer._backlog == []
 
 
-async def test_what_waits_is_told_of_a_death_whatever_another_makes_of_it(peer, caplog):
+async def test_death_fails_all_calls_although_one_handler_raises(peer, caplog):
     class Fails(Waiter):
         def fail(self, error):
             raise RuntimeError("a bug")
@@ -107,8 +107,8 @@ async def test_what_waits_is_told_of_a_death_whatever_another_makes_of_it(peer, 
     assert sum("internal error" in record.getMessage() for record in caplog.records) == 2
 
 
-async def test_a_call_made_while_it_dies_ends_too(peer):
-    """`fail` of one call opens another: it must not be left waiting."""
+async def test_call_made_during_the_failure_of_others_fails_too(peer):
+    """`fail` of one call opens another, which must fail too."""
     later = Waiter()
 
     class Opens(Waiter):
@@ -135,7 +135,7 @@ async def test_a_refused_join_fails_the_calls(peer, worker, kind, error):
     assert "g:0 on node0: not you" in str(waiter.error)
 
 
-async def test_a_unix_socket_on_another_machine_is_out_of_reach(peer, worker):
+async def test_unix_socket_on_another_machine_is_unreachable(peer, worker):
     waiter = Waiter()
     peer.open(waiter)
     connect(peer, worker, host="elsewhere")
@@ -143,13 +143,13 @@ async def test_a_unix_socket_on_another_machine_is_out_of_reach(peer, worker):
     assert "another machine" in str(waiter.error)
 
 
-async def test_tcp_is_taken_where_ipc_cannot_be(network, peer):
+async def test_peer_uses_tcp_if_ipc_is_not_possible(network, peer):
     worker = FakeWorker(network, "tcp://10.0.0.1:0")
     peer.connect(Endpoint("there", "ipc:///nowhere", worker.endpoint), "here", "t", lambda: None)
     await worker.until(1)
 
 
-async def test_nonsense_from_the_worker_is_dropped(peer, worker, caplog):
+async def test_malformed_frame_of_the_worker_is_dropped(peer, worker, caplog):
     connect(peer, worker)
     waiter = Waiter()
     call = peer.open(waiter)
@@ -164,14 +164,14 @@ async def test_nonsense_from_the_worker_is_dropped(peer, worker, caplog):
     assert "dropped a Call" in caplog.text
 
 
-async def test_closing_drops_the_link_and_twice_is_fine(peer, worker):
+async def test_close_drops_the_link_and_may_be_repeated(peer, worker):
     connect(peer, worker)
     peer.close()
     peer.close()
     assert not peer.connected
 
 
-async def test_who_listens_or_watches_is_no_call_under_way(peer, worker):
+async def test_listeners_and_watchers_do_not_count_as_open_calls(peer, worker):
     connect(peer, worker)
     heard, gone = [], []
     number = peer.listen(heard.append)
@@ -192,7 +192,7 @@ async def test_who_listens_or_watches_is_no_call_under_way(peer, worker):
     assert gone == [error, error]
 
 
-async def test_the_first_message_asks_for_the_link_once(network, worker):
+async def test_first_message_requests_the_link_once(network, worker):
     asked = []
     peer = Peer(network, "driver:x", "g:0", 0, "node0", lambda: asked.append(1))
     peer.worker_id = "id-0"

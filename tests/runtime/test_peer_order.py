@@ -1,4 +1,4 @@
-"""What waited for a link goes out before anything else can."""
+"""A new link sends the backlog before all other messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make(memory=None) -> tuple[Peer, Link]:
     return peer, network.made
 
 
-def test_nobody_sees_the_link_before_what_waited_was_sent():
+def test_link_becomes_visible_after_the_backlog_was_sent():
     peer, link = make()
     peer.send(frames.Call(1, "step"))
     peer.connect(Endpoint("h", "ipc://x"), "h", "token", lambda: None)
@@ -63,7 +63,7 @@ def test_a_join_names_this_machines_byte_order():
 
 
 @pytest.mark.parametrize("answer", [frames.Memory(), frames.Memory(opened=True)])
-def test_what_waited_goes_out_once_it_is_known_whether_memory_can_be_lent(answer):
+def test_backlog_is_sent_after_the_answer_about_shared_memory(answer):
     arena = Arena(1 << 20)
     peer, link = make(arena)
     peer.send(frames.Call(1, "step"))
@@ -77,7 +77,7 @@ def test_what_waited_goes_out_once_it_is_known_whether_memory_can_be_lent(answer
     arena.close()
 
 
-def test_a_peer_that_was_closed_before_the_answer_sends_nothing():
+def test_peer_closed_before_the_shared_memory_answer_sends_nothing():
     arena = Arena(1 << 20)
     peer, link = make(arena)
     peer.connect(Endpoint("h", "ipc://x"), "h", "token", lambda: None)

@@ -1,4 +1,4 @@
-"""Errors that say that processes or threads have run out: which limit it is, and how to raise it."""
+"""Errors of exhausted processes or threads name the limit and how to raise it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_workers_own_limit_is_called_pids_limit(tmp_path, version):
+def test_workers_own_limit_is_reported_as_pids_limit(tmp_path, version):
     machine = Machine(tmp_path, "user/rlinf-actors/1.2.3.w-0", version)
     directory = machine.cgroup("user/rlinf-actors/1.2.3.w-0", "24", 4, hits=3)
     said = exhaustion.no_process(machine.proc)
@@ -48,7 +48,7 @@ def test_a_workers_own_limit_is_called_pids_limit(tmp_path, version):
     assert "raise pids_limit of launch()" in said
 
 
-def test_the_limit_of_a_cgroup_above_is_found(tmp_path):
+def test_limit_of_a_parent_cgroup_is_found(tmp_path):
     machine = Machine(tmp_path, "system/agentd.service/main")
     machine.cgroup("system/agentd.service/main", "max", 90)
     above = machine.cgroup("system/agentd.service", "100", 100)
@@ -59,7 +59,7 @@ def test_the_limit_of_a_cgroup_above_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("used", [20, 40])
-def test_ulimit_u_is_named_where_it_is_met(tmp_path, monkeypatch, used):
+def test_exhausted_ulimit_u_is_named(tmp_path, monkeypatch, used):
     machine = Machine(tmp_path, "")
     machine.cgroup("", "max", 1)
     machine.processes(used)
@@ -74,7 +74,7 @@ def test_ulimit_u_is_named_where_it_is_met(tmp_path, monkeypatch, used):
         assert said.startswith("a limit of processes and threads is met: pids.max of a cgroup")
 
 
-def test_threads_of_a_user_are_counted():
+def test_all_threads_of_the_user_are_counted():
     tasks = len(os.listdir("/proc/self/task"))
     assert exhaustion._threads_of(Path("/proc"), os.getuid()) >= tasks
 
@@ -94,14 +94,14 @@ def test_the_error_of_a_call_names_the_limit(monkeypatch, error, named):
     assert raised.text == (f"{error}: pids_limit=24 of this worker is exhausted" if named else str(error))
 
 
-def test_a_descriptor_that_would_block_is_no_limit(monkeypatch):
+def test_eagain_of_a_descriptor_is_not_reported_as_a_limit(monkeypatch):
     monkeypatch.setattr(exhaustion, "_met", lambda proc: "")
     assert exhaustion.cause(BlockingIOError(errno.EAGAIN, "would block")) == ""
     assert "ulimit -u" in exhaustion.cause(RuntimeError("can't start new thread"))
 
 
-def test_the_threads_of_the_check_count_no_more_when_it_returns():
-    """libzmq's own come next: it aborts the process where one does not fit."""
+def test_threads_of_the_check_have_ended_when_it_returns():
+    """libzmq creates its threads next, and aborts the process if one cannot start."""
     source = """
         import os
         from rlinf_actors import exhaustion as scarce
@@ -113,7 +113,7 @@ def test_the_threads_of_the_check_count_no_more_when_it_returns():
     assert done.stdout.split() == ["1"] * 200, done.stderr
 
 
-def test_a_user_who_may_have_no_more_threads_is_told_so():
+def test_error_reports_that_the_user_may_have_no_more_threads():
     if os.getuid():
         pytest.skip("needs root, to become a user of whom nothing else runs")
     source = """

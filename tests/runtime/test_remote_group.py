@@ -1,4 +1,4 @@
-"""A group by its handle: how it becomes ready, how it fails, how it ends."""
+"""A group's handle: how the group becomes ready, fails and ends."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ async def world(network):
 
 
 class TestReadiness:
-    """A group that cannot come up, of an owner who may not look."""
+    """A group that cannot start, and an owner that may not see the error."""
 
     @pytest.fixture
     def lost(self):
         return LostErrors(False, lambda seconds, function: None)
 
-    def test_a_failure_that_nobody_awaits_is_reported(self, lost, caplog):
+    def test_unseen_failure_is_reported(self, lost, caplog):
         ready = Readiness("g", lost)
         ready.reject(WorkerError("no arm"))
         lost.close()
         assert "group 'g' could not be brought up: no arm" in caplog.text
 
     @pytest.mark.parametrize("look", ["wait", "launch"])
-    def test_one_that_is_raised_is_not(self, lost, look):
+    def test_failure_that_was_raised_is_not_reported(self, lost, look):
         ready = Readiness("g", lost)
         ready.reject(WorkerError("no arm"))
         if look == "wait":
@@ -80,19 +80,19 @@ class TestReadiness:
         lost.close()
         assert lost.count == 0
 
-    def test_the_owners_own_shutdown_is_no_failure(self, lost):
+    def test_shutdown_by_the_owner_is_not_reported(self, lost):
         Readiness("g", lost).reject(GroupClosedError("shut down"))
         lost.close()
         assert lost.count == 0
 
-    def test_one_that_is_dropped_after_its_report_counts_once(self, lost, caplog):
+    def test_failure_of_a_dropped_handle_is_reported_once(self, lost, caplog):
         Readiness("g", lost).reject(WorkerError("no arm"))
         gc.collect()
         lost.close()
         assert lost.count == 1
 
 
-async def test_nobody_is_created_before_rank_0_has_given_its_port(world):
+async def test_workers_are_constructed_after_rank_0_has_reported_its_port(world):
     world.group.update([world.state(1)])
     assert not world.group.peers[1].connected
     world.group.update([world.state(0, master_port=4567)])
@@ -104,7 +104,7 @@ async def test_nobody_is_created_before_rank_0_has_given_its_port(world):
         assert worker.came[1][1] == [b"args"]
 
 
-async def test_ready_when_all_are_constructed(world):
+async def test_group_is_ready_when_all_workers_are_constructed(world):
     world.group.update([world.state(0, master_port=1), world.state(1)])
     creates = [(await worker.until(2))[1] for worker in world.workers]
     world.workers[0].say(frames.Ok(creates[0].id))
@@ -113,7 +113,7 @@ async def test_ready_when_all_are_constructed(world):
     assert world.group._construction.parts == ()
 
 
-async def test_the_first_failure_of_a_constructor_ends_the_group(world):
+async def test_first_failed_constructor_ends_the_group(world):
     call = Waiter()
     world.group.peers[1].open(call)
     world.group.update([world.state(0, master_port=1), world.state(1)])
@@ -127,7 +127,7 @@ async def test_the_first_failure_of_a_constructor_ends_the_group(world):
     assert str(world.group.ready.error) == "g:0 on n0 raised ValueError: no arm"
 
 
-async def test_calls_that_waited_for_a_constructor_fail_by_the_error_of_the_group(world):
+async def test_calls_that_wait_for_a_failed_constructor_get_the_groups_error(world):
     call = Waiter()
     number = world.group.peers[0].open(call)
     world.group.update([world.state(0, master_port=1), world.state(1)])
@@ -139,7 +139,7 @@ async def test_calls_that_waited_for_a_constructor_fail_by_the_error_of_the_grou
     assert call.error is world.group.ready.error
 
 
-async def test_a_method_that_raised_before_its_worker_has_said_that_it_is_constructed(world):
+async def test_method_error_before_the_constructor_is_confirmed_fails_only_its_call(world):
     call = Waiter()
     number = world.group.peers[0].open(call)
     world.group.update([world.state(0, master_port=1), world.state(1)])
@@ -151,7 +151,7 @@ async def test_a_method_that_raised_before_its_worker_has_said_that_it_is_constr
     assert not world.group.ready.done()
 
 
-async def test_a_method_that_raised_in_a_worker_that_is_constructed_while_others_are_not(world):
+async def test_method_error_while_other_workers_are_constructed_fails_only_its_call(world):
     world.group.update([world.state(0, master_port=1), world.state(1)])
     world.workers[0].say(frames.Ok((await world.workers[0].until(2))[1].id))
     call = Waiter()
@@ -169,7 +169,7 @@ async def test_a_worker_that_ends_before_it_is_ready_ends_the_group(world):
     assert world.failed == [world.group]
 
 
-async def test_a_death_after_that_concerns_its_rank_only(world):
+async def test_death_after_readiness_fails_only_its_rank(world):
     world.group.ready.resolve(None)
     world.group.update([world.state(0, master_port=1), world.state(1)])
     calls = [Waiter(), Waiter()]
@@ -183,7 +183,7 @@ async def test_a_death_after_that_concerns_its_rank_only(world):
     await world.group.gone
 
 
-async def test_news_of_the_dead_come_once(world):
+async def test_death_is_reported_once(world):
     world.group.ready.resolve(None)
     world.group.update([world.state(1, "gone", exit=ExitReport("exited", 3))])
     error = world.group.peers[1].error
@@ -192,7 +192,7 @@ async def test_news_of_the_dead_come_once(world):
     assert not world.group.peers[1].connected
 
 
-async def test_an_end_that_was_asked_for_is_no_death(world):
+async def test_requested_end_is_not_reported_as_a_death(world):
     world.group.ready.resolve(None)
     call = Waiter()
     world.group.peers[0].open(call)
@@ -201,14 +201,14 @@ async def test_an_end_that_was_asked_for_is_no_death(world):
     assert isinstance(call.error, GroupClosedError)
 
 
-async def test_stopped_by_another_is_told_as_such(world):
+async def test_error_says_that_another_process_stopped_the_group(world):
     world.group.ready.resolve(None)
     world.group.update([world.state(0, "gone", exit=ExitReport("stopped", signal=15))])
     assert isinstance(world.group.peers[0].error, GroupClosedError)
     assert "shut down by another process, or its node's agentd was stopped" in str(world.group.peers[0].error)
 
 
-async def test_closing_ends_calls_and_waits(world):
+async def test_close_fails_calls_and_waits(world):
     call = Waiter()
     world.group.peers[0].open(call)
     world.group.close()
@@ -219,7 +219,7 @@ async def test_closing_ends_calls_and_waits(world):
     assert world.failed == []
 
 
-async def test_a_handle_of_another_process_creates_nothing_and_links_to_whom_it_talks_to(network):
+async def test_attached_handle_constructs_nothing_and_links_only_to_called_ranks(network):
     world = World(network, owner=False)
     world.group.peers[0].send(frames.Call(1, "early"))
     world.group.update([world.state(0, master_port=1), world.state(1)])
@@ -232,7 +232,7 @@ async def test_a_handle_of_another_process_creates_nothing_and_links_to_whom_it_
 
 
 class TestReadinessOfAnothersGroup:
-    """Whoever did not launch a group waits for what its workers say."""
+    """A process that did not launch the group waits for its workers' reports."""
 
     async def asked(self, network):
         world = World(network, owner=False)
@@ -240,7 +240,7 @@ class TestReadinessOfAnothersGroup:
         ready = world.group.request_ready()
         return world, ready, [(await worker.until(2))[1] for worker in world.workers]
 
-    async def test_it_is_up_when_all_workers_are(self, network):
+    async def test_attached_group_is_ready_when_all_workers_are(self, network):
         world, ready, questions = await self.asked(network)
         assert [question.constructed for question in questions] == [True, True]
         for worker, question in zip(world.workers, questions, strict=True):
@@ -248,19 +248,19 @@ class TestReadinessOfAnothersGroup:
             worker.say(frames.Runs(question.id, ""))
         await ready
 
-    async def test_a_constructor_that_fails(self, network):
+    async def test_failed_constructor_fails_the_attached_group(self, network):
         world, ready, questions = await self.asked(network)
         world.workers[1].say(*failure.encode(questions[1].id, ValueError("no arm")))
         with pytest.raises(WorkerStartError, match="no arm"):
             await ready
 
-    async def test_a_worker_that_dies_before_it_is_constructed(self, network):
+    async def test_worker_that_dies_before_construction_fails_the_attached_group(self, network):
         world, ready, _ = await self.asked(network)
         world.group.update([world.state(1, "gone", exit=ExitReport("signalled", signal=9))])
         with pytest.raises(WorkerDiedError):
             await ready
 
-    async def test_one_that_is_started_again_is_asked_again(self, network):
+    async def test_restarted_worker_is_queried_again(self, network):
         world, ready, questions = await self.asked(network)
         world.workers[0].say(frames.Runs(questions[0].id, ""))
         world.group.update([world.state(1, id="id-1.1", restarts=1)])
@@ -269,7 +269,7 @@ class TestReadinessOfAnothersGroup:
         await ready
 
 
-async def test_who_is_only_watched_needs_no_link(network):
+async def test_watched_rank_needs_no_link(network):
     world = World(network, owner=False)
     world.group.update([world.state(0), world.state(1)])
     told = []
@@ -279,7 +279,7 @@ async def test_who_is_only_watched_needs_no_link(network):
     assert not world.group.peers[1].connected
 
 
-async def test_whose_state_the_head_speaks_of(network):
+async def test_group_state_matches_by_the_ids_of_its_workers(network):
     world = World(network, owner=False)
     world.group.update([world.state(0), world.state(1)])
     same = GroupState("ns", "g", "", "o", "", [world.state(1), world.state(0)])
@@ -302,7 +302,7 @@ DEATHS = [
 
 
 @pytest.mark.parametrize(("report", "text"), DEATHS, ids=[text for _, text in DEATHS])
-def test_deaths_say_how(report, text):
+def test_error_of_a_death_says_how_the_worker_ended(report, text):
     error = death(report, "g:2", 2, "n7")
     assert isinstance(error, WorkerDiedError)
     assert text in str(error)
@@ -312,14 +312,14 @@ def test_deaths_say_how(report, text):
     assert error.oom == report.oom
 
 
-def test_deaths_of_other_kinds():
+def test_each_kind_of_death_has_its_error():
     assert isinstance(death(ExitReport("start_failed", reason="x"), "g:0", 0, "n"), WorkerStartError)
     lost = death(ExitReport("node_lost"), "g:0", 0, "n")
     assert isinstance(lost, NodeLostError)
     assert "g:0 is gone with its node n: the node stopped answering" in str(lost)
 
 
-async def test_a_head_that_has_forgotten_the_group_is_told_of_a_rank_that_ended_too(network):
+async def test_head_that_forgot_the_group_gets_ended_ranks_too(network):
     world = World(network, owner=False)
     gone = world.state(1, "gone", exit=ExitReport("exited", 3))
     world.group.update([world.state(0), gone])
@@ -329,18 +329,18 @@ async def test_a_head_that_has_forgotten_the_group_is_told_of_a_rank_that_ended_
 
 
 def _out_of_reach(world, rank, **more):
-    """A worker that listens where this process cannot connect to."""
+    """A worker that listens where this process cannot connect."""
     return replace(world.state(rank, **more), endpoint=Endpoint("another machine", "ipc:///w"))
 
 
-async def test_a_worker_that_its_owner_cannot_connect_to_ends_the_group(world):
+async def test_worker_that_its_owner_cannot_reach_ends_the_group(world):
     world.group.update([world.state(0, master_port=1), _out_of_reach(world, 1)])
     with pytest.raises(RlinfActorsError, match="g:1 on n1 listens on a unix socket only"):
         await world.group.ready
     assert world.failed == [world.group]
 
 
-async def test_one_that_was_started_again_and_cannot_be_constructed_ends_the_group_too(world):
+async def test_restarted_worker_that_cannot_be_constructed_ends_the_group(world):
     world.group.update([world.state(0, master_port=1), world.state(1)])
     for worker in world.workers:
         worker.say(frames.Ok((await worker.until(2))[1].id))
@@ -352,7 +352,7 @@ async def test_one_that_was_started_again_and_cannot_be_constructed_ends_the_gro
     assert "g:1 on n1 listens on a unix socket only" in str(call.error)
 
 
-async def test_a_worker_that_ends_before_it_is_constructed_and_is_started_again_is_constructed_then(world):
+async def test_worker_restarted_before_its_construction_is_constructed(world):
     world.group.update([world.state(0, master_port=1), world.state(1)])
     for worker in world.workers:
         await worker.until(2)
@@ -363,7 +363,7 @@ async def test_a_worker_that_ends_before_it_is_constructed_and_is_started_again_
     assert world.group.peers[0].error is None
 
 
-async def test_a_handle_whose_group_was_not_found_is_of_no_running_group(network):
+async def test_registry_does_not_return_a_handle_whose_group_was_not_found(network):
     handles = GroupRegistry(driver(network, Calls()))
     group = handles.of_handle("ns", "g", "abc", ["n0"], 0.0, asyncio.Event().wait)
     assert handles.existing("ns", "g") is group
@@ -372,21 +372,21 @@ async def test_a_handle_whose_group_was_not_found_is_of_no_running_group(network
 
 
 def driver(network, io):
-    """What the registry reads of a driver's runtime."""
+    """The part of a driver's runtime that the registry reads."""
     return types.SimpleNamespace(
         network=network, io=io, identity="driver:x", host="here", worker_id="", ask=None, head=None
     )
 
 
 class Calls:
-    """What the handles need of an I/O thread here."""
+    """The part of an I/O thread that the handles use."""
 
     def call(self, function, *args):
         function(*args)
 
 
 class TestDeaths:
-    """What the owner's log says of workers that die."""
+    """What the owner's log says when workers die."""
 
     @pytest.fixture
     async def handles(self, network, world):
@@ -402,7 +402,7 @@ class TestDeaths:
         report = ExitReport(**(exit or {"kind": "signalled", "signal": 9}))
         return WorkerChanged("ns", "g", [world.state(1, "gone", exit=report)])
 
-    async def test_one_that_nobody_waits_for_is_a_warning_once(self, world, handles, caplog):
+    async def test_death_without_a_waiting_call_is_logged_once_as_a_warning(self, world, handles, caplog):
         handles.workers_changed(self.died(world))
         handles.workers_changed(self.died(world))
         (said,) = [record for record in caplog.records if record.levelname == "WARNING"]
@@ -410,7 +410,7 @@ class TestDeaths:
         assert "SIGKILL" in said.getMessage()
         assert handles.failures == 1
 
-    async def test_who_waits_for_it_hears_it_by_the_error_alone(self, world, handles, caplog):
+    async def test_death_with_a_waiting_call_is_not_logged(self, world, handles, caplog):
         call = Waiter()
         world.group.peers[1].open(call)
         handles.workers_changed(self.died(world))
@@ -418,13 +418,15 @@ class TestDeaths:
         assert caplog.text == ""
         assert handles.failures == 1
 
-    async def test_one_that_was_asked_to_end_is_no_failure(self, world, handles, caplog):
+    async def test_requested_end_of_a_worker_is_not_logged_as_a_death(self, world, handles, caplog):
         handles.workers_changed(self.died(world, kind="stopped"))
         assert caplog.text == ""
         assert handles.failures == 0
 
     @pytest.mark.parametrize(("group", "code", "failures"), [("channel@c", 0, 0), ("channel@c", 1, 1), ("g", 0, 1)])
-    async def test_the_host_of_a_closed_channel_is_no_failure(self, world, handles, caplog, group, code, failures):
+    async def test_end_of_a_closed_channels_host_is_not_logged_as_a_death(
+        self, world, handles, caplog, group, code, failures
+    ):
         world.group.name = group
         handles._groups = {("ns", group): world.group}
         report = ExitReport("exited", code)

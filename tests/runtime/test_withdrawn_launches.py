@@ -1,4 +1,4 @@
-"""A launch that its caller does not wait for any more, and what a head that comes back is told of launches."""
+"""Withdrawn launches, and what a restarted head learns of launches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MESSAGE = Launch("ns", "g", "m:C", SPECS)
 
 
 class Head:
-    """A head's end that says what the test wants, and a driver's runtime that is connected to it."""
+    """A head's end that the test controls, and a driver's runtime that is connected to it."""
 
     def __init__(self, directory) -> None:
         self.network = ZmqNetwork(asyncio.get_running_loop())
@@ -37,7 +37,7 @@ class Head:
         await asyncio.wrap_future(connecting)
 
     async def next(self):
-        """The next message that is not a beat."""
+        """The next message that is not a heartbeat."""
         while True:
             peer, envelope = await asyncio.wait_for(self.came.get(), 10)
             if not isinstance(envelope.body, Beat):
@@ -46,7 +46,7 @@ class Head:
     async def welcome(self) -> bytes:
         peer, hello = await self.next()
         assert isinstance(hello.body, ClientHello)
-        # it answers no beats: a driver that missed three would say hello in between
+        # this head answers no heartbeats: a driver that missed three would send a hello in between
         self.server.reply(peer, hello.id, Welcome("epoch", "1", 60.0, 600.0))
         return peer
 
@@ -70,13 +70,13 @@ def states() -> list[WorkerState]:
     return [WorkerState(id, rank, rank, "", "running", 7, Endpoint("h", "ipc://x")) for rank, id in enumerate(IDS)]
 
 
-async def test_one_that_is_cancelled_is_withdrawn_by_its_ids(head):
+async def test_cancelled_launch_is_withdrawn_by_its_worker_ids(head):
     launching = head.launch()
     assert (await head.next())[1].body == MESSAGE
     launching.cancel()
     peer, stop = await head.next()
     assert stop.body == StopGroup("ns", "g", 1.0, IDS)
-    again = head.launch()  # the next one waits for that
+    again = head.launch()  # the next launch waits for that
     head.server.reply(peer, stop.id, Done())
     _, asked = await head.next()
     assert asked.body == MESSAGE
@@ -84,7 +84,7 @@ async def test_one_that_is_cancelled_is_withdrawn_by_its_ids(head):
     await asyncio.wrap_future(again)
 
 
-async def test_one_whose_time_is_over_is_withdrawn_too(head):
+async def test_launch_that_timed_out_is_withdrawn(head):
     launching = asyncio.wrap_future(head.launch())
     peer, asked = await head.next()
     head.server.fail(peer, asked.id, "timeout", "too late")
@@ -94,7 +94,7 @@ async def test_one_whose_time_is_over_is_withdrawn_too(head):
     assert stop.body == StopGroup("ns", "g", 1.0, IDS)
 
 
-async def test_one_that_is_refused_is_nobodys_to_stop(head):
+async def test_refused_launch_sends_no_stop(head):
     launching = asyncio.wrap_future(head.launch())
     peer, asked = await head.next()
     head.server.fail(peer, asked.id, "name_in_use", "taken")
@@ -102,13 +102,13 @@ async def test_one_that_is_refused_is_nobodys_to_stop(head):
         await launching
     again = asyncio.wrap_future(head.launch())
     peer, asked = await head.next()
-    assert asked.body == MESSAGE  # and no StopGroup before it
+    assert asked.body == MESSAGE  # no StopGroup came first
     head.server.fail(peer, asked.id, "name_in_use", "taken")
     with pytest.raises(RlinfActorsError, match="taken"):
         await again
 
 
-async def test_a_head_that_comes_back_hears_what_is_known_and_waited_for_before_it_is_asked_again(head):
+async def test_restarted_head_gets_known_groups_and_launches_before_repeated_requests(head):
     launching = head.launch()
     peer, _ = await head.next()
     head.server.notify(peer, Beat(HELLO_AGAIN))
@@ -124,7 +124,7 @@ async def test_a_head_that_comes_back_hears_what_is_known_and_waited_for_before_
     assert ([state.id for handle in told.body.groups for state in handle.workers], told.body.launching) == (IDS, [])
 
 
-async def test_a_group_that_is_being_shut_down_is_known_until_its_workers_are_gone(head):
+async def test_group_in_shutdown_stays_known_until_its_workers_are_gone(head):
     launching = head.launch()
     peer, asked = await head.next()
     head.server.reply(peer, asked.id, Launched(GroupState("ns", "g", "m:C", "d", "running", states())))
@@ -145,7 +145,7 @@ async def test_a_group_that_is_being_shut_down_is_known_until_its_workers_are_go
     assert (await head.next())[1].body == Handles([])
 
 
-async def test_a_group_whose_end_was_not_confirmed_can_be_stopped_again(head):
+async def test_group_whose_end_was_not_confirmed_can_be_stopped_again(head):
     launching = head.launch()
     peer, asked = await head.next()
     head.server.reply(peer, asked.id, Launched(GroupState("ns", "g", "m:C", "d", "running", states())))
