@@ -6,5 +6,5 @@ import pytest
 
 @pytest.fixture
 async def world():
-    """A group of three stand-ins."""
+    """A group of three stand-in workers."""
     return group_kit.World()

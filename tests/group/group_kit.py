@@ -1,4 +1,4 @@
-"""A group whose workers are stand-ins on the memory network: everything on the test's own loop."""
+"""A group whose workers are stand-ins on the memory network; all run on the test's own loop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Arm(Worker):
 
 
 class FakeRank:
-    """A worker's end: keeps calls, and answers when the test says so."""
+    """A worker's end: keeps calls, and answers when the test calls for an answer."""
 
     def __init__(self, network: MemoryNetwork, rank: int) -> None:
         self._listener = network.listener(self._received)
@@ -68,7 +68,7 @@ class FakeRank:
         return self.calls
 
     async def call(self, n: int = 0) -> Any:
-        """The n-th thing that came."""
+        """The n-th frame that this rank received."""
         return (await self.until(n + 1))[n]
 
     def say(self, frame: frames.AnyFrame, parts: Any = ()) -> None:
@@ -85,7 +85,7 @@ class FakeRank:
 
 
 class Io:
-    """The I/O thread's part, on the loop of the test."""
+    """Stands in for the I/O thread, on the test's loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class World:
         )
 
     async def _reach(self, group: RemoteGroup) -> None:
-        """The head has described it."""
+        """The head has described the group."""
 
     async def _stop_group(self, group: RemoteGroup, grace_s: float) -> None:
         self.stopped.append(grace_s)
@@ -141,8 +141,8 @@ class World:
             raise self.stop_error
         group.close()
 
-    async def said_to(self, rank: int) -> None:
-        """Whatever a rank has said so far has arrived: what it says next comes after."""
+    async def sent_by(self, rank: int) -> None:
+        """Wait until the messages that this rank has sent so far have arrived."""
         known = len(self.ranks[rank].calls)
         marker = self.group.execute_on(rank).stop()
         call = (await self.ranks[rank].until(known + 1))[-1]

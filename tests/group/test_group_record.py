@@ -1,4 +1,4 @@
-"""What a launch writes for those who attach, and what both handles make of it."""
+"""The record that a launch writes, and the handles that processes make of the record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def described(strategy):
 
 
 def attached_to(world, monkeypatch, text):
-    """A handle as `from_group_name` makes it of the world's group."""
+    """A handle of the world's group, as `from_group_name` makes it."""
     world.remote.detail, world.remote.owned = text, False
     found = AsyncWork("the look at the group")
     found.resolve((world.runtime, world.remote))
@@ -36,25 +36,25 @@ def attached_to(world, monkeypatch, text):
 
 
 @pytest.mark.parametrize("strategy", [PackedPlacementStrategy(0, 2), NodePlacementStrategy([0, 1, 1])])
-def test_it_comes_back_as_it_was(strategy):
+def test_record_is_decoded_as_it_was_encoded(strategy):
     made = described(strategy)
     assert group_spec.decode(group_spec.encode(made), "g") == made
 
 
-def test_all_fields_travel_and_what_is_usual_does_not():
+def test_record_carries_all_fields_but_leaves_out_defaults():
     odd = Placement(3, 2, 1, 0, AcceleratorType.NPU, 4, 5, ["6"], False, [7], "robots", "id")
     made = group_spec.GroupDetail([odd], ["h"], ["m"])
     assert group_spec.decode(group_spec.encode(made), "g").placements == [odd]
     assert "isolate" not in group_spec.encode(group_spec.GroupDetail([Placement(0, 0, 0)], ["h"], [""]))
 
 
-def test_a_group_without_restarts_says_so_and_an_older_launcher_says_nothing():
+def test_record_says_if_restarts_are_off_and_older_records_do_not():
     assert group_spec.decode(group_spec.encode(group_spec.GroupDetail(restarts=False)), "g").restarts is False
     assert "restarts" not in group_spec.encode(group_spec.GroupDetail())
     assert group_spec.decode("", "g").restarts is True
 
 
-def test_models_are_those_of_ranks_with_accelerators():
+def test_record_has_the_models_of_ranks_with_accelerators():
     assert described(PackedPlacementStrategy(0, 2)).models == ["A800"] * 3
     assert described(NodePlacementStrategy([0, 1])).models == [
         "" if one.accelerator_type is AcceleratorType.NO_ACCEL else "A800"
@@ -62,17 +62,17 @@ def test_models_are_those_of_ranks_with_accelerators():
     ]
 
 
-def test_a_group_without_one_has_nothing():
+def test_group_without_a_record_has_no_details():
     assert group_spec.decode("", "g") == group_spec.GroupDetail()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"placements": [{"rank": "x"}]}'])
-def test_something_else_is_an_error_that_names_the_group(text):
+def test_invalid_record_is_an_error_that_names_the_group(text):
     with pytest.raises(ProtocolError, match="record of group 'g'"):
         group_spec.decode(text, "g")
 
 
-async def test_an_attached_handle_knows_what_the_owners_does(world, monkeypatch):
+async def test_attached_handle_has_the_same_details_as_the_owners(world, monkeypatch):
     made = described(PackedPlacementStrategy(0, 2))
     group = attached_to(world, monkeypatch, group_spec.encode(made))
     arms = {1: [HardwareInfo("Franka", "FR3")]}
@@ -84,7 +84,7 @@ async def test_an_attached_handle_knows_what_the_owners_does(world, monkeypatch)
     assert [peer.node for peer in world.remote.peers] == ["host-0", "host-0", "host-1"]
 
 
-async def test_its_errors_name_hosts(world, monkeypatch):
+async def test_errors_of_an_attached_handle_name_hosts(world, monkeypatch):
     group = attached_to(world, monkeypatch, group_spec.encode(described(PackedPlacementStrategy(0, 2))))
     world.dies(2)
     assert "worker arms:2 on host-1 was ended by signal 9" in str(world.remote.peers[2].error)

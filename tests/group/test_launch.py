@@ -39,7 +39,7 @@ def specs(shared=None, defaults=None):
 
 
 class TestSpecs:
-    def test_one_a_placement_in_rank_order(self):
+    def test_each_placement_gives_one_spec_in_rank_order(self):
         made = specs()
         assert [(spec.rank, spec.node_rank, spec.world_size) for spec in made] == [
             (0, 0, 4), (1, 0, 4), (2, 1, 4), (3, 1, 4),
@@ -52,22 +52,22 @@ class TestSpecs:
         ids = [spec.id for spec in specs() + specs()]
         assert max(collections.Counter(ids).values()) == 1
 
-    def test_the_groups_own_variables_win(self):
+    def test_variables_of_the_group_override_all_others(self):
         made = specs(template({"RANK": "7", "MINE": "x"}))
         assert (made[0].env["RANK"], made[0].env["MINE"]) == ("7", "x")
 
-    def test_the_drivers_log_level_is_the_workers_unless_the_group_has_its_own(self):
+    def test_workers_use_the_drivers_log_level_unless_the_group_has_one(self):
         driver = for_workers({"RLINF_LOG_LEVEL": "DEBUG", "LOGLEVEL": "verbose"})
         assert specs(defaults=driver)[0].env["RLINF_LOG_LEVEL"] == "DEBUG"
         assert "LOGLEVEL" not in specs(defaults=driver)[0].env
         own = template({"RLINF_LOG_LEVEL": "error"})
         assert specs(own, driver)[0].env["RLINF_LOG_LEVEL"] == "error"
 
-    def test_a_log_level_that_does_not_exist_is_refused_before_anything_starts(self):
+    def test_unknown_log_level_is_refused_before_the_launch(self):
         with pytest.raises(ConfigError, match=r"RLINF_LOG_LEVEL: is 'verbose'; it must be one of DEBUG, INFO"):
             specs(defaults={"RLINF_LOG_LEVEL": "verbose"})
 
-    def test_options_are_carried(self):
+    def test_specs_carry_the_launch_options(self):
         shared = template(
             start_method="spawn", preload=["numpy"], sys_path=["/p"], cwd="/c", path_env_merge_mode="override",
             log_dir="/logs", forward_logs=False,
@@ -78,7 +78,7 @@ class TestSpecs:
 
 
 def arms(*infos):
-    """The claims of one worker an arm, on a node with these."""
+    """The claims of workers that have one arm each, on a node with these arms."""
     node = NodeInfo(["lab"], 3, ray_id="node-x", hardware_resources=[HardwareResource("SpecArm", list(infos))])
     lab = NodeGroupInfo("lab", [node], hardware_type="SpecArm")
     cluster = types.SimpleNamespace(
@@ -93,7 +93,7 @@ class NamedArm(HardwareInfo):
 
 
 class TestClaims:
-    def test_a_piece_is_told_by_what_identifies_it_or_by_its_place(self):
+    def test_claim_names_an_arm_by_its_identity_or_its_place_on_the_node(self):
         assert arms(NamedArm("SpecArm", "v1"), HardwareInfo("SpecArm", "v1")) == [
             [Claim("SpecArm:10.1.1.1", "SpecArm 10.1.1.1")],
             [Claim("SpecArm:node-x:1", "SpecArm 1 of node 3")],
@@ -118,11 +118,11 @@ class TestClaims:
 
 
 class TestClassReference:
-    def test_of_an_importable_class(self):
+    def test_importable_class_is_sent_by_name(self):
         assert class_reference(collections.OrderedDict) == "collections:OrderedDict"
         assert class_reference(group_kit.Arm) == "group_kit:Arm"
 
-    def test_of_one_that_must_travel_by_value(self):
+    def test_class_that_cannot_be_imported_is_sent_by_value(self):
         class Local: ...
 
         assert class_reference(Local) == ""
@@ -140,12 +140,12 @@ class TestClassReference:
         (launcher.LaunchOptions(name="a\nb"), "cannot be a group's name"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_starts(options, said):
+def test_invalid_options_are_refused_before_the_launch(options, said):
     with pytest.raises(UsageError, match=said):
         launcher.launch(group_kit.Arm, (), {}, types.SimpleNamespace(), options)
 
 
-def test_import_paths_are_the_scripts_not_the_interpreters(tmp_path):
+def test_import_paths_are_those_of_the_script_without_the_interpreters(tmp_path):
     (tmp_path / "script.py").write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(os.getcwd())!r})\n"
@@ -163,8 +163,8 @@ def test_import_paths_are_the_scripts_not_the_interpreters(tmp_path):
     assert not [path for path in paths if "site-packages" in path or path.endswith(".zip")]
 
 
-async def test_import_paths_ask_no_file_system_in_an_event_loop(tmp_path, monkeypatch):
-    """What was not resolved before is taken as it is written; by a thread it is resolved for later."""
+async def test_import_paths_do_not_touch_the_file_system_on_an_event_loop(tmp_path, monkeypatch):
+    """A path that was not resolved before is taken as written; a thread resolves it for later launches."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "link").symlink_to("lib")
     await asyncio.to_thread(import_paths)
@@ -177,18 +177,18 @@ async def test_import_paths_ask_no_file_system_in_an_event_loop(tmp_path, monkey
 
 
 class TestReadiness:
-    """`await group`, the blocks, and what went wrong."""
+    """`await group`, its `with` blocks, and failed starts."""
 
-    async def test_await_gives_the_group(self, world):
+    async def test_await_returns_the_group(self, world):
         assert await world.group is world.group
         assert await asyncio.to_thread(world.group.wait_ready, 10) is world.group
 
-    async def test_the_block_shuts_down(self, world):
+    async def test_end_of_the_block_shuts_the_group_down(self, world):
         async with world.group as group:
             assert group is world.group
         assert world.stopped == [5.0]
 
-    async def test_a_failed_start_is_raised_by_all_of_them(self):
+    async def test_failed_start_is_raised_by_await_and_by_both_blocks(self):
         world = group_kit.World()
         failed = type(world.remote.ready)("x")
         failed.reject(WorkerStartError("no interpreter"))
@@ -227,7 +227,7 @@ class TestReadiness:
         assert task.cancelled()
         assert world.stopped == [5.0]
 
-    async def test_close_of_the_worker_runs_first(self):
+    async def test_close_method_of_the_worker_runs_before_the_shutdown(self):
         class Closes(group_kit.Arm):
             def _close(self): ...
 
@@ -241,7 +241,7 @@ class TestReadiness:
         await ending
         assert world.stopped == [3.0]
 
-    async def test_a_cancelled_shutdown_goes_on(self):
+    async def test_cancelled_wait_for_a_shutdown_does_not_stop_the_shutdown(self):
         class Closes(group_kit.Arm):
             def _close(self): ...
 
@@ -254,7 +254,7 @@ class TestReadiness:
         await world.control.shutdown_async()
         assert world.stopped == [5.0]
 
-    async def test_a_close_that_fails_does_not_keep_the_group(self, caplog):
+    async def test_close_method_that_fails_does_not_stop_the_shutdown(self, caplog):
         class Closes(group_kit.Arm):
             def _close(self): ...
 
@@ -266,7 +266,7 @@ class TestReadiness:
         assert world.stopped == [5.0]
         assert "_close() failed; stopping it anyway" in caplog.text
 
-    async def test_one_that_failed_is_tried_again(self):
+    async def test_shutdown_that_failed_can_be_repeated(self):
         class Closes(group_kit.Arm):
             def _close(self): ...
 
@@ -303,7 +303,7 @@ class TestReadiness:
 
 
 class TestArguments:
-    """What people pass to launch() by mistake: the error says what to write."""
+    """Wrong arguments of launch(): the error says what to write."""
 
     CLUSTER = types.SimpleNamespace(runtime=None)
 
@@ -321,13 +321,13 @@ class TestArguments:
             ((CLUSTER, None, "always"), r"restart is 'always'; .* write restart=RestartPolicy.on_failure\(\)"),
         ],
     )
-    def test_of_another_kind_are_refused(self, arguments, said):
+    def test_arguments_of_wrong_types_are_refused(self, arguments, said):
         with pytest.raises(UsageError, match=said):
             check_arguments(*arguments)
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_ctrl_c_ends_a_detached_group_that_is_half_up_and_no_one_elses(owned):
+def test_ctrl_c_ends_only_the_detached_group_that_is_being_launched(owned):
     def interrupt():
         raise KeyboardInterrupt
 

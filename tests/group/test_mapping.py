@@ -1,4 +1,4 @@
-"""Work over items: who gets which, how many are drawn, and what is left behind."""
+"""map and scatter: which rank gets which item, how many items are drawn ahead, and what an early end leaves."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def world():
 
 
 def counted(items=None):
-    """Items, and how many were drawn by now."""
+    """An iterator over the items, and the items that were drawn so far."""
     drawn = []
 
     def draw():
@@ -53,20 +53,20 @@ def counted(items=None):
 
 
 async def answer(rank, n):
-    """A rank answers its n-th call with the square of what it was given."""
+    """A rank answers its n-th call with the square of its argument."""
     call = await rank.call(n)
     rank.ok(call.id, rank.args[n][0][0] ** 2)
 
 
 async def answer_all(rank):
-    """A rank answers whatever comes, until it is cancelled."""
+    """A rank answers every call until the task is cancelled."""
     for n in itertools.count():
         await answer(rank, n)
 
 
 @pytest.fixture
 async def serving(world):
-    """The world, with ranks that answer by themselves."""
+    """The world, with ranks that answer without the test."""
     tasks = [asyncio.create_task(answer_all(rank)) for rank in world.ranks]
     yield world
     for task in tasks:
@@ -83,24 +83,24 @@ def cancels(rank):
 
 
 class TestForms:
-    async def test_async_for(self, serving):
+    async def test_map_works_in_an_async_for(self, serving):
         values = [value async for value in serving.group.square.map(range(100))]
         assert sorted(values) == [n * n for n in range(100)]
         assert sorted(args(serving.ranks[0]) + args(serving.ranks[1])) == list(range(100))
         assert all(rank.calls for rank in serving.ranks)
 
-    async def test_plain_for_in_a_thread(self, serving):
+    async def test_map_works_in_a_plain_for_on_a_thread(self, serving):
         def run():
             return list(serving.group.square.map(range(100), ordered=True))
 
         assert await asyncio.to_thread(run) == [n * n for n in range(100)]
 
-    async def test_by_the_typed_method_and_on_a_view(self, serving):
+    async def test_map_works_on_typed_methods_and_on_views(self, serving):
         results = serving.group.execute_on(1).method(Squares.square).map([2, 3], ordered=True)
         assert [value async for value in results] == [4, 9]
         assert serving.ranks[0].calls == []
 
-    async def test_an_async_iterable(self, serving):
+    async def test_map_takes_an_async_iterable(self, serving):
         async def items():
             for n in range(50):
                 await asyncio.sleep(0)
@@ -108,7 +108,7 @@ class TestForms:
 
         assert sorted([value async for value in serving.group.square.map(items())]) == [n * n for n in range(50)]
 
-    async def test_no_items(self, world):
+    async def test_map_of_no_items_yields_nothing(self, world):
         async def none():
             return
             yield
@@ -123,34 +123,34 @@ class TestForms:
         with pytest.raises(UsageError, match="write async for"):
             next(world.group.square.map(items()))
 
-    async def test_items_that_iterate_both_ways_are_iterated_as_the_results_are(self, serving):
+    async def test_items_with_both_iterations_are_iterated_like_the_results(self, serving):
         inner = serving.group.square.map
         assert await asyncio.to_thread(lambda: sorted(serving.group.square.map(inner([1, 2])))) == [1, 16]
         assert sorted([value async for value in serving.group.square.map(inner([1, 2]))]) == [1, 16]
 
-    async def test_nothing_is_drawn_before_the_first_step(self, world):
+    async def test_map_draws_no_item_before_its_first_step(self, world):
         items, drawn = counted()
         results = world.group.square.map(items)
-        await world.said_to(0)
+        await world.sent_by(0)
         del results
         assert drawn == []
 
     @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2"])
-    async def test_max_in_flight_is_a_whole_number(self, world, wrong):
+    async def test_max_in_flight_must_be_a_whole_number(self, world, wrong):
         with pytest.raises(ValueError, match=r"max_in_flight is .*; it must be a whole number, 1 or more"):
             world.group.square.map([1], max_in_flight=wrong)
 
-    async def test_methods_that_stream_are_refused(self, world):
+    async def test_map_refuses_streaming_methods(self, world):
         with pytest.raises(UsageError, match=r"stream\(\) streams"):
             world.group.stream.map([1])
 
-    async def test_what_is_not_iterable(self, world):
+    async def test_map_refuses_items_that_are_not_iterable(self, world):
         with pytest.raises(TypeError, match="not iterable"):
             world.group.square.map(3)
 
 
 class TestBounds:
-    async def test_each_rank_has_at_most_so_many_and_the_free_one_gets_the_next(self, world):
+    async def test_rank_has_at_most_max_in_flight_items_and_a_free_rank_gets_the_next(self, world):
         items, drawn = counted()
         results = world.group.square.map(items, max_in_flight=2)
         step = asyncio.create_task(anext(results))
@@ -162,16 +162,16 @@ class TestBounds:
         assert (args(world.ranks[0]), args(world.ranks[1])) == ([0, 2], [1, 3, 4])
         assert drawn == [0, 1, 2, 3, 4]
 
-    async def test_a_slow_consumer_holds_up_the_drawing(self, serving):
+    async def test_slow_consumer_pauses_the_drawing_of_items(self, serving):
         items, drawn = counted()
         results = serving.group.square.map(items, max_in_flight=3)
         for taken in range(1, 20):
             await anext(results)
-            for rank in serving.ranks:  # whatever they can answer, they have answered
+            for rank in serving.ranks:  # the ranks have answered all items that they can have
                 await rank.until(len(rank.args))
             assert len(drawn) == taken + 6
 
-    async def test_the_oldest_item_of_an_ordered_map_holds_up_the_drawing(self, world):
+    async def test_oldest_item_of_an_ordered_map_pauses_the_drawing(self, world):
         items, drawn = counted()
         results = world.group.square.map(items, max_in_flight=2, ordered=True)
         step = asyncio.create_task(anext(results))
@@ -186,7 +186,7 @@ class TestBounds:
         assert [await anext(results) for _ in range(3)] == [1, 4, 9]
         assert len(drawn) == 4 + 4
 
-    async def test_an_async_iterable_is_asked_for_one_at_a_time_and_holds_up_no_result(self, world):
+    async def test_async_iterable_is_asked_for_one_item_at_a_time_and_delays_no_result(self, world):
         asked, gate = [], asyncio.Event()
 
         async def items():
@@ -210,7 +210,7 @@ class TestBounds:
 
 
 class TestErrors:
-    async def test_an_error_of_a_call_ends_the_map_and_cancels_the_rest(self, world, caplog):
+    async def test_error_of_a_call_ends_the_map_and_cancels_the_other_calls(self, world, caplog):
         results = world.group.square.map(itertools.count(), max_in_flight=2)
         step = asyncio.create_task(anext(results))
         calls = [(await rank.until(2))[:2] for rank in world.ranks]
@@ -225,7 +225,7 @@ class TestErrors:
         gc.collect()
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
-    async def test_results_before_an_error_are_yielded_first_in_an_ordered_map(self, world):
+    async def test_ordered_map_yields_the_results_before_an_error_first(self, world):
         results = world.group.square.map(range(4), ordered=True)
         step = asyncio.create_task(anext(results))
         world.ranks[1].raises((await world.ranks[1].call(0)).id, ValueError("one"))
@@ -235,7 +235,7 @@ class TestErrors:
             await anext(results)
 
     @pytest.mark.parametrize("later", [False, True])
-    async def test_an_error_of_the_items_is_raised_after_the_result_at_hand(self, serving, later):
+    async def test_error_of_the_items_is_raised_after_finished_results(self, serving, later):
         def items():
             yield 3
             raise LookupError("no more")
@@ -249,19 +249,19 @@ class TestErrors:
             [value async for value in results]
         assert [value async for value in results] == []
 
-    async def test_an_item_that_cannot_be_pickled(self, world):
+    async def test_item_that_cannot_be_pickled_is_an_error(self, world):
         results = world.group.square.map([1, threading.Lock()])
         with pytest.raises(SerializationError, match=r"args\[0\]"):
             await anext(results)
         await world.ranks[0].until(2)
         assert len(cancels(world.ranks[0])) == 1
 
-    async def test_a_deadline_holds_for_each_item(self, world):
+    async def test_timeout_applies_to_each_item(self, world):
         results = world.group.with_timeout(0.05).square.map([1])
         with pytest.raises(CallTimeoutError, match=r"square\(\) had 0.05 s"):
             await anext(results)
 
-    async def test_the_groups_end(self, world):
+    async def test_end_of_the_group_ends_the_map(self, world):
         results = world.group.square.map(itertools.count())
         step = asyncio.create_task(anext(results))
         await world.ranks[0].call()
@@ -273,22 +273,22 @@ class TestErrors:
 
 
 class TestLeaving:
-    async def left_behind(self, world):
+    async def nothing_is_left(self, world):
         await asyncio.gather(*(rank.until(4) for rank in world.ranks))
         for rank in world.ranks:
             assert sorted(cancels(rank)) == [frame.id for frame in rank.calls if isinstance(frame, frames.Call)]
         assert all(not peer.pending for peer in world.remote.peers)
 
-    async def test_dropping_it(self, world):
+    async def test_dropped_map_cancels_its_calls(self, world):
         results = world.group.square.map(itertools.count())
         step = asyncio.create_task(anext(results))
         await asyncio.gather(*(rank.until(2) for rank in world.ranks))
         step.cancel()
         await asyncio.gather(step, return_exceptions=True)
         del results, step
-        await self.left_behind(world)
+        await self.nothing_is_left(world)
 
-    async def test_closing_it(self, world):
+    async def test_closed_map_cancels_its_calls(self, world):
         results = world.group.square.map(itertools.count())
         step = asyncio.create_task(anext(results))
         await asyncio.gather(*(rank.until(2) for rank in world.ranks))
@@ -296,9 +296,9 @@ class TestLeaving:
         results.close()
         with pytest.raises(StopAsyncIteration):
             await step
-        await self.left_behind(world)
+        await self.nothing_is_left(world)
 
-    async def test_a_break(self, world):
+    async def test_break_out_of_the_loop_cancels_the_calls(self, world):
         async def loop():
             async for _ in world.group.square.map(itertools.count(), max_in_flight=1):
                 break
@@ -309,7 +309,7 @@ class TestLeaving:
         await asyncio.gather(world.ranks[0].until(3), world.ranks[1].until(2))
         assert all(not peer.pending for peer in world.remote.peers)
 
-    async def test_while_an_async_iterable_is_asked(self, world):
+    async def test_dropped_map_ends_its_async_iterable(self, world):
         ended = asyncio.Event()
 
         async def items():
@@ -326,7 +326,7 @@ class TestLeaving:
         del results, step
         await asyncio.wait_for(ended.wait(), 10)
 
-    async def test_a_cancelled_step_changes_nothing(self, world):
+    async def test_cancelled_step_loses_no_result(self, world):
         results = world.group.square.map([5, 6])
         step = asyncio.create_task(anext(results))
         await world.ranks[0].call()
@@ -336,14 +336,14 @@ class TestLeaving:
         await answer(world.ranks[1], 0)
         assert sorted([value async for value in results]) == [25, 36]
 
-    async def test_cancelled_steps_leave_nothing_behind(self, world):
+    async def test_cancelled_steps_leave_no_waiters(self, world):
         results = world.group.square.map([1])
         for _ in range(3):
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(anext(results), 0.01)
         assert results._pool._change._callbacks == ()
 
-    async def test_a_thread_that_waits_while_another_takes_the_last_result(self, world):
+    async def test_thread_stops_waiting_when_another_takes_the_last_result(self, world):
         results = world.group.square.map([3])
         pool, waits, taken = results._pool, threading.Event(), threading.Event()
         next_change = pool._next_change
@@ -364,15 +364,15 @@ class TestLeaving:
         try:
             assert await asyncio.wait_for(asyncio.shield(waiting), 10) == []
         finally:
-            results.close()  # lets go who waits
+            results.close()  # wakes the waiting thread
 
-    async def test_an_error_behind_is_not_reported(self, world, caplog):
+    async def test_error_of_a_call_of_a_dropped_map_is_not_reported(self, world, caplog):
         results = world.group.square.map([1, 2])
         step = asyncio.create_task(anext(results))
         await answer(world.ranks[0], 0)
         assert await step == 1
         world.ranks[1].raises((await world.ranks[1].call()).id, ValueError("two"))
-        await world.said_to(1)
+        await world.sent_by(1)
         del results, step
         gc.collect()
         await asyncio.sleep(0)
@@ -380,7 +380,7 @@ class TestLeaving:
 
 
 class TestDeaths:
-    async def test_items_of_a_dead_worker_go_to_others_if_the_method_is_idempotent(self, world):
+    async def test_items_of_a_dead_worker_go_to_other_ranks_if_the_method_is_idempotent(self, world):
         results = world.group.again.map(range(6), max_in_flight=2)
         step = asyncio.create_task(anext(results))
         await asyncio.gather(*(rank.until(2) for rank in world.ranks))
@@ -394,7 +394,7 @@ class TestDeaths:
         assert sorted(values) == [n * n for n in range(6)]
         assert sorted(args(world.ranks[0])) == list(range(6))
 
-    async def test_else_the_error_names_those_that_may_have_run(self, world, caplog):
+    async def test_death_without_idempotent_names_the_items_that_may_have_run(self, world, caplog):
         results = world.group.square.map(itertools.count(), max_in_flight=2)
         step = asyncio.create_task(anext(results))
         await asyncio.gather(*(rank.until(2) for rank in world.ranks))
@@ -406,7 +406,7 @@ class TestDeaths:
         await world.ranks[0].until(4)
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
-    async def test_a_worker_that_dies_with_nothing_under_way_is_left_out(self, world):
+    async def test_dead_worker_without_open_items_is_skipped(self, world):
         results = world.group.square.map(range(5), max_in_flight=1)
         step = asyncio.create_task(anext(results))
         await answer(world.ranks[1], 0)
@@ -419,7 +419,7 @@ class TestDeaths:
         for task in serving:
             task.cancel()
 
-    async def test_all_dead_is_the_last_ones_error(self, world):
+    async def test_death_of_all_ranks_raises_the_last_ranks_error(self, world):
         results = world.group.again.map(itertools.count())
         step = asyncio.create_task(anext(results))
         await asyncio.gather(*(rank.until(2) for rank in world.ranks))
@@ -430,7 +430,7 @@ class TestDeaths:
         with pytest.raises(WorkerDiedError):
             await anext(world.group.square.map([1]))
 
-    async def test_a_restarted_rank_takes_items_again(self, world):
+    async def test_restarted_rank_gets_items_again(self, world):
         results = world.group.execute_on(1).again.map(range(3), max_in_flight=2, ordered=True)
         step = asyncio.create_task(anext(results))
         await world.ranks[1].until(2)
@@ -441,7 +441,7 @@ class TestDeaths:
         await answer(successor, 2)
         assert [value async for value in results] == [1, 4]
 
-    async def test_a_rank_that_is_being_restarted_gets_no_items_while_another_is_up(self, world):
+    async def test_restarting_rank_gets_no_items_while_another_is_up(self, world):
         results = world.group.again.map(itertools.count(), max_in_flight=2)
         step = asyncio.create_task(anext(results))
         await asyncio.gather(*(rank.until(2) for rank in world.ranks))
@@ -454,11 +454,11 @@ class TestDeaths:
             await step
             step = asyncio.create_task(anext(results))
         assert {1, 3} <= set(args(world.ranks[0]))
-        successor = restarts(world, 1)  # with nothing more from the other one
+        successor = restarts(world, 1)  # with no more items from the other rank
         await successor.until(2)
         assert not step.done()
 
-    async def test_an_item_that_costs_three_workers_is_given_up(self, world):
+    async def test_item_that_kills_three_workers_ends_the_map(self, world):
         results = world.group.execute_on(1).again.map([7])
         step = asyncio.create_task(anext(results))
         await world.ranks[1].call()
@@ -468,7 +468,7 @@ class TestDeaths:
         with pytest.raises(WorkerDiedError, match=r"may have run for items 0 of map\(\).*item 0 was sent 3 times"):
             await step
 
-    async def test_with_retries_says_how_often(self, world):
+    async def test_error_after_with_retries_says_how_often_an_item_was_sent(self, world):
         world.remote.detail = ""
         results = world.group.execute_on(1).with_retries(1).again.map([7])
         step = asyncio.create_task(anext(results))
@@ -478,7 +478,7 @@ class TestDeaths:
         with pytest.raises(WorkerDiedError, match="item 0 was sent 2 times"):
             await step
 
-    async def test_a_connection_that_was_lost(self, world):
+    async def test_item_is_sent_again_after_a_lost_connection(self, world):
         results = world.group.execute_on(0).again.map([7])
         step = asyncio.create_task(anext(results))
         await world.ranks[0].call()
@@ -493,7 +493,7 @@ async def answer_rest(rank, n):
 
 
 @given(st.lists(st.one_of(st.just("more"), st.integers(0, 4), st.integers(-5, -1))), st.integers(1, 3))
-def test_loads_give_the_rank_with_the_fewest(steps, limit):
+def test_loads_choose_the_rank_with_the_fewest_items(steps, limit):
     loads, known = Loads(range(5), limit), dict.fromkeys(range(5), 0)
     for step in steps:
         rank = next(loads.free(), None)
@@ -509,40 +509,40 @@ def test_loads_give_the_rank_with_the_fewest(steps, limit):
             known[step] -= 1
         elif isinstance(step, int) and step < 0 and ~step in known:
             loads.drop(~step)
-            loads.change(~step, -1)  # an answer that comes late
+            loads.change(~step, -1)  # a late answer
             del known[~step]
 
 
 class TestScatter:
-    async def test_each_rank_gets_its_own(self, world):
+    async def test_scatter_gives_each_rank_its_own_argument(self, world):
         result = world.group.square.scatter([3, 4])
         for rank in world.ranks:
             await answer(rank, 0)
         assert await result == [9, 16]
         assert [rank.args for rank in world.ranks] == [[((3,), {})], [((4,), {})]]
 
-    async def test_with_what_all_share(self, world):
+    async def test_scatter_gives_all_ranks_the_shared_arguments(self, world):
         world.group.execute_on(1, 0).with_timeout(5).square.scatter(iter("ab"), 1, key=2)
         assert (await world.ranks[0].call()).deadline_s == 5
         await world.ranks[1].call()
         assert [rank.args for rank in world.ranks] == [[(("b", 1), {"key": 2})], [(("a", 1), {"key": 2})]]
 
-    async def test_a_tuple_is_one_argument(self, world):
+    async def test_scatter_takes_a_tuple_as_one_argument(self, world):
         world.group.execute_on(0).square.scatter([(1, 2)])
         await world.ranks[0].call()
         assert world.ranks[0].args == [(((1, 2),), {})]
 
     @pytest.mark.parametrize("values", [[], [1], [1, 2, 3]])
-    async def test_one_value_for_each_rank(self, world, values):
+    async def test_scatter_needs_one_value_for_each_rank(self, world, values):
         with pytest.raises(ValueError, match=rf"square\.scatter\(\) was given {len(values)} values for 2 ranks"):
             world.group.square.scatter(values)
 
-    async def test_a_value_that_cannot_be_pickled_sends_nothing(self, world):
+    async def test_scatter_sends_nothing_if_a_value_cannot_be_pickled(self, world):
         with pytest.raises(SerializationError, match=r"args\[0\]"):
             world.group.square.scatter([1, threading.Lock()])
         assert all(rank.calls == [] for rank in world.ranks)
 
-    async def test_streams(self, world):
+    async def test_scatter_starts_streams(self, world):
         stream = world.group.stream.scatter([5, 6])
         for rank in world.ranks:
             call = await rank.call()
@@ -550,7 +550,7 @@ class TestScatter:
             rank.say(frames.Ok(call.id, 0.0))
         assert sorted([item async for item in stream]) == [(0, 5), (1, 6)]
 
-    async def test_a_retried_one_sends_each_its_own_again(self, world):
+    async def test_retried_scatter_sends_the_same_argument_to_the_rank_again(self, world):
         result = world.group.with_retries(1).again.scatter([3, 4])
         await world.ranks[1].call()
         await answer(world.ranks[0], 0)

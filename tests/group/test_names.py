@@ -1,4 +1,4 @@
-"""Which names are the group's, which are the worker's, and what a missing one says."""
+"""Which attributes of a group are its own, which are worker methods, and what a missing attribute raises."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_actors.worker.worker import Worker
 
 
 @pytest.mark.parametrize("name", RESERVED)
-def test_names_of_old_scripts_are_refused_with_the_class_that_has_them(name):
+def test_create_group_refuses_methods_with_names_that_old_scripts_use(name):
     base = type("Base", (Worker,), {name: lambda self: None})
     cls = type("Mine", (base,), {})
     with pytest.raises(UsageError, match=f"Base.{name} clashes with WorkerGroup.{name}.*rename the method"):
@@ -28,7 +28,7 @@ def test_names_of_old_scripts_are_refused_with_the_class_that_has_them(name):
 
 
 @pytest.mark.parametrize("name", YIELDING)
-async def test_newer_names_give_way_to_the_workers_own(name):
+async def test_worker_method_hides_a_newer_name_of_the_group(name):
     cls = type("Mine", (Worker,), {name: lambda self: None})
     cls.create_group()
     world = group_kit.World(1, cls)
@@ -37,8 +37,8 @@ async def test_newer_names_give_way_to_the_workers_own(name):
 
 
 @pytest.mark.parametrize("name", YIELDING)
-async def test_each_newer_name_of_the_group_is_its_controls_too(name):
-    """With the same parameters, for a class that has methods of all those names."""
+async def test_control_has_each_newer_name_of_the_group(name):
+    """With the same parameters, also for a class that has methods of all those names."""
     own = [name for name in YIELDING if name != "control"]
     world = group_kit.World(2, type("Mine", (Arm,), dict.fromkeys(own, lambda self: None)))
     of_group, control = inspect.getattr_static(WorkerGroup, name), world.group.control
@@ -51,7 +51,7 @@ async def test_each_newer_name_of_the_group_is_its_controls_too(name):
         assert [one for one in theirs if one != "self"] == [*inspect.signature(found).parameters]
 
 
-async def test_a_view_of_the_control_calls_the_workers_own():
+async def test_view_of_the_control_calls_worker_methods():
     world = group_kit.World(2, type("Mine", (Arm,), {"with_timeout": lambda self: None}))
     world.group.control.with_timeout(5).with_timeout()
     call = await world.ranks[1].call()
@@ -63,7 +63,7 @@ async def test_a_view_of_the_control_calls_the_workers_own():
         world.group.control.from_address(Arm, address)
 
 
-async def test_the_groups_own_stay_reachable(world):
+async def test_names_of_the_group_stay_reachable_by_control(world):
     class Mine(Arm):
         def shutdown(self): ...
 
@@ -87,7 +87,7 @@ def listed(function):
     return run
 
 
-def test_public_methods_of_all_kinds():
+def test_public_methods_of_all_kinds_are_listed():
     class Kinds(Worker):
         attribute = 3
 
@@ -147,7 +147,7 @@ def test_public_methods_of_all_kinds():
     assert not {"create_group", "timer", "worker_timer"} & set(methods)
 
 
-def test_marks_are_read_in_any_order_of_decorators():
+def test_decorators_that_mark_methods_work_in_any_order():
     class Marked(Worker):
         @Worker.idempotent
         @Worker.timer("t")
@@ -208,12 +208,12 @@ def test_marks_are_read_in_any_order_of_decorators():
 
 
 @pytest.mark.parametrize("threads", [0, -1, True, "2", 1.5])
-def test_a_number_of_threads_that_cannot_be_is_refused(threads):
+def test_invalid_number_of_threads_is_refused(threads):
     with pytest.raises(UsageError, match="takes a whole number, 1 or more"):
         Worker.concurrent(threads=threads)
 
 
-def test_marks_of_what_is_no_method_are_refused():
+def test_marking_anything_but_a_method_is_refused():
     with pytest.raises(UsageError, match=r"write @Worker.concurrent\(\)"):
         Worker.concurrent(lambda self: None)
     with pytest.raises(UsageError, match="marks methods, and <property"):
@@ -242,20 +242,20 @@ def test_an_async_method_gets_no_thread_of_its_own(kind):
 
 
 @pytest.mark.parametrize("name", ["_close", "_private", "on_lease_lost", "on_restart"])
-def test_only_what_is_called_from_outside_gets_threads(name):
+def test_concurrent_is_refused_on_methods_that_calls_cannot_reach(name):
     cls = type("Mine", (Worker,), {name: Worker.concurrent()(lambda self: None)})
     with pytest.raises(UsageError, match=rf"Mine.{name} is marked .* not called from outside"):
         cls.create_group()
 
 
-async def test_private_methods_say_so_when_called(world):
+async def test_call_of_a_private_method_is_an_error_that_says_so(world):
     with pytest.raises(ValueError, match=r"Arm\._secret\(\) is private"):
         world.group._secret()
     with pytest.raises(ValueError, match="private"):
         world.group.execute_on(0)._secret()
 
 
-async def test_what_is_not_there_is_an_attribute_error_that_lists_what_is(world):
+async def test_missing_attribute_error_lists_the_public_methods(world):
     with pytest.raises(AttributeError, match="Arm has no public method 'mvoe'; it has move, stop, watch"):
         world.group.mvoe()
     assert not hasattr(world.group, "_nothing")
@@ -267,7 +267,7 @@ async def test_completion_shows_the_workers_methods(world):
     assert "move" in dir(world.group.execute_on(0))
 
 
-async def test_who_it_is(world):
+async def test_group_shows_its_name_class_size_and_workers(world):
     group = world.group
     assert (group.worker_group_name, group.worker_cls_name, group.world_size) == ("arms", "Arm", 3)
     assert repr(group) == "<WorkerGroup 'arms' of 3 Arm>"
@@ -282,7 +282,7 @@ async def test_who_it_is(world):
 
 
 class Kinds(Arm):
-    """Every kind of method."""
+    """Has a method of every kind."""
 
     def move(self, x: float = 0.0) -> float:
         return x + 1
@@ -317,7 +317,7 @@ class TestTypedCalls:
             (Worker.get_name, "get_name"),
         ],
     )
-    async def test_functions_of_the_class_and_its_bases(self, function, name):
+    async def test_functions_of_the_class_and_its_bases_can_be_called(self, function, name):
         world = group_kit.World(2, Kinds)
         for group in (world.group, world.group.execute_on(0), world.group.control):
             group.call(function)
@@ -325,30 +325,30 @@ class TestTypedCalls:
         assert [call.method for call in await world.ranks[0].until(6)] == [name] * 6
         assert len(await world.ranks[1].until(4)) == 4
 
-    async def test_arguments_reach_the_workers(self, world):
+    async def test_arguments_of_typed_calls_reach_the_workers(self, world):
         world.group.call(Arm.move, x=3.0)
         world.group.with_timeout(5).call(Arm.move, 4.0)
         assert (await world.ranks[1].call(1)).deadline_s == 5
         assert world.ranks[1].args == [((), {"x": 3.0}), ((4.0,), {})]
 
-    async def test_a_subclasss_function_of_that_name_is_another(self, world):
+    async def test_function_of_an_unrelated_class_is_refused(self, world):
         with pytest.raises(
             UsageError, match=r"Kinds\.move is no method of Arm, the class of group 'arms': .*Arm\.move"
         ):
             world.group.call(Kinds.move, 1.0)
 
     @pytest.mark.parametrize("given", [print, "move", lambda arm: None, group_kit.FakeRank.say, [], None])
-    async def test_what_is_no_method_of_the_class(self, world, given):
+    async def test_objects_that_are_no_method_of_the_class_are_refused(self, world, given):
         with pytest.raises(UsageError, match="is no method of Arm"):
             world.group.method(given)
         assert all(rank.calls == [] for rank in world.ranks)
 
-    async def test_methods_that_are_not_public(self, world):
+    async def test_private_functions_are_refused(self, world):
         for function in (Arm._secret, Worker.on_lease_lost, Worker.create_group):
             with pytest.raises(UsageError, match=r"cannot be called on a group: .* is not public"):
                 world.group.call(function)
 
-    async def test_the_groups_own_come_after_the_workers(self):
+    async def test_worker_methods_named_like_typed_calls_are_called_first(self):
         class Mine(Worker):
             def call(self, n): ...
 
@@ -367,13 +367,13 @@ class TestTypedCalls:
         ]  # fmt: skip
         assert world.ranks[0].args[0] == ((3,), {})
 
-    async def test_a_function_that_was_replaced_is_found(self, world, monkeypatch):
+    async def test_replaced_function_is_found(self, world, monkeypatch):
         world.group.call(Arm.stop)
         monkeypatch.setattr(Arm, "move", lambda arm: None)
         world.group.call(Arm.move)
         assert (await world.ranks[0].call(1)).method == "move"
 
-    async def test_a_handle_without_the_class_goes_by_the_name(self, world):
+    async def test_handle_without_the_class_calls_by_name(self, world):
         control = GroupControl(world.runtime, world.remote, replace(facts_of(Arm), cls=None))
         control.call(Kinds.move, 1.0)
         assert (await world.ranks[0].call()).method == "move"

@@ -1,4 +1,4 @@
-"""What a call gives back: in rank order, at the first failure, by one way of waiting or the other."""
+"""Results of a call: values in rank order, the first failure, and both ways of waiting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlinf_actors.wire.payload import AuthenticatedParts
 
 
 async def calls(world):
-    """The first call that each rank got."""
+    """The first call that each rank received."""
     return [(await rank.call()).id for rank in world.ranks]
 
 
@@ -48,7 +48,7 @@ async def test_arguments_are_encoded_once_and_reach_every_rank(world):
     assert [rank.args for rank in world.ranks] == [[((1.5,), {"mode": "fast"})]] * 3
 
 
-async def test_waiting_blocks_a_thread_only(world):
+async def test_wait_blocks_only_its_thread(world):
     result = world.group.move()
     waiting = asyncio.create_task(asyncio.to_thread(result.wait, 10))
     for rank, call in zip(world.ranks, await calls(world), strict=True):
@@ -56,7 +56,7 @@ async def test_waiting_blocks_a_thread_only(world):
     assert await waiting == [0, 1, 2]
 
 
-async def test_a_returned_list_is_the_callers_own(world):
+async def test_caller_may_change_a_returned_list(world):
     result = world.group.execute_on(0).move()
     world.ranks[0].ok((await world.ranks[0].call()).id, 1)
     first = await result
@@ -72,7 +72,7 @@ async def test_an_unpicklable_argument_fails_the_caller_before_anything_is_sent(
 
 
 class TestFailures:
-    async def test_the_first_in_time_ends_the_call(self, world):
+    async def test_first_failure_in_time_ends_the_call(self, world):
         result = world.group.move()
         ids = await calls(world)
         world.ranks[2].raises(ids[2], ValueError("two"))
@@ -105,7 +105,7 @@ class TestFailures:
                 await world.group.execute_on(1).move()
         assert len(caught.traceback) < 6
 
-    async def test_the_others_stay_readable_by_rank(self, world):
+    async def test_results_of_other_ranks_stay_readable_after_a_failure(self, world):
         result = world.group.move()
         ids = await calls(world)
         world.ranks[1].raises(ids[1], ValueError("bad"))
@@ -115,13 +115,13 @@ class TestFailures:
         assert (got[0], got[2]) == ("zero", "two")
         assert isinstance(got[1], ValueError)
 
-    async def test_a_result_that_cannot_be_read_says_whose(self, world):
+    async def test_unreadable_result_is_an_error_that_names_its_rank(self, world):
         result = world.group.execute_on(0).move()
         world.ranks[0].say(frames.Ok((await world.ranks[0].call()).id), [b"P" + b"cno_such_module\nX\n."])
         with pytest.raises(SerializationError, match=r"the result of move\(\) from arms:0 on n0.*no_such_module"):
             await result
 
-    async def test_calls_into_a_closed_group(self, world):
+    async def test_call_of_a_closed_group_fails(self, world):
         result = world.group.move()
         await calls(world)
         await world.group.shutdown(grace=1.0)
@@ -135,7 +135,7 @@ class TestFailures:
 
 
 class TestAsCompleted:
-    async def test_yields_as_ranks_answer(self, world):
+    async def test_as_completed_yields_as_ranks_answer(self, world):
         result = world.group.move()
         ids = await calls(world)
         got = []
@@ -150,7 +150,7 @@ class TestAsCompleted:
         assert await result == ["a", "b", "c"]
         assert [pair async for pair in result.as_completed()] == got
 
-    async def test_somebody_elses_await_meanwhile_takes_nothing_away(self, world):
+    async def test_await_during_as_completed_takes_no_result_away(self, world):
         result = world.group.move()
         ids = await calls(world)
         for rank, call in zip(world.ranks, ids, strict=True):
@@ -161,7 +161,7 @@ class TestAsCompleted:
             assert await result == [0, 1, 2]
         assert got == [(0, 0), (1, 1), (2, 2)]
 
-    async def test_raises_a_failure_in_its_turn(self, world):
+    async def test_as_completed_raises_a_failure_in_its_turn(self, world):
         result = world.group.move()
         ids = await calls(world)
         world.ranks[0].ok(ids[0], "fine")
@@ -172,7 +172,7 @@ class TestAsCompleted:
             await stream.__anext__()
         assert result._progress is None or result._progress._callbacks == ()
 
-    async def test_leaving_early_leaves_nothing(self, world):
+    async def test_as_completed_that_is_left_early_leaves_no_waiter(self, world):
         result = world.group.move()
         ids = await calls(world)
         world.ranks[0].ok(ids[0])
@@ -181,7 +181,7 @@ class TestAsCompleted:
         await stream.aclose()
         assert result._progress is None or result._progress._callbacks == ()
 
-    async def test_a_cancelled_call_ends_it(self, world):
+    async def test_cancelled_call_ends_as_completed(self, world):
         result = world.group.move()
         await calls(world)
         asyncio.get_running_loop().call_soon(result.cancel)
@@ -190,7 +190,7 @@ class TestAsCompleted:
 
 
 class TestCancelling:
-    async def test_tells_every_rank_and_raises_where_it_is_awaited(self, world):
+    async def test_cancel_reaches_every_rank_and_raises_for_the_waiter(self, world):
         result = world.group.move()
         ids = await calls(world)
         assert result.cancel()
@@ -202,7 +202,7 @@ class TestCancelling:
             result.wait()
         assert not result.cancel()
 
-    async def test_ranks_that_answered_are_not_told(self, world):
+    async def test_cancel_is_not_sent_to_ranks_that_answered(self, world):
         result = world.group.move()
         ids = await calls(world)
         world.ranks[0].ok(ids[0], 1)
@@ -214,14 +214,14 @@ class TestCancelling:
         assert [type(frame) for frame in await world.ranks[0].until(3)] == [frames.Call] * 3
         assert [type(frame) for frame in await world.ranks[1].until(3)] == [frames.Call, frames.Cancel, frames.Call]
 
-    async def test_after_the_fact_it_is_refused(self, world):
+    async def test_cancel_after_the_result_returns_false(self, world):
         result = world.group.execute_on(0).move()
         world.ranks[0].ok((await world.ranks[0].call()).id, 1)
         assert await result == [1]
         assert not result.cancel()
         assert result.wait() == [1]
 
-    async def test_a_cancelled_task_leaves_the_call(self, world):
+    async def test_cancelled_task_does_not_cancel_the_call(self, world):
         result = world.group.execute_on(0).move()
         call = await world.ranks[0].call()
         task = asyncio.ensure_future(result.async_wait())
@@ -233,8 +233,8 @@ class TestCancelling:
 
 
 class TestTimeouts:
-    @pytest.mark.virtual_time  # one rank answers within the 20 ms, also where the process stands still for longer
-    async def test_the_deadline_travels_and_names_who_is_late(self, world):
+    @pytest.mark.virtual_time  # one rank answers within the 20 ms, even if the process is paused for longer
+    async def test_timeout_travels_with_the_call_and_its_error_names_late_ranks(self, world):
         result = world.group.with_timeout(0.02).move()
         call = await world.ranks[0].call()
         assert call.deadline_s == 0.02
@@ -244,7 +244,7 @@ class TestTimeouts:
         assert isinstance(await world.ranks[1].call(1), frames.Cancel)
 
     @pytest.mark.virtual_time
-    async def test_the_error_says_what_the_late_ranks_do(self, world):
+    async def test_timeout_error_says_what_late_ranks_run(self, world):
         world.ranks[0].doing = frames.Runs(0, "load", 12.25, 2)
         world.ranks[2].doing = None  # its I/O thread does not answer
         result = world.group.with_timeout(1.0).move()
@@ -258,19 +258,19 @@ class TestTimeouts:
             "older version",
         ]
 
-    async def test_a_wait_whose_time_is_up_names_group_rank_and_method(self, world):
+    async def test_wait_that_times_out_names_group_rank_and_method(self, world):
         result = world.group.execute_on(1).move()
         await world.ranks[1].call()
         said = r"move\(\) of group 'arms' was not done within 0.01 s; it goes on: arms:1 on n1 does not answer"
         with pytest.raises(CallTimeoutError, match=said):
-            result.wait(0.01)  # the loop of the stand-in stands still meanwhile
+            result.wait(0.01)  # the stand-in's loop is blocked meanwhile
 
-    async def test_an_answer_in_time_stops_the_clock(self, world):
+    async def test_answer_in_time_ends_the_timer_of_the_call(self, world):
         result = world.group.with_timeout(1000).execute_on(1).move()
         world.ranks[1].ok((await world.ranks[1].call()).id, 1)
         assert await result == [1]
 
-    async def test_waiting_with_a_timeout_goes_on(self, world):
+    async def test_wait_that_timed_out_can_be_repeated(self, world):
         result = world.group.execute_on(0).move()
         call = await world.ranks[0].call()
         with pytest.raises(TimeoutError, match="it goes on"):
@@ -279,13 +279,13 @@ class TestTimeouts:
         assert await result == [1]
 
     @pytest.mark.parametrize("seconds", [0, -1, math.nan, "5"])
-    async def test_no_time_at_all_is_refused(self, world, seconds):
+    async def test_invalid_timeout_is_refused(self, world, seconds):
         view = world.group.execute_on(0)
         for ask in (world.group.with_timeout, view.with_timeout):
             with pytest.raises(ValueError, match=r"the timeout is .*; it must be a number of seconds"):
                 ask(seconds)
 
-    async def test_a_wait_for_no_number_of_seconds_is_refused(self, world):
+    async def test_wait_refuses_a_timeout_of_nan(self, world):
         result = world.group.execute_on(0).move()
         with pytest.raises(ValueError, match="the timeout is nan"):
             result.wait(math.nan)
@@ -294,7 +294,7 @@ class TestTimeouts:
         with pytest.raises(ValueError, match="the grace is nan"):
             world.group.shutdown(math.nan)
 
-    async def test_a_deadline_that_is_never_over_is_none(self, world):
+    async def test_infinite_timeout_means_no_deadline(self, world):
         result = world.group.with_timeout(math.inf).execute_on(0).move()
         call = await world.ranks[0].call()
         assert call.deadline_s == 0.0
@@ -303,7 +303,7 @@ class TestTimeouts:
 
     @pytest.mark.parametrize("first", ["deadline", "cancel"])
     async def test_a_call_cancelled_at_its_deadline_has_one_outcome(self, world, first):
-        """One thread has ended the call and not yet told the worker; then another thread ends the call too."""
+        """One thread has ended the call and has not yet notified the worker; then another thread ends the call too."""
         result = world.group.with_timeout(1000).execute_on(0).move()
         await world.ranks[0].call()
         peer, cancelled = world.remote.peers[0], []
@@ -331,7 +331,7 @@ class TestTimeouts:
         world.runtime.lost.close()
         assert world.runtime.lost.count == 0
 
-    async def test_an_answer_that_arrives_as_the_call_is_cancelled_does_not_change_the_outcome(self, world):
+    async def test_answer_during_a_cancellation_does_not_change_the_outcome(self, world):
         result = world.group.execute_on(0).move()
         await world.ranks[0].call()
         peer, pending = world.remote.peers[0], next(iter(world.remote.peers[0].pending.values()))
@@ -347,7 +347,7 @@ class TestTimeouts:
             await result
 
     @pytest.mark.virtual_time
-    async def test_the_deadline_ends_as_completed_after_the_failure_of_another_rank(self, world):
+    async def test_timeout_ends_as_completed_after_another_rank_failed(self, world):
         result, rows = world.group.with_timeout(1.0).execute_on(0, 1).move(), []
         world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("first"))
 
@@ -361,7 +361,7 @@ class TestTimeouts:
         with pytest.raises(ValueError, match="first"):
             await result
 
-    async def test_expired_in_the_worker_is_a_timeout_here(self, world):
+    async def test_call_that_expires_in_the_worker_is_a_timeout_for_the_caller(self, world):
         result = world.group.execute_on(0).move()
         world.ranks[0].raises((await world.ranks[0].call()).id, RuntimeError("too late"), "expired")
         with pytest.raises(CallTimeoutError):
@@ -370,20 +370,20 @@ class TestTimeouts:
 
 class TestDurations:
     @pytest.mark.parametrize(("reduction", "value"), [("max", 3.0), ("min", 1.0), ("mean", 2.0), ("sum", 6.0)])
-    async def test_of_the_method(self, world, reduction, value):
+    async def test_durations_are_those_of_the_method(self, world, reduction, value):
         result = world.group.move()
         for n, (rank, call) in enumerate(zip(world.ranks, await calls(world), strict=True), 1):
             rank.ok(call, None, seconds=float(n))
         await result
         assert result.consume_duration(reduction) == value
 
-    async def test_awaited_before_the_result_is_there(self, world):
+    async def test_durations_can_be_awaited_before_the_result(self, world):
         work = world.group.move().consume_duration("sum", async_op=True)
         for rank, call in zip(world.ranks, await calls(world), strict=True):
             rank.ok(call, None, seconds=1.0)
         assert await work == 3.0
 
-    async def test_a_call_that_failed_has_none_and_its_timers_stay_where_they_are(self, world):
+    async def test_failed_call_has_no_durations_and_leaves_the_workers_timers(self, world):
         result = world.group.execute_on(0).move()
         works = [result.consume_duration(async_op=True), result.consume_durations(async_op=True)]
         world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("no"))
@@ -393,7 +393,7 @@ class TestDurations:
         assert [call.method for call in world.ranks[0].calls] == ["move"]
 
     @pytest.mark.parametrize("awaited", [True, False])
-    async def test_of_timers(self, world, awaited):
+    async def test_durations_of_timers_are_returned_by_tag(self, world, awaited):
         result = world.group.move()
         for rank, call in zip(world.ranks, await calls(world), strict=True):
             rank.ok(call, None, seconds=1.0)
@@ -419,7 +419,7 @@ class TestDurations:
 
 
 class Handler:
-    """The exception handler of the test's loop; keeps what it is given."""
+    """The exception handler of the test's loop; keeps the contexts that it receives."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
@@ -428,11 +428,11 @@ class Handler:
 
 @pytest.mark.virtual_time
 class TestLost:
-    async def test_an_error_that_nobody_awaits_reaches_the_loops_handler_after_the_grace(self, world):
+    async def test_unseen_error_reaches_the_loops_handler_after_the_grace(self, world):
         handler = Handler()
         result = world.group.execute_on(0).move()
         world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("unseen"))
-        await world.said_to(0)
+        await world.sent_by(0)
         await asyncio.sleep(GRACE_S / 2)
         assert handler.errors == []
         await asyncio.sleep(GRACE_S)
@@ -445,7 +445,7 @@ class TestLost:
         world.runtime.lost.close()
         assert world.runtime.lost.count == 1
 
-    async def test_one_of_a_call_that_was_made_without_a_loop_is_logged(self, world, caplog):
+    async def test_unseen_error_of_a_call_made_without_a_loop_is_logged(self, world, caplog):
         def fire_and_forget():
             world.group.execute_on(0).move()
 
@@ -457,7 +457,7 @@ class TestLost:
             await asyncio.sleep(2 * GRACE_S)
         assert "move() in arms:0 on n0: ValueError: unseen" in caplog.text
 
-    async def test_who_awaits_already_gets_it_by_exception_alone(self, world):
+    async def test_error_with_a_waiter_is_not_reported_to_the_loop(self, world):
         handler = Handler()
         result = world.group.execute_on(0).move()
         waiting = asyncio.create_task(result.async_wait())
@@ -476,7 +476,7 @@ class TestLost:
         assert [type(error) for error in handler.errors] == [WorkerDiedError]
         assert all(result.exception() is handler.errors[0] for result in results)
 
-    async def test_a_deadline_that_nobody_awaits_is_reported(self, world):
+    async def test_unseen_timeout_is_reported(self, world):
         handler = Handler()
         result = world.group.with_timeout(1.0).execute_on(0).move()
         await asyncio.sleep(1.0 + 2 * GRACE_S)
@@ -484,8 +484,8 @@ class TestLost:
         del result
 
     @pytest.mark.parametrize("how", ["exception", "as_completed"])
-    async def test_a_deadline_whose_error_is_taken_at_once_is_not_lost(self, world, how):
-        """A thread that waits may have the error before the one that ends the call goes on."""
+    async def test_timeout_error_that_is_taken_at_once_is_not_reported(self, world, how):
+        """A waiting thread may have the error before the thread that ends the call goes on."""
         result, taken = world.group.with_timeout(1.0).execute_on(0).move(), []
         if how == "exception":
             result._on_done(lambda result=result: taken.append(result.exception()))
@@ -501,7 +501,7 @@ class TestLost:
         assert world.runtime.lost.count == 0
 
     @pytest.mark.parametrize("kind", [CallTimeoutError, concurrent.futures.CancelledError])
-    async def test_exception_is_what_wait_raises_where_a_rank_has_not_answered(self, world, kind):
+    async def test_exception_returns_what_wait_raises_before_all_ranks_answered(self, world, kind):
         handler = Handler()
         result = world.group.with_timeout(1.0).execute_on(0).move()
         assert result.exception() is None
@@ -517,7 +517,7 @@ class TestLost:
         world.runtime.lost.close()
         assert world.runtime.lost.count == 0
 
-    async def test_a_stream_that_nobody_iterates_reports_its_error(self, world):
+    async def test_stream_without_a_reader_reports_its_error(self, world):
         handler = Handler()
         stream = world.group.execute_on(0).watch()
         world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("unseen"))
@@ -528,7 +528,7 @@ class TestLost:
         assert len(handler.errors) == 1
 
     @pytest.mark.parametrize("failed", ["before the loop", "within it"])
-    async def test_a_loop_that_is_left_before_its_error_reports_nothing(self, world, failed):
+    async def test_stream_left_before_an_error_reports_nothing(self, world, failed):
         handler = Handler()
         stream = world.group.execute_on(0).watch()
         call = await world.ranks[0].call()
@@ -536,12 +536,12 @@ class TestLost:
         world.ranks[0].item(call.id, 1)
         if failed == "before the loop":
             world.ranks[0].raises(call.id, ValueError("unseen"))
-            await world.said_to(0)
+            await world.sent_by(0)
         assert await items.__anext__() == (0, 1)
         if failed == "within it":
             world.ranks[0].raises(call.id, ValueError("unseen"))
         await asyncio.sleep(2 * GRACE_S)
-        assert handler.errors == []  # the loop over it may yet come to the error
+        assert handler.errors == []  # the loop over it may still reach the error
         await items.aclose()
         await asyncio.sleep(2 * GRACE_S)
         world.runtime.lost.close()
@@ -549,10 +549,10 @@ class TestLost:
         assert world.runtime.lost.count == 0
 
     @pytest.mark.parametrize("look", ["await", "exception", "as_completed"])
-    async def test_one_that_is_looked_at_is_not(self, world, look):
+    async def test_error_that_was_looked_at_is_not_reported(self, world, look):
         result = world.group.execute_on(0).move()
         world.ranks[0].raises((await world.ranks[0].call()).id, ValueError("seen"))
-        await world.said_to(0)
+        await world.sent_by(0)
         assert result.done()
         if look == "await":
             with pytest.raises(ValueError, match="seen"):
@@ -566,7 +566,7 @@ class TestLost:
         world.runtime.lost.close()
         assert world.runtime.lost.count == 0
 
-    async def test_calls_ended_by_a_shutdown_are_not(self, world):
+    async def test_calls_ended_by_a_shutdown_are_not_reported(self, world):
         result = world.group.move()
         await calls(world)
         await world.group.shutdown()
@@ -575,7 +575,7 @@ class TestLost:
         world.runtime.lost.close()
         assert world.runtime.lost.count == 0
 
-    async def test_cancelled_ones_are_not(self, world):
+    async def test_cancelled_calls_are_not_reported(self, world):
         result = world.group.move()
         await calls(world)
         result.cancel()
@@ -585,7 +585,7 @@ class TestLost:
         assert world.runtime.lost.count == 0
 
 
-async def test_a_worker_that_waits_for_itself_is_told_so(world):
+async def test_worker_that_waits_for_its_own_call_gets_an_error(world):
     world.runtime.serving_thread, world.runtime.worker_id = threading.get_ident(), "id-1"
     result = world.group.move()
     with pytest.raises(UsageError, match=r"arms:1 waits for its own move\(\), which would never end"):

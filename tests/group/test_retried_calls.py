@@ -1,4 +1,4 @@
-"""Calls that are sent again after a death, and those that are not."""
+"""Which calls are sent again after a death."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def world():
 
 
 def restarts(world, rank: int, times: int = 1) -> FakeRank:
-    """The rank died and is started again, *times* restarts so far; its new worker is up when this returns."""
+    """The rank died and has been restarted *times* times; its new worker is up when this returns."""
     fake = FakeRank(world.network, f"{rank}-{times}")
     before = ExitReport("signalled", signal=9)
     where = Endpoint("here", fake.endpoint)
@@ -55,7 +55,7 @@ def is_gone(world, rank: int, id: str) -> None:
     world.remote.update([WorkerState(id, rank, rank, "10.0.0.1", "gone", 1, exit=why, restarts=9)])
 
 
-async def test_a_call_is_sent_again_to_the_successor(world):
+async def test_call_is_sent_again_to_the_restarted_worker(world):
     result = world.group.with_retries(1).load([1, 2])
     first = await world.ranks[1].call()
     await world.ranks[0].call()
@@ -90,7 +90,7 @@ async def test_without_retries_left_the_last_error_says_how_often_it_was_sent(wo
     assert result.attempts == [3]
 
 
-async def test_one_death_that_ends_many_last_tries_is_one_report(world):
+async def test_death_that_ends_many_last_attempts_is_reported_once(world):
     results = [world.group.execute_on(0).with_retries(1).load() for _ in range(3)]
     await world.ranks[0].until(3)
     await restarts(world, 0, 1).until(3)
@@ -102,7 +102,7 @@ async def test_one_death_that_ends_many_last_tries_is_one_report(world):
     assert world.runtime.lost.count == 1
 
 
-async def test_without_a_successor_the_call_fails_at_once(world):
+async def test_call_fails_at_once_if_the_rank_is_not_restarted(world):
     result = world.group.execute_on(0).with_retries(5).load()
     await world.ranks[0].call()
     await restarts(world, 0, 1).call()
@@ -115,7 +115,7 @@ async def test_without_a_successor_the_call_fails_at_once(world):
         await result
 
 
-async def test_an_error_of_the_method_is_never_tried_again(world):
+async def test_error_of_the_method_is_not_retried(world):
     result = world.group.execute_on(0).with_retries(3).load()
     call = await world.ranks[0].call()
     world.ranks[0].raises(call.id, ConnectionLostError("of the user's own connection"))
@@ -124,7 +124,7 @@ async def test_an_error_of_the_method_is_never_tried_again(world):
     assert result.attempts == [1]
 
 
-async def test_a_shut_down_group_ends_the_tries(world):
+async def test_shutdown_of_the_group_ends_the_retries(world):
     result = world.group.execute_on(0).with_retries(3).load()
     await world.ranks[0].call()
     world.remote.close()
@@ -133,7 +133,7 @@ async def test_a_shut_down_group_ends_the_tries(world):
     assert result.attempts == [1]
 
 
-async def test_a_cancelled_call_is_not_sent_again_and_is_cancelled_where_it_is(world):
+async def test_cancelled_call_is_not_sent_again_and_is_cancelled_in_the_worker(world):
     result = world.group.execute_on(0).with_retries(3).load()
     await world.ranks[0].call()
     successor = restarts(world, 0)
@@ -146,7 +146,7 @@ async def test_a_cancelled_call_is_not_sent_again_and_is_cancelled_where_it_is(w
     marker.cancel()
 
 
-async def test_the_deadline_holds_for_all_tries_together(world):
+async def test_timeout_covers_all_attempts_together(world):
     result = world.group.execute_on(0).with_timeout(0.3).with_retries(9).load()
     first = await world.ranks[0].call()
     successor = restarts(world, 0)
@@ -157,8 +157,8 @@ async def test_the_deadline_holds_for_all_tries_together(world):
     assert await successor.call(1) == frames.Cancel(again.id)
 
 
-async def test_the_others_go_on_after_the_first_failure(world):
-    """as_completed gives what each rank said, retries of other ranks included."""
+async def test_retries_of_other_ranks_go_on_after_a_failure(world):
+    """as_completed gives each rank's outcome, including retries of other ranks."""
     result = world.group.with_retries(1).load()
     calls = [await rank.call() for rank in world.ranks]
     world.ranks[0].raises(calls[0].id, ValueError("broken"))
@@ -172,7 +172,7 @@ async def test_the_others_go_on_after_the_first_failure(world):
         await anext(answers)
 
 
-async def test_retries_and_deadline_and_ranks_go_together_in_any_order(world):
+async def test_with_retries_with_timeout_and_execute_on_combine_in_any_order(world):
     group = world.group
     views = [
         group.with_retries(2).with_timeout(7).execute_on(1),
@@ -187,7 +187,7 @@ async def test_retries_and_deadline_and_ranks_go_together_in_any_order(world):
         await world.ranks[1].call(2 * n + 1)
 
 
-async def test_methods_without_the_mark_and_streams_are_refused(world):
+async def test_retries_of_streams_and_unmarked_methods_are_refused(world):
     view = world.group.with_retries(1)
     with pytest.raises(UsageError, match=r"Store.step\(\) is not marked idempotent.*write @Worker.idempotent above"):
         view.step()
@@ -198,14 +198,14 @@ async def test_methods_without_the_mark_and_streams_are_refused(world):
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 1.5, "2"])
-async def test_a_number_that_cannot_be(world, n):
+async def test_invalid_number_of_retries_is_refused(world, n):
     with pytest.raises(ValueError, match="a whole number, 1 or more"):
         world.group.with_retries(n)
     with pytest.raises(ValueError, match="a whole number"):
         world.group.execute_on(0).with_retries(n).load()
 
 
-async def test_a_group_without_a_policy_is_told_at_once(world):
+async def test_retries_are_refused_for_a_group_without_a_restart_policy(world):
     world.remote.detail = group_spec.encode(group_spec.GroupDetail(restarts=False))
     with pytest.raises(UsageError, match=r"Launch it with restart=RestartPolicy.on_failure\(\)"):
         world.group.with_retries(1)
@@ -214,7 +214,7 @@ async def test_a_group_without_a_policy_is_told_at_once(world):
     result.cancel()
 
 
-async def test_only_the_errors_of_ends_are_tried_again(world):
+async def test_only_errors_of_ended_workers_are_retried(world):
     result = world.group.execute_on(0).with_retries(3).load()
     await world.ranks[0].call()
     world.remote._replace(world.remote.peers[0], RlinfActorsError("an error of another kind"))

@@ -30,7 +30,7 @@ async def test_ranks_are_merged_and_each_keeps_its_order(world):
         assert [value for who, value in got if who == rank] == [0, 1, 2, 3]
 
 
-async def test_credit_is_given_for_what_was_taken_only(world):
+async def test_credit_is_given_only_for_taken_items(world):
     stream = world.group.execute_on(0).watch()
     opened = await world.ranks[0].call()
     assert opened.window == WINDOW
@@ -47,7 +47,7 @@ async def test_credit_is_given_for_what_was_taken_only(world):
     assert await world.ranks[0].call(3) == frames.Cancel(opened.id)
 
 
-async def test_an_item_that_cannot_be_read_ends_the_stream_and_says_whose(world):
+async def test_unreadable_item_ends_the_stream_and_names_its_rank(world):
     stream = world.group.execute_on(1).watch()
     opened = await world.ranks[1].call()
     world.ranks[1].say(frames.Item(opened.id), [b"P" + b"cno_such_module\nX\n."])
@@ -72,7 +72,7 @@ async def test_leaving_the_loop_ends_the_generators(world):
         assert await rank.call(1) == frames.Cancel(call)
 
 
-async def test_a_stream_nobody_iterates_ends_when_it_is_dropped(world):
+async def test_dropped_stream_without_a_reader_ends(world):
     stream = world.group.execute_on(0).watch()
     opened = await world.ranks[0].call()
     del stream
@@ -80,8 +80,8 @@ async def test_a_stream_nobody_iterates_ends_when_it_is_dropped(world):
     assert await world.ranks[0].call(1) == frames.Cancel(opened.id)
 
 
-async def test_one_that_the_collector_finds_while_an_item_arrives_ends_too(world):
-    """The collector may run anywhere, also where the thread holds the stream's own lock."""
+async def test_stream_collected_while_an_item_arrives_ends(world):
+    """The garbage collector may run anywhere, even while the thread holds the stream's lock."""
 
     class Collects(collections.deque):
         def append(self, item):
@@ -92,7 +92,7 @@ async def test_one_that_the_collector_finds_while_an_item_arrives_ends_too(world
     opened = await world.ranks[0].call()
     stream._feed._items = Collects()
     stream.itself = stream
-    gc.disable()  # only then, and not before
+    gc.disable()  # the collector must run only in append()
     try:
         del stream
         world.ranks[0].item(opened.id, 1)
@@ -101,7 +101,7 @@ async def test_one_that_the_collector_finds_while_an_item_arrives_ends_too(world
         gc.enable()
 
 
-async def test_an_error_ends_the_iteration_and_the_other_ranks(world):
+async def test_error_of_a_rank_ends_the_iteration_and_the_other_ranks(world):
     stream = world.group.watch()
     ids = [(await rank.call()).id for rank in world.ranks]
     world.ranks[1].item(ids[1], "first")
@@ -114,7 +114,7 @@ async def test_an_error_ends_the_iteration_and_the_other_ranks(world):
         assert await world.ranks[rank].call(1) == frames.Cancel(ids[rank])
 
 
-async def test_a_death_ends_it(world):
+async def test_death_of_a_rank_ends_the_stream(world):
     stream = world.group.watch()
     for rank in world.ranks:
         await rank.call()
@@ -123,7 +123,7 @@ async def test_a_death_ends_it(world):
         await stream.__aiter__().__anext__()
 
 
-async def test_closing_wakes_who_waits(world):
+async def test_close_wakes_the_waiting_reader(world):
     stream = world.group.execute_on(0).watch()
     await world.ranks[0].call()
     asyncio.get_running_loop().call_soon(stream.close)
@@ -143,7 +143,7 @@ async def test_cancelling_the_reader_ends_the_generators(world):
     assert await world.ranks[0].call(1) == frames.Cancel(opened.id)
 
 
-async def test_plain_iteration_blocks_a_thread(world):
+async def test_plain_iteration_blocks_only_its_thread(world):
     stream = world.group.execute_on(0, 1).watch()
     reading = asyncio.create_task(asyncio.to_thread(list, stream))
     for rank in world.ranks[:2]:
@@ -154,8 +154,8 @@ async def test_plain_iteration_blocks_a_thread(world):
     assert sorted(await reading) == [(rank, n) for rank in range(2) for n in range(3)]
 
 
-async def test_a_worker_that_iterates_its_own_stream_is_told_so(world):
-    """Blocking the thread that the stream is served on would never end."""
+async def test_worker_that_iterates_its_own_stream_gets_an_error(world):
+    """Blocking the thread that serves the stream would never end."""
     world.runtime.serving_thread, world.runtime.worker_id = threading.get_ident(), "id-1"
     stream = world.group.watch()
     with pytest.raises(UsageError, match=r"arms:1 waits for its own watch\(\), which would never end"):
@@ -163,7 +163,7 @@ async def test_a_worker_that_iterates_its_own_stream_is_told_so(world):
     stream.close()
 
 
-async def test_a_stream_that_has_threads_of_its_own_may_be_iterated_in_its_worker():
+async def test_stream_of_a_concurrent_method_may_be_iterated_in_its_worker():
     class Watched(Worker):
         @Worker.concurrent()
         def watch(self):
@@ -188,7 +188,7 @@ async def test_a_stream_that_has_threads_of_its_own_may_be_iterated_in_its_worke
     assert await reading == ([(0, "x")], ["well"])
 
 
-async def test_a_worker_of_the_protocol_before_says_that_it_streams_no_plain_generators(world):
+async def test_worker_of_the_previous_protocol_refuses_plain_generators(world):
     for rank, said in enumerate(
         [
             SerializationError("the result of watch() cannot be pickled: cannot pickle 'generator' object"),

@@ -1,4 +1,4 @@
-"""execute_on and with_timeout: views that hold no state on the group."""
+"""execute_on and with_timeout: views that keep no state on the group."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ async def test_a_view_calls_its_ranks_only(world):
     assert world.ranks[1].calls == []
 
 
-async def test_a_rank_given_twice(world):
+async def test_rank_that_is_given_twice_is_an_error(world):
     with pytest.raises(PlacementError, match="more than once"):
         world.group.execute_on(1, [1])
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), ([0, 1],), ((0, 1),), (range(2),), (0, [1])])
-async def test_ranks_may_be_given_any_way(world, ranks):
+async def test_execute_on_takes_ranks_in_all_forms(world, ranks):
     assert repr(world.group.execute_on(*ranks).move) == "<method move() of group 'arms', ranks [0, 1]>"
 
 
 @pytest.mark.parametrize("ranks", [(3,), (-1,), ([0, 3],), ("0",), (1.0,)])
-async def test_a_bad_rank_is_an_error_at_once_and_poisons_nothing(world, ranks):
+async def test_invalid_rank_is_an_error_and_the_group_stays_usable(world, ranks):
     with pytest.raises(PlacementError, match="is not in group 'arms', which has ranks 0-2"):
         world.group.execute_on(*ranks)
     world.group.move()
@@ -38,7 +38,7 @@ async def test_a_bad_rank_is_an_error_at_once_and_poisons_nothing(world, ranks):
         await rank.call()
 
 
-async def test_no_rank_at_all(world):
+async def test_execute_on_without_ranks_is_an_error(world):
     with pytest.raises(PlacementError, match="at least one rank"):
         world.group.execute_on()
 
@@ -64,13 +64,13 @@ async def test_two_tasks_use_views_at_once(world):
     assert [rank.args for rank in world.ranks] == [[((0,), {})], [((1,), {})], [((2,), {})]]
 
 
-async def test_a_view_without_a_call_warns_loudly(world):
-    """What the old two lines would do: group.execute_on(0); group.move()."""
+async def test_view_without_a_call_warns(world):
+    """Older scripts write group.execute_on(0) and group.move() on two lines."""
     with pytest.warns(RuntimeWarning, match=r"view of group 'arms' \(ranks \[0\]\) was dropped without a call"):
         world.group.execute_on(0)
 
 
-async def test_views_that_were_used_or_refined_do_not(world):
+async def test_view_that_was_used_or_refined_does_not_warn(world):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         world.group.execute_on(0).move()
@@ -81,7 +81,7 @@ async def test_views_that_were_used_or_refined_do_not(world):
         gc.collect()
 
 
-async def test_views_of_views(world):
+async def test_view_of_a_view_keeps_ranks_and_timeout(world):
     world.group.with_timeout(7).execute_on(1).move()
     assert (await world.ranks[1].call()).deadline_s == 7
     world.group.execute_on(2).with_timeout(8).move()
