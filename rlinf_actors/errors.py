@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 
 
 class RlinfActorsError(Exception):
-    """Base of every error this project raises on purpose."""
+    """Base of every error that rlinf-actors raises on purpose."""
 
 
 class ConfigError(RlinfActorsError, AssertionError, ValueError):
@@ -51,7 +51,7 @@ class ClusterTimeoutError(RlinfActorsError, TimeoutError):
 
 
 class CallTimeoutError(RlinfActorsError, TimeoutError):
-    """A timeout on the caller's side expired. The worker raised nothing, and the call may still run."""
+    """The timeout that the caller set for a call expired. The worker raised nothing, and the call may still run."""
 
 
 class EndedError(RlinfActorsError):
@@ -83,15 +83,15 @@ class ConnectionLostError(RlinfActorsError, ConnectionError):
 
 
 class WorkerError(RlinfActorsError):
-    """A method of a worker raised.
+    """A method of a worker raised an exception.
 
     The error is also an instance of the original exception's type if that type can be imported and subclassed, so
     ``except ValueError`` works. ``__cause__`` is the original exception.
 
     Attributes:
         worker: name of the worker, ``group:rank``.
-        rank: its rank.
-        node: name or address of its node.
+        rank: rank of the worker.
+        node: name or address of the worker's node.
         remote_traceback: the traceback in the worker, as text.
     """
 
@@ -118,12 +118,12 @@ class WorkerError(RlinfActorsError):
 
 
 class WorkerDiedError(EndedError):
-    """The process of a worker ended while a call, message or channel needed it.
+    """The process of a worker ended while a call, message or channel operation needed it.
 
     Attributes:
         worker: name of the worker, ``group:rank``.
-        rank: its rank.
-        node: name or address of its node.
+        rank: rank of the worker.
+        node: name or address of the worker's node.
         exit_code: exit code of the process, None if a signal ended the process or the code is unknown.
         signal: number of the signal that ended the process, None otherwise.
         oom: "yes" if the kernel's memory controller killed the process, "suspected" if only the circumstances point to
@@ -158,7 +158,7 @@ class WorkerStartError(RlinfActorsError):
 
     Attributes:
         worker: name of the worker, ``group:rank``.
-        node: name or address of its node.
+        node: name or address of the worker's node.
     """
 
     def __init__(self, message: str = "", *, worker: str = "", node: str = "") -> None:
@@ -192,15 +192,16 @@ class ChannelBrokenError(PeerDiedError):
 
 
 class ItemNotProcessedError(RlinfActorsError):
-    """A take reached an item whose delivery failed `max_deliveries` times.
+    """A take reached a channel item whose delivery to consumers has failed `max_deliveries` times.
 
     `Channel.undeliverable` lists the item. The next take continues with the next item.
 
     Attributes:
-        key: key of the item's queue.
+        key: the channel key that the item was put under.
         deliveries: number of failed deliveries.
         consumer: name of the last consumer, "" if the last delivery was a get.
-        reason: end of the last delivery: the exception in the consumer's block, or the end of the consumer's process.
+        reason: why the last delivery failed: the exception in the consumer's block, or the end of the consumer's
+            process.
     """
 
     def __init__(
@@ -244,7 +245,7 @@ class SerializationError(RlinfActorsError, TypeError):
 
 
 class NameInUseError(RlinfActorsError, ValueError):
-    """The namespace has a running group or channel of that name. Choose another name."""
+    """A group or channel with this name runs in the namespace already. Choose another name."""
 
 
 class HardwareInUseError(RlinfActorsError):
@@ -255,21 +256,22 @@ class HardwareInUseError(RlinfActorsError):
 
 
 class GroupNotFoundError(RlinfActorsError, ValueError):
-    """The namespace has no running group of that name."""
+    """No group with this name runs in the namespace."""
 
 
 class GroupClosedError(RlinfActorsError):
-    """The group was shut down before or during the call."""
+    """The group was shut down before the call or while it ran."""
 
 
 class UsageError(RlinfActorsError, RuntimeError):
-    """A call of the API cannot work as made. The message gives the correct form."""
+    """A call of the API cannot work in the way it was made. The message says what to do instead."""
 
 
 class InternalError(RlinfActorsError):
-    """rlinf-actors failed while it handled a message: a bug in rlinf-actors. The operation of that message ends.
+    """A bug in rlinf-actors: the library failed while it handled a message. The operation that the message belongs to
+    fails.
 
-    ``__cause__`` is the exception; the log has its traceback.
+    ``__cause__`` is the original exception. The log has its traceback.
     """
 
 
@@ -281,8 +283,8 @@ class EmergencyStopError(UsageError):
 
 
 class ProtocolError(RlinfActorsError):
-    """A peer sent a message that its state does not allow: a bug in rlinf-actors, never in user code."""
+    """A peer sent a message that it must not send in its state. This is a bug in rlinf-actors, not in user code."""
 
 
 class RemoteWireError(ProtocolError):
-    """A peer sent bytes that are not a valid message."""
+    """A peer sent bytes that are not a valid message of rlinf-actors."""

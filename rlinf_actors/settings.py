@@ -87,13 +87,14 @@ PATH_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": ("lane",), 
 
 @dataclass(frozen=True)
 class Settings:
-    """Configuration of this process, from its environment.
+    """Configuration of this process from environment variables.
 
     Attributes:
-        head: the coordinator's address, ``HOST:PORT`` or a ZeroMQ endpoint; None without one.
+        head: the head's address, ``HOST:PORT`` or a ZeroMQ endpoint; None if no head is named.
         head_from: source of `head`: RLINF_HEAD, or a client file and its key.
         node_rank: rank of this node in the cluster, None if the head chooses.
-        path_env_merge_mode: "append" (configuration first, then the node's) or "override".
+        path_env_merge_mode: how path variables of the configuration and the node are merged: "append" (configuration
+            first, then the node's) or "override".
         ext_module: module with a function ``register()`` that runs in the probe and in every worker.
         comm_net_devices: network interfaces for collectives, None for the interface of the node's address.
         timeout_minutes: timeout of collectives in minutes, None for torch's default.
@@ -102,23 +103,24 @@ class Settings:
         log_dir: directory of worker logs, None for the default.
         state_dir: directory of the state that a head keeps across restarts, None for the default.
         listen: HOST:PORT where `rlinf-actors head` listens, None for loopback.
-        insecure_test_network: True if sockets may listen and connect outside loopback without keys (``=1``; closed
-            test networks only).
+        insecure_test_network: True if sockets may listen and connect outside loopback without keys (``=1``; closed test
+            networks only).
         fail_on_lost_errors: True if a script exits with 1 instead of 0 when calls failed and no code awaited their
             results (``RLINF_ACTORS_LOST_ERRORS=log`` switches this off).
-        robot_owner_must_answer: True if groups with robots end when their owner's process is suspended; None if only
-            groups whose robots are on another host do.
-        channel_bytes: bytes in a channel from which puts wait; 0 for no limit.
+        robot_owner_must_answer: True if groups with robots end when their owner's process is suspended, False if they
+            do not; None if only groups whose robots are on another host than the owner end.
+        channel_bytes: number of bytes in a channel from which on puts wait; 0 for no limit.
         config_file: agentd's configuration file, None for the default places.
         client_config: the client file, None for the default places (net.discovery).
-        shared_memory_bytes: shared memory that a process may lend to other processes on its machine, 0 for none.
-        send_window_bytes: bytes that a worker may have in flight to another worker.
-        paths: kind of buffer to its preferred path (``cpu=lane,accelerator=staged``).
-        faults: rules of fault points in JSON, None for none; see net.fault_injection.
+        shared_memory_bytes: most bytes of shared memory that a process lends to other processes on its machine, 0 for
+            none.
+        send_window_bytes: most bytes that a worker may have on their way to one other worker.
+        paths: for each kind of buffer, the preferred way to carry it (``cpu=lane,accelerator=staged``).
+        faults: the faults to inject, in JSON (net.fault_injection); None for none.
         credentials_dir: systemd's directory with the credentials of this unit, None without one.
         key_file: key file of this process, None for the file in the key directory.
         head_key: public key of the head, None for the key in the key file.
-        key_dir: directory of this user's key files, None for the default; see security.keyfile.
+        key_dir: directory of this user's key files, None for the default (security.keyfile).
         config_home: parent directory of this user's configuration.
         kept_logs: directory for the logs of private clusters in which a worker failed, None to keep none
             (``RLINF_ACTORS_KEPT_LOGS=none``).
@@ -155,7 +157,7 @@ class Settings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
-        """Read the environment (``os.environ`` by default).
+        """Return the settings in the environment *environ* (None: ``os.environ``).
 
         Raises:
             ConfigError: the value of a variable is not valid; ``path`` is the variable.
@@ -202,16 +204,20 @@ class Settings:
 
 
 def for_workers(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the driver's variables that its workers inherit, unless the launch or the cluster sets them."""
+    """Return the environment variables that workers inherit from their driver, unless the launch or the cluster sets
+    them.
+
+    *environ* is the driver's environment, None for ``os.environ``.
+    """
     env = os.environ if environ is None else environ
     return {name: env[name] for name in (LOG_LEVEL,) if env.get(name)}
 
 
 def log_level(environ: Mapping[str, str]) -> str:
-    """Return the log level of workers from RLINF_LOG_LEVEL, INFO by default.
+    """Return the log level that RLINF_LOG_LEVEL in *environ* sets for workers; INFO if the variable is not set.
 
     Raises:
-        ConfigError: the level is not known. A worker on a node with a wrong level logs the error and continues.
+        ConfigError: the level is not known. A worker that gets this error logs it and continues.
     """
     level = (environ.get(LOG_LEVEL) or "INFO").upper()
     if level not in LOG_LEVELS:
@@ -221,16 +227,17 @@ def log_level(environ: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Unit:
-    """Variables that systemd sets for the main process of a unit; outside a unit, the defaults.
+    """What systemd tells the main process of a unit by environment variables. Outside a unit, all values are the
+    defaults.
 
     Attributes:
         notify_socket: socket for status notifications to systemd, "" without one.
         watchdog_s: seconds without a notification after which systemd kills the service, None without a watchdog.
         journal_stream: ``DEVICE:INODE`` of the journal's socket, "" without one.
-        run_dir: directory of RuntimeDirectory=.
-        log_dir: directory of LogsDirectory=.
+        run_dir: directory of RuntimeDirectory=, None without one.
+        log_dir: directory of LogsDirectory=, None without one.
         result: how the service ended (systemd's SERVICE_RESULT) if this process is its ExecStopPost=, else "".
-        keeper: the socket of the keeper in rlinf-workers@.service, "" without that unit.
+        keeper: path of the socket of the keeper in rlinf-workers@.service, "" without that unit.
     """
 
     notify_socket: str = ""
@@ -243,13 +250,13 @@ class Unit:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None, pid: int | None = None) -> Unit:
-        """Read the environment (``os.environ`` by default). WATCHDOG_USEC counts only if WATCHDOG_PID is *pid* or
-        unset.
+        """Return systemd's values for this process from the environment *environ* (None: ``os.environ``).
 
-        *pid* None stands for this process.
+        The watchdog counts only if WATCHDOG_PID is unset or is *pid* (None: this process), because the variables may be
+        inherited from another process.
 
         Raises:
-            ConfigError: WATCHDOG_USEC is no number above 0.
+            ConfigError: WATCHDOG_USEC is not a number above 0.
         """
         env = os.environ if environ is None else environ
         watchdog_s = None
@@ -268,7 +275,10 @@ class Unit:
 
 
 def journal_stream(environ: Mapping[str, str] | None = None) -> str:
-    """Return ``DEVICE:INODE`` of the journal's socket, "" without one."""
+    """Return ``DEVICE:INODE`` of the socket by which systemd's journal reads this process's output, "" without one.
+
+    *environ* is the environment to read, None for ``os.environ``.
+    """
     return (os.environ if environ is None else environ).get("JOURNAL_STREAM", "")
 
 
@@ -281,7 +291,7 @@ def _kept_logs(env: Mapping[str, str]) -> str | None:
 
 
 def _first(directories: str | None) -> str | None:
-    """Return the first directory of a list that systemd separates by colons."""
+    """Return the first directory of a list that systemd separates by colons; None if there is none."""
     return (directories or "").partition(":")[0] or None
 
 

@@ -27,17 +27,22 @@ log = logging.getLogger(__name__)
 
 
 class AgentLink:
-    """The template's connection to agentd. All of it runs in the select loop of the template.
+    """The template's connection to its agentd, and the socket at which a later agentd can adopt the template.
+
+    All of it runs in the select loop of the template.
 
     Args:
         selector: selector of the loop. The data of each key is a callback that takes the event mask.
+        sock: the socket to the agentd that started the template.
         keep: path of the unix socket for a later agentd; "" if the template ends with its agentd.
         keep_s: seconds from the end of an agentd in which another agentd can adopt the template.
         take: called with each packet of agentd; returns False to stop reading.
         lost: called when agentd has ended.
 
     Attributes:
-        since: end of the last agentd that the head had registered, in seconds of CLOCK_MONOTONIC; 0 while there is one.
+        keep_s: as given, or as the agentd has said since.
+        since: when the last agentd ended that the head had registered, in seconds of CLOCK_MONOTONIC; 0 as long as such
+            an agentd runs.
     """
 
     def __init__(
@@ -65,7 +70,11 @@ class AgentLink:
         sock.setblocking(False)
 
     def start(self) -> None:
-        """Start to receive packets. If workers are kept, listen for other agentds; raise OSError if that fails."""
+        """Start to receive agentd's packets. If the template may be adopted, also listen for later agentds.
+
+        Raises:
+            OSError: the template cannot listen for later agentds.
+        """
         self._selector.register(self._agent, selectors.EVENT_READ, self._on_agent)
         if self._keep:
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -79,18 +88,21 @@ class AgentLink:
         return self._deadline is not None
 
     def patience(self) -> float | None:
-        """Return the seconds that remain for another agentd to adopt the template; None while there is an agentd."""
+        """Return for how many more seconds the template waits to be adopted; None while it has an agentd."""
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def adopted(self) -> None:
         self._deadline = None
 
     def registered(self, keep_s: float) -> None:
-        """Handle KeepFor: the head has registered this agentd. After its end another agentd has *keep_s* seconds."""
+        """Handle agentd's packet KeepFor: the head has registered this agentd.
+
+        If this agentd ends, the template waits *keep_s* seconds for another agentd.
+        """
         self.keep_s, self.since = keep_s, 0.0
 
     def send(self, packet: packets.ToAgent) -> None:
-        """Send or queue a packet for agentd. Drop the packet if no agentd is connected."""
+        """Send a packet to agentd, or queue it if the socket is full. Drop it if the template has no agentd."""
         if isinstance(packet, packets.Exited):
             self._hear()  # that freed descriptors
         if self.orphaned:
@@ -106,7 +118,7 @@ class AgentLink:
             self._listener.close()
 
     def refuse(self) -> None:
-        """Stop listening for other agentds, because the template is about to end."""
+        """Stop listening for later agentds, because the template is about to end."""
         if self._listener is not None:
             self._remove(".sock")
             if self._listener in self._selector.get_map():
@@ -115,7 +127,9 @@ class AgentLink:
             self._listener = None
 
     def remove(self) -> None:
-        """Remove the template's files at its end. A connected agentd removes the files itself, after reading them."""
+        """Remove the template's files (.json and .err) at its end, if it has no agentd. An agentd reads them, then
+        removes them.
+        """
         if self._keep and self.orphaned:
             self._remove(".json")
             self._remove(".err")
@@ -177,7 +191,10 @@ class AgentLink:
         self._selector.register(caller, selectors.EVENT_READ, partial(self._on_caller, caller))
 
     def _on_caller(self, caller: socket.socket, _: int) -> None:
-        """Let *caller* adopt the template if its first packet is Adopt. The previous agentd has ended by then."""
+        """Read the first packet of a new connection. If it is Adopt, the caller is an agentd and adopts the template.
+
+        Any other caller is rejected. The previous agentd has ended by then.
+        """
         try:
             packet = packets.decode_to_template(caller.recv(packets.MAX_PACKET))
         except BlockingIOError:

@@ -17,14 +17,24 @@ TEMPLATE_FAILED = b"\x82\xa4type\xaeTemplateFailed\xa4text\xda"
 
 
 def fail(fd: int, text: str) -> None:
-    """Send TemplateFailed with *text* to agentd over the socket *fd*, and end the process. Needs no msgspec."""
+    """Report to agentd over the socket *fd* that this template cannot run, for the reason *text*, and end the process.
+
+    Works without msgspec, which the interpreter may lack.
+    """
     data = text.encode("utf-8")[:60000]
     os.write(fd, TEMPLATE_FAILED + len(data).to_bytes(2, "big") + data)
     os._exit(1)
 
 
 def check(node: str, version: tuple[int, ...], importer: Callable[[str], object], largest: int = sys.maxsize) -> str:
-    """Return why this interpreter cannot run workers, and what to do; "" if it can. *largest* is its sys.maxsize."""
+    """Return why this interpreter cannot run workers, and what to do; "" if it can.
+
+    Args:
+        node: name of the node, for the text.
+        version: the interpreter's version, (major, minor).
+        importer: imports a module by its name.
+        largest: the interpreter's sys.maxsize.
+    """
     who = f"interpreter {sys.executable} on node {node}"
     if version < (3, 10):
         return f"{who} is Python {version[0]}.{version[1]}; workers need Python 3.10 or newer"
@@ -43,7 +53,14 @@ def check(node: str, version: tuple[int, ...], importer: Callable[[str], object]
 
 
 def bootstrap(pkg: str, fd: str, node: str, config: str) -> None:
-    """Check the interpreter, then run `template.main` of the package in the directory *pkg*."""
+    """Start a template: check the interpreter, then run `template.main`. If the check fails, report to agentd and end.
+
+    Args:
+        pkg: the directory that contains the package rlinf_actors.
+        fd: number of the socket to agentd.
+        node: name of the node, for errors.
+        config: the template's configuration as JSON.
+    """
     sys.path[:] = [pkg, *(entry for entry in sys.path if entry)]
     wrong = check(node, tuple(sys.version_info[:2]), importlib.import_module)
     if wrong:

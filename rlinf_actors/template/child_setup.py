@@ -42,7 +42,9 @@ _LONG_BITS = ctypes.sizeof(ctypes.c_ulong) * 8
 
 @dataclass(frozen=True)
 class NumaBinding:
-    """The CPUs and NUMA nodes to which a worker is bound."""
+    """The CPUs and NUMA nodes to which a worker is bound, and the reason if it is not bound to all
+    that it should be.
+    """
 
     cpus: frozenset[int] = frozenset()  # empty for no change
     memory: tuple[int, ...] = ()  # NUMA nodes whose memory is preferred; empty for no change
@@ -50,7 +52,7 @@ class NumaBinding:
 
 
 def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> NumaBinding:
-    """Return the NUMA binding of a worker. Reads files of the kernel; changes nothing.
+    """Return to which CPUs and NUMA nodes a worker is to be bound. Reads files of the kernel; changes nothing.
 
     Args:
         wanted: NUMA nodes of the worker's accelerators, -1 for an unknown node.
@@ -78,7 +80,7 @@ def decide(wanted: Sequence[int], tree: str, allowed: Collection[int]) -> NumaBi
 
 
 def parse_cpus(text: str) -> set[int]:
-    """Return the CPU numbers of a list in the kernel's format, such as ``0-3,8``."""
+    """Return the numbers in a list of CPUs in the kernel's format, such as ``0-3,8``."""
     found: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -88,7 +90,7 @@ def parse_cpus(text: str) -> set[int]:
 
 
 def bind(wanted: Sequence[int], root: str = "") -> str:
-    """Bind this process to the CPUs and memory of NUMA nodes. Only this thread and its later threads are bound.
+    """Bind the calling thread, and threads that it starts later, to the CPUs and memory of NUMA nodes.
 
     Args:
         wanted: NUMA nodes of the worker's accelerators, -1 for an unknown node.
@@ -111,7 +113,11 @@ def bind(wanted: Sequence[int], root: str = "") -> str:
 
 
 def prefer_memory(nodes: Sequence[int]) -> str:
-    """Prefer memory of the NUMA nodes *nodes* in this thread and its later threads. Return why that failed, else ""."""
+    """Let the calling thread, and threads that it starts later, prefer the memory of the NUMA nodes *nodes*.
+
+    Returns:
+        Why the kernel refused, "" if it did not.
+    """
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return f"memory cannot be preferred on {platform.machine()}"
@@ -144,7 +150,7 @@ _OF_AN_INTERPRETER = re.compile(r"/lib(64)?/python3(\d+\.zip|\.\d+(/|$))|/(site|
 
 @dataclass
 class ChildStart:
-    """The start of one worker process."""
+    """What a new process needs to become a worker."""
 
     fork: packets.Fork
     control: int  # descriptor of the worker's end of the control socket
@@ -158,7 +164,10 @@ class ChildStart:
 
 
 def run(start: ChildStart) -> None:
-    """Turn this process into the worker and run it. At an error before that, send StartFailed to the template."""
+    """Turn this new process into the worker, and run the worker until its end.
+
+    If the process cannot become the worker, send StartFailed to the template and raise the error.
+    """
     spec = start.fork.spec
     try:
         prepare(start)
@@ -172,7 +181,10 @@ def run(start: ChildStart) -> None:
 
 
 def prepare(start: ChildStart) -> None:
-    """Set up this process as the worker. After a fork all signals are blocked until here; this unblocks them."""
+    """Set this process up as the worker: its cgroup, environment, limits, directory, import path, streams and so on.
+
+    After a fork all signals are blocked; this unblocks them.
+    """
     spec = start.fork.spec
     forks.begin()
     start.cgroup.enter()  # before it can start other processes
@@ -214,8 +226,13 @@ def _take_environment(env: Mapping[str, str]) -> None:
 def import_path(current: list[str], wanted: Iterable[str], exists: Callable[[str], bool]) -> list[str]:
     """Return sys.path of a worker: this package, then the directories of the driver, then those of the interpreter.
 
-    *current* is sys.path of this process, *wanted* that of the driver. Directories that belong to the driver's
-    interpreter (library, site-packages) are left out, since the worker may run another interpreter.
+    Directories that belong to the driver's interpreter (library, site-packages) are left out, because the worker may
+    run another interpreter.
+
+    Args:
+        current: sys.path of this process, which begins with the directory of this package.
+        wanted: sys.path of the driver.
+        exists: returns True if a directory exists.
     """
     known = set(current)
     ours = [
@@ -235,7 +252,11 @@ def _restore_signals() -> None:
 
 
 def unprotect(score: Path) -> None:
-    """Reset an OOM score below 0 in the file *score*: the low score protects agentd, and workers inherit it."""
+    """Raise the OOM score in the file *score* to 0 if it is below 0.
+
+    A low score protects agentd from being killed for lack of memory. Workers inherit the score, but must not be
+    protected.
+    """
     if int(score.read_text()) < 0:
         score.write_text("0")
 
@@ -248,7 +269,10 @@ def _go_to(cwd: str | None) -> None:
 
 
 def _restore_streams() -> None:
-    """Open sys.stdout and sys.stderr anew: line-buffered, and without errors for characters that cannot be encoded."""
+    """Replace sys.stdout and sys.stderr, which the template has used, by new ones on the same descriptors.
+
+    The new streams are line-buffered, and escape characters that cannot be encoded instead of raising.
+    """
     out, err = (
         open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
         for fd in (1, 2)
@@ -270,7 +294,9 @@ class LibraryThreads:
         self._setters = list(_openblas_setters())
 
     def restore(self, env: Mapping[str, str]) -> None:
-        """Set the thread counts of OpenBLAS and torch from variables in *env*, else to the number of physical cores."""
+        """Set how many threads OpenBLAS and torch use: by variables in *env*, otherwise the number
+        of physical cores.
+        """
         cores = _cores()
         for setter in self._setters:
             setter(_count(env, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") or cores)

@@ -38,8 +38,14 @@ KILL_MARGIN = 0.05
 class ForkedWorker:
     """The template's record of one worker process, with the template's ends of its pipes and control socket.
 
-    The constructor creates the cgroup with *limits*, and raises OSError if that fails or no descriptor is free. A log
-    file is rotated at *log_bytes* bytes, 0 for never.
+    Args:
+        fork: agentd's request for the worker.
+        cgroup: the worker's cgroup, which the constructor makes.
+        limits: the limits of the cgroup.
+        log_bytes: size at which a log file of the worker is rotated, 0 for never.
+
+    Raises:
+        OSError: the cgroup cannot be made, or no descriptor is free.
     """
 
     def __init__(self, fork: packets.Fork, cgroup: Cgroup, limits: Mapping[str, int], log_bytes: int = 0) -> None:
@@ -81,26 +87,34 @@ class ForkedWorker:
         return bool(self.fork.spec.claims)
 
     def renew(self, until: float, now: float) -> None:
-        """Extend the lease to *until*. If it has not run out at *now*, stop waiting for the guard's LeaseLost."""
+        """Extend the robot worker's lease to the time *until*.
+
+        If the lease lasts at *now*, the worker need not report its loss any more (LeaseLost).
+        """
         self.lease.renew(until)
         if self.lease.left(now):
             self.guard_due = 0.0
 
     def guard_reported(self, now: float) -> None:
-        """Handle LeaseLost: the worker has ROBOT_END_S seconds from *now* to make its robots safe and end."""
+        """Handle the worker's packet LeaseLost: its robot lease is over. Kill the worker unless it ends within
+        ROBOT_END_S seconds.
+
+        In that time, from *now* on, the worker makes its robots safe.
+        """
         self.lease_lost, self.guard_due = True, 0.0
         self.kill_at = min(self.kill_at or math.inf, now + packets.ROBOT_END_S)
 
     def due(self, now: float) -> float:
-        """Return the next time at which the template must call `must_die`, infinity for never."""
+        """Return the next time at which the template must call `must_die` for this worker, infinity for never."""
         end = now + self.lease.left(now) if self._lease_counts else math.inf
         return min(self.guard_due or end, self.kill_at or math.inf)
 
     def must_die(self, now: float) -> bool:
-        """True if the template must kill the worker at the time *now*.
+        """Return True if the template must kill this robot worker at the time *now*.
 
-        At the end of the lease the worker's guard sends LeaseLost and calls on_lease_lost. A guard that sends nothing
-        cannot run, because C code holds the interpreter's lock. Then only the end of the process stops the robots.
+        When a lease ends, the lease guard, a thread of the worker, sends LeaseLost and calls on_lease_lost. If the
+        guard sends nothing, it cannot run, because C code holds the interpreter's lock. Then only the end of the
+        process stops the robots.
         """
         if self._lease_counts and not self.guard_due and not self.lease.left(now):
             self.guard_due = max(now + GUARD_S, self.lease.until - KILL_MARGIN * self.lease.lease_s)
@@ -111,12 +125,15 @@ class ForkedWorker:
         return self.has_robots and self.lease.lease_s > 0 and not self.lease_lost
 
     def note(self, text: str) -> None:
-        """Write a line of the runtime, *text*, to the worker's stderr file."""
+        """Write *text* as a line of rlinf-actors into the worker's stderr file."""
         self.err.note(text)
         self.unread = True
 
     def started(self, pid: int) -> None:
-        """Store the pid of the started process, and close its ends of the pipes and of the control socket."""
+        """Store the pid of the worker's process, which has just been started.
+
+        Close the process's ends of the pipes and the control socket, which the template does not need.
+        """
         self.pid = pid
         self.out.close_writer()
         self.err.close_writer()
@@ -126,7 +143,10 @@ class ForkedWorker:
         self._opened.close()
 
     def locks(self, packet: packets.LockDevices | packets.UnlockDevices) -> None:
-        """Store the request of LockDevices, for an agentd that adopts the template. Drop it at UnlockDevices."""
+        """Remember that the worker waits for, or has, its accelerators for itself, until it sends UnlockDevices.
+
+        An agentd that adopts the template is told this.
+        """
         if isinstance(packet, packets.LockDevices):
             self.asked, self.asked_at, self.granted = packet, time.monotonic(), False
         elif self.asked is not None and self.asked.request == packet.request:
@@ -148,7 +168,11 @@ class ForkedWorker:
         )
 
     def report(self, oom: str, left: bool) -> ExitReport:
-        """Return the exit report of the ended worker. *left*: True if a process that it started could not be killed."""
+        """Return the report of how the worker ended, for agentd.
+
+        *oom* says whether the process was killed for lack of memory ("yes", "suspected" or "no"). *left* is True if a
+        process that the worker started could not be killed.
+        """
         assert self.status is not None
         code = self.status.si_status
         exited = self.status.si_code == os.CLD_EXITED
@@ -176,10 +200,13 @@ EXEC_S = 0.002
 
 
 class ForkedWorkers:
-    """All workers of one template. *send* sends a packet to agentd.
+    """All workers of one template: receives their packets and output, finds those that have ended, and reports to
+    agentd.
 
-    In *selector* the data of each key is a callback that takes the event mask. If *keeps* is True, workers continue
-    without an agentd, and each exit report is stored until Settled arrives.
+    Args:
+        selector: selector of the template's loop. The data of each key is a callback that takes the event mask.
+        send: sends a packet to agentd.
+        keeps: True if workers continue without an agentd. Each exit report is then stored until Settled arrives.
     """
 
     def __init__(
@@ -201,7 +228,7 @@ class ForkedWorkers:
         return list(self._workers.values())
 
     def close(self) -> None:
-        """Close the descriptors of all workers. Runs in a forked worker, which inherits them."""
+        """Close the template's descriptors of all workers in a process that the template has just forked."""
         for worker in self._workers.values():
             worker.close()
 
@@ -213,14 +240,16 @@ class ForkedWorkers:
         self._selector.register(worker.control, selectors.EVENT_READ, partial(self._on_control, worker))
 
     def watched(self, id: str) -> None:
-        """Handle Watching: agentd has a pidfd of the worker *id*, so the template may reap the worker after its end."""
+        """Handle agentd's packet Watching: agentd has a pidfd of the worker *id*, so the template may reap the ended
+        worker.
+        """
         worker = self._workers.get(id)
         if worker is not None:
             worker.watched = True
             self._reap(worker)
 
     def read(self, packet: packets.Read) -> None:
-        """Handle Read: store the positions up to which agentd has read the log files of a worker."""
+        """Handle agentd's packet Read: store up to where agentd has read the log files of a worker."""
         worker = self._workers.get(packet.id)
         if worker is not None:
             worker.read = packet.out, packet.err
@@ -231,7 +260,10 @@ class ForkedWorkers:
             self._announce(worker)
 
     def renew(self, packet: packets.Renew) -> None:
-        """Handle Renew: extend the leases of all robot workers. Pass the packet on to those without unsent packets."""
+        """Handle agentd's packet Renew: extend the leases of all robot workers, and pass the packet on to the workers.
+
+        A worker that does not read its packets gets no further one.
+        """
         now = time.monotonic()
         for worker in self._workers.values():
             if worker.has_robots:
@@ -240,7 +272,11 @@ class ForkedWorkers:
                     self._pass_on(worker, packet)
 
     def probe(self) -> None:
-        """Handle Probe: send agentd the Pongs since the last Probe. Ping each worker that answered the last Ping."""
+        """Handle agentd's packet Probe, which asks whether workers' I/O threads run.
+
+        Send agentd the workers' answers (Pongs) that have arrived since the last Probe. Ping each worker that has
+        answered the last Ping.
+        """
         pongs = [worker.pong for worker in self._workers.values() if worker.pong is not None]
         self._send(packets.Pulses(pongs))
         for worker in self._workers.values():
@@ -258,7 +294,7 @@ class ForkedWorkers:
             worker.pong = packet
 
     def tell(self, packet: packets.DevicesLocked | packets.DevicesBusy | packets.Revoke) -> None:
-        """Pass a packet of agentd on to the worker that the packet names."""
+        """Pass a packet of agentd on to the worker whose id is in the packet."""
         worker = self._workers.get(packet.id)
         if worker is None:
             return
@@ -267,7 +303,10 @@ class ForkedWorkers:
         self._pass_on(worker, packet)
 
     def orphaned(self, reason: str) -> None:
-        """Revoke the leases of robot workers and reap ended workers after the end of agentd. Other workers continue."""
+        """Handle the end of agentd: revoke the leases of robot workers, and reap ended workers. Other workers continue.
+
+        *reason* is the text that robot workers get.
+        """
         for worker in self.workers:
             worker.watched = True
             if worker.has_robots and not worker.told and not worker.kill_at:
@@ -276,21 +315,25 @@ class ForkedWorkers:
             self._reap(worker)
 
     def inventory(self) -> list[packets.SurvivingWorker]:
-        """Return the state of every worker for an agentd that adopts the template. That agentd reads all log files."""
+        """Return the state of every worker, and the stored exit reports, for an agentd that adopts the template."""
         living = [worker for worker in self._workers.values() if not worker.told]
         for worker in living:
             worker.watched, worker.unread, worker.announced = False, False, True
         return [*self._ends.values(), *(worker.kept() for worker in living)]
 
     def told(self, end: packets.SurvivingWorker) -> None:
-        """Send agentd the exit report of a worker. If workers are kept, store the report until agentd sends Settled."""
+        """Send agentd the exit report of a worker. If workers are kept without an agentd, store the report until
+        Settled arrives.
+        """
         assert end.exit is not None
         if self._keeps:
             self._ends[end.id] = end
         self._send(packets.Exited(end.id, end.exit))
 
     def settled(self, ids: list[str]) -> None:
-        """Handle Settled: drop the stored exit reports of the workers *ids*."""
+        """Handle agentd's packet Settled: the head knows how the workers *ids* ended, so drop their stored exit
+        reports.
+        """
         for id in ids:
             self._ends.pop(id, None)
 
@@ -302,11 +345,11 @@ class ForkedWorkers:
             self._watch_control(worker)
 
     def wake(self) -> None:
-        """Make the next `check_ends` look for ended workers, because SIGCHLD or another signal has arrived."""
+        """Note that a signal has arrived, perhaps SIGCHLD, so that the next `check_ends` looks for ended workers."""
         self._woken = True
 
     def patience(self) -> float | None:
-        """Return the seconds after which `check_ends` must run even if no event occurs, None for never."""
+        """Return after how many seconds `check_ends` must run even if no event occurs, None for never."""
         deadlines = [worker.deadline for worker in self._ending]
         now = time.monotonic()
         deadlines += [worker.due(now) for worker in self._workers.values() if worker.status is None]
@@ -372,7 +415,11 @@ class ForkedWorkers:
                     worker.guard_reported(time.monotonic())
 
     def check_ends(self) -> None:
-        """Find ended workers, kill the processes that these left behind, and send the exit reports to agentd."""
+        """Find workers that have ended, kill the processes that they left behind, and send their exit reports to
+        agentd.
+
+        Also kill robot workers whose lease is over and that do not end by themselves.
+        """
         if not self._woken and self.patience() != 0.0:
             return
         self._woken = False
@@ -399,7 +446,8 @@ class ForkedWorkers:
         procfs.kill_group(worker.pid)
 
     def _sweep(self) -> set[str]:
-        """Kill processes that ended workers left behind. Return the ids of workers that have such living processes.
+        """Kill the processes that ended workers left behind. Return the ids of the workers that still have such
+        processes.
 
         The template is the subreaper, so it is the parent of every orphan, and an orphan's pid is not reused.
         """

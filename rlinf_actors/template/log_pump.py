@@ -21,7 +21,7 @@ _LEFT_OVER = 4 << 20
 
 
 class Tail:
-    """The last TAIL_LINES lines of a stream of bytes."""
+    """Keeps the last TAIL_LINES lines of a worker's output, for the report of its end."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
@@ -36,7 +36,9 @@ class Tail:
         self._partial = (self._partial + last)[: TAIL_LINE_BYTES + 1]
 
     def lines(self) -> list[str]:
-        """Return the lines, each cut after TAIL_LINE_BYTES bytes, so that all fit into one packet."""
+        """Return the last lines of the output. Each line is cut after TAIL_LINE_BYTES bytes, so that all fit into one
+        packet.
+        """
         lines = [*self._lines, self._partial] if self._partial else list(self._lines)
         return [_text(line) for line in lines[-TAIL_LINES:]]
 
@@ -48,7 +50,7 @@ def _text(line: bytes) -> str:
 
 
 class LogPump:
-    """Copies a pipe to a file. The pipe's writing end is the stdout or stderr of a worker.
+    """Copies a worker's stdout or stderr from a pipe to a file. The worker writes into the pipe.
 
     If the file cannot be opened or written (a full disk), output is lost: the pump reads the pipe all the same, and
     stores the error in `fault`. When the file can be written again, the pump first writes a line with the number of
@@ -59,6 +61,7 @@ class LogPump:
         limit: size in bytes at which the file is renamed to ``path.1`` and a new file begins, 0 for never.
 
     Attributes:
+        path: as given.
         writer: descriptor of the pipe's writing end.
         tail: the last lines.
         began: size and inode of the file before the first byte of this worker.
@@ -93,7 +96,11 @@ class LogPump:
         self.writer = -1
 
     def pump(self, turns: int = _TURNS) -> tuple[bool, bool]:
-        """Copy at most *turns* chunks of _CHUNK bytes. Return (True if there were any, True if the pipe has ended)."""
+        """Copy what is in the pipe to the file, at most *turns* chunks of _CHUNK bytes.
+
+        Returns:
+            True if there was any output; and True if the pipe has ended.
+        """
         got = False
         for _ in range(turns):
             try:
@@ -108,11 +115,14 @@ class LogPump:
         return got, False
 
     def finish(self) -> bool:
-        """Copy the rest, without waiting for other writers to close. Return True if there was any."""
+        """Copy the output that is left in the pipe after the worker's end. Return True if there was any.
+
+        Other processes may still have the pipe open; their later output is not waited for.
+        """
         return self.pump(_LEFT_OVER // _CHUNK)[0]
 
     def note(self, text: str) -> None:
-        """Write a line of the runtime to the file and the tail."""
+        """Write *text* as a line of rlinf-actors into the log file and the tail, between the worker's own output."""
         line = f"[rlinf-actors] {text}\n".encode()
         self.tail.feed(line)
         self._write(line)
@@ -145,7 +155,7 @@ class LogPump:
         return written
 
     def _rotate(self) -> None:
-        """Rename the file to ``path.1`` and begin a new file. If that fails, the old file grows."""
+        """Rename the log file to ``path.1`` and begin a new file. If that fails, continue with the old file."""
         begun = f"{self.path}.new"
         try:
             # before the older file goes: readers know a file by its inode, which the kernel reuses
@@ -175,7 +185,11 @@ class LogPump:
 
 
 def _opened(path: str) -> int:
-    """Open a log file to append to. Raise OSError for a FIFO, whose reader would get the output."""
+    """Open a worker's log file to append to it, and return the descriptor.
+
+    Raises:
+        OSError: the file cannot be opened, or is a FIFO, whose reader would get the output.
+    """
     file = os.open(path, _APPEND, 0o644)
     if stat.S_ISFIFO(os.fstat(file).st_mode):
         os.close(file)

@@ -70,10 +70,13 @@ END_S = 5.0
 
 
 def end_all(workers: Sequence[ForkedWorker], wakeup: socket.socket) -> None:
-    """Kill every process below this one, and wait at most END_S seconds for their ends.
+    """Kill every process below the template, at its end, and wait at most END_S seconds for their ends.
 
-    Robot workers, whose leases were revoked before, first have ROBOT_END_S seconds to end by themselves. *workers* are
-    those not reaped. *wakeup* is a non-blocking socket that becomes readable when a child process has ended.
+    Robot workers, whose leases were revoked before, first have ROBOT_END_S seconds to end by themselves.
+
+    Args:
+        workers: the workers that are not reaped yet.
+        wakeup: a non-blocking socket that becomes readable when a child process has ended.
     """
     with selectors.DefaultSelector() as selector:
         selector.register(wakeup, selectors.EVENT_READ)
@@ -146,10 +149,13 @@ class TemplateConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def main(fd: int, node: str, config_json: str) -> None:
-    """Run a template until its agentd, or its owner, ends. In a forked or spawned worker, run the worker.
+    """Run a template until its agentd or its owner ends. In a process that the template forks or spawns, run that
+    worker.
 
-    *fd* is a SOCK_SEQPACKET socket to agentd; in a spawned worker, to the template. *config_json* is a TemplateConfig.
-    The name *node* appears in error texts.
+    Args:
+        fd: a SOCK_SEQPACKET socket to agentd; in a spawned worker, to the template.
+        node: name of the node, for errors.
+        config_json: a TemplateConfig as JSON.
     """
     procfs.open_standard_descriptors()
     config = msgspec.json.decode(config_json, type=TemplateConfig)
@@ -167,7 +173,13 @@ def main(fd: int, node: str, config_json: str) -> None:
 
 
 class Template:
-    """The select loop of a template process, and what it does for each packet of agentd. *fd*: the socket to agentd."""
+    """The select loop of a template process. It carries out what agentd's packets ask for, and starts workers.
+
+    Args:
+        fd: number of the socket to agentd.
+        node: name of the node, for errors.
+        config: the configuration of the template.
+    """
 
     def __init__(self, fd: int, node: str, config: TemplateConfig) -> None:
         self._config = config
@@ -189,7 +201,10 @@ class Template:
         self._wakeup = socket.socketpair()
 
     def run(self) -> child_setup.ChildStart | None:
-        """Run the loop until the template ends, and return None. In a forked worker, return its ChildStart."""
+        """Run the template's loop until the template ends, and return None.
+
+        In a forked worker, return what the worker needs to start, so that no frame of the template stays on its stack.
+        """
         procfs.set_name("rlinf-template")
         procfs.set_subreaper()
         gc.disable()  # imports leave little garbage
@@ -333,7 +348,9 @@ class Template:
         self._workers.told(packets.SurvivingWorker(fork.spec.id, exit=ExitReport("start_failed", reason=reason)))
 
     def _fork(self, worker: ForkedWorker) -> int:
-        """Fork the worker. Return its pid. In the worker, return 0; `run` then returns to `main`."""
+        """Fork a worker process. Return its pid in the template, and 0 in the worker, in which `run` then returns to
+        `main`.
+        """
         template = os.getpid()
         if fault_injection.active is not None:
             fault_injection.active.start("spawn.fork", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
@@ -358,7 +375,7 @@ class Template:
         return 0
 
     def _close(self) -> None:
-        """Close every descriptor of the template. Runs in a forked worker."""
+        """Close every descriptor of the template in a worker process that was just forked."""
         self._selector.close()
         self._workers.close()
         self._link.close()
@@ -368,7 +385,10 @@ class Template:
             os.close(self._config.owner)
 
     def _spawn(self, worker: ForkedWorker) -> int:
-        """Start a new interpreter as the worker, which reads its Fork packet from an inherited file. Return its pid."""
+        """Start a new interpreter as the worker's process, and return its pid.
+
+        The new process reads its Fork packet from a file that it inherits.
+        """
         if fault_injection.active is not None:
             fault_injection.active.start("spawn.exec", f"{worker.fork.spec.group}:{worker.fork.spec.rank}")
         with open(os.memfd_create("fork"), "w+b") as packet:
@@ -391,7 +411,9 @@ class Template:
 
 
 def cannot_fork() -> str:
-    """Return why this process must not fork: it has other threads or an initialized accelerator. "" if it may fork."""
+    """Return why this process must not fork: it has other threads or an initialized accelerator. Return "" if it may
+    fork.
+    """
     threads = procfs.threads()
     if len(threads) > 1:
         return f"the template runs {len(threads)} threads ({', '.join(sorted(threads))})"
