@@ -1,4 +1,4 @@
-"""A supervisor with a clock in hand, and short ways to say things to it."""
+"""A coordinator with a clock that the test moves, and shortcuts for messages to it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def specs(group: str, nodes: list[int], namespace: str = "ns", launch: str = "")
 
 
 class HeadKit:
-    """Peers are named by text: agents "a:<id>", clients by incarnation. What the head keeps is in `disk`.
+    """Peers are named by text: agents "a:<id>", clients by incarnation. `disk` has the head's stored state.
 
     Peers in `keyed` have a public key; the others are local.
     """
@@ -101,7 +101,7 @@ class HeadKit:
         self.start()
 
     def start(self) -> None:
-        """Another head begins with what the one before it has kept."""
+        """Start a new head with the stored state of the one before."""
         self.disk.epoch += 1
         epoch = "epoch" if self.disk.epoch == 1 else f"epoch{self.disk.epoch}"
         identity = Identity(epoch, "1.0", self.embedded)
@@ -113,17 +113,17 @@ class HeadKit:
 
     @property
     def wall(self) -> float:
-        """The head's clock, where keys are what it is about."""
+        """The head's wall clock, for the times of keys."""
         return self.now + 1_000_000 if self.own.public else 0.0
 
     def member(self, peer: str) -> Member | None:
-        """Who a peer is, as the transport says it."""
+        """The member that the transport reports for a peer."""
         return self.head.admit(self.keyed[peer], self.wall) if peer in self.keyed else LOCAL
 
     restart = start
 
     def _keep(self, commands: list[Command]) -> list[Command]:
-        """What the shell does with Persist; what it answers then takes its place."""
+        """Carry out Persist like the head's shell, and replace it by the commands that follow."""
         done: list[Command] = []
         for command in commands:
             if not isinstance(command, Persist):
@@ -139,10 +139,10 @@ class HeadKit:
     # --- in ---
 
     def ask(self, peer: str, body: Body) -> Body | Refuse | None:
-        """The answer, if it came at once; everything else is in `out`."""
+        """Send a request; return its answer if it came at once. All other commands are in `out`."""
         id, member = next(self.ids), self.member(peer)
         if member is None:
-            self.out = []  # the transport drops it
+            self.out = []  # dropped, as by the transport
             return None
         self.out = self._keep(self.head.handle(RequestReceived(peer.encode(), id, body, member), self.now, self.wall))
         for command in self.out:
@@ -159,7 +159,7 @@ class HeadKit:
         return self.out
 
     def beat(self, peer: str) -> list[Command]:
-        """A peer beats; a client repeats the head's last answer, as it would."""
+        """Send a peer's beat. A client's beat repeats the head's last answer."""
         self.tell(peer, Beat(peer, word=self.words.get(peer, 0.0)))
         for answer in self.sent(Beat, peer):
             self.words[peer] = answer.word
@@ -194,7 +194,7 @@ class HeadKit:
         self.out = self._keep(self.head.handle(PeerUnreachable(peer.encode()), self.now))
 
     def killed(self, client: str, *agents: str) -> None:
-        """Its process is gone, and so is its connection: these agents say so."""
+        """A client's process and connection end, and these agents report it."""
         for agent in agents:
             self.tell(agent, ProcessGone(client))
         assert self.sent(Beat, client)
@@ -230,7 +230,7 @@ class HeadKit:
     # --- out ---
 
     def sent(self, kind: type[T], peer: str | None = None) -> list[T]:
-        """NoticeHandlers of this kind in the last commands."""
+        """The notices of this kind in the last commands."""
         return [
             c.body
             for c in self.out
@@ -271,7 +271,7 @@ def running(spec: WorkerSpec, owner: str, **more: Any) -> RunningWorker:
 
 
 def keep(disk: Snapshot, change: Change) -> None:
-    """What the store does to its file."""
+    """Apply a write to `disk`, as the store does to its file."""
     if isinstance(change, (KnownNode, ForgetNode)):
         id = change.report.node_id if isinstance(change, KnownNode) else change.id
         disk.nodes = [node for node in disk.nodes if node.report.node_id != id]

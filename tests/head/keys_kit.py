@@ -37,13 +37,13 @@ class KeysKit(HeadKit):
         self.keyed["here"] = own.driver
 
     def give(self, peer: str, letter: str, name: str = "", role: str = "agent") -> None:
-        """Lists a key for a member, with which *peer* comes from now on."""
+        """List a key for a member; *peer* uses it from now on."""
         answer = self.ask("admin", AddKey(key(letter), role, name or peer.removeprefix("a:"), "me"))
         assert isinstance(answer, Keys), answer
         self.keyed[peer] = key(letter)
 
     def token(self, letter: str, name: str, role: str = "agent", seconds: float = 900.0) -> Any:
-        """A join token; whoever has it is peer "join"."""
+        """Make a join token; its holder is peer "join"."""
         self.keyed["join"] = key(letter)
         return self.ask("admin", AddKey(key(letter), role, name, "me", seconds))
 
@@ -54,7 +54,7 @@ class KeysKit(HeadKit):
         return self.ask("admin", RevokeKey(name, "me", **more))
 
     def listed(self, peer: str = "admin") -> dict[str, KeyState]:
-        """By the letter of the key."""
+        """The listed keys, by their letters."""
         answer = self.ask(peer, GetKeys())
         assert isinstance(answer, Keys), answer
         return {state.public[0]: state for state in answer.keys}

@@ -1,4 +1,4 @@
-"""A cluster whose head is restarted, and those who come back to it."""
+"""A cluster whose head is restarted, and the nodes and clients that return."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def cluster(nodes: int = 2, **timing: float) -> HeadKit:
 
 
 def back(kit: HeadKit, node: int, nodes: int = 2, *more, incarnation: str = "", **fields):
-    """A node's agent says hello with its worker of g, and with *more*."""
+    """A node's agent returns with its worker of g; *more* are fields of the worker."""
     there = [running(specs("g", list(range(nodes)))[node], "d1", endpoint=UP, pid=7, **fields), *more]
     hello = agent_hello(f"n{node}", incarnation, ip=f"10.0.0.{node + 1}", is_head=node == 0, workers=there)
     return kit.ask(f"a:n{node}{incarnation}", hello)
 
 
 def alone(kit: HeadKit, node: int):
-    """A node's agent says hello without workers."""
+    """A node's agent returns without workers."""
     return kit.node(f"n{node}", ip=f"10.0.0.{node + 1}", is_head=node == 0)
 
 
 def returns(kit: HeadKit, incarnation: str = "d1", **more):
-    """A client that an earlier head has welcomed says hello."""
+    """A client of the earlier head returns."""
     return kit.driver(incarnation, token="token1", **more)
 
 
 def handle(kit: HeadKit, nodes: int = 2, group: str = "g") -> Handles:
-    """What an owner says of its group."""
+    """The handles that an owner reports for its group."""
     found = HeadKit()
     found.cluster(nodes)
     states = found.launch(group, list(range(nodes))).group.workers

@@ -1,4 +1,4 @@
-"""A head with keys and a worker of a job of it, with real sockets in one loop, and those who come to them."""
+"""A head with keys and a worker of one of its jobs, with real sockets in one loop, and their clients."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ HEAD = KeyPair.make()
 
 
 class KeyedHead:
-    """A head with keys, and processes that come to it, each with sockets of its own.
+    """A head with keys, and processes that connect to it, each with its own sockets.
 
     Args:
-        more: endpoints, beside one of TCP.
+        more: endpoints besides the TCP one.
     """
 
     def __init__(self, *more: str) -> None:
         self._networks: list[ZmqNetwork] = []
         self._clients: list[ControlClient] = []
-        self._ports = HeldPorts()  # nobody else is given it while one head takes the place of another
+        self._ports = HeldPorts()  # keeps the port while one head replaces another
         self._network = self.net(HEAD)
         self.server = HeadServer(self._network, own=OwnKeys(HEAD.public))
         self.endpoint = self.server.start([*more, f"tcp://127.0.0.1:{self._ports.hold()}"])[-1]
@@ -56,10 +56,10 @@ class KeyedHead:
         return client
 
     def replaced(self, pair: KeyPair, driver: KeyPair) -> None:
-        """Another head, with these keys, takes the place of this one. It beats fast."""
+        """Replace this head by another one with these keys and short beats."""
         self.server.close()
         self._networks.remove(self._network)
-        self._network.close()  # its port is free when this returns, and not before
+        self._network.close()  # when this returns, the port is free
         self._network = self.net(pair)
         own = OwnKeys(pair.public, driver.public, "here")
         self.server = HeadServer(self._network, own=own, timing=Timing(beat_s=0.1))
@@ -71,7 +71,7 @@ class KeyedHead:
         return pair
 
     async def noted(self, *words: str) -> str:
-        """Wait until a refusal with these words is in the event log; all of it."""
+        """Wait until a refusal with these words is in the event log; return its text."""
         since, seen = 0, []
         while True:
             events = await self.admin.request(GetEvents(since, wait_s=5.0), 10)
@@ -110,7 +110,7 @@ def agent_hello(name: str) -> AgentHello:
 
 
 class _LogLines(logging.Handler):
-    """The lines of one logger from now on."""
+    """The lines that one logger writes from now on."""
 
     def __init__(self, logger: str) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class _LogLines(logging.Handler):
 
 
 class KeyedWorker:
-    """A worker's listening side in a cluster with keys, and those who try to join it.
+    """A worker's listener in a cluster with keys, and processes that try to join it.
 
     Args:
         token: of its job.
@@ -158,7 +158,7 @@ class KeyedWorker:
         return network
 
     async def join(self, security: Security, *, link_token: str = "", token: str = "", at: str = "") -> str:
-        """Come with that security, say that token and call something; why that is not answered, "" if it is."""
+        """Connect with *security*, join with *token* and call a method; return why there is no answer, or ""."""
         told: asyncio.Queue[str] = asyncio.Queue()
 
         def received(peer: bytes, header: bytes, parts: list) -> None:

@@ -1,4 +1,4 @@
-"""Who may say what to a head with keys, what may be claimed, and what a revoked key leaves."""
+"""A head with keys: the messages and claims of each role, and the effects of a revoked key."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def kit() -> KeysKit:
     return two_jobs()
 
 
-# --- verbs ---
+# --- requests of each role ---
 
 QUESTION = HardwareQuestion("Arm", "m", [])
 REQUESTS = {
@@ -74,7 +74,7 @@ MAY = {
 
 @pytest.mark.parametrize("verb", REQUESTS)
 @pytest.mark.parametrize("peer", MAY)
-def test_what_each_role_may_ask(kit, peer, verb):
+def test_each_role_may_send_only_its_requests(kit, peer, verb):
     kit.token("t", "n3")
     kit.keyed["root"] = key("H")
     kit.ask("w", client_hello("w", role="worker", namespace="ann", worker_id="g-0", token="token1"))
@@ -83,7 +83,7 @@ def test_what_each_role_may_ask(kit, peer, verb):
     assert forbidden is (verb not in MAY[peer]), answer
 
 
-def test_refusal_says_who_may_send_the_message_and_how(kit):
+def test_refusal_names_the_permitted_roles_and_the_remedy(kit):
     text = kit.ask("ann", GetKeys()).text
     assert text.startswith("driver 'ann' may not say GetKeys: that is for whoever has the head's own key: on the ")
     assert "RLINF_ACTORS_KEYS=DIR" in text
@@ -127,7 +127,7 @@ def test_agent_must_report_the_node_of_its_key(kit):
     assert isinstance(kit.ask("a:n2", agent_hello("7f3a", hostname="n2")), Welcome)
 
 
-def test_an_agent_cannot_be_another_node(kit):
+def test_agent_cannot_register_as_another_node(kit):
     kit.give("a:n2", "b", "n2")
     for other in ("n1", "n0"):
         text = refused(kit.ask("a:n2", agent_hello(other, f"{other}-9", hostname="n2")))
@@ -135,13 +135,13 @@ def test_an_agent_cannot_be_another_node(kit):
     assert kit.node_states() == {"n0": "ready", "n1": "ready"}
 
 
-def test_a_restarted_head_knows_whose_a_node_is(kit):
+def test_restarted_head_knows_the_key_of_each_node(kit):
     kit.give("a:n2", "b", "n2")
     kit.restart()
     assert "belongs to agent 'n1'" in refused(kit.ask("a:n2", agent_hello("n1", "n1-9", hostname="n2")))
 
 
-def test_a_node_from_before_there_were_keys_gets_one(kit):
+def test_node_registered_without_keys_gets_its_key(kit):
     kit.node("n2")
     kit.give("a:n2-2", "b", "n2")
     assert "belongs to a local process" in refused(kit.node("n2", "-2"))
@@ -149,7 +149,7 @@ def test_a_node_from_before_there_were_keys_gets_one(kit):
     assert isinstance(kit.node("n2", "-2"), Welcome)
 
 
-def test_an_agent_drains_its_own_node_only(kit):
+def test_agent_can_drain_its_own_node_only(kit):
     kit.give("a:n2", "b", "n2")
     kit.node("n2")
     assert "its own node only" in refused(kit.ask("a:n2", DrainNode("n1", "me")))
@@ -158,7 +158,7 @@ def test_an_agent_drains_its_own_node_only(kit):
     assert "root@n2 (agent 'n2')" in answer.node.draining
 
 
-def test_a_driver_ends_groups_of_its_own_jobs_only(kit):
+def test_driver_can_end_groups_of_its_own_jobs_only(kit):
     asked = EndGroup("ann", "g", 1.0, "me", "done")
     assert "driver 'bob' may end groups of its own jobs only, and namespace 'ann' is not" in refused(
         kit.ask("bob", asked)
@@ -168,7 +168,7 @@ def test_a_driver_ends_groups_of_its_own_jobs_only(kit):
     assert stop.reason == "me (driver 'ann') ended it: done"
 
 
-def test_agent_writes_only_to_terminals_of_drivers_with_workers_there(kit):
+def test_agent_sends_output_only_to_drivers_with_workers_on_its_node(kit):
     lines = LogLines("bob", "n1", [("g:0", "stdout", "x")])
     kit.tell("a:n1", lines)
     assert not kit.sent(LogLines)
@@ -181,7 +181,7 @@ def test_agent_writes_only_to_terminals_of_drivers_with_workers_there(kit):
     assert kit.sent(LogLines, "ann")
 
 
-def test_an_agent_is_not_shown_which_nodes_are_one_machine(kit):
+def test_agent_does_not_see_which_nodes_share_a_machine(kit):
     status = kit.ask("a:n1", GetStatus())
     assert {node.report.host for node in status.nodes} == {""}
 
@@ -196,7 +196,7 @@ def test_text_of_a_member_becomes_one_short_log_line(kit):
     assert all(len(line) <= 1001 for line in kit.records())
 
 
-def test_one_key_cannot_use_up_all_readers(kit):
+def test_one_key_cannot_take_all_places_of_waiting_readers(kit):
     kit.keyed["bob's terminal"] = kit.keyed["bob"]
     answers = [kit.ask("bob's terminal", GetEvents(since=-1, wait_s=60)) for _ in range(40)]
     assert [answer is None for answer in answers] == [n < 32 for n in range(40)]
@@ -206,7 +206,7 @@ def test_one_key_cannot_use_up_all_readers(kit):
 # --- claims of clients ---
 
 
-def test_a_driver_is_no_worker_and_a_worker_no_driver(kit):
+def test_driver_key_cannot_act_as_a_worker_nor_worker_key_as_a_driver(kit):
     hello = client_hello("x", role="worker", namespace="ann", worker_id="g-0", token="token1")
     assert "says that it is a worker" in refused(kit.ask("bob", hello))
     assert "says that it is a driver" in refused(kit.ask("w", client_hello("x", namespace="ann")))
@@ -220,12 +220,12 @@ def test_a_job_belongs_to_the_driver_that_opened_it(kit):
     assert isinstance(kit.ask("bob2", client_hello("bob2", namespace="ann", token="token1")), Welcome)
 
 
-def test_another_process_of_the_driver_attaches_by_the_name_alone(kit):
+def test_another_process_of_the_driver_attaches_by_the_jobs_name(kit):
     kit.keyed["ann2"] = kit.keyed["ann"]
     assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)
 
 
-def test_name_of_an_ended_job_is_free_for_every_driver(kit):
+def test_every_driver_may_use_the_name_of_an_ended_job(kit):
     kit.tell("bob", Goodbye())
     kit.keyed["ann2"] = kit.keyed["ann"]
     assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="bob")), Welcome)
@@ -255,7 +255,7 @@ def test_incarnation_of_another_member_is_refused(kit):
     assert "which is driver 'ann'" in refused(kit.ask("bob2", client_hello("ann", namespace="ann", token="token1")))
 
 
-def test_a_worker_of_another_job_has_another_key(kit):
+def test_worker_of_another_job_is_refused_by_its_key(kit):
     kit.keyed["bob's"] = job_key("token2")
     hello = client_hello("x", role="worker", namespace="ann", worker_id="g-0", token="token1")
     assert "a worker of namespace 'bob' says that it belongs to namespace 'ann'" in refused(kit.ask("bob's", hello))
@@ -266,16 +266,16 @@ def test_only_the_receiver_of_output_gives_credit(kit):
     assert not kit.sent(LogCredit)
 
 
-def test_the_key_of_a_job_ends_with_it(kit):
+def test_key_of_a_job_ends_with_the_job(kit):
     assert kit.head.admit(job_key("token2"), kit.wall)
     kit.tell("bob", Goodbye())
     assert kit.head.admit(job_key("token2"), kit.wall) is None
 
 
-# --- who sees what ---
+# --- visible nodes, jobs and events ---
 
 
-def test_everybody_sees_the_nodes_and_its_own_jobs(kit):
+def test_member_sees_all_nodes_and_its_own_jobs_only(kit):
     kit.launch("k", [0], "bob", "bob")
     kit.keyed["root"] = key("H")
     seen = {}
@@ -288,7 +288,7 @@ def test_everybody_sees_the_nodes_and_its_own_jobs(kit):
     assert seen == own
 
 
-def test_a_driver_reads_what_happened_in_its_own_jobs(kit):
+def test_driver_reads_events_of_its_own_jobs_only(kit):
     kit.keyed["bob's terminal"] = kit.keyed["bob"]
     for asked in (GetEvents(), GetEvents(namespace="ann")):
         events = kit.ask("bob's terminal", asked)
@@ -303,18 +303,18 @@ def test_a_driver_reads_what_happened_in_its_own_jobs(kit):
 
 
 @pytest.mark.parametrize(("peer", "may"), [("a:n1", False), ("w", False), ("bob", True), ("admin", True)])
-def test_every_member_may_press_a_stop_and_only_driver_or_head_release_it(kit, peer, may):
+def test_every_member_may_press_an_emergency_stop_but_not_release_it(kit, peer, may):
     assert isinstance(kit.ask(peer, EStop("me", "smoke")), EStopped)
     answer = kit.ask(peer, EStop("me", release=True))
     assert isinstance(answer, EStopped if may else Refuse)
 
 
-def test_the_log_says_by_which_key_a_stop_was_pressed(kit):
+def test_event_log_names_the_key_that_pressed_an_emergency_stop(kit):
     kit.ask("a:n1", EStop("root@n1", "smoke"))
     assert kit.records()[0].startswith("emergency stop by root@n1 (agent 'n1'): smoke")
 
 
-def test_the_administrator_sees_keys_by_the_head_s_own_pair(kit):
+def test_holder_of_the_heads_own_pair_sees_all_keys(kit):
     kit.keyed["root"] = key("H")
     answer = kit.ask("root", GetKeys())
     assert isinstance(answer, Keys)

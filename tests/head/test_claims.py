@@ -1,4 +1,4 @@
-"""Exclusive hardware: who holds a robot, when it is free, and launches that wait for one."""
+"""Exclusive hardware: owners of robots, their release, and launches that wait for a robot."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def arm_spec(group: str = "g", node: int = 0, namespace: str = "ns") -> WorkerSp
     return msgspec.structs.replace(specs(group, [node], namespace)[0], claims=[ARM])
 
 
-# --- refusing ---
+# --- refusals ---
 
 
-def test_the_second_group_is_refused_as_a_whole_and_told_who_has_the_robot():
+def test_launch_with_one_taken_robot_is_refused_and_names_the_owner():
     lab = Lab()
     lab.claim(peer="d2", group="arms")
     lab.wait(0.5)
@@ -62,7 +62,7 @@ def test_the_second_group_is_refused_as_a_whole_and_told_who_has_the_robot():
     assert isinstance(lab.claim(claims=((OTHER,),)), Launched)
 
 
-def test_an_owner_elsewhere_one_that_is_a_worker_and_one_that_has_ended_are_named():
+def test_refusal_describes_remote_worker_and_ended_owners():
     lab = Lab()
     lab.claim()
     assert "owned by driver, process 100 on a machine without an agentd;" in refused(lab.claim("h", peer="d2"))
@@ -84,7 +84,7 @@ def test_workers_of_one_group_share_a_robot_and_the_last_one_frees_it():
     assert isinstance(lab.claim("h", peer="d2"), Launched)
 
 
-def test_a_robot_is_free_when_its_own_worker_has_ended_though_its_group_goes_on():
+def test_end_of_a_robots_worker_frees_it_while_the_group_runs():
     lab = Lab()
     lab.claim(claims=((ARM,), (OTHER,)))
     lab.exited("a:n0", "g-0")
@@ -92,7 +92,7 @@ def test_a_robot_is_free_when_its_own_worker_has_ended_though_its_group_goes_on(
     assert "group 'g'" in refused(lab.claim("i", ((OTHER,),), peer="d2"))
 
 
-def test_after_shutdown_is_answered_the_robot_is_free():
+def test_robot_is_free_when_the_shutdown_is_answered():
     lab = Lab()
     lab.claim()
     lab.ask("d1", StopGroup("ns", "g", 1.0))
@@ -102,7 +102,7 @@ def test_after_shutdown_is_answered_the_robot_is_free():
     assert isinstance(lab.claim("g", launch="again"), Launched)
 
 
-def test_the_robot_of_an_owner_that_was_killed_is_free_when_its_worker_is_gone():
+def test_robot_of_a_killed_owner_is_free_after_its_workers_end():
     lab = Lab()
     lab.claim(group="mine", claims=((OTHER,),), peer="d2")
     lab.killed("d2", "a:n1")
@@ -116,8 +116,8 @@ def test_the_robot_of_an_owner_that_was_killed_is_free_when_its_worker_is_gone()
 # --- lost nodes ---
 
 
-def lose(lab: Lab, node: str) -> None:
-    """Silence of one node for a lease; the others beat on."""
+def lose_node(lab: Lab, node: str) -> None:
+    """Let one node be silent for a lease; the others beat."""
     lab.now += lab.timing.lease_s - 0.5
     for n in range(2):
         if f"n{n}" != node:
@@ -129,7 +129,7 @@ def lose(lab: Lab, node: str) -> None:
 
 
 def keep_alive(lab: Lab, seconds: float) -> None:
-    """Let time pass in which everybody but n1 beats."""
+    """Let time pass in which all peers but n1 beat."""
     end = lab.now + seconds
     while lab.now < end:
         lab.wait(min(1.0, end - lab.now))
@@ -137,14 +137,16 @@ def keep_alive(lab: Lab, seconds: float) -> None:
             lab.tell(peer, Beat("x"))
 
 
-def test_a_robot_of_a_lost_node_is_held_until_its_worker_cannot_run_any_more():
+def test_robot_of_a_lost_node_is_held_until_its_worker_must_have_ended():
     lab = Lab(rank_hold_s=60.0)
     lab.claim(nodes=[1])
-    lose(lab, "n1")
+    lose_node(lab, "n1")
     assert lab.group_states() == {}
     keep_alive(lab, 5)
     text = refused(lab.claim("h", peer="d2"))
-    assert "was lost 13 s ago and the worker may still be moving it" in text  # silent for 2 s, and it had a robot
+    assert (
+        "was lost 13 s ago and the worker may still be moving it" in text
+    )  # a node with a robot is lost after 2 s of silence
     assert "for 47 s" in text
     (lease,) = lab.leases()
     assert (lease.state, lease.nodes, round(lease.free_in_s or 0)) == ("lost", ["n1 (10.0.0.2)"], 47)
@@ -155,10 +157,10 @@ def test_a_robot_of_a_lost_node_is_held_until_its_worker_cannot_run_any_more():
     assert isinstance(lab.claim("h", peer="d2"), Launched)
 
 
-def test_a_node_that_is_back_without_the_worker_frees_its_robot():
+def test_node_that_returns_without_the_worker_frees_its_robot():
     lab = Lab()
     lab.claim(nodes=[1])
-    lose(lab, "n1")
+    lose_node(lab, "n1")
     refused(lab.claim("h", peer="d2"))
     lab.ask("a:n1b", agent_hello("n1", "second", ip="10.0.0.2"))
     refused(lab.claim("h", peer="d2", nodes=[1]))  # the earlier agent's template may still be stopping the robot
@@ -166,17 +168,17 @@ def test_a_node_that_is_back_without_the_worker_frees_its_robot():
     assert isinstance(lab.claim("h", peer="d2", nodes=[1]), Launched)
 
 
-def test_a_node_that_said_goodbye_has_freed_its_robots():
+def test_goodbye_of_a_node_frees_its_robots():
     lab = Lab()
     lab.claim(nodes=[1])
     lab.tell("a:n1", Goodbye("stopped"))
     assert isinstance(lab.claim("h", peer="d2"), Launched)
 
 
-def test_a_worker_on_a_node_that_is_there_keeps_what_one_on_a_lost_node_held_too():
+def test_robot_shared_with_a_lost_node_stays_with_the_living_worker():
     lab = Lab(rank_hold_s=20.0)
     lab.claim(claims=((ARM,), (ARM,)), nodes=[0, 1])
-    lose(lab, "n1")
+    lose_node(lab, "n1")
     assert [lease.state for lease in lab.leases()] == ["held"]
     keep_alive(lab, 25)
     assert [lease.workers for lease in lab.leases()] == [["g:0"]]
@@ -198,7 +200,7 @@ def test_a_restarted_head_learns_of_robots_from_the_agents():
     assert "owned by driver" in refused(kit.ask("d2", Launch("other", "h", "m:C", [made])))
 
 
-def test_of_two_groups_that_say_they_hold_a_robot_the_second_is_stopped_and_both_must_end():
+def test_second_of_two_groups_that_report_one_robot_is_stopped():
     kit = HeadKit()
     up = {"pid": 5, "endpoint": Endpoint("h", "ipc://x")}
     kit.node("n0", workers=[running(arm_spec("g"), "d1", **up)])
@@ -216,7 +218,7 @@ def test_of_two_groups_that_say_they_hold_a_robot_the_second_is_stopped_and_both
     assert kit.head.status(kit.now).leases == []
 
 
-def test_a_worker_that_ended_while_no_head_listened_holds_nothing():
+def test_worker_that_ended_during_the_heads_absence_holds_no_robot():
     kit = HeadKit()
     kit.node("n0", workers=[running(arm_spec(), "d1", pid=5, exit=ExitReport("exited", 0))])
     assert kit.head.status(kit.now).leases == []
@@ -225,7 +227,7 @@ def test_a_worker_that_ended_while_no_head_listened_holds_nothing():
 # --- waiting ---
 
 
-def test_launches_that_wait_start_in_their_order_when_the_robot_is_free():
+def test_waiting_launches_start_in_order_when_the_robot_is_free():
     lab = Lab()
     lab.claim()
     assert lab.claim("h", peer="d2", wait_s=60) is None
@@ -243,7 +245,7 @@ def test_launches_that_wait_start_in_their_order_when_the_robot_is_free():
     assert [launched.group.name for _, launched in lab.answers()] == ["i"]
 
 
-def test_a_launch_waits_no_longer_than_it_said():
+def test_waiting_launch_is_refused_after_its_wait_s():
     lab = Lab()
     lab.claim()
     assert lab.claim("h", peer="d2", wait_s=3) is None
@@ -257,7 +259,7 @@ def test_a_launch_waits_no_longer_than_it_said():
     assert lab.answers() == []
 
 
-def test_hopeless_launch_is_refused_at_once_and_each_is_checked_again_in_its_turn():
+def test_impossible_launch_is_refused_at_once_or_when_its_turn_comes():
     lab = Lab()
     lab.claim()
     answer = lab.claim("h", peer="d2", nodes=[7], wait_s=3)
@@ -286,7 +288,7 @@ def test_launch_whose_client_gave_up_never_starts(how):
     assert lab.sent(WorkerChanged, "d1") != []
 
 
-def test_a_cluster_that_ends_refuses_those_that_wait():
+def test_end_of_the_cluster_refuses_waiting_launches():
     kit = HeadKit(embedded=True)
     kit.cluster()
     for group in ("g", "h"):

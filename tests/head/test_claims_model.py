@@ -1,4 +1,4 @@
-"""Whatever launches, ends and falls silent: no two workers that may be running are on one robot, and none is lost."""
+"""In any history of launches, ends and silence, no two workers that may run have one robot, and no robot is lost."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ steps = st.lists(st.one_of(launches, others), min_size=8, max_size=25)
 
 
 class Model:
-    """A head with node n0, which is always there, and n1, which comes and goes; and what may be running."""
+    """A head with node n0, always present, and n1, which comes and goes; and the workers that may run."""
 
     def __init__(self) -> None:
         self.kit = HeadKit(rank_hold_s=HOLD_S)
         self.kit.cluster(2)
         self.names = itertools.count()
         self.running: dict[str, tuple[str, set[str], int]] = {}  # worker id to its group, arms and node
-        self.lost: dict[str, float] = {}  # the same for those on a lost node: until when they may run
+        self.lost: dict[str, float] = {}  # workers on a lost node, and the time until which they may run
         self.waiting: dict[str, tuple[set[str], float]] = {}  # group to its arms and deadline
         self.there = True
 
     def see(self) -> None:
-        """What the head has just started must not share an arm with what may be running."""
+        """New workers must not share an arm with workers that may still run."""
         for start in self.kit.sent(StartWorkers):
             for spec in start.workers:
                 self.waiting.pop(spec.group, None)
@@ -112,7 +112,7 @@ class Model:
     def come_back(self) -> None:
         if not self.there:
             self.there = True
-            for id, until in self.lost.items():  # what a new agent does not tell of is being ended
+            for id, until in self.lost.items():  # workers that a new agent does not report are being stopped
                 self.lost[id] = min(until, self.kit.now + ROBOT_END_S + SETTLE_S)
             self.peer = f"a:n1-{next(self.names)}"
             self.kit.ask(self.peer, agent_hello("n1", self.peer, ip="10.0.0.2"))
@@ -121,7 +121,7 @@ class Model:
 
 
 @given(steps)
-def test_robot_belongs_to_one_group_and_is_free_when_no_worker_can_move_it(history):
+def test_robot_belongs_to_one_group_until_no_worker_can_move_it(history):
     model = Model()
     for name, *rest in history:
         {
@@ -134,4 +134,4 @@ def test_robot_belongs_to_one_group_and_is_free_when_no_worker_can_move_it(histo
         }[name](*rest)
         held = {lease.key for lease in model.kit.head.status(model.kit.now).leases}
         assert held == set().union(*(keys for _, keys, _ in model.running.values()))
-        assert all(wanted & held for wanted, _ in model.waiting.values()), "who waits, waits for something"
+        assert all(wanted & held for wanted, _ in model.waiting.values()), "a launch waits although its arms are free"

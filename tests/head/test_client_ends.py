@@ -1,4 +1,4 @@
-"""Who watches other clients of its job hears of their ends, also across a restart of the head."""
+"""Clients that watch other clients of their job are notified of their ends, even across a restart of the head."""
 
 from __future__ import annotations
 

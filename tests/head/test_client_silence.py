@@ -1,4 +1,4 @@
-"""Whose silence ends a client, and whose does not: its node's, its connection's, the head's own."""
+"""The effect of silence on a client: silence of its node or connection, and stalls of the head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from head_kit import HeadKit
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers
 
 
-def test_a_driver_on_a_node_that_is_lost_has_no_lease_beyond_its_nodes():
+def test_driver_on_a_lost_node_ends_with_the_nodes_lease():
     kit = HeadKit(lease_s=10)
     kit.node("n0")
     kit.driver("d2", host="host-n0")
@@ -21,7 +21,7 @@ def test_a_driver_on_a_node_that_is_lost_has_no_lease_beyond_its_nodes():
     ]
 
 
-def test_a_driver_that_beats_after_its_agent_was_killed_lives_on():
+def test_beating_driver_outlives_its_killed_agent():
     kit = HeadKit(lease_s=10)
     kit.node("n0")
     kit.driver("d2", host="host-n0")
@@ -32,17 +32,17 @@ def test_a_driver_that_beats_after_its_agent_was_killed_lives_on():
     assert kit.clients() == 1
 
 
-def test_stalled_head_reads_waiting_messages_before_it_judges():
+def test_stalled_head_reads_waiting_messages_before_it_ends_leases():
     kit = HeadKit(lease_s=10, beat_s=1.0)
     kit.driver("d1")
     kit.wait(5)
-    kit.stall(25)  # the timer was due at 10: of the 30 s that it stood still it knows of 20
+    kit.stall(25)  # the timer was due at 10, so the head knows of 20 of the 30 s of its stall
     assert kit.clients() == 1
     kit.wait(6.9)
     assert kit.clients() == 1
 
 
-def test_worker_is_not_lost_for_its_own_silence():
+def test_silent_worker_is_not_declared_lost():
     kit = HeadKit(lease_s=10)
     kit.cluster()
     kit.launch("g", [0])
@@ -55,7 +55,7 @@ def test_worker_is_not_lost_for_its_own_silence():
     assert kit.clients() == 2
 
 
-def test_a_suspected_node_that_comes_back_over_a_new_connection_is_heard_again():
+def test_suspect_node_is_ready_after_it_reconnects():
     kit = HeadKit(lease_s=10)
     kit.node("n0")
     kit.wait(5)

@@ -1,4 +1,4 @@
-"""Drivers and workers: membership, leases, being watched, and what ends with them."""
+"""Drivers and workers: membership, leases, watches, and the effects of their ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from rlinf_actors.wire.client_messages import (
 from rlinf_actors.wire.values import ExitReport
 
 
-def test_members_of_a_job_share_its_token_and_others_have_another():
+def test_members_of_a_job_share_a_token_of_their_own():
     kit = HeadKit()
     one, two, other = kit.driver("d1"), kit.driver("d2"), kit.driver("d3", namespace="else")
     assert one.token == two.token == "token1"
@@ -50,7 +50,7 @@ def test_a_job_without_members_is_forgotten():
     assert kit.driver("d2").token != first
 
 
-def test_another_protocol_is_refused_naming_both():
+def test_another_protocol_is_refused_with_both_versions_named():
     kit = HeadKit()
     refused = kit.driver(protocol=99, version="2.0")
     assert refused.kind == "protocol"
@@ -134,7 +134,7 @@ def test_unknown_peer_must_say_hello_first(body):
     assert kit.sent(Beat, "d9") == [Beat(HELLO_AGAIN)]
 
 
-def test_status_is_for_everybody_and_tells_no_secrets():
+def test_every_peer_may_ask_for_the_status_which_has_no_secrets():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0])
@@ -157,7 +157,7 @@ def test_an_unexpected_request_is_refused():
 # --- ends ---
 
 
-def test_an_unwatched_driver_lives_by_its_beats():
+def test_unwatched_driver_ends_without_beats():
     kit = HeadKit()
     kit.driver()
     for _ in range(3):
@@ -169,7 +169,7 @@ def test_an_unwatched_driver_lives_by_its_beats():
     assert "silent for 10 s" in kit.sent(Goodbye, "d1")[0].reason
 
 
-def test_driver_declared_dead_is_told_and_refused():
+def test_driver_declared_dead_is_notified_and_refused():
     kit = HeadKit()
     kit.driver()
     kit.wait(11)
@@ -193,8 +193,8 @@ def test_a_driver_on_a_nodes_host_is_watched_and_may_be_silent():
     assert kit.clients() == 0
 
 
-def test_a_driver_that_says_goodbye_is_watched_no_more():
-    """Its process may go on, and come back as another client a thousand times."""
+def test_goodbye_of_a_driver_ends_its_watch():
+    """The process may run on and return as another client many times."""
     kit = HeadKit()
     kit.node("n0")
     kit.driver(host="host-n0")
@@ -202,7 +202,7 @@ def test_a_driver_that_says_goodbye_is_watched_no_more():
     assert kit.sent(Unwatch, "a:n0") == [Unwatch("d1")]
 
 
-def test_only_the_watcher_may_say_that_a_process_is_gone():
+def test_only_the_watching_agent_may_report_a_process_gone():
     kit = HeadKit()
     kit.node("n0")
     kit.node("n1", ip="10.0.0.2")
@@ -213,7 +213,7 @@ def test_only_the_watcher_may_say_that_a_process_is_gone():
     assert kit.clients() == 1
 
 
-def test_a_watcher_that_comes_later_watches_and_one_that_goes_leaves_the_beats():
+def test_driver_needs_beats_after_its_watching_agent_is_gone():
     kit = HeadKit()
     kit.driver(host="host-n0")
     kit.node("n0")
@@ -226,7 +226,7 @@ def test_a_watcher_that_comes_later_watches_and_one_that_goes_leaves_the_beats()
     assert kit.clients() == 0
 
 
-def test_every_agent_of_the_host_watches_and_one_that_goes_leaves_it_to_the_others():
+def test_every_agent_of_a_host_watches_its_drivers():
     kit = HeadKit()
     kit.node("n0", host="shared")
     kit.driver(host="shared")
@@ -241,7 +241,7 @@ def test_every_agent_of_the_host_watches_and_one_that_goes_leaves_it_to_the_othe
     assert kit.clients() == 0
 
 
-def test_an_agent_that_says_hello_again_is_asked_to_watch_again():
+def test_agent_gets_its_watches_again_after_another_hello():
     kit = HeadKit()
     kit.node("n0")
     kit.driver(host="host-n0")
@@ -249,7 +249,7 @@ def test_an_agent_that_says_hello_again_is_asked_to_watch_again():
     assert len(kit.sent(Watch, "a:n0")) == 1
 
 
-def test_the_end_of_a_driver_stops_its_groups_with_little_grace():
+def test_end_of_a_driver_stops_its_groups_with_a_short_grace():
     kit = HeadKit(orphan_grace_s=0.5)
     kit.cluster(2)
     kit.driver("d2")
@@ -262,7 +262,7 @@ def test_the_end_of_a_driver_stops_its_groups_with_little_grace():
     assert kit.group_states() == {"mine": "stopping", "theirs": "starting"}
 
 
-def test_the_end_of_a_worker_ends_the_groups_it_made():
+def test_end_of_a_worker_ends_the_groups_that_it_launched():
     kit = HeadKit()
     kit.cluster()
     token = kit.launch("g", [0]).group.token
@@ -274,14 +274,14 @@ def test_the_end_of_a_worker_ends_the_groups_it_made():
 
 
 @pytest.mark.parametrize("agent", ["new", "of protocol 5"])
-def test_users_of_a_group_hear_how_its_owner_ended(agent):
+def test_users_of_a_group_are_notified_of_its_owners_end(agent):
     kit = HeadKit()
     kit.cluster()
     token = kit.launch("g", [0]).group.token
     kit.driver("w", role="worker", worker_id="g-0", token=token, host="host-n0")
     kit.launch("child", [0], peer="w")
     kit.ask("d1", FindGroup("ns", "child"))
-    kit.killed("w", "a:n0")  # agentd sees the process end before the template says how
+    kit.killed("w", "a:n0")  # agentd sees the end before the template reports its cause
     (stop,) = kit.sent(StopWorkers, "a:n0")
     assert stop.reason == "its owner ended: worker g:0 on node n0"
     kit.exited("a:n0", "g-0", kind="signalled", signal=9)
@@ -302,13 +302,13 @@ def test_a_job_is_not_open_to_other_namespaces():
 # --- the whole cluster ---
 
 
-def test_only_an_embedded_cluster_is_the_drivers_to_end():
+def test_driver_may_end_an_embedded_cluster_only():
     kit = HeadKit()
     kit.cluster()
     assert kit.ask("d1", StopCluster()).kind == "usage"
 
 
-def test_the_cluster_ends_when_its_groups_have():
+def test_cluster_ends_after_its_groups():
     kit = HeadKit(embedded=True)
     kit.cluster()
     kit.launch("g", [0])
@@ -327,7 +327,7 @@ def test_an_idle_cluster_ends_at_once():
     assert kit.ended()
 
 
-def test_the_administrator_ends_a_cluster_for_good():
+def test_administrator_ends_a_cluster_for_good():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0])
@@ -339,7 +339,7 @@ def test_the_administrator_ends_a_cluster_for_good():
     assert EndCluster("ann@h ended the cluster: maintenance") in kit.out
 
 
-def test_a_private_cluster_is_its_drivers_alone_to_end():
+def test_only_its_own_driver_may_end_a_private_cluster():
     kit = HeadKit(embedded=True)
     kit.cluster()
     refused = kit.ask("somebody", StopCluster(by="ann@h"))
@@ -347,14 +347,14 @@ def test_a_private_cluster_is_its_drivers_alone_to_end():
     assert "ends with that script" in refused.text
 
 
-def test_clients_hear_of_the_end_of_the_head():
+def test_clients_are_notified_of_the_heads_end():
     kit = HeadKit()
     kit.driver("d1")
     kit.driver("d2")
     assert [command.peer for command in kit.head.farewell("bye")] == [b"d1", b"d2"]
 
 
-def test_agents_and_clients_hear_that_the_head_restarts():
+def test_agents_and_clients_are_notified_of_the_heads_restart():
     kit = HeadKit()
     kit.node("n0")
     kit.driver("d1")
@@ -365,7 +365,7 @@ def test_agents_and_clients_hear_that_the_head_restarts():
 # --- output of workers ---
 
 
-def test_lines_go_to_the_first_driver_of_the_job_and_credit_comes_back():
+def test_output_goes_to_the_jobs_first_driver_and_credit_returns():
     kit = HeadKit()
     kit.cluster()
     kit.driver("d2")
@@ -407,7 +407,7 @@ def test_credit_of_lines_under_way_comes_back_when_their_driver_ends():
     assert kit.sent(LogCredit, "a:n0") == [LogCredit("ns", "n0-name", lines.cost - 3)]
 
 
-def test_lines_without_a_driver_are_dropped_with_credit_for_more():
+def test_output_without_a_driver_is_dropped_and_its_credit_returned():
     kit = HeadKit()
     kit.node("n0")
     lines = LogLines("ns", "n0-name", [("g:0", "out", "hello"), ("g:0", "err", "x")])
@@ -415,7 +415,7 @@ def test_lines_without_a_driver_are_dropped_with_credit_for_more():
     assert kit.sent(LogCredit, "a:n0") == [LogCredit("ns", "n0-name", lines.cost)]
 
 
-def test_the_log_says_who_came_who_went_and_who_was_refused():
+def test_log_names_clients_that_came_went_and_were_refused():
     kit = HeadKit()
     kit.node("n0")
     lines = kit.records()

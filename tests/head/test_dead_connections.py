@@ -1,4 +1,4 @@
-"""What an agent says of a driver's process, tried on real sockets: a connection that stands, and one that is closed."""
+"""An agent's report of a driver's end, over real sockets, with an open and with a closed connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlinf_actors.wire.values import NodeReport
 
 
 class Cluster:
-    """A head, an agent and a driver, whose process the agent is asked to watch."""
+    """A head, an agent, and a driver whose process the agent watches."""
 
     def __init__(self, directory: Path) -> None:
         self.network = ZmqNetwork(asyncio.get_running_loop(), Security())
@@ -48,7 +48,7 @@ class Cluster:
         return said
 
     async def ended(self) -> str:
-        """What the log says of the driver's end."""
+        """Wait for the event of the driver's end and return it."""
         asked = GetEvents(wait_s=5.0)
         while True:
             answer = await self.agent.request(asked, 10)
@@ -74,14 +74,14 @@ async def cluster(tmp_path: Path, rlinf_leak_check) -> AsyncIterator[Cluster]:
         yield made
 
 
-async def test_a_driver_whose_connection_is_closed_has_ended(cluster: Cluster) -> None:
+async def test_reported_driver_with_a_closed_connection_has_ended(cluster: Cluster) -> None:
     cluster.driver.close()
     cluster.agent.notify(ProcessGone("d1"))
     assert (await cluster.ended()).endswith("has ended: its process ended")
 
 
-async def test_a_driver_whose_connection_stands_has_not(cluster: Cluster) -> None:
+async def test_reported_driver_with_an_open_connection_has_not_ended(cluster: Cluster) -> None:
     cluster.agent.notify(ProcessGone("d1"))
-    for _ in range(3):  # each time it is tried
+    for _ in range(3):  # at each attempt
         assert await cluster.next("driver", Beat) == Beat("")
     assert isinstance(await cluster.driver.request(GetNodes(), 10), Nodes)

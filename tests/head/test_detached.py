@@ -1,4 +1,4 @@
-"""Groups that outlive who launched them: a channel of a worker, and groups that their owners give up."""
+"""Groups that outlive their launcher: channels of workers, and detached groups."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_detached_launch_of_a_worker_outlives_it_and_ends_with_the_driver():
     assert ["c-0"] in [stop.ids for stop in kit.sent(StopWorkers)]
 
 
-def test_plain_launch_of_a_worker_ends_with_it():
+def test_plain_launch_of_a_worker_ends_with_the_worker():
     kit, owner = made_by_a_worker(detached=False)
     assert owner == "w"
     kit.exited("a:n0", "g-0")
     assert [stop.ids for stop in kit.sent(StopWorkers)] == [["c-0"]]
 
 
-# --- groups that are given up once they are constructed ---
+# --- groups that are detached after their construction ---
 
 
 def launched(kit, group="s", nodes=(0,), peer="d1", **more):
@@ -62,7 +62,7 @@ def launched(kit, group="s", nodes=(0,), peer="d1", **more):
 
 
 def detached(count=1):
-    """Group s on every node, which its driver has launched and given up."""
+    """Group s on every node, launched and detached by its driver."""
     kit = HeadKit()
     kit.cluster(count)
     assert isinstance(launched(kit, nodes=range(count)), Launched)
@@ -85,7 +85,7 @@ def test_detached_group_outlives_its_driver():
     assert kit.group_states() == {"s": "running"}
 
 
-def test_driver_hears_of_its_group_after_detaching_it():
+def test_driver_is_notified_of_its_group_after_detaching_it():
     kit = detached()
     kit.exited("a:n0", "s-0")
     assert [change.group for change in kit.sent(WorkerChanged, "d1")] == ["s"]
@@ -137,7 +137,7 @@ def test_group_that_a_worker_without_a_driver_detaches_has_no_owner():
     assert kit.group_states() == {"u": "starting"}
 
 
-def test_detach_may_be_sent_again():
+def test_repeated_detach_is_accepted():
     kit = detached()
     assert kit.ask("d1", Detach("ns", "s", ["s-0"])) == Done()
 
@@ -169,7 +169,7 @@ def test_group_of_another_client_cannot_be_detached():
     assert state(kit).owner == "d1"
 
 
-def test_launches_that_cannot_be_detached():
+def test_impossible_detached_launches_are_refused():
     kit = HeadKit(embedded=True)
     kit.cluster()
     assert "ends with it" in launched(kit).text
@@ -187,11 +187,11 @@ def test_launches_that_cannot_be_detached():
     assert kit.group_states() == {}
 
 
-# --- heads and agentds that are started again ---
+# --- restarted heads and agentds ---
 
 
 def returns(kit, node, owner, gave_up, count=1):
-    """A node's agent says hello to another head, with its worker of s."""
+    """A node's agent returns to a new head with its worker of s."""
     worker = running(specs("s", list(range(count)))[node], owner, detached=gave_up, endpoint=restart_kit.UP, pid=7)
     return kit.ask(f"a:n{node}", agent_hello(f"n{node}", ip=f"10.0.0.{node + 1}", is_head=node == 0, workers=[worker]))
 
@@ -207,14 +207,14 @@ def test_restarted_head_keeps_a_detached_group_without_its_driver():
     assert isinstance(kit.ask("d2", FindGroup("ns", "s")), Launched)
 
 
-def test_agent_that_missed_a_detach_is_told_again():
+def test_agent_that_missed_a_detach_gets_it_again():
     kit = detached()
     returns(kit, 0, "d1", False)
     assert [(order.owner, order.detached) for order in kit.sent(StartWorkers, "a:n0")] == [("", True)]
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_one_node_that_knows_of_a_detach_suffices_for_a_restarted_head(first):
+def test_restarted_head_learns_of_a_detach_from_one_node(first):
     kit = detached(2)
     kit.restart()
     for node in (first, 1 - first):
@@ -242,14 +242,14 @@ def test_drained_node_keeps_a_detached_group():
     assert kit.group_states() == {"s": "running"}
 
 
-# --- the group of that name, if there is one ---
+# --- get_if_exists ---
 
 
 def wants(kit, peer="d1", cls="m:C", launch="t", nodes=(0, 0)):
     return kit.ask(peer, Launch("ns", "s", cls, specs("s", list(nodes), launch=launch), get_if_exists=True))
 
 
-def test_the_second_launch_gets_the_first_ones_group():
+def test_second_launch_with_get_if_exists_gets_the_existing_group():
     kit = HeadKit()
     kit.cluster()
     kit.driver("d2")

@@ -1,4 +1,4 @@
-"""Draining a node: what starts there, who is told, when it is empty, and how long it lasts."""
+"""Draining a node: refused launches, notifications, the end and the duration of a drain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def drain(kit: HeadKit, node: str = "n1", reason: str = "new disk", undo: bool =
 
 
 def told(kit: HeadKit) -> list[str]:
-    """Kinds of events about nodes that the drain is about."""
+    """The kinds of events about drains."""
     return [event.kind for event in kit.ask("cli", GetEvents()).events if "drain" in event.kind]
 
 
@@ -30,7 +30,7 @@ def two_nodes() -> HeadKit:
     return kit
 
 
-def test_drained_node_starts_nothing_and_the_refusal_says_why_and_by_whom():
+def test_drained_node_starts_no_worker_and_the_refusal_says_why():
     kit = two_nodes()
     state = drain(kit)
     assert (state.state, state.draining) == ("draining", "new disk (by kim@lab)")
@@ -44,7 +44,7 @@ def test_drained_node_starts_nothing_and_the_refusal_says_why_and_by_whom():
     assert kit.launch("h", [0]).group.state == "starting"
 
 
-def test_workers_on_a_drained_node_go_on_and_their_owner_is_warned_once():
+def test_workers_on_a_drained_node_run_on_and_their_owner_is_warned_once():
     kit = two_nodes()
     kit.launch("g", [0, 1, 1])
     for rank in range(3):
@@ -58,7 +58,7 @@ def test_workers_on_a_drained_node_go_on_and_their_owner_is_warned_once():
     assert kit.group_states() == {"g": "running"}
 
 
-def test_node_is_drained_when_the_last_worker_is_gone():
+def test_node_is_drained_after_its_last_workers_end():
     kit = two_nodes()
     kit.launch("g", [0, 1])
     drain(kit)
@@ -86,7 +86,7 @@ def test_drained_node_does_not_count_until_the_drain_ends():
     assert kit.launch("g", [1]).group.state == "starting"
 
 
-def test_timeout_says_that_the_missing_rank_is_drained():
+def test_timeout_reports_that_the_missing_rank_is_drained():
     kit = two_nodes()
     drain(kit, "n0")
     assert kit.nodes(1, timeout=5.0) is None
@@ -96,7 +96,7 @@ def test_timeout_says_that_the_missing_rank_is_drained():
 
 
 @pytest.mark.parametrize("incarnation", ["", "n1-2"])
-def test_drain_outlives_the_agentd_and_its_connection(incarnation):
+def test_drain_survives_a_restart_of_agentd(incarnation):
     kit = two_nodes()
     drain(kit)
     kit.node("n1", incarnation, ip="10.0.0.2")
@@ -106,7 +106,7 @@ def test_drain_outlives_the_agentd_and_its_connection(incarnation):
     assert kit.launch("g", [1]).kind == "placement"
 
 
-def test_drain_outlives_the_absence_of_the_node_and_can_be_undone_meanwhile():
+def test_drain_of_an_absent_node_is_kept_and_can_be_undone():
     kit = two_nodes()
     drain(kit)
     kit.tell("a:n1", Goodbye("off"))
@@ -117,7 +117,7 @@ def test_drain_outlives_the_absence_of_the_node_and_can_be_undone_meanwhile():
     assert kit.node_states()["n1"] == "ready"
 
 
-def test_a_lost_node_comes_back_draining():
+def test_lost_node_returns_draining():
     kit = two_nodes()
     drain(kit)
     kit.wait(11.0)
@@ -168,7 +168,7 @@ def test_restarted_head_knows_drains_and_logs_them():
     assert kit.node_states()["n1"] == "ready"
 
 
-def test_a_drain_that_cannot_be_written_holds_and_says_so():
+def test_drain_that_cannot_be_written_is_kept_with_a_warning():
     kit = two_nodes()
     kit.full = True
     answer = kit.ask("cli", DrainNode("n1", "kim@lab"))

@@ -1,4 +1,4 @@
-"""What a restarted head is asked before its nodes are back waits; launches whose answers were lost."""
+"""Requests to a restarted head wait for its nodes; and launches whose answers were lost."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rlinf_actors.head.commands import Refuse
 from rlinf_actors.wire.agent_messages import Beat, Goodbye, StartWorkers, StopWorkers, Welcome
 from rlinf_actors.wire.client_messages import FindGroup, Launched, StopGroup
 
-# --- what comes too early waits ---
+# --- early requests wait ---
 
 
-def test_a_name_is_not_given_twice_before_the_nodes_are_back():
+def test_launch_waits_for_the_nodes_before_a_name_is_granted():
     kit = cluster(2)
     kit.restart()
     returns(kit)
@@ -25,7 +25,7 @@ def test_a_name_is_not_given_twice_before_the_nodes_are_back():
     assert (refused.kind, refused.peer) == ("name_in_use", b"d2")
 
 
-def test_a_name_that_was_free_is_given_once_the_nodes_are_back():
+def test_free_name_is_granted_after_the_nodes_return():
     kit = cluster(2)
     kit.restart()
     returns(kit)
@@ -35,7 +35,7 @@ def test_a_name_that_was_free_is_given_once_the_nodes_are_back():
     assert [answer.group.name for _, answer in kit.answers() if isinstance(answer, Launched)] == ["new"]
 
 
-def test_a_name_whose_group_has_ended_meanwhile_is_free_for_a_launch_that_waited():
+def test_waiting_launch_gets_the_name_of_a_group_that_ended_meanwhile():
     kit = cluster(2)
     kit.restart()
     returns(kit)
@@ -61,7 +61,7 @@ def test_a_group_is_found_when_all_its_workers_are_known():
     assert kit.ask("d2", FindGroup("ns", "g")).group.workers == found.group.workers
 
 
-def test_missing_group_is_reported_when_the_waiting_is_over():
+def test_missing_group_is_reported_after_the_nodes_return():
     kit = cluster(2)
     kit.restart()
     kit.driver("d1", token="token1", pid_start=0)
@@ -73,7 +73,7 @@ def test_missing_group_is_reported_when_the_waiting_is_over():
     assert [refused.kind for refused in kit.refusals()] == ["not_found"]
 
 
-def test_a_group_that_is_shut_down_before_its_nodes_are_back_ends():
+def test_group_shut_down_before_its_nodes_return_ends():
     kit = cluster(2)
     kit.restart()
     returns(kit)
@@ -95,13 +95,13 @@ def test_a_new_driver_gets_the_token_of_its_job():
     assert dict(kit.answers())["d2"].token == "old"
 
 
-def test_a_driver_that_comes_back_brings_the_token_along():
+def test_returning_driver_restores_the_token_of_its_job():
     kit = cluster(1)
     kit.restart()
     assert returns(kit).token == "token1"
 
 
-def test_a_worker_that_is_back_before_its_agent_waits_for_it():
+def test_worker_that_returns_before_its_agent_waits():
     kit = cluster(1)
     kit.restart()
     hello = client_hello("w", role="worker", worker_id="g-0", token="old")
@@ -111,7 +111,7 @@ def test_a_worker_that_is_back_before_its_agent_waits_for_it():
     assert [peer for peer, _ in kit.answers()] == ["a:n0", "w"]
 
 
-def test_a_client_that_goes_waits_no_longer():
+def test_goodbye_of_a_client_drops_its_waiting_messages():
     kit = cluster(2)
     kit.restart()
     returns(kit)
@@ -122,13 +122,13 @@ def test_a_client_that_goes_waits_no_longer():
     assert "new" not in kit.group_states()
 
 
-def test_first_head_answers_at_once():
+def test_head_without_a_predecessor_answers_at_once():
     kit = HeadKit()
     assert isinstance(kit.driver(), Welcome)
     assert kit.ask("d1", FindGroup("ns", "g")).kind == "not_found"
 
 
-def test_stall_of_the_head_is_no_silence_of_its_nodes():
+def test_stall_of_the_head_does_not_count_as_absence_of_its_nodes():
     kit = cluster(2, lease_s=10)
     kit.restart()
     kit.wait(1)
@@ -139,7 +139,7 @@ def test_stall_of_the_head_is_no_silence_of_its_nodes():
 # --- a launch whose answer was lost ---
 
 
-def test_a_launch_that_the_earlier_head_carried_out_is_answered_not_refused():
+def test_repeated_launch_that_an_earlier_head_completed_is_answered():
     kit = cluster(2)
     kit.restart()
     returns(kit)

@@ -1,4 +1,4 @@
-"""Groups that have ended, for who names one too late."""
+"""Lookups of groups that have ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def find(kit: HeadKit, ended: bool = True, peer: str = "d1"):
     return kit.ask(peer, FindGroup("ns", "g", ended))
 
 
-def one_that_was_killed() -> HeadKit:
+def killed_group() -> HeadKit:
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0])
@@ -24,7 +24,7 @@ def one_that_was_killed() -> HeadKit:
 
 
 def test_lookup_of_ended_groups_returns_how_it_ended():
-    kit = one_that_was_killed()
+    kit = killed_group()
     found = find(kit)
     assert isinstance(found, Launched)
     assert found.group.token
@@ -35,19 +35,19 @@ def test_lookup_of_ended_groups_returns_how_it_ended():
 
 
 def test_plain_lookup_does_not_return_an_ended_group():
-    refused = find(one_that_was_killed(), ended=False)
+    refused = find(killed_group(), ended=False)
     assert isinstance(refused, Refuse)
     assert refused.kind == "not_found"
 
 
-def test_group_that_never_was_is_not_found():
+def test_unknown_group_is_not_found():
     kit = HeadKit()
     kit.cluster()
     assert find(kit).kind == "not_found"
 
 
 def test_new_group_of_the_name_replaces_the_ended_one():
-    kit = one_that_was_killed()
+    kit = killed_group()
     kit.launch("g", [0], launch="again")
     assert [worker.id for worker in find(kit).group.workers] == ["again-0"]
     kit.ask("d1", StopGroup("ns", "g", 1.0))
@@ -56,7 +56,7 @@ def test_new_group_of_the_name_replaces_the_ended_one():
 
 
 def test_ended_group_is_forgotten_with_its_job():
-    kit = one_that_was_killed()
+    kit = killed_group()
     kit.driver("d2")
     kit.tell("d1", Goodbye("done"))
     assert isinstance(find(kit, peer="d2"), Launched)
@@ -70,7 +70,7 @@ def state(name: str, count: int, namespace: str = "ns") -> GroupState:
     return GroupState(namespace, name, "m:C", "o", "gone", workers, detail="long")
 
 
-def test_the_oldest_are_forgotten_first_and_the_last_never():
+def test_oldest_ended_groups_are_forgotten_first():
     ended = EndedGroups(limit=5)
     for name, count in (("a", 2), ("b", 2), ("a", 1), ("c", 2)):
         ended.add(state(name, count))
@@ -83,7 +83,7 @@ def test_the_oldest_are_forgotten_first_and_the_last_never():
     assert (found.token, found.detail) == ("t", "")
 
 
-def test_a_job_with_many_groups_pushes_out_its_own():
+def test_job_with_many_ended_groups_evicts_its_own_only():
     ended = EndedGroups(limit=5)
     ended.add(state("quiet", 2, "theirs"))
     for n in range(10):

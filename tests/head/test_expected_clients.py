@@ -1,4 +1,4 @@
-"""Clients that are silent while the head is restarted: whose process an agent watches is waited for."""
+"""Silent clients during a restart of the head: the head waits for clients that an agent watches."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hello(*watched: str, incarnation: str = "") -> AgentHello:
 
 
 def restarted(*watched: str) -> HeadKit:
-    """d1's group g runs on n0, and the head is another one. d1 has not said hello to it."""
+    """d1's group g runs on n0; the head was restarted, and d1 has not returned."""
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0])
@@ -42,7 +42,7 @@ def restarted(*watched: str) -> HeadKit:
 
 
 def pass_time(kit: HeadKit, seconds: float) -> list[list[str]]:
-    """With an agent that is well; the workers that are stopped meanwhile."""
+    """Let time pass in which the agent beats; return the workers that were stopped."""
     stopped = []
     for _ in range(int(seconds)):
         kit.tell("a:n0", Beat("n0-1"))
@@ -85,7 +85,7 @@ def test_agent_that_reconnects_still_watches_the_client():
 
 @pytest.mark.parametrize("end", [Goodbye("stopped"), None])
 def test_client_has_a_lease_when_its_agent_goes(end):
-    """A subscriber elsewhere hears of it, in a lease at most."""
+    """A subscriber elsewhere is notified within a lease."""
     kit = restarted("d1")
     kit.driver("d2", token="token1", pid_start=0)
     kit.tell("d2", WatchClients(["d1"]))

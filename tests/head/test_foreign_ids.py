@@ -1,4 +1,4 @@
-"""A member that names workers which are not its to speak of: nothing of them changes, and the head goes on."""
+"""Messages that name workers of other members change nothing, and the head goes on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def kit() -> HeadKit:
     return kit
 
 
-def test_a_launch_again_with_a_worker_of_another_group_is_refused(kit):
+def test_repeated_launch_with_a_worker_of_another_group_is_refused(kit):
     (own,), (foreign,) = specs("b", [1]), specs("a", [0])
     for wrong in (foreign, specs("b", [0], namespace="other", launch="x")[0]):
         refused = kit.ask("d1", Launch("ns", "b", "m:C", [own, wrong]))
@@ -38,10 +38,10 @@ def test_handles_that_name_a_worker_of_another_group_change_nothing(kit):
     assert [worker.id for worker in found.workers] == ["b-0"]
     kit.exited("a:n1", "b-0", exit_code=1)
     kit.beats("a:n0", "a:n1", seconds=15)
-    assert kit.ask("d1", FindGroup("ns", "a")).kind == "hello", "the driver was silent, and the head is there"
+    assert kit.ask("d1", FindGroup("ns", "a")).kind == "hello", "the driver was silent, but the head goes on"
 
 
-def test_only_the_agent_of_its_node_says_that_a_lost_worker_has_ended(kit):
+def test_only_the_nodes_own_agent_may_report_a_lost_workers_end(kit):
     kit.beats("a:n0", "d1", seconds=11)  # n1 is lost
     kit.exited("a:n0", "b-0", kind="stopped")
     assert kit.launch("b", [0], launch="again").kind == "name_in_use"

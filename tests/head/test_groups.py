@@ -39,7 +39,7 @@ def test_launch_starts_workers_node_by_node_with_the_token():
     assert (first.owner, first.cls) == ("d1", "m:C")
 
 
-def test_a_name_in_use_is_refused_and_free_in_another_namespace():
+def test_name_in_use_is_refused_except_in_another_namespace():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0])
@@ -50,7 +50,7 @@ def test_a_name_in_use_is_refused_and_free_in_another_namespace():
     assert isinstance(kit.launch("g", [0], peer="d2", namespace="else", launch="e"), Launched)
 
 
-def test_a_name_is_free_only_when_all_workers_are_gone():
+def test_name_is_free_after_the_end_of_all_workers():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0, 0])
@@ -71,7 +71,7 @@ def test_a_name_is_free_only_when_all_workers_are_gone():
         (lambda w: specs("g", [5]), "node_lost", "node 5, where g:0 was placed, is not there"),
     ],
 )
-def test_malformed_launch_is_refused_and_leaves_nothing(change, kind, text):
+def test_malformed_launch_is_refused_and_leaves_no_group(change, kind, text):
     kit = HeadKit()
     kit.cluster()
     refused = kit.ask("d1", Launch("ns", "g", "m:C", change(specs("g", [0, 0]))))
@@ -94,7 +94,7 @@ def test_launch_on_a_lost_node_is_refused():
 # --- life ---
 
 
-def test_ready_and_exit_reach_owner_and_subscribers():
+def test_starts_and_ends_of_workers_reach_owner_and_subscribers():
     kit = HeadKit()
     kit.cluster()
     kit.driver("d2")
@@ -118,7 +118,7 @@ def test_ready_and_exit_reach_owner_and_subscribers():
     assert kit.group_states() == {"g": "degraded"}
 
 
-def test_reports_of_one_event_come_as_one_message():
+def test_changes_of_one_event_are_sent_as_one_message():
     kit = HeadKit()
     kit.cluster(2)
     kit.launch("g", [1, 1, 1])
@@ -129,7 +129,7 @@ def test_reports_of_one_event_come_as_one_message():
     assert kit.group_states() == {}
 
 
-def test_a_subscriber_that_ended_hears_nothing():
+def test_ended_subscriber_gets_no_messages():
     kit = HeadKit()
     kit.cluster()
     kit.driver("d2")
@@ -140,7 +140,7 @@ def test_a_subscriber_that_ended_hears_nothing():
     assert kit.sent(WorkerChanged, "d2") == []
 
 
-def test_an_agent_speaks_for_its_own_workers_only():
+def test_agent_may_report_its_own_workers_only():
     kit = HeadKit()
     kit.cluster(2)
     kit.launch("g", [0])
@@ -160,7 +160,7 @@ def test_a_second_exit_is_ignored():
     assert kit.head.unexpected == 0
 
 
-def test_a_missing_group_is_named_with_those_that_are_there():
+def test_error_for_a_missing_group_lists_existing_groups():
     kit = HeadKit()
     kit.cluster()
     assert "there is none at all" in find(kit).text
@@ -173,7 +173,7 @@ def test_a_missing_group_is_named_with_those_that_are_there():
 # --- the end ---
 
 
-def test_stop_is_answered_when_all_are_gone():
+def test_stop_is_answered_after_the_end_of_all_workers():
     kit = HeadKit()
     kit.cluster(2)
     kit.launch("g", [0, 1])
@@ -195,7 +195,7 @@ def test_stop_of_a_missing_group_is_answered():
     assert kit.ask("d1", StopGroup("ns", "g", 2.0)) == Done()
 
 
-def test_stopping_twice_may_hurry_and_both_are_answered():
+def test_second_stop_may_shorten_the_grace_and_both_are_answered():
     kit = HeadKit()
     kit.cluster()
     kit.driver("d2")
@@ -207,7 +207,7 @@ def test_stopping_twice_may_hurry_and_both_are_answered():
     assert sorted(kit.answers()) == [("d1", Done()), ("d2", Done())]
 
 
-def test_stop_ends_with_the_node():
+def test_stop_is_answered_when_the_node_is_lost():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0])
@@ -243,7 +243,7 @@ def test_running_worker_that_its_agent_does_not_list_has_ended():
     assert (changed.workers[0].id, changed.workers[0].state) == ("g-0", "gone")
 
 
-def test_an_exit_that_got_lost_comes_with_the_hello():
+def test_lost_exit_report_is_repeated_with_the_hello():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0, 0])
@@ -274,7 +274,7 @@ def restarted() -> HeadKit:
     return kit
 
 
-def test_groups_are_learnt_from_agents():
+def test_restarted_head_learns_groups_from_agents():
     kit = restarted()
     assert kit.group_states() == {"g": "starting"}
     assert kit.driver().token == "old"
@@ -296,7 +296,7 @@ def test_token_of_running_workers_is_kept():
     assert find(kit).group.token == "old"
 
 
-def test_an_owner_that_does_not_return_expires():
+def test_absent_owner_expires_and_its_workers_are_stopped():
     kit = restarted()
     for _ in range(11):
         kit.wait(0.9)
@@ -306,7 +306,7 @@ def test_an_owner_that_does_not_return_expires():
     assert kit.driver().kind == "node_lost"
 
 
-def test_an_end_in_the_meantime_reaches_an_owner_that_returns_later():
+def test_returning_owner_gets_ends_from_its_absence():
     kit = HeadKit()
     (spec,) = specs("g", [0])
     kit.node("n0", workers=[running(spec, "d1", exit=ExitReport("signalled", None, 9))])
@@ -316,7 +316,7 @@ def test_an_end_in_the_meantime_reaches_an_owner_that_returns_later():
     assert kit.group_states() == {}
 
 
-def test_an_old_end_does_not_harm_a_new_group_of_the_name():
+def test_end_of_an_earlier_group_does_not_affect_its_namesake():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0])
@@ -336,7 +336,7 @@ def test_workers_of_a_client_that_has_ended_are_stopped():
     assert kit.sent(StopWorkers, "a:n0") == [StopWorkers(["g-0"], kit.timing.orphan_grace_s, "its owner ended")]
 
 
-def test_name_that_another_owner_has_stays_theirs():
+def test_name_stays_with_the_other_owner_that_has_it():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0])

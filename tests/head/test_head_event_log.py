@@ -1,4 +1,4 @@
-"""The event log: what is kept, who is told, who waits for what."""
+"""The event log: kept events, their readers, and waiting readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_actors.wire.values import EventKind, ExitReport
 
 
 class LogKit:
-    """An event log, and the answers that it sent later. Stands for the coordinator."""
+    """An event log with its later answers, in place of the coordinator."""
 
     def __init__(self, **limits: int) -> None:
         self.identity = Identity("log", "1")
@@ -30,7 +30,7 @@ class LogKit:
     def emit(self, command: object) -> None:
         assert isinstance(command, Answer)
         assert isinstance(command.body, Events)
-        assert command.id not in self.sent, "one answer a question"
+        assert command.id not in self.sent, "each question gets one answer"
         self.sent[command.id] = command.body
 
     def add(self, *texts: str, namespace: str = "", wall: float = 1.0) -> None:
@@ -52,7 +52,7 @@ def texts(events: Events | None) -> list[str]:
     return [event.text for event in events.events]
 
 
-def test_events_are_numbered_from_one_and_bear_the_time():
+def test_events_are_numbered_from_one_and_have_a_time():
     kit = LogKit()
     kit.add("a", wall=5.0)
     kit.add("b", wall=6.0)
@@ -61,7 +61,7 @@ def test_events_are_numbered_from_one_and_bear_the_time():
     assert (answer.log, answer.at, answer.next, answer.missing, answer.more) == ("log", 9.0, 2, 0, False)
 
 
-def test_a_reader_goes_on_where_it_was():
+def test_reader_continues_after_its_last_event():
     kit = LogKit()
     kit.add("a", "b", "c")
     first = kit.ask(limit=2)
@@ -72,7 +72,7 @@ def test_a_reader_goes_on_where_it_was():
     assert texts(kit.ask(since=99)) == []
 
 
-def test_reader_is_told_how_many_events_are_missing():
+def test_reader_learns_how_many_events_are_missing():
     kit = LogKit(kept=3)
     kit.add(*"abcdefg")
     answer = kit.ask()
@@ -82,7 +82,7 @@ def test_reader_is_told_how_many_events_are_missing():
     assert kit.ask(since=4).missing == 0
 
 
-def test_long_events_make_room_sooner_and_the_newest_always_stays():
+def test_log_is_bounded_in_length_and_keeps_the_newest_event():
     kit = LogKit(kept_chars=100)
     for name in "ab":
         kit.enter(LogEvent("worker_died", name, exit=ExitReport("exited", stderr_tail=["x" * 60])))
@@ -91,7 +91,7 @@ def test_long_events_make_room_sooner_and_the_newest_always_stays():
     assert texts(kit.ask()) == ["c" * 500]
 
 
-def test_largest_share_makes_room():
+def test_events_of_the_largest_share_are_evicted():
     kit = LogKit(kept=10)
     kit.add("a", "b", namespace="quiet")
     kit.add("node")
@@ -107,7 +107,7 @@ def test_largest_share_makes_room():
     assert kept.count("who") in (3, 4)
 
 
-def test_a_reader_of_pages_is_told_once_of_what_is_not_kept():
+def test_reader_of_several_pages_learns_once_of_dropped_events():
     kit = LogKit(kept=6)
     kit.add("a", "b", namespace="quiet")
     kit.add(*"cdefghij", namespace="loud")
@@ -133,7 +133,7 @@ def test_number_of_another_log_is_ignored():
     assert texts(kit.ask(since=2, log="of the head before", wait_s=5.0)) == ["a", "b"]
 
 
-def test_a_job_s_events_are_for_that_job():
+def test_events_of_a_job_are_for_that_job_only():
     kit = LogKit()
     kit.add("mine", namespace="ns")
     kit.add("theirs", namespace="other")
@@ -141,10 +141,10 @@ def test_a_job_s_events_are_for_that_job():
     assert texts(kit.ask(namespace="ns")) == ["mine", "of all"]
     assert texts(kit.ask()) == ["mine", "theirs", "of all"]
     kit.add("theirs", namespace="other")
-    assert kit.ask(namespace="ns", since=3).next == 4  # what is not for it is not looked at again
+    assert kit.ask(namespace="ns", since=3).next == 4  # events for others are skipped only once
 
 
-def test_reader_waits_for_an_event_that_it_may_see():
+def test_waiting_reader_is_answered_by_an_event_that_it_may_see():
     kit = LogKit()
     kit.add("old")
     assert kit.ask(7, namespace="ns", since=-1, wait_s=5.0) is None
@@ -159,7 +159,7 @@ def test_reader_waits_for_an_event_that_it_may_see():
     assert set(kit.sent) == {7}
 
 
-def test_wait_without_events_ends_empty():
+def test_wait_without_events_returns_an_empty_answer():
     kit = LogKit()
     assert kit.ask(7, wait_s=5.0, now=10.0) is None
     assert kit.timers.next_deadline() == 15.0
@@ -181,26 +181,26 @@ def test_waiting_readers_are_bounded():
     assert kit.ask(LIMITS["readers"].most, wait_s=1.0) is None
 
 
-# --- what the supervisor puts in ---
+# --- events of the coordinator ---
 
 
-def story(kit: HeadKit, peer: str = "cli", **question: object) -> list[tuple[str, str]]:
+def event_kinds(kit: HeadKit, peer: str = "cli", **question: object) -> list[tuple[str, str]]:
     answer = kit.ask(peer, GetEvents(**question))
     assert isinstance(answer, Events)
     return [(event.kind, event.group or event.node) for event in answer.events]
 
 
-def test_a_job_from_its_start_to_its_end():
+def test_log_has_the_events_of_a_job_from_start_to_end():
     kit = HeadKit()
     kit.head.started([], 1.0)
     kit.cluster()
     kit.launch("g", [0, 0])
     kit.ready("a:n0", "g-0")
-    kit.ready("a:n0", "g-0")  # said again
+    kit.ready("a:n0", "g-0")  # repeated
     kit.exited("a:n0", "g-0", kind="signalled", exit_code=None, signal=9, oom="suspected", stderr_tail=["oops"])
     kit.exited("a:n0", "g-1", kind="stopped")
     kit.tell("d1", Goodbye("done"))
-    assert story(kit) == [
+    assert event_kinds(kit) == [
         ("head_started", ""),
         ("node_joined", "n0"),
         ("driver_joined", ""),
@@ -218,27 +218,27 @@ def test_a_job_from_its_start_to_its_end():
 
 
 @pytest.mark.parametrize(("group", "kind"), [("channel@c", "worker_stopped"), ("g", "worker_died")])
-def test_the_host_of_a_closed_channel_does_not_die(group, kind):
+def test_end_of_a_closed_channels_host_is_not_logged_as_a_death(group, kind):
     kit = HeadKit()
     kit.cluster()
     kit.launch(group, [0])
     kit.ready("a:n0", f"{group}-0")
-    start = len(story(kit))
+    start = len(event_kinds(kit))
     kit.exited("a:n0", f"{group}-0", kind="exited", exit_code=0)
     ended, group_ended = kit.ask("cli", GetEvents(since=start)).events
     assert ended.kind == kind
     assert ("died" in group_ended.text) == (kind == "worker_died")
 
 
-def test_a_node_that_falls_silent_comes_back_and_is_lost():
+def test_log_has_silence_return_and_loss_of_a_node():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0])
-    start = len(story(kit))
+    start = len(event_kinds(kit))
     kit.wait(3.5)
     kit.tell("a:n0", Beat("n0-1"))
     kit.wait(20.0)
-    assert [kind for kind, about in story(kit, since=start) if about == "n0"] == [
+    assert [kind for kind, about in event_kinds(kit, since=start) if about == "n0"] == [
         "node_suspect",
         "node_heard",
         "node_suspect",
@@ -248,7 +248,7 @@ def test_a_node_that_falls_silent_comes_back_and_is_lost():
     assert died.text == "worker g:0 on node n0 is gone with its node: node n0 (10.0.0.1): it was silent for 10 s"
 
 
-def test_every_line_of_the_head_s_log_is_an_event():
+def test_every_line_of_the_heads_log_is_an_event():
     kit = HeadKit()
     lines = []
     for act in (
@@ -267,19 +267,23 @@ def test_every_line_of_the_head_s_log_is_an_event():
     assert len(lines) == 9
 
 
-def test_a_driver_reads_its_own_job_s_events_and_no_other_s():
+def test_driver_reads_events_of_its_own_job_only():
     kit = HeadKit()
     kit.cluster()
     kit.ask("d2", client_hello("d2", namespace="other"))
     kit.launch("g", [0])
-    assert story(kit, "d1", namespace="ns") == [("node_joined", "n0"), ("driver_joined", ""), ("group_launched", "g")]
-    assert story(kit, "d2", namespace="other") == [("node_joined", "n0"), ("driver_joined", "")]
+    assert event_kinds(kit, "d1", namespace="ns") == [
+        ("node_joined", "n0"),
+        ("driver_joined", ""),
+        ("group_launched", "g"),
+    ]
+    assert event_kinds(kit, "d2", namespace="other") == [("node_joined", "n0"), ("driver_joined", "")]
     for namespace in ("ns", None):
         refused = kit.ask("d2", GetEvents(namespace=namespace))
         assert refused.kind == "authentication"
 
 
-def test_waiting_driver_is_answered_in_the_same_turn_and_forgotten_with_its_end():
+def test_waiting_driver_is_answered_at_once_and_forgotten_at_its_end():
     kit = HeadKit()
     kit.cluster()
     last = kit.ask("d1", GetEvents(namespace="ns")).next
@@ -294,7 +298,7 @@ def test_waiting_driver_is_answered_in_the_same_turn_and_forgotten_with_its_end(
     assert [body for _, body in kit.answers() if isinstance(body, Events)] == []
 
 
-def test_deaths_lost_nodes_and_emergency_stops_stand_out_in_the_heads_log():
+def test_deaths_lost_nodes_and_emergency_stops_are_warnings_in_the_log():
     kinds = set(typing.get_args(EventKind))
     assert kinds >= WARNINGS
     assert kinds >= ERRORS

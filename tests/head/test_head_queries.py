@@ -1,4 +1,4 @@
-"""Looks for hardware: each request is answered once, and the agent hears when nobody waits any more."""
+"""Hardware queries: each request is answered once, and the agent is notified when no client waits any more."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def kit() -> HeadKit:
 
 
 def ask(kit: HeadKit, peer: str = "d1", node: str = "n1") -> str:
-    """Id of the look that the node was sent."""
+    """The id of the query that the node got."""
     assert kit.ask(peer, EnumerateHardware(node, QUESTION)) is None
     (look,) = kit.sent(LookForHardware, f"a:{node}")
     assert look.question == QUESTION
@@ -40,7 +40,7 @@ def test_answer_of_the_node_reaches_the_client_once(kit):
     assert kit.refusals() == []
 
 
-def test_node_with_a_new_connection_is_asked_again(kit):
+def test_query_is_repeated_over_a_nodes_new_connection(kit):
     id = ask(kit)
     kit.node("n1", ip="10.0.0.2")
     assert [look.id for look in kit.sent(LookForHardware, "a:n1")] == [id]
@@ -50,7 +50,7 @@ def test_node_with_a_new_connection_is_asked_again(kit):
     assert kit.sent(LookForHardware) == []
 
 
-def test_two_queries_on_one_node_are_told_apart(kit):
+def test_two_queries_on_one_node_get_their_own_answers(kit):
     kit.driver("d2")
     first, second = ask(kit), ask(kit, "d2")
     kit.tell("a:n1", HardwareFound(second, ANSWER))
@@ -59,7 +59,7 @@ def test_two_queries_on_one_node_are_told_apart(kit):
     assert kit.answers() == [("d1", Enumerated(ANSWER))]
 
 
-def test_another_node_cannot_answer(kit):
+def test_answer_of_another_node_is_ignored(kit):
     id = ask(kit)
     kit.tell("a:n0", HardwareFound(id, ANSWER))
     assert kit.answers() == []
@@ -67,25 +67,25 @@ def test_another_node_cannot_answer(kit):
     assert len(kit.answers()) == 1
 
 
-def test_an_observer_without_a_session_may_ask(kit):
+def test_client_without_a_session_may_query_hardware(kit):
     id = ask(kit, "observer")
     kit.tell("a:n1", HardwareFound(id, ANSWER))
     assert kit.answers() == [("observer", Enumerated(ANSWER))]
 
 
-def test_a_node_that_is_not_there_is_refused_at_once(kit):
+def test_query_of_an_absent_node_is_refused_at_once(kit):
     refused = kit.ask("d1", EnumerateHardware("n7", QUESTION))
     assert isinstance(refused, Refuse)
     assert (refused.kind, refused.text) == ("node_lost", "node n7, asked for its Arm, is not there (any more)")
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-def test_a_lost_node_ends_the_request(kit, leaves):
+def test_loss_of_the_node_ends_the_query(kit, leaves):
     id = ask(kit)
     if leaves:
         kit.tell("a:n1", Goodbye("its agentd was stopped"))
     else:
-        kit.node("n1", "-2", ip="10.0.0.2")  # its agentd was started anew
+        kit.node("n1", "-2", ip="10.0.0.2")  # its agentd was restarted
     (refused,) = kit.refusals()
     assert refused.kind == "node_lost"
     assert refused.text.startswith("node n1 (10.0.0.2) was lost while it looked for its Arm: its agentd was st")
@@ -95,7 +95,7 @@ def test_a_lost_node_ends_the_request(kit, leaves):
 
 
 def keep_alive(kit: HeadKit, seconds: int) -> list[Refuse]:
-    """Time passes, and everybody beats."""
+    """Let time pass in which all peers beat."""
     refused: list[Refuse] = []
     for _ in range(seconds):
         kit.wait(1.0)

@@ -1,4 +1,4 @@
-"""A head that was restarted: who comes back in which order, what waits, what is refused by name."""
+"""A restarted head: returning nodes and clients in any order, waiting requests, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rlinf_actors.wire.values import Claim, ExitReport
 # --- ranks, nodes and epochs ---
 
 
-def test_ranks_stay_in_whatever_order_the_nodes_come_back():
+def test_ranks_are_kept_in_any_order_of_return():
     kit = cluster(3)
     ranks = kit.ranks()
     kit.restart()
@@ -44,21 +44,21 @@ def test_ranks_stay_in_whatever_order_the_nodes_come_back():
     assert kit.ranks() == {**ranks, "n9": 3}
 
 
-def test_each_head_has_an_epoch_of_its_own():
+def test_each_head_has_its_own_epoch():
     kit = cluster(1)
     assert alone(kit, 0).epoch == "epoch"
     kit.restart()
     assert alone(kit, 0).epoch == "epoch2"
 
 
-def test_nodes_that_are_awaited_are_shown_as_registering():
+def test_awaited_nodes_are_shown_as_registering():
     kit = cluster(2)
     kit.restart()
     alone(kit, 0)
     assert kit.node_states() == {"n0": "ready", "n1": "registering"}
 
 
-def test_a_node_that_does_not_return_in_time_is_lost_and_its_rank_is_held():
+def test_node_that_returns_too_late_is_lost_and_its_rank_held():
     kit = cluster(2, lease_s=10, rank_hold_s=60)
     kit.restart()
     for _ in range(12):
@@ -84,7 +84,7 @@ def test_a_rank_of_a_node_that_never_returns_is_free_after_its_hold():
     assert kit.ranks() == {"n0": 0}
 
 
-def test_the_explicit_rank_of_an_awaited_node_is_its_own():
+def test_explicit_rank_of_an_awaited_node_is_reserved():
     kit = HeadKit()
     kit.node("n0", rank=0)
     kit.node("n1", rank=1)
@@ -96,7 +96,7 @@ def test_the_explicit_rank_of_an_awaited_node_is_its_own():
     assert isinstance(kit.node("n1", rank=1), Welcome)
 
 
-# --- who was given up stays so ---
+# --- lost nodes and dead drivers stay refused ---
 
 
 def test_node_that_an_earlier_head_declared_lost_is_refused():
@@ -111,7 +111,7 @@ def test_node_that_an_earlier_head_declared_lost_is_refused():
     assert "incarnation n1-1 of this node was declared lost after 10 s of silence" in refused.text
 
 
-def test_the_older_of_two_agentds_of_a_node_is_refused_by_a_restarted_head_too():
+def test_restarted_head_refuses_the_older_of_a_nodes_two_agentds():
     kit = cluster(1)
     kit.node("n0", "n0-2")
     kit.restart()
@@ -120,14 +120,14 @@ def test_the_older_of_two_agentds_of_a_node_is_refused_by_a_restarted_head_too()
     assert kit.node_states() == {"n0": "ready"}
 
 
-def test_an_agentd_that_was_started_anew_meanwhile_takes_its_nodes_place():
+def test_restarted_agentd_replaces_its_earlier_incarnation():
     kit = cluster(1)
     kit.restart()
     assert isinstance(kit.node("n0", "n0-2"), Welcome)
     assert "served by a newer agentd" in kit.node("n0", "n0-1").text
 
 
-def test_a_driver_that_was_silent_for_too_long_is_refused_by_a_restarted_head():
+def test_restarted_head_refuses_a_driver_that_was_declared_dead():
     kit = cluster(1)
     for _ in range(12):
         alone(kit, 0)
@@ -139,7 +139,7 @@ def test_a_driver_that_was_silent_for_too_long_is_refused_by_a_restarted_head():
     assert "the head has given up on this driver: it was silent for 10 s" in refused.text
 
 
-def test_workers_of_a_driver_that_was_given_up_end_at_a_restarted_head():
+def test_restarted_head_stops_workers_of_a_driver_declared_dead():
     kit = cluster(1)
     for _ in range(12):
         back(kit, 0, 1)
@@ -150,8 +150,8 @@ def test_workers_of_a_driver_that_was_given_up_end_at_a_restarted_head():
 
 
 @pytest.mark.parametrize("first", ["the end", "its workers"])
-def test_a_driver_whose_end_an_agent_saw_meanwhile_is_waited_for_until_it_had_been_back(first):
-    """That agent may lie."""
+def test_driver_reported_as_ended_has_a_short_time_to_return(first):
+    """The agent's report may be false."""
     kit = cluster(2)
     kit.restart()
     if first == "the end":
@@ -169,7 +169,7 @@ def test_a_driver_whose_end_an_agent_saw_meanwhile_is_waited_for_until_it_had_be
 
 
 def test_name_of_a_group_that_ended_with_its_driver_and_head_is_free():
-    """A driver and the head are killed together; the agent has ended the workers before the next head is there."""
+    """A driver and the head are killed together; the agent stops the workers before the next head starts."""
     kit = cluster(1)
     kit.restart()
     ended = ExitReport("stopped", reason="its owner has ended, and the head does not answer")
@@ -183,7 +183,7 @@ def test_name_of_a_group_that_ended_with_its_driver_and_head_is_free():
     assert returns(kit).kind == "node_lost"
 
 
-def test_a_driver_that_another_agent_watches_is_waited_for_whoever_said_that_it_has_ended():
+def test_driver_that_another_agent_watches_is_awaited_despite_a_report():
     kit = cluster(2)
     kit.restart()
     kit.node("n0", ip="10.0.0.1", is_head=True)
@@ -197,7 +197,7 @@ def test_a_driver_that_another_agent_watches_is_waited_for_whoever_said_that_it_
     assert isinstance(returns(kit), Welcome)
 
 
-def test_a_driver_that_lives_is_welcome_whoever_said_that_it_has_ended():
+def test_living_driver_is_welcome_despite_a_report_of_its_end():
     kit = cluster(2)
     kit.restart()
     back(kit, 1)
@@ -235,7 +235,7 @@ def test_an_emergency_stop_survives_the_head():
     assert isinstance(kit.ask("d1", Launch("ns", "arm", "m:C", arm("arm"))), Launched)
 
 
-def test_robots_that_come_back_to_a_head_with_an_emergency_stop_are_stopped():
+def test_robot_workers_that_return_during_an_emergency_stop_are_stopped():
     kit = cluster(1)
     kit.ask("o", EStop("kim@lab"))
     kit.restart()
@@ -244,7 +244,7 @@ def test_robots_that_come_back_to_a_head_with_an_emergency_stop_are_stopped():
     assert [stop.ids for stop in kit.sent(StopWorkers)] == [["arm-0"]]
 
 
-def test_stop_that_is_not_on_disk_is_answered_with_a_warning():
+def test_emergency_stop_that_cannot_be_written_is_answered_with_a_warning():
     kit = cluster(1)
     kit.launch("arm", [0])
     kit.full = True
@@ -254,7 +254,7 @@ def test_stop_that_is_not_on_disk_is_answered_with_a_warning():
     assert kit.ask("o", EStop("kim@lab", release=True)).warning != ""
 
 
-def test_robots_are_told_to_stop_before_anything_is_written():
+def test_stop_orders_to_robots_precede_the_write_to_disk():
     from rlinf_actors.head.commands import Notify, Persist, RequestReceived
 
     kit = cluster(1)
@@ -268,7 +268,7 @@ def test_robots_are_told_to_stop_before_anything_is_written():
 
 
 class Actor:
-    """Says one thing after the other; a client goes on when its hello was answered."""
+    """Sends its messages in order; a client continues when its hello was answered."""
 
     def __init__(self, peer: str, *bodies) -> None:
         self.peer = peer
@@ -278,7 +278,7 @@ class Actor:
 
 @settings(max_examples=60)
 @given(st.lists(st.integers(0, 5), max_size=60))
-def test_nothing_is_lost_or_granted_twice_in_any_order_of_return(order):
+def test_no_worker_is_lost_and_no_rank_granted_twice_in_any_order(order):
     kit = cluster(3)
     token = "token1"
     kit.driver("w", role="worker", worker_id="g-1", token=token)
@@ -336,7 +336,7 @@ def test_nothing_is_lost_or_granted_twice_in_any_order_of_return(order):
     assert not any(worker.state == "gone" for change in changed for worker in change.workers)
 
 
-def test_the_token_of_workers_that_run_is_not_replaced_by_that_of_one_that_ended_long_ago():
+def test_token_of_running_workers_is_not_replaced_by_an_ended_workers():
     kit = cluster(2)
     kit.restart()
     old = replace(specs("older", [0])[0], token="older")
@@ -347,7 +347,7 @@ def test_the_token_of_workers_that_run_is_not_replaced_by_that_of_one_that_ended
     assert isinstance(kit.ask("w", worker), Welcome)
 
 
-def test_running_workers_replace_the_token_of_one_that_ended_long_ago():
+def test_token_of_running_workers_replaces_an_ended_workers():
     kit = cluster(2)
     kit.restart()
     old = replace(specs("older", [0])[0], token="older")

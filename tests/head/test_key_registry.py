@@ -1,4 +1,4 @@
-"""The head's list of keys: how one comes, how it ends, what is remembered, and what the log says of it."""
+"""The head's list of keys: enrolling, ending, the remembered state, and the event log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_actors.wire.agent_messages import Welcome
 from rlinf_actors.wire.client_messages import AddKey, Enrolled, GetKeys, Keys, RotateKey
 
 
-def test_a_head_without_keys_lists_none_and_says_what_to_do():
+def test_head_without_keys_says_how_to_make_them():
     kit = HeadKit()
     refused = kit.ask("admin", AddKey(key("a"), "agent", "n1", "me"))
     assert isinstance(refused, Refuse)
@@ -31,39 +31,39 @@ def test_the_driver_beside_the_head_is_listed_once():
     assert kit.good() == "D"
 
 
-def test_a_driver_beside_the_head_that_was_revoked_stays_out():
+def test_revoked_driver_beside_the_head_stays_revoked():
     kit = KeysKit()
     kit.revoke("here")
     kit.restart()
     assert kit.good() == ""
 
 
-def test_another_driver_key_beside_the_head_ends_the_first():
+def test_new_driver_key_beside_the_head_replaces_the_first():
     kit = KeysKit()
     kit.own = OwnKeys(OWN.public, key("E"), "here")
     kit.restart()
     assert kit.good() == "E"
 
 
-def test_the_answer_says_where_the_head_listens():
+def test_answer_has_the_heads_addresses():
     answer = KeysKit().ask("admin", GetKeys())
     assert isinstance(answer, Keys)
     assert (answer.head, answer.listens) == (key("H"), ["tcp://10.0.0.1:6380"])
 
 
-def test_a_join_token_lists_one_key_once():
+def test_join_token_enrolls_one_key_once():
     kit = KeysKit()
     kit.token("t", "n1")
     assert kit.enroll("a") == Enrolled("agent", "n1")
     assert any("'n1' (aaaaaaaa) is listed" in line for line in kit.records())
-    assert kit.enroll("b") is None  # the transport does not hear it any more
+    assert kit.enroll("b") is None  # the transport drops its messages
     kit.keyed["a:n1"] = key("a")
     assert isinstance(kit.node("n1"), Welcome)
     assert kit.good() == "Da"
     assert "was used for key aaaaaaaa" in kit.listed()["t"].why
 
 
-def test_a_join_token_is_over_after_15_minutes_whatever_is_asked():
+def test_join_token_expires_after_15_minutes_at_most():
     kit = KeysKit()
     kit.token("t", "n1", seconds=1e9)
     kit.wait(key_registry.TOKEN_S - 1)
@@ -81,8 +81,8 @@ def test_expired_join_token_is_refused_before_its_timer_fires():
     assert kit.head.admit(key("t"), kit.wall + 10) is None
 
 
-def test_a_join_token_is_not_good_for_longer_where_the_clock_was_set_back():
-    """A machine that had the wrong time until NTP set it: a token would be good until that time comes again."""
+def test_clock_set_back_does_not_extend_a_join_token():
+    """If NTP sets the clock back, a token would be valid until the earlier time comes again."""
     kit = KeysKit()
     kit.token("t", "n1")
     back = kit.wall - key_registry.SET_BACK_S
@@ -92,7 +92,7 @@ def test_a_join_token_is_not_good_for_longer_where_the_clock_was_set_back():
     assert kit.head.admit(key("a"), back - 1e6), "it has no end"
 
 
-def test_a_restarted_head_knows_what_is_good_and_what_is_not():
+def test_restarted_head_knows_valid_and_ended_keys():
     kit = KeysKit()
     kit.give("a:n1", "a")
     kit.give("a:n2", "b")
@@ -113,7 +113,7 @@ def test_a_name_has_one_key_and_the_newest_token():
     kit.token("u", "n2")
     kit.token("v", "n2")
     assert kit.good() == "Dav"
-    assert isinstance(kit.token("w", "n1", role="driver"), Keys)  # a driver is not a node
+    assert isinstance(kit.token("w", "n1", role="driver"), Keys)  # a driver cannot have an agent's key
 
 
 @pytest.mark.parametrize("public", ["", "short", key("a") + "a", "ä" * 40, key("H"), key("D")])
@@ -128,7 +128,7 @@ def test_malformed_name_is_refused(name):
     assert isinstance(KeysKit().ask("admin", AddKey(key("a"), "agent", name, "me")), Refuse)
 
 
-def test_a_key_that_has_ended_never_comes_back():
+def test_ended_key_cannot_be_listed_again():
     kit = KeysKit()
     kit.give("a:n1", "a")
     kit.revoke("n1")
@@ -146,7 +146,7 @@ def test_revoking_an_unknown_name_suggests_similar_ones():
     assert isinstance(kit.revoke("gpu-1", role="driver"), Refuse)
 
 
-def test_a_member_changes_its_key_and_the_old_one_is_good_for_a_while():
+def test_rotated_key_stays_valid_for_a_while():
     kit = KeysKit(lease_s=1000.0)
     kit.give("a:n1", "a")
     assert isinstance(kit.node("n1"), Welcome)
@@ -171,7 +171,7 @@ def test_a_member_has_two_keys_at_most():
     assert kit.listed()["d"].expires_at == kit.wall + key_registry.RETIRING_S
 
 
-def test_change_that_is_not_on_disk_is_made_and_the_answer_warns():
+def test_change_that_cannot_be_written_is_made_with_a_warning():
     kit = KeysKit()
     kit.full = True
     answer = kit.ask("admin", AddKey(key("a"), "agent", "n1", "me"))
@@ -194,7 +194,7 @@ def test_ended_keys_are_bounded(monkeypatch):
 
 
 class KeysModel(RuleBasedStateMachine):
-    """Whatever is asked in whatever order: what is admitted is what the model says, over restarts too."""
+    """In any order of requests and restarts, exactly the model's keys are admitted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,7 +273,7 @@ class KeysModel(RuleBasedStateMachine):
             self.until.pop(letter, None)
 
     @invariant()
-    def what_is_admitted_is_what_is_good(self) -> None:
+    def admitted_keys_are_the_valid_ones(self) -> None:
         for letter in self.used - {"H"}:
             member = self.kit.head.admit(key(letter), self.kit.wall)
             role, name = self.good.get(letter, ("", ""))
@@ -285,7 +285,7 @@ TestKeysModel = KeysModel.TestCase
 TestKeysModel.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-def test_a_change_is_answered_when_it_is_durable():
+def test_change_is_answered_after_it_is_durable():
     kit = KeysKit()
     asked = RequestReceived(b"admin", 1, AddKey(key("a"), "agent", "n1", "me"))
     commands = kit.head.handle(asked, kit.now, kit.wall)

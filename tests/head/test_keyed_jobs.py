@@ -1,4 +1,4 @@
-"""What becomes of jobs and sessions when a key ends or the head is restarted: a job stays whose it was, or ends."""
+"""Jobs and sessions when a key ends or the head is restarted: a job keeps its owner, or ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_revoking_an_agent_s_key_loses_its_node(kit):
     assert any("node n1 (10.0.0.1) is gone: its key is not valid any more: me revoked it" in r for r in kit.records())
     assert kit.tell("a:n1", Beat("n1-1")) == []  # not heard
     kit.give("a:n1", "z", "n1")
-    assert isinstance(kit.node("n1", incarnation="n1-1"), Refuse)  # that one has ended
+    assert isinstance(kit.node("n1", incarnation="n1-1"), Refuse)  # that session has ended
     assert isinstance(kit.ask("a:n1", agent_hello("n1", "n1-2")), Welcome)
 
 
@@ -53,14 +53,14 @@ def test_revoking_a_driver_s_key_ends_it_and_its_groups(kit):
     assert kit.ask("ann", GetNodes()) is None
 
 
-def test_a_reader_whose_key_is_revoked_is_not_answered_any_more(kit):
+def test_reader_with_a_revoked_key_gets_no_answer(kit):
     kit.keyed["bob's terminal"] = kit.keyed["bob"]
     kit.ask("bob's terminal", GetEvents(since=-1, wait_s=60))
     kit.revoke("bob")
     assert not [command for command in kit.out if getattr(command, "peer", b"") == b"bob's terminal"]
 
 
-def test_a_member_of_its_job_does_not_outlive_a_driver_s_key(kit):
+def test_members_of_a_job_end_with_their_drivers_key(kit):
     for incarnation in ("w1", "w2"):
         kit.keyed[incarnation] = job_key("token1")
         hello = client_hello(incarnation, role="worker", namespace="ann", worker_id="g-0", token="token1")
@@ -72,7 +72,7 @@ def test_a_member_of_its_job_does_not_outlive_a_driver_s_key(kit):
     assert kit.disk.jobs[0].namespace == "bob"
 
 
-def test_the_jobs_that_ran_on_a_revoked_node_end(kit):
+def test_jobs_on_a_revoked_node_end(kit):
     assert isinstance(kit.launch("k", [0], "bob", "bob"), Launched)
     kit.revoke("n1")
     (goodbye,) = kit.sent(Goodbye, "ann")
@@ -82,7 +82,7 @@ def test_the_jobs_that_ran_on_a_revoked_node_end(kit):
     assert kit.sent(Goodbye, "bob") == []
 
 
-def test_a_key_that_was_replaced_ends_without_the_jobs(kit):
+def test_jobs_outlive_a_replaced_key(kit):
     kit.ask("ann", RotateKey(key("Z"), 5.0))
     kit.keyed["ann2"] = key("Z")
     assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)
@@ -93,14 +93,14 @@ def test_a_key_that_was_replaced_ends_without_the_jobs(kit):
     assert kit.head.admit(job_key("token1"), kit.wall)
 
 
-def test_an_expired_key_ends_its_sessions_at_the_first_word_of_anybody(kit):
+def test_expired_keys_sessions_end_at_the_next_message_of_any_peer(kit):
     kit.ask("bob", RotateKey(key("Z"), 5.0))
     kit.now += 5  # and no tick
     kit.tell("ann", Beat("ann"))
     assert [type(c.body) for c in kit.out if isinstance(c, Notify) and c.peer == b"bob"] == [Goodbye]
 
 
-def test_a_key_has_so_many_sessions_and_no_more(kit, monkeypatch):
+def test_sessions_of_one_key_are_limited(kit, monkeypatch):
     monkeypatch.setitem(LIMITS, "sessions", LIMITS["sessions"]._replace(most=2))
     kit.keyed["ann2"] = kit.keyed["ann3"] = kit.keyed["ann"]
     assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)
@@ -108,12 +108,12 @@ def test_a_key_has_so_many_sessions_and_no_more(kit, monkeypatch):
     assert isinstance(refused, Refuse)
     assert "driver 'ann' has 2 sessions with the head already" in refused.text
     assert "driver 'ann' has 2 sessions" in kit.ask("admin", GetEvents()).events[-1].text
-    assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)  # it says so again
+    assert isinstance(kit.ask("ann2", client_hello("ann2", namespace="ann")), Welcome)  # the agent repeats its message
     kit.tell("ann2", Goodbye())
     assert isinstance(kit.ask("ann3", client_hello("ann3", namespace="ann")), Welcome)
 
 
-def test_a_restarted_head_does_not_wait_for_a_revoked_driver(kit):
+def test_restarted_head_does_not_await_a_revoked_driver(kit):
     kit.revoke("ann")
     kit.restart()
     assert kit.ask("ann", client_hello("ann", namespace="ann", token="token1")) is None
@@ -138,7 +138,7 @@ def test_job_keeps_its_owner_after_a_restart(kit):
     assert kit.head.admit(job_key("token1"), kit.wall)
 
 
-def test_the_job_of_a_detached_group_stays_its_drivers_when_all_drivers_have_ended(kit):
+def test_job_of_a_detached_group_keeps_its_owner_after_all_drivers_end(kit):
     launch = Launch("ann", "left", "m:C", specs("left", [1], "ann"), outlives=True)
     assert isinstance(kit.ask("ann", launch), Launched)
     assert kit.ask("ann", Detach("ann", "left", ["left-0"])) == Done()
@@ -165,7 +165,7 @@ def test_restarted_head_keeps_jobs_for_their_owners(kit):
     assert kit.sent(StopWorkers) == []
 
 
-def test_a_rogue_agent_that_comes_first_gives_no_job_its_token(kit):
+def test_rogue_agent_that_returns_first_cannot_set_a_jobs_token(kit):
     kit.give("a:n2", "b", "n2")
     kit.restart()
     kit.ask("a:n2", agent_hello("n2", workers=[member_of_ann("mine", "x")]))
@@ -176,7 +176,7 @@ def test_a_rogue_agent_that_comes_first_gives_no_job_its_token(kit):
     assert kit.head.admit(job_key("token1"), kit.wall)
 
 
-def test_a_rogue_agent_gives_no_local_driver_its_token(kit):
+def test_rogue_agent_cannot_set_a_local_drivers_token(kit):
     welcome = kit.driver("local", namespace="mine")
     for namespace in ("mine", "nobody's yet"):
         stranger = running(specs("h", [1], namespace)[0], "local")
@@ -194,7 +194,7 @@ def test_job_without_returning_members_is_forgotten_after_a_restart(kit):
     assert isinstance(kit.ask("bob", client_hello("bob2", namespace="ann")), Welcome)
 
 
-def test_held_message_is_refused_when_its_key_was_revoked_meanwhile(kit):
+def test_held_message_of_a_revoked_key_is_refused(kit):
     kit.restart()
     assert kit.ask("bob", client_hello("bob", namespace="new")) is None
     kit.revoke("bob")
@@ -204,14 +204,14 @@ def test_held_message_is_refused_when_its_key_was_revoked_meanwhile(kit):
     assert kit.clients() == 0
 
 
-def test_an_agent_adds_no_worker_to_a_job_that_is_not_its(kit):
+def test_agent_cannot_add_a_worker_to_a_foreign_job(kit):
     stranger = running(specs("h", [1], "ann", launch="x")[0], "ann")  # with the token "old"
     kit.ask("a:n1", agent_hello("n1", workers=[stranger]))
     assert [said.ids for said in kit.sent(StopWorkers, "a:n1")] == [["x-0"]]
     assert "h" not in kit.group_states()
 
 
-def test_a_job_that_takes_the_name_of_one_that_has_ended_is_not_shown_to_its_driver(kit):
+def test_driver_does_not_see_a_foreign_job_with_its_ended_jobs_name(kit):
     kit.tell("bob", Goodbye())
     kit.driver("local", namespace="bob")
     kit.keyed["bob's terminal"] = kit.keyed["bob"]

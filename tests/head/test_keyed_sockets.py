@@ -1,4 +1,4 @@
-"""What becomes of those who are there when keys and heads change, over CURVE on loopback. Who comes in at all:
+"""Connected processes when keys and heads change, over CURVE on loopback. For admission see
 test_socket_matrix."""
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ async def test_messages_of_a_revoked_key_are_dropped(head: KeyedHead) -> None:
     before = head.client(pair)
     await before.request(driver_hello(), 10)
     await head.admin.request(RevokeKey("ann", "me"), 10)
-    assert "did not answer" in await refused(before, within_s=1.0)  # its connection is there, and nobody listens to it
+    assert "did not answer" in await refused(
+        before, within_s=1.0
+    )  # its connection is open, but its messages are dropped
 
 
-async def test_a_worker_waits_for_a_restarted_head_that_does_not_know_its_job_yet(head: KeyedHead) -> None:
+async def test_worker_waits_until_a_restarted_head_knows_its_job(head: KeyedHead) -> None:
     token = "a token from before the restart"
     hello = ClientHello(PROTOCOL, "1", "w1", "worker", "ns", "elsewhere", 0, 0, "g-0", token)
     link = HeadSession(head.net(job_pair(token)), head.endpoint, hello, lambda notice: None)
@@ -49,13 +51,15 @@ async def test_a_worker_waits_for_a_restarted_head_that_does_not_know_its_job_ye
         await head.noted("is not listed")
         driver = head.client(await head.listed("driver", "ann"))
         await driver.request(msgspec.structs.replace(driver_hello(), token=token), 10)  # it knows the job
-        with pytest.raises(AuthenticationError, match="worker 'g-0' is not known here"):  # so it was heard
+        with pytest.raises(
+            AuthenticationError, match="worker 'g-0' is not known here"
+        ):  # the later message was handled
             await starting
     finally:
         link.close("the test ends")
 
 
-async def test_a_refusal_that_comes_before_the_first_question_answers_it(head: KeyedHead) -> None:
+async def test_refusal_before_the_first_request_fails_that_request(head: KeyedHead) -> None:
     client = head.client(KeyPair.make())
     await head.noted("is not listed")
     with pytest.raises(AuthenticationError, match="is not admitted there"):
@@ -63,7 +67,7 @@ async def test_a_refusal_that_comes_before_the_first_question_answers_it(head: K
 
 
 class Lines(logging.Handler):
-    """What is logged, as it is."""
+    """Collects log messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +81,7 @@ class Lines(logging.Handler):
             pass
 
 
-async def test_a_head_that_is_replaced_by_one_with_another_key_ends_no_session(
+async def test_head_replaced_by_one_with_another_key_ends_no_session(
     head: KeyedHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rlinf_actors.net.reachability.SURE_S", 0.1)
@@ -120,8 +124,8 @@ async def worker(rlinf_leak_check) -> AsyncIterator[KeyedWorker]:
         yield made
 
 
-async def test_a_call_to_a_worker_of_another_job_ends(worker: KeyedWorker) -> None:
-    """As after its job has got another token: libzmq would try for ever."""
+async def test_call_to_a_worker_of_another_job_fails(worker: KeyedWorker) -> None:
+    """As after the job has got another token: libzmq would try for ever."""
     peer = Peer(worker.net(Security()), "driver:x", "g:0", 0, "n0")
     peer.connect(Endpoint("there", "", worker.endpoint), "here", "theirs", lambda: None)
     waiter = Answer()

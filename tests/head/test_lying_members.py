@@ -1,4 +1,4 @@
-"""Members with a good key who lie, ask too much, or say too much: what others have of it is bounded."""
+"""Members with valid keys that lie or flood the head: their effect on others is bounded."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kit() -> KeysKit:
 # --- ranks ---
 
 
-def test_impossible_rank_delays_honest_agents_and_does_not_end_them():
+def test_impossible_rank_delays_honest_agents_without_ending_them():
     kit = KeysKit()
     for name, letter in (("n1", "a"), ("n2", "b")):
         kit.give(f"a:{name}", letter, name)
@@ -54,7 +54,7 @@ def test_impossible_rank_delays_honest_agents_and_does_not_end_them():
     assert isinstance(kit.ask("a:n2", agent_hello("n2", ip="10.0.0.2")), Welcome)
 
 
-def test_nodes_that_a_restarted_head_awaits_say_whether_nodes_have_ranks(kit):
+def test_awaited_nodes_decide_if_nodes_have_explicit_ranks(kit):
     kit.give("a:n2", "b", "n2")
     kit.restart()
     refused = kit.ask("a:n2", agent_hello("n2", rank=57))
@@ -64,10 +64,10 @@ def test_nodes_that_a_restarted_head_awaits_say_whether_nodes_have_ranks(kit):
     assert "on all nodes or on none" in kit.ask("a:n2", agent_hello("n2", rank=57)).text
 
 
-# --- questions ---
+# --- requests ---
 
 
-def test_requests_without_an_answer_are_bounded(kit):
+def test_unanswered_requests_are_bounded(kit):
     for _ in range(LIMITS["requests"].most):
         assert kit.ask("bob", GetNodes(99)) is None
     refused = kit.ask("bob", GetStatus())
@@ -79,7 +79,7 @@ def test_requests_without_an_answer_are_bounded(kit):
     assert isinstance(kit.ask("bob2", client_hello("bob2", namespace="bob")), Welcome)
 
 
-def test_request_that_is_sent_again_counts_again(kit):
+def test_repeated_request_counts_again(kit):
     peer = b"bob"
     member = kit.member("bob")
     for _ in range(2 * LIMITS["requests"].most):
@@ -89,19 +89,19 @@ def test_request_that_is_sent_again_counts_again(kit):
     assert isinstance(kit.ask("bob", GetStatus()), Status)
 
 
-def test_answered_request_makes_room(kit):
+def test_answered_request_frees_its_place(kit):
     for n in range(2 * LIMITS["requests"].most):
         assert not isinstance(kit.ask("bob", GetStatus() if n % 2 else GetNodes(1)), Refuse)
 
 
-def test_a_wait_for_more_nodes_than_there_are_names_a_few(kit):
+def test_timeout_for_many_missing_nodes_names_a_few(kit):
     kit.ask("bob", GetNodes(100_000, 1.0))
     (refused,) = [command for command in kit.wait(1) if isinstance(command, Refuse)]
     assert len(refused.missing_ranks) == 99_998
     assert "21 (never seen) and 99978 more" in refused.text
 
 
-def test_a_restarted_head_keeps_questions_of_sessions_only_and_not_more_than_those_may_have(kit):
+def test_restarted_head_holds_requests_of_sessions_only_and_bounded(kit):
     kit.keyed["nobody"] = kit.keyed["bob"]
     kit.restart()
     assert kit.ask("nobody", StopGroup("bob", "g", 1.0)).kind == "hello"
@@ -113,7 +113,7 @@ def test_a_restarted_head_keeps_questions_of_sessions_only_and_not_more_than_tho
     assert len(kit.group_states()) == LIMITS["requests"].most
 
 
-def test_of_hellos_and_handles_a_restarted_head_keeps_the_last(kit):
+def test_restarted_head_holds_the_last_hello_and_handles_only(kit):
     kit.restart()
     for _ in range(2 * LIMITS["requests"].most):
         assert kit.ask("bob", client_hello("bob", namespace="bob")) is None
@@ -126,18 +126,18 @@ def test_of_hellos_and_handles_a_restarted_head_keeps_the_last(kit):
     assert [changed.group for changed in kit.sent(WorkerChanged, "ann")] == ["h2"]
 
 
-# --- whom a head has given up on ---
+# --- tombstones ---
 
 
-def made_up(count: int, first: int = 0) -> list[WorkerState]:
+def invented_handles(count: int, first: int = 0) -> list[WorkerState]:
     return [WorkerState(f"x{n}", n, 0, "10.0.0.1", "running") for n in range(first, first + count)]
 
 
-def test_handles_of_workers_that_never_were_push_nothing_out_and_fill_no_file(kit):
+def test_handles_of_invented_workers_evict_no_state_and_fill_no_file(kit):
     other = GroupHandle("ann", "lost", [WorkerState("real-0", 0, 0, "10.0.0.1", "running")])
     kit.tell("ann", Handles([other]))
     for n in range(10):
-        kit.tell("bob", Handles([GroupHandle("bob", "nothing", made_up(1000, n * 1000))]))
+        kit.tell("bob", Handles([GroupHandle("bob", "nothing", invented_handles(1000, n * 1000))]))
     (changed,) = kit.sent(WorkerChanged, "bob")
     assert {worker.state for worker in changed.workers} == {"gone"}
     assert len(kit.disk.given_up) == KEPT_OF_ONE + 1
@@ -148,17 +148,19 @@ def test_handles_of_workers_that_never_were_push_nothing_out_and_fill_no_file(ki
     assert [stop.ids for stop in kit.sent(StopWorkers, "a:n1")] == [["real-0"]]
 
 
-def test_clients_that_never_were_push_nothing_out_and_fill_no_file(kit):
+def test_reports_of_invented_clients_evict_no_state_and_fill_no_file(kit):
     for n in range(10):
         kit.tell("bob", WatchClients([f"x{n}-{m}" for m in range(1000)]))
         kit.tell("ann", Beat("ann"))
         kit.wait(1)
     kit.wait(10)
-    assert sum(kind == "client" for kind, _ in kit.disk.given_up) <= KEPT_OF_ONE + 2  # and both, who are silent by now
+    assert (
+        sum(kind == "client" for kind, _ in kit.disk.given_up) <= KEPT_OF_ONE + 2
+    )  # and both, which are silent by now
     assert "silent" in kit.driver("ann", namespace="ann").text
 
 
-def test_client_that_has_named_too_many_hears_of_an_end_at_once(kit, monkeypatch):
+def test_watch_beyond_the_limit_is_answered_with_an_end_at_once(kit, monkeypatch):
     limit(monkeypatch, "expected clients", 2)
     kit.keyed["bob2"] = kit.keyed["bob"]
     kit.ask("bob2", client_hello("bob2", namespace="bob"))
@@ -167,7 +169,7 @@ def test_client_that_has_named_too_many_hears_of_an_end_at_once(kit, monkeypatch
     assert [gone.incarnation for gone in kit.sent(ClientGone, "bob")] == ["x3", "bob2"]
 
 
-def test_driver_that_comes_and_goes_pushes_out_only_its_own(kit):
+def test_driver_that_restarts_often_evicts_only_its_own_tombstones(kit):
     kit.wait(10)
     for n in range(2 * KEPT_OF_ONE):
         kit.keyed[f"bob{n}"] = kit.keyed["bob"]
@@ -176,7 +178,7 @@ def test_driver_that_comes_and_goes_pushes_out_only_its_own(kit):
     assert "silent" in kit.driver("ann", namespace="ann").text
 
 
-def test_a_key_that_is_changed_again_and_again_pushes_out_no_other_that_has_ended(kit, monkeypatch):
+def test_repeated_key_rotation_evicts_no_other_ended_key(kit, monkeypatch):
     monkeypatch.setattr(commands, "KEPT", 4)
     kit.give("a:n2", "x", "n2")
     kit.revoke("n2")
@@ -187,7 +189,7 @@ def test_a_key_that_is_changed_again_and_again_pushes_out_no_other_that_has_ende
     assert sum(state.ended_at is not None for state in kit.listed().values()) == 4
 
 
-def test_a_driver_of_many_jobs_keeps_no_other_from_seeing_its_own(kit, monkeypatch):
+def test_driver_with_many_jobs_does_not_hide_other_drivers_jobs(kit, monkeypatch):
     monkeypatch.setattr(key_registry, "KEPT_OWNERS", 10)
     kit.keyed["ann's terminal"] = kit.keyed["ann"]
     kit.tell("ann", Goodbye())
@@ -199,7 +201,7 @@ def test_a_driver_of_many_jobs_keeps_no_other_from_seeing_its_own(kit, monkeypat
     assert "driver_ended" in [event.kind for event in seen]
 
 
-def test_agentd_that_restarts_often_pushes_out_only_its_own(kit):
+def test_agentd_that_restarts_often_evicts_only_its_own_tombstones(kit):
     for n in range(KEPT_OF_ONE + 10):
         kit.ask("a:n1", agent_hello("n1", f"n1-{n}"))
     assert len(kit.disk.given_up) == KEPT_OF_ONE
@@ -209,7 +211,7 @@ def test_agentd_that_restarts_often_pushes_out_only_its_own(kit):
 
 
 def read(kit: KeysKit) -> list[ClusterEvent]:
-    """All that is kept."""
+    """All kept events."""
     found: list[ClusterEvent] = []
     answer = kit.ask("admin", GetEvents())
     while answer.more:
@@ -222,7 +224,7 @@ def kinds(kit: KeysKit) -> list[str]:
     return [event.kind for event in read(kit)]
 
 
-def test_one_message_does_not_wipe_the_log(kit):
+def test_one_long_message_does_not_evict_the_event_log(kit):
     before = kinds(kit)
     kit.exited("a:n1", "g-1", stderr_tail=["x" * 10**6] * 20, reason="y" * 10**7, exit_code=1)
     assert kinds(kit) == [*before, "worker_died"]
@@ -230,7 +232,7 @@ def test_one_message_does_not_wipe_the_log(kit):
     assert sum(map(len, died.exit.stderr_tail)) + len(died.exit.reason) < 100_000
 
 
-def test_exit_reports_are_cut(kit):
+def test_long_exit_reports_are_truncated(kit):
     kit.tell("bob", Goodbye("z" * 10**7))
     assert len(kit.driver("bob", namespace="bob").text) < 2000
     kit.tell("a:n1", Goodbye("z" * 10**7))
@@ -238,7 +240,7 @@ def test_exit_reports_are_cut(kit):
     assert len(changed.workers[0].exit.reason) < 2000
 
 
-def test_a_job_that_fills_the_log_leaves_the_rest_in_it(kit):
+def test_job_that_floods_the_event_log_evicts_its_own_events(kit):
     before = kinds(kit)
     for n in range(KEPT_EVENTS // 2 + 10):
         kit.keyed[f"bob{n}"] = kit.keyed["bob"]
@@ -249,7 +251,7 @@ def test_a_job_that_fills_the_log_leaves_the_rest_in_it(kit):
     assert [kind for kind in after if "driver" not in kind] == [kind for kind in before if "driver" not in kind]
 
 
-def test_strangers_from_everywhere_leave_the_rest_in_the_log(kit):
+def test_strangers_do_not_evict_other_events(kit):
     before = kinds(kit)
     for minute in range(KEPT_EVENTS // KINDS + 10):
         for n in range(KINDS):
@@ -262,7 +264,7 @@ def test_strangers_from_everywhere_leave_the_rest_in_the_log(kit):
     assert [event.kind for event in after[: len(before)]] == before
 
 
-def test_who_presses_a_stop_again_and_again_leaves_the_rest_in_the_log(kit):
+def test_repeated_emergency_stops_do_not_evict_other_events(kit):
     before = [event.text for event in read(kit) if event.namespace != "bob" and event.node != "n1"]
     for _ in range(KEPT_EVENTS // 2 + 10):
         kit.ask("a:n1", EStop("me"))
@@ -270,19 +272,19 @@ def test_who_presses_a_stop_again_and_again_leaves_the_rest_in_the_log(kit):
     assert set(before) <= {event.text for event in read(kit)}
 
 
-# --- how much there can be ---
+# --- limits ---
 
 
-def test_a_key_has_so_many_nodes_and_no_more(kit):
+def test_nodes_of_one_key_are_limited(kit):
     for n in range(LIMITS["nodes"].most - 1):
         kit.keyed[f"a:n1-{n}"] = kit.keyed["a:n1"]
         assert isinstance(kit.ask(f"a:n1-{n}", agent_hello(f"id{n}", hostname="n1")), Welcome)
     kit.keyed["a:more"] = kit.keyed["a:n1"]
     assert "64 nodes already" in kit.ask("a:more", agent_hello("more", hostname="n1")).text
-    assert isinstance(kit.node("n1"), Welcome), "who is here may say hello again"
+    assert isinstance(kit.node("n1"), Welcome), "registered members may repeat their hello"
 
 
-def test_a_key_has_so_many_drivers_and_no_more(kit):
+def test_drivers_of_one_key_are_limited(kit):
     kit.node("n0", is_head=True)
     for n in range(LIMITS["drivers"].most):
         kit.keyed[f"b{n}"] = kit.keyed["bob"]
@@ -291,7 +293,7 @@ def test_a_key_has_so_many_drivers_and_no_more(kit):
     assert isinstance(kit.driver("ann", namespace="ann"), Welcome)
 
 
-def test_stops_of_namespaces_are_so_many_and_the_stop_of_all_is_always_there(kit):
+def test_namespace_stops_are_limited_and_a_stop_of_all_is_always_possible(kit):
     for n in range(LIMITS["emergency stops"].most):
         assert isinstance(kit.ask("w", EStop("me", namespace=f"made up {n}")), EStopped)
     assert "stop all robots instead" in kit.ask("w", EStop("me", namespace="one more")).text
@@ -314,7 +316,7 @@ def test_long_names_are_refused(kit):
     assert [(refused.kind, len(refused.text) < 200) for refused in refusals] == [("usage", True)] * len(refusals)
 
 
-def test_an_agent_that_drains_node_after_node_fills_no_file(kit, monkeypatch):
+def test_repeated_drains_of_an_agent_fill_no_file(kit, monkeypatch):
     limit(monkeypatch, "drains", 3)
     for n in range(5):
         kit.keyed[f"a:n1-{n}"] = kit.keyed["a:n1"]
@@ -325,7 +327,7 @@ def test_an_agent_that_drains_node_after_node_fills_no_file(kit, monkeypatch):
     assert "3 nodes that are being drained already" in kit.ask("admin", DrainNode("n0", "me")).text
 
 
-# --- whose is what ---
+# --- other jobs ---
 
 
 def test_client_cannot_claim_groups_of_another_job(kit):
@@ -338,7 +340,7 @@ def test_client_cannot_claim_groups_of_another_job(kit):
     assert kit.group_states() == {"g": "starting"}
 
 
-def test_an_agent_gives_no_driver_groups_of_another_job(kit):
+def test_agent_cannot_give_a_driver_groups_of_another_job(kit):
     made = running(specs("h", [1], "ann", launch="x")[0], "bob", endpoint=Endpoint("h", "ipc://x"))
     kit.ask("a:n1", agent_hello("n1", workers=[replace(made, spec=replace(made.spec, token="token1"))]))
     assert not kit.sent(WorkerChanged, "bob")

@@ -1,4 +1,4 @@
-"""A name whose group may still have a worker somewhere: kept until that is over, or known not to be so."""
+"""A name is held while its group may still have a running worker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOLD_S = 60.0
 
 
 def cut_off() -> HeadKit:
-    """Group g had a worker on n0, which is there, and one on n1, which was lost."""
+    """Group g had a worker on n0, which lives, and one on n1, which was lost."""
     kit = HeadKit(lease_s=LEASE_S, rank_hold_s=HOLD_S)
     kit.cluster(2)
     kit.launch("g", [0, 1])
@@ -24,7 +24,7 @@ def cut_off() -> HeadKit:
 
 
 def alive(kit: HeadKit, seconds: float) -> None:
-    """Time passes; n0 and the driver are there."""
+    """Let time pass in which n0 and the driver beat."""
     for _ in range(int(seconds)):
         kit.tell("a:n0", Beat("n0"))
         kit.tell("d1", Beat("d1"))
@@ -35,7 +35,7 @@ def launch(kit: HeadKit):
     return kit.launch("g", [0], launch="again")
 
 
-def test_name_is_held_while_a_lost_worker_may_run():
+def test_name_is_held_while_a_lost_worker_may_still_run():
     kit = cut_off()
     refused = launch(kit)
     assert refused.kind == "name_in_use"
@@ -48,13 +48,13 @@ def test_name_is_held_while_a_lost_worker_may_run():
     assert launch(kit).group.name == "g"
 
 
-def test_name_is_free_when_the_node_is_back_without_the_worker():
+def test_name_is_free_when_the_node_returns_without_the_worker():
     kit = cut_off()
     kit.node("n1", "again", ip="10.0.0.2")
     assert launch(kit).group.name == "g"
 
 
-def test_name_is_held_until_a_worker_that_came_back_has_ended():
+def test_name_is_held_until_the_end_of_a_returned_worker():
     kit = cut_off()
     there = running(specs("g", [0, 1])[1], "d1", endpoint=Endpoint("h", "ipc://x"), pid=7)
     kit.ask("a:n1again", agent_hello("n1", "again", ip="10.0.0.2", workers=[there]))

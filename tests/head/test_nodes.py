@@ -43,7 +43,7 @@ def test_a_hello_is_welcomed_with_the_timers():
         ({"protocol": OLDEST - 1, "newest": OLDEST}, OLDEST),
     ],
 )
-def test_a_session_speaks_the_newest_protocol_that_both_ends_know(hello, peer, spoken):
+def test_session_uses_the_newest_protocol_of_both_ends(hello, peer, spoken):
     kit = HeadKit()
     welcome = kit.ask("p", hello("n0", **peer))
     assert isinstance(welcome, Welcome)
@@ -64,7 +64,7 @@ def test_a_session_speaks_the_newest_protocol_that_both_ends_know(hello, peer, s
         ({"protocol": OLDEST - 1}, f"protocol {OLDEST - 1}", "upgrade {who}"),
     ],
 )
-def test_a_peer_without_a_protocol_in_common_is_told_what_to_upgrade(hello, who, peer, theirs, advice):
+def test_peer_without_a_common_protocol_learns_what_to_upgrade(hello, who, peer, theirs, advice):
     kit = HeadKit()
     refused = kit.ask("p", hello("n0", version="9.9", **peer))
     assert isinstance(refused, Refuse)
@@ -74,7 +74,7 @@ def test_a_peer_without_a_protocol_in_common_is_told_what_to_upgrade(hello, who,
     assert refused.text.endswith(advice.format(who=who))
 
 
-def test_a_beat_is_answered_and_a_stranger_is_asked_for_a_hello():
+def test_beat_is_answered_and_an_unknown_sender_asked_for_a_hello():
     kit = HeadKit()
     kit.node("n0")
     kit.tell("a:n0", Beat("n0-1"))
@@ -83,7 +83,7 @@ def test_a_beat_is_answered_and_a_stranger_is_asked_for_a_hello():
     assert kit.sent(Beat, "a:n9") == [Beat(HELLO_AGAIN)]
 
 
-def test_silence_makes_suspect_then_lost_at_the_lease():
+def test_silent_node_becomes_suspect_and_is_lost_at_the_lease():
     kit = HeadKit()
     kit.node("n0")
     kit.wait(2.9)
@@ -96,7 +96,7 @@ def test_silence_makes_suspect_then_lost_at_the_lease():
     assert kit.node_states() == {"n0": "lost"}
 
 
-def test_a_suspect_node_is_ready_once_heard():
+def test_suspect_node_is_ready_after_its_next_beat():
     kit = HeadKit()
     kit.node("n0")
     kit.wait(5)
@@ -131,7 +131,7 @@ def test_stall_of_the_head_costs_no_node_its_lease():
     assert kit.clients() == 1
 
 
-def test_a_lost_incarnation_is_refused_by_name_and_a_new_one_taken():
+def test_lost_incarnation_is_refused_and_a_new_one_accepted():
     kit = HeadKit()
     kit.node("n0")
     kit.wait(11)
@@ -165,7 +165,7 @@ def test_goodbye_frees_node_and_rank_at_once():
     assert kit.node("n0").kind == "node_lost"
 
 
-def test_the_same_incarnation_may_say_hello_again():
+def test_repeated_hello_of_an_incarnation_is_accepted():
     kit = HeadKit()
     kit.cluster()
     kit.wait(5)
@@ -177,7 +177,7 @@ def test_the_same_incarnation_may_say_hello_again():
 # --- ranks ---
 
 
-def test_ranks_by_hardware_then_address_the_head_first():
+def test_ranks_follow_head_hardware_and_address():
     kit = HeadKit()
     kit.node("cpu", ip="10.0.0.1")
     kit.node("b", ip="10.0.0.20", resources=gpus())
@@ -187,7 +187,7 @@ def test_ranks_by_hardware_then_address_the_head_first():
     assert order(kit.nodes(4)) == [(0, "h"), (1, "a"), (2, "b"), (3, "cpu")]
 
 
-def test_explicit_ranks_are_taken_as_they_are():
+def test_explicit_ranks_are_used_unchanged():
     kit = HeadKit()
     kit.node("x", rank=1)
     kit.node("y", rank=0)
@@ -195,7 +195,7 @@ def test_explicit_ranks_are_taken_as_they_are():
     assert order(kit.nodes(2)) == [(0, "y"), (1, "x")]
 
 
-def test_an_explicit_rank_that_is_taken_is_refused_naming_both():
+def test_taken_explicit_rank_is_refused_with_both_nodes_named():
     kit = HeadKit()
     kit.node("x", rank=1)
     refused = kit.node("y", rank=1, ip="10.0.0.7")
@@ -241,7 +241,7 @@ def test_a_lost_node_gets_its_own_rank_back_at_once():
     assert order(kit.nodes(2)) == [(0, "n0"), (1, "n1")]
 
 
-def test_ranks_are_frozen_and_later_nodes_come_after():
+def test_ranks_are_fixed_and_later_nodes_get_the_next_ones():
     kit = HeadKit()
     kit.node("b", ip="10.0.0.9")
     kit.driver()
@@ -251,7 +251,7 @@ def test_ranks_are_frozen_and_later_nodes_come_after():
     assert order(kit.nodes(3)) == [(0, "b"), (1, "h"), (2, "a")]
 
 
-def test_more_nodes_than_asked_for_the_first_ones_with_a_warning():
+def test_request_for_fewer_nodes_gets_the_first_ones_with_a_warning():
     kit = HeadKit()
     for n in (3, 1, 2):
         kit.node(f"n{n}", ip=f"10.0.0.{n}")
@@ -274,7 +274,7 @@ def test_zero_nodes_are_answered_at_once():
     assert order(kit.nodes(0)) == [(0, "n0")]
 
 
-def test_request_for_nodes_is_answered_when_the_last_node_comes():
+def test_request_for_nodes_is_answered_when_the_last_node_registers():
     kit = HeadKit()
     kit.node("n0", ip="10.0.0.1")
     kit.driver()
@@ -286,7 +286,7 @@ def test_request_for_nodes_is_answered_when_the_last_node_comes():
     assert kit.answers() == []
 
 
-def test_a_timeout_names_the_missing_ranks_and_who_was_last_seen():
+def test_timeout_names_missing_ranks_and_the_nodes_last_seen():
     kit = HeadKit(lease_s=4.0)
     kit.cluster(2)
     kit.wait(3)
@@ -304,7 +304,7 @@ def test_a_timeout_names_the_missing_ranks_and_who_was_last_seen():
     )
 
 
-def test_explicit_ranks_with_a_gap_wait_for_the_gap():
+def test_gap_in_explicit_ranks_is_awaited():
     kit = HeadKit()
     kit.node("x", rank=0)
     kit.node("z", rank=2)
@@ -335,7 +335,7 @@ def test_request_for_nodes_ends_with_its_client():
         max_size=25,
     )
 )
-def test_the_short_check_of_a_rank_refuses_what_the_long_check_refuses(steps):
+def test_short_and_long_check_of_a_rank_agree(steps):
     short, long = HeadKit(lease_s=5.0, rank_hold_s=8.0), HeadKit(lease_s=5.0, rank_hold_s=8.0)
     for what, n, incarnation, rank in steps:
         answers = []

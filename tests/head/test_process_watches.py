@@ -1,4 +1,4 @@
-"""What agents say of the processes that they watch, and what of that is believed."""
+"""Reports of agents about watched processes, and which of them the head believes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_actors.wire.agent_messages import Beat, ProcessGone, Unwatch, Watch, 
 
 @pytest.fixture
 def kit() -> HeadKit:
-    """Driver d1 on the machine of n0; the agent of n1 says that it is there too."""
+    """Driver d1 on the machine of n0; the agent of n1 claims to be on that machine too."""
     kit = HeadKit(lease_s=10)
     kit.node("n0")
     kit.driver(host="host-n0")
@@ -20,13 +20,13 @@ def kit() -> HeadKit:
     return kit
 
 
-def test_client_whose_connection_stands_survives_a_false_report(kit):
+def test_client_with_an_open_connection_survives_a_false_report(kit):
     kit.tell("a:n1", ProcessGone("d1"))
     kit.beats("a:n0", "a:n1", "d1", seconds=30)
     assert kit.clients() == 1
 
 
-def test_a_stopped_client_is_left_to_the_agents_that_still_watch_it(kit):
+def test_stopped_client_lives_while_another_agent_watches_it(kit):
     kit.tell("a:n1", ProcessGone("d1"))
     kit.beats("a:n0", "a:n1", seconds=60)
     assert kit.clients() == 1
@@ -34,11 +34,11 @@ def test_a_stopped_client_is_left_to_the_agents_that_still_watch_it(kit):
     kit.beats("a:n0", "a:n1", seconds=9)
     assert kit.clients() == 1
     kit.beats("a:n0", "a:n1", seconds=1)
-    assert kit.clients() == 0, "nobody watches it, and it was silent for a lease"
+    assert kit.clients() == 0, "an unwatched driver was silent for a lease"
 
 
 @pytest.mark.parametrize("agent", ["a:n0", "a:n1"])
-def test_end_that_one_agent_hides_is_reported_by_another(kit, agent):
+def test_end_hidden_by_one_agent_is_reported_by_another(kit, agent):
     kit.killed("d1", agent)
     assert kit.clients() == 0
     other = "a:n1" if agent == "a:n0" else "a:n0"
@@ -61,7 +61,7 @@ def test_connection_that_closes_later_ends_no_client(kit):
     assert kit.clients() == 1
 
 
-def test_client_that_says_hello_over_another_connection_lives(kit):
+def test_client_that_reconnects_lives(kit):
     kit.tell("a:n1", ProcessGone("d1"))
     hello = kit.driver(host="host-n0")
     assert isinstance(hello, Welcome)
@@ -69,7 +69,7 @@ def test_client_that_says_hello_over_another_connection_lives(kit):
     assert kit.clients() == 1
 
 
-def test_an_agent_of_another_host_is_not_asked_and_not_heard(kit):
+def test_report_of_an_agent_on_another_host_is_ignored(kit):
     kit.node("n2", ip="10.0.0.3")
     assert not kit.sent(Watch)
     kit.tell("a:n2", ProcessGone("d1"))

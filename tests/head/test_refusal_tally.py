@@ -1,4 +1,4 @@
-"""Refusals, counted: the first of a kind at once, repetitions by their number, and none that is not counted."""
+"""The tally of refusals: the first of a kind is due at once, repetitions as a count, and none is uncounted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tally() -> RefusalTally:
     return RefusalTally(60.0, kinds=3)
 
 
-def test_the_first_is_due_at_once_and_the_others_by_their_number(tally):
+def test_first_refusal_is_due_at_once_and_repetitions_as_a_count(tally):
     assert tally.next_deadline() == math.inf
     assert tally.note("ann", "key", "ann 1", 0.0)
     assert tally.take(0.0) == [Due("ann 1", 1)]
@@ -24,7 +24,7 @@ def test_the_first_is_due_at_once_and_the_others_by_their_number(tally):
     assert tally.take(60.0) == [Due("ann 3", 6, again=True)]
 
 
-def test_a_kind_that_stays_away_for_a_window_is_new_after_it(tally):
+def test_kind_absent_for_a_window_counts_as_new(tally):
     tally.note("ann", "key", "1", 0.0)
     tally.take(0.0)
     assert tally.take(60.0) == []
@@ -33,12 +33,12 @@ def test_a_kind_that_stays_away_for_a_window_is_new_after_it(tally):
     assert tally.take(61.0) == [Due("2", 1)]
 
 
-def test_several_at_once_are_said_with_their_number(tally):
+def test_several_refusals_at_once_are_reported_with_their_number(tally):
     assert tally.note("", "no key", "x", 0.0, times=7)
     assert tally.take(0.0) == [Due("x", 7)]
 
 
-def test_what_there_is_no_room_for_is_counted_together(tally):
+def test_kinds_beyond_the_limit_are_counted_together(tally):
     for who, kind in (("a", "1"), ("a", "2"), ("b", "1")):
         assert tally.note(who, kind, who + kind, 0.0)
     assert len(tally.take(0.0)) == 3
@@ -48,7 +48,7 @@ def test_what_there_is_no_room_for_is_counted_together(tally):
     assert tally.take(70.0) == [Due("c1", 3, others=True)]
 
 
-def test_what_nobody_takes_stays_and_stays_bounded(tally):
+def test_untaken_refusals_are_kept_and_bounded(tally):
     for n in range(1000):
         tally.note(str(n), "key", str(n), float(n))
     due = tally.take(5000.0)
@@ -56,7 +56,7 @@ def test_what_nobody_takes_stays_and_stays_bounded(tally):
     assert len(due) == 4
 
 
-def test_what_could_not_be_said_is_noted_again(tally):
+def test_unreported_refusal_is_noted_again(tally):
     tally.note("ann", "key", "x", 0.0)
     (first,) = tally.take(0.0)
     assert not tally.note("ann", "key", first.text, 0.0, first.times)

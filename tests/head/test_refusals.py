@@ -1,4 +1,4 @@
-"""What the head's log says of who was refused: the first of its kind at once, repetitions by their number."""
+"""Refusals in the head's log: the first of a kind at once, repetitions as a count."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_rejected_connection_is_logged_with_the_reason(kit):
     }
     for public, why in reasons.items():
         assert turned_away(kit, public) == [f"refused a connection from 10.0.0.9: {why}"]
-    assert turned_away(kit, key("y")) == []  # another stranger's: a repetition
+    assert turned_away(kit, key("y")) == []  # of another stranger: a repetition
     assert turned_away(kit, "", "10.0.1.1", "it came without CURVE")[0].endswith("10.0.1.1: it came without CURVE")
 
 
@@ -60,14 +60,14 @@ def test_head_wakes_up_to_log_repetitions(kit):
     assert kit.head.next_deadline() == kit.now + event_log.WINDOW_S
 
 
-def test_rejections_from_many_addresses_do_not_fill_the_log(kit):
+def test_rejections_from_many_addresses_are_logged_as_one_count(kit):
     lines = sum(len(turned_away(kit, "", f"10.1.{n // 250}.{n % 250}", "it came without CURVE")) for n in range(5000))
     assert lines == KINDS
     out = refused(kit.wait(event_log.WINDOW_S))
     assert [line.split(",")[0] for line in out] == [f"{5000 - KINDS} more refusals of other kinds in the last 60 s"]
 
 
-def test_repeated_refusal_of_a_member_is_one_line(kit):
+def test_repeated_refusal_of_a_member_is_logged_once(kit):
     for _ in range(50):
         kit.ask("bob", GetKeys())
     assert kit.head.refusals.count == 50

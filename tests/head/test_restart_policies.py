@@ -1,4 +1,4 @@
-"""Which workers the head starts again, when, and what it says of first causes."""
+"""Restarts of workers by the head: policies, back-off, and first causes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARM = Claim("arm:1", "arm 1")
 
 
 def restarting(policy: RestartPolicy = POLICY, nodes=(0,), **fields) -> HeadKit:
-    """A kit with group g, whose workers run."""
+    """A kit with the running group g."""
     kit = HeadKit()
     kit.cluster(max(nodes) + 1)
     workers = [msgspec.structs.replace(spec, restart=policy, **fields) for spec in specs("g", list(nodes))]
@@ -32,7 +32,7 @@ def restarting(policy: RestartPolicy = POLICY, nodes=(0,), **fields) -> HeadKit:
 
 
 def dies(kit: HeadKit, id: str = "g-0", node: str = "a:n0", **report):
-    """What its owner is told."""
+    """The changes that the owner gets."""
     kit.exited(node, id, **{"kind": "signalled", "exit_code": None, "signal": 9, **report})
     (changed,) = kit.sent(WorkerChanged, "d1")
     return changed.workers[0]
@@ -42,7 +42,7 @@ def started(kit: HeadKit, node: str = "a:n0") -> list[str]:
     return [spec.id for one in kit.sent(StartWorkers, node) for spec in one.workers]
 
 
-def test_a_failure_is_told_with_what_follows_and_the_next_starts_after_the_back_off():
+def test_failed_worker_is_reported_and_restarted_after_the_back_off():
     kit = restarting()
     state = dies(kit)
     assert (state.id, state.state, state.restarts, state.exit.signal) == ("g-0.1", "restarting", 1, 9)
@@ -58,7 +58,7 @@ def test_a_failure_is_told_with_what_follows_and_the_next_starts_after_the_back_
     assert kit.group_states() == {"g": "running"}
 
 
-def test_the_back_off_doubles_to_its_maximum_and_begins_anew_when_the_window_is_clean():
+def test_back_off_doubles_to_its_maximum_and_resets_after_a_window():
     policy = RestartPolicy.on_failure(max_restarts=9, within_s=100, backoff_s=1, backoff_max_s=3)
     restarts, group = Restarts(), Group("ns", "g", "m:C", "d1")
     worker = WorkerRecord(msgspec.structs.replace(specs("g", [0])[0], restart=policy), "n0", "", WorkerLife.RUNNING)
@@ -90,7 +90,7 @@ def test_only_failures_are_restarted(report, again):
     assert state.state == ("restarting" if again else "gone")
 
 
-def test_a_restart_that_cannot_start_is_one_more_failure():
+def test_failed_start_of_a_restart_counts_as_a_failure():
     kit = restarting()
     dies(kit)
     kit.wait(1)
@@ -98,7 +98,7 @@ def test_a_restart_that_cannot_start_is_one_more_failure():
     assert (state.id, state.state) == ("g-0.2", "restarting")
 
 
-def test_too_many_within_the_window_and_not_across_it():
+def test_failures_are_counted_within_the_window_only():
     kit = restarting()
     dies(kit)
     kit.wait(1)
@@ -118,7 +118,7 @@ def test_too_many_within_the_window_and_not_across_it():
             kit.tell(peer, Beat())
 
 
-def test_a_shutdown_during_the_back_off_ends_it_without_an_agent():
+def test_shutdown_during_the_back_off_needs_no_agent():
     kit = restarting(nodes=(0, 0))
     dies(kit, "g-1")
     assert kit.ask("d1", StopGroup("ns", "g", 5.0)) is None
@@ -144,7 +144,7 @@ def test_end_of_the_owner_and_loss_of_the_node_end_the_back_off():
     assert started(kit) == []
 
 
-def test_a_worker_that_is_to_stop_is_not_started_again():
+def test_stopping_worker_is_not_restarted():
     kit = restarting()
     kit.ask("d1", StopGroup("ns", "g", 5.0))
     kit.exited("a:n0", "g-0", kind="signalled", exit_code=None, signal=9)
@@ -172,7 +172,7 @@ def test_an_emergency_stop_ends_the_back_off_of_a_robot_worker_for_good():
     assert started(kit) == []
 
 
-def test_under_an_emergency_stop_no_robot_worker_is_started_again():
+def test_emergency_stop_prevents_restarts_of_robot_workers():
     kit = restarting(claims=[ARM])
     kit.ask("d1", EStop("a test"))
     kit.exited("a:n0", "g-0", kind="exited", exit_code=76)
@@ -181,7 +181,7 @@ def test_under_an_emergency_stop_no_robot_worker_is_started_again():
     assert started(kit) == []
 
 
-def test_an_agent_that_says_hello_again_is_not_asked_for_a_worker_in_its_back_off():
+def test_repeated_hello_does_not_start_a_worker_in_its_back_off():
     kit = restarting()
     dies(kit)
     kit.node("n0", ip="10.0.0.1", is_head=True)
@@ -190,7 +190,7 @@ def test_an_agent_that_says_hello_again_is_not_asked_for_a_worker_in_its_back_of
     assert started(kit) == ["g-0.1"]
 
 
-def test_a_head_that_was_restarted_in_the_back_off_goes_on():
+def test_restarted_head_continues_a_back_off():
     policy = RestartPolicy.on_failure(backoff_s=1)
     (spec,) = specs("g", [0])
     spec = msgspec.structs.replace(spec, restart=policy)
@@ -203,7 +203,7 @@ def test_a_head_that_was_restarted_in_the_back_off_goes_on():
     assert started(kit) == ["g-0.1"]
 
 
-def test_a_head_that_was_restarted_knows_the_later_of_two_incarnations():
+def test_restarted_head_keeps_the_later_of_two_incarnations():
     (spec,) = specs("g", [0])
     spec = msgspec.structs.replace(spec, restart=POLICY)
     later = msgspec.structs.replace(spec, id="g-0.1", incarnation=1)
@@ -215,7 +215,7 @@ def test_a_head_that_was_restarted_knows_the_later_of_two_incarnations():
     assert [(worker.id, worker.restarts) for worker in group.workers] == [("g-0.1", 1)]
 
 
-def test_two_ends_of_one_rank_that_a_restarted_head_hears_of_at_once():
+def test_restarted_head_handles_two_ends_of_one_rank_in_one_report():
     (spec,) = specs("g", [0])
     spec = msgspec.structs.replace(spec, restart=POLICY)
     later = msgspec.structs.replace(spec, id="g-0.1", incarnation=1)
@@ -240,7 +240,7 @@ def test_very_many_restarts_do_not_overflow():
 
 
 @given(st.lists(st.tuples(st.floats(0, 40), st.booleans()), max_size=30))
-def test_never_more_restarts_in_any_window_than_the_policy_says(ends):
+def test_restarts_in_any_window_stay_within_the_policy(ends):
     kit = restarting(RestartPolicy.on_failure(max_restarts=2, within_s=30, backoff_s=0))
     starts: list[float] = []
     id = "g-0"
@@ -265,12 +265,12 @@ def _specs_of(kit: HeadKit):
     return [msgspec.structs.replace(spec, id=worker.id) for group in groups for worker in group.workers]
 
 
-def test_a_launch_that_is_asked_for_again_has_its_robots_too():
+def test_repeated_launch_keeps_its_robots():
     arms = [Claim("arm:0", "arm 0"), Claim("arm:1", "arm 1")]
     workers = [msgspec.structs.replace(spec, claims=[arms[spec.rank]]) for spec in specs("g", [0, 1])]
     kit = HeadKit()
     kit.cluster(2)
-    kit.node("n0", ip="10.0.0.1", is_head=True, workers=[running(workers[0], "d1", pid=5)])  # n1 never heard of it
+    kit.node("n0", ip="10.0.0.1", is_head=True, workers=[running(workers[0], "d1", pid=5)])  # n1 never got the order
     answer = kit.ask("d1", Launch("ns", "g", "m:C", workers))
     assert isinstance(answer, Launched)
     assert started(kit, "a:n1") == ["g-1"]
@@ -288,7 +288,7 @@ def test_a_launch_that_is_asked_for_again_has_its_robots_too():
 # --- first causes ---
 
 
-def test_the_first_end_is_named_by_the_next_ones():
+def test_later_ends_name_the_first_as_their_cause():
     kit = HeadKit()
     kit.cluster(2)
     kit.launch("g", [0, 1, 1])
@@ -303,7 +303,7 @@ def test_the_first_end_is_named_by_the_next_ones():
     assert dies(kit, "g-2", "a:n1").exit.reason == ""
 
 
-def test_an_end_that_was_asked_for_is_no_cause():
+def test_requested_end_is_not_named_as_a_cause():
     kit = HeadKit()
     kit.cluster()
     kit.launch("g", [0, 0])
@@ -318,7 +318,7 @@ def test_an_end_that_was_asked_for_is_no_cause():
     "wrong",
     [{"max_restarts": -1}, {"within_s": 0}, {"backoff_s": -1}, {"backoff_max_s": "x"}, {"backoff_max_s": float("inf")}],
 )
-def test_policies_are_checked(wrong):
+def test_invalid_policies_are_refused(wrong):
     (name,) = wrong
     with pytest.raises(UsageError, match=name):
         RestartPolicy.on_failure(**wrong)

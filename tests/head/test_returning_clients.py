@@ -1,4 +1,4 @@
-"""What clients hear that come back to a restarted head."""
+"""Notifications of clients that return to a restarted head."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rlinf_actors.wire.agent_messages import Beat, StartWorkers, StopWorkers
 from rlinf_actors.wire.client_messages import Launched, WorkerChanged
 from rlinf_actors.wire.values import ExitReport
 
-# --- what clients that are back hear ---
+# --- notifications of returned clients ---
 
 
-def test_an_owner_hears_of_workers_whose_node_did_not_return():
+def test_owner_is_notified_of_workers_on_nodes_that_did_not_return():
     kit = cluster(2, lease_s=10)
     kit.restart()
     back(kit, 0)
@@ -33,7 +33,7 @@ def test_an_owner_hears_of_workers_whose_node_did_not_return():
     assert kit.disk.given_up["worker", "g-1"]
 
 
-def test_owner_hears_of_a_group_that_no_node_has():
+def test_owner_is_notified_of_a_group_on_no_node():
     kit = cluster(1)
     kit.restart()
     alone(kit, 0)
@@ -43,7 +43,7 @@ def test_owner_hears_of_a_group_that_no_node_has():
     assert [(worker.id, worker.state, worker.exit.kind) for worker in changed.workers] == [("g-0", "gone", "node_lost")]
 
 
-def test_worker_whose_end_was_reported_never_comes_back():
+def test_worker_reported_as_ended_is_stopped_when_it_returns():
     kit = cluster(1)
     kit.restart()
     alone(kit, 0)
@@ -56,7 +56,7 @@ def test_worker_whose_end_was_reported_never_comes_back():
         kit.restart()
 
 
-def test_a_subscriber_hears_again_of_a_group_that_is_not_its_own():
+def test_returning_subscriber_is_notified_of_its_group():
     kit = cluster(1)
     kit.restart()
     back(kit, 0, 1)
@@ -70,7 +70,7 @@ def test_a_subscriber_hears_again_of_a_group_that_is_not_its_own():
     assert changed.workers[0].exit.exit_code == 3
 
 
-def test_a_rank_whose_worker_was_restarted_is_not_taken_for_lost():
+def test_rank_of_a_restarted_worker_is_not_reported_lost():
     """The client knows of an earlier incarnation only; the agent has the next one."""
     kit = cluster(1)
     kit.restart()
@@ -85,7 +85,7 @@ def test_a_rank_whose_worker_was_restarted_is_not_taken_for_lost():
     assert kit.sent(StartWorkers) == []
 
 
-def test_an_end_that_the_agent_remembers_is_told_as_it_was():
+def test_end_that_the_agent_remembers_is_reported_unchanged():
     kit = cluster(1)
     kit.restart()
     returns(kit)

@@ -1,4 +1,4 @@
-"""Robot workers at the head: owners that nobody vouches for, silent nodes, and the emergency stop."""
+"""Robot workers at the head: unwatched owners, silent nodes, and the emergency stop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def specs(group: str, nodes: list[int], claims: list[Claim], namespace: str = "n
 
 @pytest.fixture
 def kit() -> HeadKit:
-    """Two nodes; on n1 group env with an arm and group plain without; their owner d1 is watched by nobody."""
+    """Two nodes; on n1 group env with an arm and group plain without; no agent watches their owner d1."""
     kit = HeadKit()
     kit.cluster(2)
     kit.ask("d1", Launch("ns", "env", "m:C", specs("env", [1], [ARM])))
@@ -40,7 +40,7 @@ def kit() -> HeadKit:
 
 
 def beats(kit: HeadKit, *peers: str, seconds: float) -> list[StopWorkers]:
-    """These beat four times a second for so long; what the agents were told to stop meanwhile, reminders left out."""
+    """Let these peers beat four times a second; return the agents' stop orders, without reminders."""
     stops = []
     for _ in range(int(seconds * 4)):
         for peer in peers:
@@ -60,17 +60,17 @@ def test_a_beat_is_answered_with_its_time(kit):
     assert welcome.robot_lease_s == 2.0
 
 
-def test_silent_owner_loses_its_robots_first(kit):
+def test_silent_owner_loses_robots_before_its_other_workers(kit):
     stops = beats(kit, "a:n0", "a:n1", seconds=5)
     assert stops == [StopWorkers(["env-0"], kit.timing.orphan_grace_s, SILENT)]
 
 
-def test_an_owner_that_beats_keeps_them(kit):
+def test_beating_owner_keeps_its_robots(kit):
     assert beats(kit, "d1", "a:n0", "a:n1", seconds=5) == []
 
 
-def test_an_owner_that_does_not_hear_the_head_is_out_of_touch_although_it_is_heard(kit):
-    """The network is cut in one direction: its beats repeat what it heard before."""
+def test_owner_that_gets_no_answers_loses_its_robots_although_it_beats(kit):
+    """The network is cut in one direction: the owner's beats repeat the last answer that it got."""
     beats(kit, "d1", "a:n0", "a:n1", seconds=1)
     cut, word = kit.now, kit.words["d1"]
     stops: list[StopWorkers] = []
@@ -98,12 +98,12 @@ def must_answer(how: str, node: int) -> HeadKit:
 def test_stopped_owner_keeps_its_robots_while_an_agent_watches_it(how, node):
     kit = must_answer(how, node)
     assert beats(kit, "d1", "a:n0", "a:n1", seconds=5) == []
-    stops = beats(kit, "d1", "a:n1", seconds=3)  # the node that watches it is silent
+    stops = beats(kit, "d1", "a:n1", seconds=3)  # the watching node is silent
     assert stops == [StopWorkers(["env-0"], kit.timing.orphan_grace_s, VOUCHED_NO_MORE)] or node == 0
 
 
 @pytest.mark.parametrize(("how", "node"), [("always", 0), ("always", 1), ("elsewhere", 1)])
-def test_an_owner_that_must_answer_loses_its_robots_when_it_stands_still(how, node):
+def test_stalled_owner_that_must_answer_loses_its_robots(how, node):
     kit = must_answer(how, node)
     assert beats(kit, "d1", "d2", "a:n0", "a:n1", seconds=5) == []
     stops = beats(kit, "d1", "a:n0", "a:n1", seconds=2)
@@ -111,7 +111,7 @@ def test_an_owner_that_must_answer_loses_its_robots_when_it_stands_still(how, no
     assert "its owner was silent for" in stops[0].reason
 
 
-def test_the_robots_of_a_silent_node_are_gone_long_before_the_node(kit):
+def test_robot_workers_of_a_silent_node_are_lost_before_the_node(kit):
     assert beats(kit, "d1", "a:n0", seconds=1.5) == []
     kit.beat("d1")
     kit.wait(0.5)
@@ -119,20 +119,20 @@ def test_the_robots_of_a_silent_node_are_gone_long_before_the_node(kit):
     (state,) = changed.workers
     assert (changed.group, state.state, state.exit.kind) == ("env", "gone", "node_lost")
     assert "its agentd was silent for 2.0 s, and so the lease of Franka 10.10.10.1 is over" in state.exit.reason
-    assert kit.sent(StopWorkers, "a:n1")[0].ids == ["env-0"]  # waits there for the agent
+    assert kit.sent(StopWorkers, "a:n1")[0].ids == ["env-0"]  # held for the absent agent
     beats(kit, "d1", "a:n0", seconds=2)
     assert kit.node_states()["n1"] == "suspect"
     assert kit.group_states() == {"plain": "running"}
 
 
-def test_agent_that_returns_with_robot_workers_is_told_to_stop_them(kit):
+def test_returning_agent_is_ordered_to_stop_robot_workers(kit):
     beats(kit, "d1", "a:n0", seconds=3)
     there = [running(specs("env", [1], [ARM])[0], "d1"), running(specs("plain", [1], [])[0], "d1")]
     kit.ask("a:n1again", agent_hello("n1", workers=there))
     assert ["env-0"] in [stop.ids for stop in kit.sent(StopWorkers)]
 
 
-def test_the_arm_is_free_when_its_agent_has_told_of_the_end(kit):
+def test_robot_is_free_when_its_agent_reports_the_end(kit):
     beats(kit, "d1", "a:n0", seconds=3)
     again = Launch("ns", "again", "m:C", specs("again", [0], [ARM]))
     refused = kit.ask("d1", again)
@@ -142,26 +142,26 @@ def test_the_arm_is_free_when_its_agent_has_told_of_the_end(kit):
     assert not isinstance(kit.ask("d1", again), Refuse)
 
 
-def test_the_arm_is_free_when_the_hello_of_its_agent_tells_of_the_end(kit):
+def test_robot_is_free_when_its_agents_hello_reports_the_end(kit):
     beats(kit, "d1", "a:n0", seconds=3)
     ended = running(specs("env", [1], [ARM])[0], "d1", exit=ExitReport("exited", 76))
     kit.ask("a:n1again", agent_hello("n1", workers=[ended]))
     assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [ARM]))), Refuse)
 
 
-def test_stall_of_the_head_counts_no_owner_as_silent(kit):
+def test_stall_of_the_head_does_not_count_as_silence_of_owners(kit):
     kit.stall(5.0)
     assert kit.sent(StopWorkers) == []
     assert beats(kit, "d1", "a:n0", "a:n1", seconds=3) == []
 
 
-def test_a_restarted_head_waits_one_robot_lease_for_their_owner():
+def test_restarted_head_awaits_robot_owners_for_one_lease():
     kit = HeadKit()
     kit.ask("a:n1", agent_hello("n1", workers=[running(specs("env", [0], [ARM])[0], "d1")]))
     assert beats(kit, "a:n1", seconds=2.5) == [StopWorkers(["env-0"], kit.timing.orphan_grace_s, VOUCHED_NO_MORE)]
 
 
-def test_an_agent_that_beats_on_is_told_again_which_robots_are_to_stop(kit):
+def test_beating_agent_gets_stop_orders_for_robots_again(kit):
     """The first message may have been lost with a connection that came back at once."""
     kit.ask("observer", EStop("kim@lab"))
     kit.tell("a:n1", Beat("n1-1", 1.0))
@@ -171,7 +171,7 @@ def test_an_agent_that_beats_on_is_told_again_which_robots_are_to_stop(kit):
     assert kit.sent(StopWorkers) == []
 
 
-def test_a_robot_worker_that_was_to_stop_is_not_started_by_the_next_hello(kit):
+def test_hello_does_not_start_a_robot_worker_that_was_to_stop(kit):
     kit.ask("d1", Launch("ns", "late", "m:C", specs("late", [0], [OTHER])))
     kit.tell("d1", Goodbye("done"))
     kit.node("n0", ip="10.0.0.1", is_head=True)
@@ -179,14 +179,14 @@ def test_a_robot_worker_that_was_to_stop_is_not_started_by_the_next_hello(kit):
     assert "late" not in kit.group_states()
 
 
-class TestAHeadThatHasJustStarted:
+class TestNewHead:
     @pytest.fixture
     def young(self):
         kit = HeadKit(robot_settle_s=3.5)
         kit.cluster(2)
         return kit
 
-    def test_it_starts_no_worker_on_a_robot_until_every_lease_from_before_is_over(self, young):
+    def test_new_head_starts_no_robot_worker_before_earlier_leases_end(self, young):
         assert young.ask("d1", Launch("ns", "env", "m:C", specs("env", [0], [ARM]))) is None
         assert young.sent(StartWorkers) == []
         beats(young, "d1", "a:n0", "a:n1", seconds=3.0)
@@ -194,7 +194,7 @@ class TestAHeadThatHasJustStarted:
         young.wait(0.5)
         assert [start.workers[0].id for start in young.sent(StartWorkers)] == ["env-0"]
 
-    def test_it_refuses_what_turned_out_to_be_in_use(self, young):
+    def test_new_head_refuses_a_robot_that_is_in_use(self, young):
         young.ask("d1", Launch("ns", "env", "m:C", specs("env", [0], [ARM])))
         young.driver("d2")
         young.node("n2", workers=[running(specs("old", [2], [ARM])[0], "d2")])
@@ -202,20 +202,20 @@ class TestAHeadThatHasJustStarted:
         young.wait(0.5)
         assert ["Franka 10.10.10.1 is held by group 'old'" in refusal.text for refusal in young.refusals()] == [True]
 
-    def test_other_groups_start_at_once(self, young):
+    def test_new_head_starts_groups_without_robots_at_once(self, young):
         assert not isinstance(young.ask("d1", Launch("ns", "plain", "m:C", specs("plain", [0], []))), Refuse)
         assert len(young.sent(StartWorkers)) == 1
 
 
-class TestTheEmergencyStop:
-    def test_a_launch_that_waits_is_refused_and_does_not_get_the_robot_that_it_frees(self, kit):
+class TestEmergencyStop:
+    def test_emergency_stop_refuses_waiting_launches(self, kit):
         assert kit.ask("d1", Launch("ns", "next", "m:C", specs("next", [1], [ARM]), wait_s=60.0)) is None
         kit.ask("observer", EStop("kim@lab"))
         assert ["robots are stopped: emergency stop by kim@lab" in one.text for one in kit.refusals()] == [True]
         kit.exited("a:n1", "env-0", exit_code=76)
         assert kit.sent(StartWorkers) == []
 
-    def test_it_hits_robots_and_says_which(self, kit):
+    def test_emergency_stop_stops_robot_workers_and_names_them(self, kit):
         answer = kit.ask("observer", EStop("kim@lab", "a hand in the cell"))
         assert isinstance(answer, EStopped)
         (hit,) = answer.hits
@@ -224,7 +224,7 @@ class TestTheEmergencyStop:
         assert kit.head.status(kit.now).stopped == answer.stopped
         assert answer.stopped == ["emergency stop by kim@lab: a hand in the cell (all namespaces)"]
 
-    def test_a_silent_node_is_named_as_not_reached(self):
+    def test_emergency_stop_names_silent_nodes_as_not_reached(self):
         kit = HeadKit(beat_s=0.5)
         kit.cluster(2)
         kit.ask("d1", Launch("ns", "env", "m:C", specs("env", [1], [ARM])))
@@ -232,7 +232,7 @@ class TestTheEmergencyStop:
         answer = kit.ask("observer", EStop("kim@lab"))
         assert [hit.reached for hit in answer.hits] == [False]
 
-    def test_no_group_with_robots_is_launched_until_it_is_released(self, kit):
+    def test_robot_groups_are_refused_until_the_stop_is_released(self, kit):
         kit.ask("observer", EStop("kim@lab"))
         refused = kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER])))
         assert isinstance(refused, Refuse)
@@ -245,14 +245,14 @@ class TestTheEmergencyStop:
         assert lifted == EStopped([], [], lifted="emergency stop by kim@lab (all namespaces)")
         assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER]))), Refuse)
 
-    def test_that_of_a_namespace_is_for_it_alone(self, kit):
+    def test_stop_of_a_namespace_affects_that_namespace_only(self, kit):
         assert kit.ask("observer", EStop("kim@lab", namespace="other")).hits == []
         assert not isinstance(kit.ask("d1", Launch("ns", "more", "m:C", specs("more", [0], [OTHER]))), Refuse)
         kit.driver("d2", namespace="other")
         refused = kit.ask("d2", Launch("other", "env", "m:C", specs("env", [0], [ARM], "other")))
         assert "`rlinf-actors estop --release --namespace other`" in refused.text
 
-    def test_a_restarted_head_keeps_it_and_refuses_launches_until_it_is_released(self):
+    def test_restarted_head_keeps_an_emergency_stop_until_its_release(self):
         kit = restart_kit.cluster(2)
         kit.ask("observer", EStop("kim@lab", "smoke"))
         kit.restart()
@@ -267,7 +267,7 @@ class TestTheEmergencyStop:
         kit.ask("observer", EStop("kim@lab", release=True))
         assert not isinstance(kit.ask("d1", Launch("ns", "again", "m:C", specs("again", [0], [OTHER]))), Refuse)
 
-    def test_an_agent_that_was_away_is_told_when_it_is_back(self, kit):
+    def test_returning_agent_gets_the_emergency_stop(self, kit):
         kit.ask("observer", EStop("kim@lab"))
         kit.ask("a:n1again", agent_hello("n1", workers=[running(specs("env", [1], [ARM])[0], "d1", endpoint=None)]))
         assert ["env-0"] in [stop.ids for stop in kit.sent(StopWorkers, "a:n1again")]

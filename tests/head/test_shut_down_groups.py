@@ -1,4 +1,4 @@
-"""A group that was shut down, or whose launch was given up, does not come back, and its namesake is left alone."""
+"""A group that was shut down, or whose launch was withdrawn, does not return; its namesake is left alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lasting(nodes: list[int], launch: str = "g"):
 
 
 def cluster() -> HeadKit:
-    """Node n0 and d1's group g, whose only worker runs and is started again when it fails."""
+    """Node n0 and d1's group g, whose only worker runs and has a restart policy."""
     kit = HeadKit()
     kit.cluster()
     assert isinstance(kit.ask("d1", Launch("ns", "g", "m:C", lasting([0]))), Launched)
@@ -29,7 +29,7 @@ def cluster() -> HeadKit:
     return kit
 
 
-def back(kit: HeadKit, *workers) -> None:
+def node_returns(kit: HeadKit, *workers) -> None:
     kit.ask("a:n0", agent_hello("n0", ip="10.0.0.1", is_head=True, workers=list(workers)))
 
 
@@ -41,20 +41,20 @@ def state(id: str = "g-0", **more) -> WorkerState:
     return WorkerState(id, 0, 0, "10.0.0.1", "running", 7, UP, **more)
 
 
-# --- the head hears of its end once more ---
+# --- repeated reports of an end ---
 
 
-def test_end_that_is_reported_again_after_the_shutdown_starts_nothing():
+def test_repeated_end_report_after_the_shutdown_restarts_no_worker():
     kit = cluster()
     kit.exited("a:n0", "g-0", kind="signalled", exit_code=None, signal=9)
     assert kit.ask("d1", StopGroup("ns", "g", 1.0)) == Done()
-    back(kit, running(lasting([0])[0], "d1", exit=KILLED))
+    node_returns(kit, running(lasting([0])[0], "d1", exit=KILLED))
     assert kit.group_states() == {}
     kit.wait(2)
     assert started(kit) == []
 
 
-def test_late_end_of_a_rank_that_the_namesake_lacks_starts_nothing():
+def test_late_end_of_a_rank_missing_in_the_namesake_restarts_no_worker():
     kit = HeadKit()
     kit.cluster()
     kit.ask("d1", Launch("ns", "g", "m:C", lasting([0, 0], "old")))
@@ -63,18 +63,18 @@ def test_late_end_of_a_rank_that_the_namesake_lacks_starts_nothing():
     kit.exited("a:n0", "old-0", kind="stopped")
     assert isinstance(kit.ask("d1", Launch("ns", "g", "m:C", lasting([0], "new"))), Launched)
     new = running(lasting([0], "new")[0], "d1", pid=5)
-    back(kit, new, running(lasting([0, 0], "old")[1], "d1", exit=KILLED))
+    node_returns(kit, new, running(lasting([0, 0], "old")[1], "d1", exit=KILLED))
     (group,) = kit.head.status(kit.now).groups
     assert [worker.id for worker in group.workers] == ["new-0"]
 
 
-def test_a_restarted_head_ends_what_its_owner_has_shut_down_and_gives_the_name_again():
+def test_restarted_head_frees_the_name_of_a_group_that_was_shut_down():
     kit = cluster()
     kit.restart()
     kit.driver("d1", token="token1")
     kit.tell("d1", Handles([]))
     assert kit.ask("d1", Launch("ns", "g", "m:C", lasting([0], "new"))) is None
-    back(kit, running(lasting([0])[0], "d1", exit=KILLED))
+    node_returns(kit, running(lasting([0])[0], "d1", exit=KILLED))
     (launched,) = [answer for peer, answer in kit.answers() if peer == "d1"]
     assert [worker.id for worker in launched.group.workers] == ["new-0"]
     kit.wait(2)
@@ -82,18 +82,18 @@ def test_a_restarted_head_ends_what_its_owner_has_shut_down_and_gives_the_name_a
 
 
 @pytest.mark.parametrize("first", ["the agent", "the owner"])
-def test_workers_of_a_group_that_its_owner_shut_down_are_stopped(first):
+def test_restarted_head_stops_workers_of_a_group_that_was_shut_down(first):
     kit = cluster()
     kit.restart()
     runs = running(lasting([0])[0], "d1", endpoint=UP, pid=7)
     if first == "the agent":
-        back(kit, runs)
+        node_returns(kit, runs)
         kit.driver("d1", token="token1")
         kit.tell("d1", Handles([]))
     else:
         kit.driver("d1", token="token1")
         kit.tell("d1", Handles([]))
-        back(kit, runs)
+        node_returns(kit, runs)
     assert [stop.ids for stop in kit.sent(StopWorkers)] == [["g-0"]]
 
 
@@ -105,27 +105,27 @@ def test_workers_of_a_group_that_its_owner_shut_down_are_stopped(first):
         Handles([], ["g-0"]),
     ],
 )
-def test_group_that_its_owner_knows_or_waits_for_goes_on(said):
+def test_group_that_its_owner_knows_or_awaits_keeps_running(said):
     kit = cluster()
     kit.restart()
-    back(kit, running(lasting([0])[0], "d1", endpoint=UP, pid=7))
+    node_returns(kit, running(lasting([0])[0], "d1", endpoint=UP, pid=7))
     kit.driver("d1", token="token1")
     kit.tell("d1", said)
     assert kit.sent(StopWorkers) == []
-    kit.tell("d1", Handles([]))  # a late copy of what was said before
+    kit.tell("d1", Handles([]))  # a late copy of an earlier message
     assert kit.sent(StopWorkers) == []
 
 
-def test_namesake_of_a_known_group_is_stopped():
+def test_namesake_of_the_owners_group_is_stopped():
     kit = cluster()
     kit.restart()
-    back(kit, running(lasting([0])[0], "d1", endpoint=UP, pid=7))
+    node_returns(kit, running(lasting([0])[0], "d1", endpoint=UP, pid=7))
     kit.driver("d1", token="token1")
     kit.tell("d1", Handles([GroupHandle("ns", "g", [state("other-0")])]))
     assert [stop.ids for stop in kit.sent(StopWorkers)] == [["g-0"]]
 
 
-def test_a_group_that_another_launched_for_its_owner_goes_on():
+def test_group_launched_by_a_worker_for_its_owner_keeps_running():
     kit = HeadKit()
     kit.cluster()
     kit.driver("w")
@@ -133,26 +133,26 @@ def test_a_group_that_another_launched_for_its_owner_goes_on():
     (order,) = kit.sent(StartWorkers)
     assert (order.owner, order.detached) == ("d1", True)
     kit.restart()
-    back(kit, running(specs("g", [0])[0], "d1", endpoint=UP, pid=7, detached=True))
+    node_returns(kit, running(specs("g", [0])[0], "d1", endpoint=UP, pid=7, detached=True))
     kit.driver("d1", token="token1")
     kit.tell("d1", Handles([]))
     assert kit.sent(StopWorkers) == []
     assert kit.group_states() == {"g": "running"}
 
 
-def test_groups_of_other_owners_go_on():
+def test_groups_of_other_owners_keep_running():
     kit = cluster()
     kit.restart()
-    back(kit, running(lasting([0])[0], "d1", endpoint=UP, pid=7))
+    node_returns(kit, running(lasting([0])[0], "d1", endpoint=UP, pid=7))
     kit.driver("d2", token="token1")
     kit.tell("d2", Handles([]))
     assert kit.sent(StopWorkers) == []
 
 
-# --- a stop that is asked for again, or too late ---
+# --- repeated and late stops ---
 
 
-def test_a_stop_leaves_a_namesake_of_its_group_alone():
+def test_stop_of_earlier_workers_spares_a_namesake():
     kit = HeadKit()
     kit.cluster()
     kit.driver("d2")
@@ -163,7 +163,7 @@ def test_a_stop_leaves_a_namesake_of_its_group_alone():
     assert [stop.ids for stop in kit.sent(StopWorkers)] == [["theirs-0"]]
 
 
-def test_a_launch_that_waits_for_a_robot_is_withdrawn_by_its_own_ids_alone():
+def test_waiting_launch_is_withdrawn_only_by_its_own_worker_ids():
     kit = HeadKit()
     kit.cluster()
     arm = [Claim("arm:1", "arm 1")]
@@ -175,14 +175,14 @@ def test_a_launch_that_waits_for_a_robot_is_withdrawn_by_its_own_ids_alone():
     assert [refused.kind for refused in kit.refusals()] == ["hardware_in_use"]
 
 
-def test_a_launch_that_a_restarted_head_holds_does_not_outlive_its_withdrawal():
-    """A namesake is whole already, so that a stop of the name would be answered at once."""
+def test_withdrawal_drops_a_launch_held_by_a_restarted_head():
+    """A namesake is complete already, so a stop by name would be answered at once."""
     kit = HeadKit()
     kit.cluster(2)
     kit.driver("d2")
     kit.launch("g", [0], peer="d2")
     kit.restart()
-    back(kit, running(specs("g", [0])[0], "d2", endpoint=UP, pid=7))
+    node_returns(kit, running(specs("g", [0])[0], "d2", endpoint=UP, pid=7))
     kit.driver("d1", token="token1")
     kit.driver("d2", token="token1")
     assert kit.launch("g", [0], launch="late") is None

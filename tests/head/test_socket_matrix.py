@@ -1,9 +1,9 @@
-"""Who comes in at every socket that listens: the right one; the others are told why, and are logged.
+"""Each listening socket admits the right processes only; the others get the reason, and are logged.
 
 The head writes refusals to its event log, a worker and a template to their own logs.
 
 The sockets are those of docs/explanation/security.md ("Sockets"; tests/live/test_listening_sockets.py finds no other
-in a running cluster). Those of torch ask nobody, and are the exception that it names.
+in a running cluster). The sockets of torch have no protection; that page names this exception.
 """
 
 from __future__ import annotations
@@ -78,18 +78,18 @@ async def world(rlinf_leak_check, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
         yield made
 
 
-# --- TCP: whoever comes proves a key ---
+# --- TCP: each process proves a key ---
 
 
 @dataclass
 class Visitor:
-    """Who comes, over TCP.
+    """A process that connects over TCP.
 
     Attributes:
-        pair: its own, None without.
-        knows: the public key that it expects of whom it connects to, "" for the right one.
-        says: to the head.
-        token: to a worker.
+        pair: its own key pair, or None.
+        knows: the public key that it expects of the server, "" for the right one.
+        says: its message to the head.
+        token: its token for a worker.
     """
 
     pair: KeyPair | None
@@ -166,7 +166,7 @@ HEADS, WORKERS = "the head's", "a worker's"
 NOT_OURS = "refused a connection from 127.0.0.1: key {key} is not its job's"
 
 TCP = [
-    # who comes            where    is told                           the log has
+    # visitor              where    its error                         the log has
     (no_key,               HEADS,   NONE,                             "it came without a key"),
     (no_key,               WORKERS, NONE,                             "it came without a key"),
     (wrong_server_key,     HEADS,   OTHER,                            "it expected a server with another key"),
@@ -194,12 +194,12 @@ TCP = [
     (another_clusters_job, WORKERS, CLOSED,                           NOT_OURS),
     (jobs_key_alone,       WORKERS, "is not a member of the job",     "refused the link 'driver:x': it does not have"),
 ]  # fmt: skip
-"""At the head another node's key is `another_nodes_key`, and the job's own key is let in. A worker knows one key alone:
-whatever else somebody's key is, or was, it is none of its job's."""
+"""At the head, another node's key is `another_nodes_key`, and the job's own key is admitted. A worker knows one key
+only: all others are keys of no member of its job."""
 
 
 async def knocked(endpoint: str) -> None:
-    """Come without a key, and stay until the other end closes. libzmq's clients see what a server wants, and go."""
+    """Connect without a key, and stay until the server closes the connection: clients of libzmq would close it."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
@@ -232,7 +232,7 @@ async def test_wrong_keys_are_refused_over_tcp(
 
 
 async def test_right_keys_are_admitted_over_tcp(world: World) -> None:
-    """Whose keys these are: each was let in when the world was made, or is now."""
+    """The owners of these keys: each is admitted now, or was when the world was made."""
     head = world.head
     assert isinstance(await head.admin.request(GetStatus(), 10), Status)
     assert isinstance(await world.ann.request(GetStatus("ns"), 10), Status)
@@ -245,7 +245,7 @@ async def test_right_keys_are_admitted_over_tcp(world: World) -> None:
     assert await world.worker.join(Security(pair=job_pair(world.token), head=world.worker.job.public)) == ""
 
 
-# --- unix sockets: whoever comes is this user ---
+# --- unix sockets: each process belongs to this user ---
 
 
 class Template:
@@ -270,7 +270,7 @@ class Template:
         return True
 
     def turn(self) -> None:
-        """Take what has come."""
+        """Handle one request."""
         while ready := self._selector.select(0.0):
             for key, mask in ready:
                 key.data(mask)
@@ -309,8 +309,8 @@ BY_PATH = [
     ("w",                            0o755,      "is closed"),
     ("t",                            0o755,      "is closed"),
 ]  # fmt: skip
-"""The kernel keeps others away from the directory, and nobody here hears of that: there is nothing to note. Where the
-directory is open after all, libzmq closes what is another user's, and cannot say whose; a template does note it."""
+"""The kernel keeps other users out of the directory, and our processes do not notice the attempt. If the
+directory is open, libzmq closes another user's connection without reporting the user; a template logs the attempt."""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -356,7 +356,7 @@ async def test_this_user_is_refused_as_agentd_on_a_unix_socket(
 
 
 async def test_right_processes_are_admitted_on_a_unix_socket(world: World, template: Template) -> None:
-    """At the head that is every process of this user: it is the administrator."""
+    """The head admits every process of this user, as the administrator."""
     network = world.worker.net(Security())
     client = ControlClient(network, f"ipc://{world.place}/head", b"observer:1", lambda notice: None)
     assert isinstance(await client.request(GetStatus(), 10), Status)

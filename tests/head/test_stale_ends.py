@@ -1,4 +1,4 @@
-"""An agent that still keeps the ends of an earlier group when a restarted head hears of a later one of its name."""
+"""An agent reports ends of an earlier group to a restarted head together with a later group of that name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def back(kit: HeadKit, *there) -> None:
     kit.tell("d2", Handles([GroupHandle("ns", "g", states)]))
 
 
-def test_ends_of_the_later_group_are_reported():
+def test_only_ends_of_the_later_namesake_are_reported():
     kit = HeadKit()
     kit.cluster(1)
     early, later = specs("g", [0, 0], launch="early"), specs("g", [0, 0], launch="later")
@@ -27,7 +27,7 @@ def test_ends_of_the_later_group_are_reported():
     assert {worker.id: worker.exit.kind for worker in told} == {"later-0": "signalled", "later-1": "signalled"}
 
 
-def test_end_of_the_earlier_group_does_not_end_an_unknown_rank():
+def test_end_of_the_earlier_namesake_does_not_end_an_unknown_rank():
     kit = HeadKit()
     kit.cluster(2)
     early, later = specs("g", [0, 0], launch="early"), specs("g", [0, 0], launch="later")

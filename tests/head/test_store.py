@@ -1,4 +1,4 @@
-"""The head's file: what is written is there for the next head, and what cannot be used is said with its path."""
+"""The head's file: the next head reads all writes, and errors name the file."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_second_head_is_refused_while_the_first_runs(tmp_path):
 
 
 @pytest.mark.parametrize("text", [b"not a database" * 100, b"SQLite format 3\0" + b"\7" * 4000])
-def test_a_damaged_file_is_refused_with_what_to_do(tmp_path, text):
+def test_damaged_file_is_refused_with_the_remedy(tmp_path, text):
     (tmp_path / FILE).write_bytes(text)
     with pytest.raises(ConfigError, match="Move it away and start the head again") as refused:
         HeadStore(str(tmp_path))
@@ -116,7 +116,7 @@ def test_a_damaged_file_is_refused_with_what_to_do(tmp_path, text):
         "INSERT INTO stops VALUES (x'ff', 'y')",
     ],
 )
-def test_malformed_value_is_damage_too(tmp_path, change):
+def test_malformed_value_counts_as_damage(tmp_path, change):
     opened(tmp_path)
     with sqlite3.connect(tmp_path / FILE) as database:
         database.execute(change)
@@ -134,15 +134,15 @@ def test_a_file_of_another_format_is_refused(tmp_path):
         HeadStore(str(tmp_path))
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+def test_error_names_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="give it a directory that it may write to") as refused:
         HeadStore(str(tmp_path / "file" / "state"))
     assert refused.value.path == str(tmp_path / "file" / "state" / FILE)
 
 
-async def test_failed_write_is_reported_and_repeated_with_the_next(tmp_path):
-    """A full disk, as sqlite sees one: the file may not grow."""
+async def test_failed_write_is_reported_and_repeated_with_the_next_write(tmp_path):
+    """Like a full disk for sqlite: the file cannot grow."""
     store = HeadStore(str(tmp_path))
     (pages,) = store._database.execute("PRAGMA page_count").fetchone()
     store._database.execute(f"PRAGMA max_page_count = {pages}")
@@ -166,7 +166,7 @@ def test_other_users_cannot_read_the_state(tmp_path):
 
 
 @pytest.mark.parametrize(("where", "mode"), [("state", 0o777), ("state", 0o720), ("state/head.sqlite3", 0o666)])
-def test_directory_that_others_can_write_is_refused(tmp_path, where, mode):
+def test_directory_writable_by_others_is_refused(tmp_path, where, mode):
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "head.sqlite3").touch()
     (tmp_path / where).chmod(mode)
@@ -184,7 +184,7 @@ def test_a_link_to_another_file_is_not_followed(tmp_path):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes links that are another user's")
 def test_another_user_s_link_to_a_directory_of_ours_is_not_followed(tmp_path):
-    """It may be an earlier head's, which lists keys that this one has revoked."""
+    """The other file may be an earlier head's, which lists keys that were revoked since."""
     (tmp_path / "earlier").mkdir(mode=0o700)
     (tmp_path / "state").symlink_to(tmp_path / "earlier")
     HeadStore(str(tmp_path / "state")).close()

@@ -1,4 +1,4 @@
-"""The timer heap of the head, and that the cost of an event does not grow with the cluster."""
+"""The head's timer heap, and the cost of an event, which does not grow with the cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_actors.wire.client_messages import FindGroup, GetEvents, Launch, Stop
 from rlinf_actors.wire.values import Endpoint, ExitReport
 
 
-def test_timers_run_in_the_order_of_their_deadlines_and_then_of_their_making():
+def test_timers_run_by_deadline_and_then_by_creation():
     timers, ran = TimerHeap(), []
     for at, name in ((2.0, "c"), (1.0, "a"), (1.0, "b"), (3.0, "d")):
         timers.at(at, lambda name=name: ran.append(name))
@@ -38,7 +38,7 @@ def test_cancelled_timer_never_runs():
     timers.cancel(third)
     timers.cancel(None)
     timers.run_due(1.0)
-    timers.cancel(first)  # it has run
+    timers.cancel(first)  # the timer has run
     assert (ran, timers.next_deadline(), len(timers)) == ([], math.inf, 0)
 
 
@@ -48,7 +48,7 @@ def test_timer_at_infinity_never_runs():
     assert (timers.next_deadline(), len(timers)) == (math.inf, 0)
 
 
-def test_timer_of_an_action_runs_at_the_next_call():
+def test_timer_set_by_an_action_runs_at_the_next_call():
     timers, ran = TimerHeap(), []
     timers.at(1.0, lambda: timers.at(1.0, lambda: ran.append("next")))
     timers.run_due(1.0)
@@ -57,7 +57,7 @@ def test_timer_of_an_action_runs_at_the_next_call():
     assert ran == ["next"]
 
 
-def test_cancelled_timers_do_not_pile_up():
+def test_cancelled_timers_are_removed_from_the_heap():
     timers = TimerHeap()
     for _ in range(10_000):
         timers.cancel(timers.at(60.0, lambda: None))
@@ -89,7 +89,7 @@ def test_heap_agrees_with_a_sorted_list(steps):
 
 
 def operations(act: Callable[[], object]) -> int:
-    """Count the bytecode instructions that *act* takes."""
+    """Count the bytecode instructions of *act*."""
     count = 0
 
     def trace(frame, event, arg):
@@ -107,8 +107,8 @@ def operations(act: Callable[[], object]) -> int:
     return count
 
 
-def crowded(size: int) -> HeadKit:
-    """A head with so many nodes, drivers and groups; each driver has a group of one worker."""
+def large_cluster(size: int) -> HeadKit:
+    """A head with *size* nodes, drivers and groups; each driver has a group of one worker."""
     kit = HeadKit()
     for n in range(size):
         kit.node(f"n{n}", rank=n, is_head=n == 0)
@@ -127,8 +127,8 @@ def ready(kit: HeadKit, n: int, group: str = "g") -> None:
     kit.tell(f"a:n{n}", WorkerReady(f"{group}.{n}-0", 77, Endpoint("h", "ipc://x"), 0, 4000))
 
 
-def hear(kit: HeadKit, peer: str, hello: AgentHello) -> None:
-    """Let the head alone handle a hello: the kit's list of what is on disk would count too."""
+def handle_hello(kit: HeadKit, peer: str, hello: AgentHello) -> None:
+    """Let only the head handle a hello, since the kit's `disk` would count too."""
     out = kit.head.handle(RequestReceived(peer.encode(), 0, hello), kit.now)
     assert [command for command in out if isinstance(command, Answer)]
 
@@ -144,15 +144,15 @@ EVENTS: dict[str, Callable[[HeadKit], object]] = {
     "a group is stopped": lambda kit: kit.ask("d9", StopGroup("ns9", "g", 1.0)),
     "a reader waits for events": lambda kit: kit.ask("d7", GetEvents(-1, namespace="ns7", wait_s=5.0)),
     "a driver says hello": lambda kit: kit.ask("new", client_hello("new", namespace="other")),
-    "a new agent says hello": lambda kit: hear(kit, "a:new", agent_hello("new", rank=5000)),
-    "an agent says hello again": lambda kit: hear(kit, "a:n6", agent_hello("n6", rank=6)),
+    "a new agent says hello": lambda kit: handle_hello(kit, "a:new", agent_hello("new", rank=5000)),
+    "an agent says hello again": lambda kit: handle_hello(kit, "a:n6", agent_hello("n6", rank=6)),
     "a deadline is asked for": lambda kit: kit.head.next_deadline(),
 }
 
 
 @pytest.fixture(scope="module")
 def heads() -> list[HeadKit]:
-    return [crowded(100), crowded(1000)]
+    return [large_cluster(100), large_cluster(1000)]
 
 
 @pytest.mark.parametrize("name", EVENTS)

@@ -1,4 +1,4 @@
-"""Every row of the tables, and that what is not in them names the state."""
+"""Every row of the transition tables; the error for a missing row names the state."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ WORKER_EVENTS = ["restart", "ready", "stop", "exited", "node_lost"]
     [(NODE, NODE_ROWS, N, NODE_EVENTS), (WORKER, WORKER_ROWS, W, WORKER_EVENTS)],
     ids=["node", "worker"],
 )
-def test_every_state_and_event(table, rows, states, events):
+def test_transitions_match_the_table_for_every_state_and_event(table, rows, states, events):
     for state, event in itertools.product(states, events):
         if (state, event) in rows:
             assert step(table, state, event) is rows[state, event]

@@ -1,4 +1,4 @@
-"""A look at a group whose launch is on the way is answered once it was launched."""
+"""A lookup of a group is answered when the group is launched."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK = FindGroup("ns", "h", True, "h", 2.0)
 
 @pytest.fixture
 def kit():
-    """A worker looks for group h, which is being launched."""
+    """A worker looks up group h, which is being launched."""
     kit = HeadKit(embedded=True)
     kit.cluster()
     token = kit.launch("g", [0]).group.token
@@ -36,12 +36,12 @@ def test_lookup_is_answered_when_the_group_is_launched(kit):
     assert kit.refusals() == []
 
 
-def test_lookup_is_refused_when_its_time_is_over(kit):
+def test_lookup_is_refused_after_its_timeout(kit):
     kit.wait(2)
     assert [("no group named 'h'" in one.text, one.kind) for one in kit.refusals()] == [(True, "not_found")]
 
 
-def test_lookup_does_not_take_a_namesake(kit):
+def test_lookup_ignores_a_namesake(kit):
     kit.launch("h", [0], launch="other")
     assert found(kit) == []
     kit.wait(2)
@@ -50,14 +50,14 @@ def test_lookup_does_not_take_a_namesake(kit):
     assert isinstance(refused, Refuse)
 
 
-def test_lookup_does_not_take_a_namesake_that_has_ended(kit):
+def test_lookup_ignores_an_ended_namesake(kit):
     kit.launch("h", [0], launch="other")
     kit.exited("a:n0", "other-0")
     assert isinstance(kit.ask("d1", FindGroup("ns", "h", True, "other")), Launched)
     assert isinstance(kit.ask("d1", FindGroup("ns", "h", True, "h")), Refuse)
 
 
-def test_lookup_that_is_sent_again_is_answered_once(kit):
+def test_repeated_lookup_is_answered_once(kit):
     assert kit.ask("w", LOOK) is None
     kit.launch("h", [0])
     assert found(kit) == ["h"]

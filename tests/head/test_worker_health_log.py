@@ -1,4 +1,4 @@
-"""Workers that do not answer: shown, told, in the event log, and alive."""
+"""Unresponsive workers: shown in the status, reported to owners, in the event log, and kept alive."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def news(kit: HeadKit) -> list[str]:
     return [event.text for event in kit.ask("cli", GetEvents()).events if "responsive" in event.kind]
 
 
-def test_unresponsive_worker_keeps_running_and_its_owner_hears_of_it():
+def test_unresponsive_worker_keeps_running_and_its_owner_is_notified():
     kit = running_group()
     kit.tell("a:n0", WorkersHealth([WorkerHealth("g-1", "it does not answer", for_s=5.0)]))
     ((change,),) = [notice.workers for notice in kit.sent(WorkerChanged, "d1")]
@@ -59,7 +59,7 @@ def test_second_reason_is_not_logged():
     assert pulses(kit)[0].unresponsive == "its template"
 
 
-def test_ended_worker_has_no_pulse_and_reports_on_workers_of_other_nodes_are_ignored():
+def test_health_reports_on_ended_and_foreign_workers_are_ignored():
     kit = HeadKit()
     kit.cluster(2)
     kit.launch("g", [0, 0])
