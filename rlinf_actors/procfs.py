@@ -104,8 +104,8 @@ def mark_slot() -> int:
 def write_mark(slot: int, size: int, mark: str) -> None:
     """Write a worker's id into the environment that /proc/PID/environ shows for this process.
 
-    By this mark agentd finds the processes of a worker. A forked worker must write it, because /proc shows the
-    environment with which its parent started, whatever os.environ says.
+    By this mark agentd and templates find the processes of a worker. A forked worker must write it, because /proc shows
+    the environment with which its parent started, whatever os.environ says.
 
     Args:
         slot: the address from `mark_slot`; 0 to do nothing.

@@ -235,7 +235,8 @@ def _unusable(wanted: str, here: str, mounts: Sequence[Mount], user: int) -> str
 def _unified(directory: str, own_processes: bool) -> Roots:
     """Return the Roots for a writable *directory* of cgroup v2.
 
-    *own_processes* is True if agentd's own processes are in that cgroup. Then it cannot enable controllers.
+    *own_processes* is True if agentd's own processes are in that cgroup. A cgroup with processes cannot enable
+    controllers for the cgroups below.
     """
     offered = words(f"{directory}/cgroup.controllers")
     enabled = words(f"{directory}/cgroup.subtree_control")

@@ -185,7 +185,7 @@ def workers_of(pid: int) -> list[str]:
     """Return the ids of the workers whose cgroups contain the process *pid*, or contained it when it ended.
 
     There can be several, because the cgroup of a worker that another worker started is below the other's. A process
-    cannot hide its cgroup, so agentd finds every process that a worker started.
+    cannot hide its cgroup.
     """
     found: dict[str, None] = {}
     for line in procfs.text_of(f"/proc/{pid}/cgroup").splitlines():

@@ -57,9 +57,9 @@ class Limits:
 
     Attributes:
         total: most connections, pending and established ones together.
-        pending: above this number of pending connections, the oldest of one address are closed, but none in its first
-            FAIR_S seconds and none that waits for our part of the handshake.
-        backlog: above this number of pending connections, those exceptions no longer hold.
+        pending: most pending connections to keep, apart from new ones and those that wait for this process's part of
+            the handshake.
+        backlog: most pending connections to keep, including those.
         per_address: most established connections from one address.
         settled_s: a connection that libzmq has kept for so many seconds counts as established, because libzmq closes
             connections that have not authenticated by then. Needed if the kernel does not report the bytes sent.
@@ -152,8 +152,7 @@ class ConnectionTable:
                     del self._established_of[connection.share]
 
     def progress(self, fd: int, sent: int, received: int) -> Handshake:
-        """Return how far the handshake of a pending connection is, judged by the number of bytes sent and received on
-        it.
+        """Return how far the handshake of a pending connection is, judged by the number of bytes moved.
 
         If the handshake is done, the connection becomes an established one in the table. While the listener's backlog
         is full, the result is PENDING instead of OURS, so that the connection can be closed.

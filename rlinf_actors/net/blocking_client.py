@@ -123,8 +123,15 @@ class RemoteHead:
 class _Line:
     """One open route to a head: a DEALER socket and the socket that reports its events.
 
-    `shaken` is True after a handshake has succeeded or was rejected. `why` is the reason if the route does not work,
-    otherwise "".
+    Attributes:
+        endpoint: the head's endpoint.
+        key: this process's public key, "" without keys.
+        socket: sends requests and receives answers.
+        monitor: receives the events of `socket`.
+        began: when the route was opened, in seconds of CLOCK_MONOTONIC.
+        read_at: when the last message was read.
+        shaken: True after the handshake of the present connection has succeeded or was rejected.
+        why: why the route does not work, "" if it works or is still being tried.
     """
 
     endpoint: str

@@ -208,7 +208,9 @@ class Lending:
         return leases.header
 
     def dropped(self, frame: frames.Dropped) -> None:
-        """Handle the peer's report that it uses some lent parts no longer: free their blocks in the arena."""
+        """Handle the peer's Dropped frame: the peer no longer uses some lent parts, so free their
+        blocks in the arena.
+        """
         for lease in frame.leases:
             self._lent.pop(lease, None)
 

@@ -50,7 +50,11 @@ _names = itertools.count(1)
 class SocketMonitor:
     """Reports events of a ZeroMQ socket, such as failed handshakes. Loop thread.
 
-    *events* selects the events. For each one, *on_event* is called with its number and value as libzmq gives them.
+    Args:
+        watched: the socket.
+        loop: the event loop.
+        events: mask of libzmq's events to report.
+        on_event: called with the number and the value of each event, as libzmq gives them.
     """
 
     def __init__(

@@ -140,7 +140,7 @@ class CoreShell(Generic[EventT, CommandT]):
             self._setting = self._loop.call_soon(self._set_timer)
 
     def carry_out(self, commands: Iterable[CommandT]) -> None:
-        """Carry out commands that the core returned to the caller, and not by `handle`."""
+        """Carry out commands that the caller has got from the core without `handle`."""
         for command in commands:
             self._carry_out(command)
 

@@ -221,7 +221,7 @@ def script_in(words: list[str]) -> str:
 
 
 def places(settings: Settings) -> list[str]:
-    """Return the directories in which heads of this user write their records, unless a systemd unit runs them."""
+    """Return the directories in which heads of this user write their records if they run outside of systemd units."""
     return [settings.heads_dir] if settings.heads_dir else list(PLACES)
 
 
@@ -379,8 +379,9 @@ def _answers(path: str) -> bool:
 
 
 def _reachable(endpoint: str) -> str:
-    """Return the endpoint to connect to for a head that listens on *endpoint*: loopback for the address of all
-    interfaces.
+    """Return the endpoint at which a process of this machine reaches a head that listens on *endpoint*.
+
+    If the head listens on every address, this is the loopback address.
     """
     return endpoint.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
 

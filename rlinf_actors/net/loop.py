@@ -113,7 +113,7 @@ class Tasks:
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel all tasks and wait until they have ended."""
+        """Cancel all tasks that were started by this object, and wait until they have ended."""
         self.cancel()
         if self._running:
             await asyncio.wait(self._running)

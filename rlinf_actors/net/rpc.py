@@ -278,7 +278,9 @@ class ControlClient:
             log.error("the head at %s is not told: %s", self.endpoint, error)
 
     def repeat_first(self) -> None:
-        """Send the hello again if the head has not answered it, because it may have been lost."""
+        """If the head has not answered this process's hello, the request that registers the process, send the hello
+        again.
+        """
         for request_id, asked in list(self._pending.items()):
             if asked.first:
                 self._send("rpc.request", asked.body, Request(request_id, asked.body))
@@ -343,8 +345,9 @@ class ControlClient:
             self._abandon_hello(self._refused)
 
     def _abandon_hello(self, error: AuthenticationError) -> None:
-        """Make the waiting hello raise *error*. If the head has never sent a message, make all waiting requests raise
-        it.
+        """Make the unanswered hello, the request that registers this process, raise *error*.
+
+        If the head has never sent a message, make all unanswered requests raise *error*.
         """
         for asked in self._pending.values():
             if (asked.first or not self._heard) and not asked.future.done():

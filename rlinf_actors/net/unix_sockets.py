@@ -29,8 +29,8 @@ class PacketQueue:
         return len(self._packets)
 
     def send(self, packet: bytes) -> bool:
-        """Send a packet after those that are queued. Return True if all were sent; else the packet
-        waits in the queue.
+        """Send a packet after those that are queued; queue the packet if the socket is full. Return True if none is
+        queued.
         """
         self._packets.append(packet)
         return len(self._packets) == 1 and self.flush()

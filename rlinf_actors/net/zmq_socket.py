@@ -285,9 +285,9 @@ class Socket:
     def _key_of(self, frame: zmq.Frame) -> str:
         """Return the public key that a received frame's connection has proved, "" for a unix socket.
 
-        Every connection to a CURVE server has a key: our ZAP handler returns it when it admits the connection. Asking a
-        frame without a key raises, which doubles the cost of a frame. So after a frame from a unix socket, the next
-        frame's address is read first.
+        Every connection to a CURVE server has a key: our ZAP handler returns it when it admits the connection. To read
+        the key of a frame that has none raises an exception, which doubles the cost of handling the frame. So after a
+        frame from a unix socket, the address of the next frame is read before its key.
         """
         if self._by_unix:
             try:

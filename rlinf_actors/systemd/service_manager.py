@@ -140,8 +140,9 @@ def reads(fd: int, stream: str) -> bool:
 
 
 def marked(text: str, level: int) -> str:
-    """Return *text* with the journal's priority mark for *level* before each line. Each line is an entry of the
-    journal.
+    """Return *text* with the journal's priority mark for *level* before each line.
+
+    The journal makes an entry of each line.
     """
     priority = next(number for least, number in _PRIORITIES if level >= least)
     return "\n".join(f"<{priority}>{line}" for line in text.splitlines() or [""])

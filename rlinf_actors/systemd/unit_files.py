@@ -85,7 +85,13 @@ def is_ours(found: str) -> bool:
 
 @dataclass(frozen=True)
 class Step:
-    """What an installation does with one unit file. `what` is "written", "replaced" or "unchanged"."""
+    """What `carry_out` does with one unit file.
+
+    Attributes:
+        path: the file to install.
+        text: what the file will contain.
+        what: "written" if the file does not exist yet, "replaced" if another text is replaced, else "unchanged".
+    """
 
     path: Path
     text: str

@@ -40,9 +40,9 @@ class AgentLink:
         lost: called when agentd has ended.
 
     Attributes:
-        keep_s: as given, or as the agentd has said since.
-        since: when the last agentd ended that the head had registered, in seconds of CLOCK_MONOTONIC; 0 as long as such
-            an agentd runs.
+        keep_s: as given, or as a later packet of agentd (KeepFor) has set it.
+        since: end of the last agentd that the head had registered, in seconds of CLOCK_MONOTONIC; 0 while such an
+            agentd runs.
     """
 
     def __init__(

@@ -89,17 +89,17 @@ class ForkedWorker:
     def renew(self, until: float, now: float) -> None:
         """Extend the robot worker's lease to the time *until*.
 
-        If the lease lasts at *now*, the worker need not report its loss any more (LeaseLost).
+        If the lease has not run out at the time *now*, cancel the deadline by which the worker must report its loss.
         """
         self.lease.renew(until)
         if self.lease.left(now):
             self.guard_due = 0.0
 
     def guard_reported(self, now: float) -> None:
-        """Handle the worker's packet LeaseLost: its robot lease is over. Kill the worker unless it ends within
-        ROBOT_END_S seconds.
+        """Handle the worker's packet LeaseLost: its robot lease is over.
 
-        In that time, from *now* on, the worker makes its robots safe.
+        The template will kill the worker ROBOT_END_S seconds after *now*. Until then the worker makes its robots safe
+        and ends.
         """
         self.lease_lost, self.guard_due = True, 0.0
         self.kill_at = min(self.kill_at or math.inf, now + packets.ROBOT_END_S)
@@ -153,7 +153,10 @@ class ForkedWorker:
             self.asked = None
 
     def kept(self, exit: ExitReport | None = None) -> packets.SurvivingWorker:
-        """Return the worker's state for an agentd that adopts the template. *exit* is None while the worker runs."""
+        """Return the worker's state as the template reports it to an agentd that adopts the template.
+
+        *exit* is the worker's exit report, None while the worker runs.
+        """
         return packets.SurvivingWorker(
             self.id,
             self.pid,
@@ -206,7 +209,8 @@ class ForkedWorkers:
     Args:
         selector: selector of the template's loop. The data of each key is a callback that takes the event mask.
         send: sends a packet to agentd.
-        keeps: True if workers continue without an agentd. Each exit report is then stored until Settled arrives.
+        keeps: True if workers continue without an agentd. Each exit report is then stored until agentd sends the packet
+            Settled, which says that the head knows the report.
     """
 
     def __init__(
@@ -260,9 +264,9 @@ class ForkedWorkers:
             self._announce(worker)
 
     def renew(self, packet: packets.Renew) -> None:
-        """Handle agentd's packet Renew: extend the leases of all robot workers, and pass the packet on to the workers.
+        """Handle agentd's packet Renew: extend the leases of all robot workers, and pass the packet on to them.
 
-        A worker that does not read its packets gets no further one.
+        A worker for which other packets are still queued does not get the packet.
         """
         now = time.monotonic()
         for worker in self._workers.values():
@@ -322,8 +326,10 @@ class ForkedWorkers:
         return [*self._ends.values(), *(worker.kept() for worker in living)]
 
     def told(self, end: packets.SurvivingWorker) -> None:
-        """Send agentd the exit report of a worker. If workers are kept without an agentd, store the report until
-        Settled arrives.
+        """Send agentd the exit report of a worker.
+
+        If workers are kept without an agentd, also store the report until agentd sends the packet Settled for that
+        worker.
         """
         assert end.exit is not None
         if self._keeps:

@@ -21,7 +21,7 @@ _LEFT_OVER = 4 << 20
 
 
 class Tail:
-    """Keeps the last TAIL_LINES lines of a worker's output, for the report of its end."""
+    """Keeps the last TAIL_LINES lines of a worker's output for the report of how the worker ended."""
 
     def __init__(self) -> None:
         self._lines: deque[bytes] = deque(maxlen=TAIL_LINES)
