@@ -1,4 +1,4 @@
-"""Where workers' cgroups can be made, on made-up machines: a directory stands for the kernel's file system."""
+"""Search for a place for workers' cgroups, on invented machines: a directory stands for the kernel's file system."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from rlinf_actors.cgroups.worker_cgroup import Cgroup, prepare
 
 @pytest.fixture
 def machine(tmp_path):
-    """Builds a machine; gives `find` for it."""
+    """Return a function that builds a machine, with `find` for it."""
 
     def build(*mounts, own="", two="memory pids", enabled="", events=True, processes=""):
         proc, fs = tmp_path / "proc", tmp_path / "fs"
@@ -41,17 +41,17 @@ def machine(tmp_path):
     return build
 
 
-def test_controllers_that_are_passed_on_already_hold(machine):
+def test_enabled_controllers_are_enforced(machine):
     made = machine("unified", own="a/b", enabled="pids memory", processes="1\n")
     assert made.find() == Roots(str(made.own), ("memory", "pids"))
 
 
-def test_a_root_of_a_real_machine_has_processes_and_controllers(machine):
+def test_root_cgroup_with_processes_enforces_its_controllers(machine):
     made = machine("unified", events=False, processes="1\n")
     assert made.find().enforced == ("memory", "pids")
 
 
-def test_a_cgroup_with_processes_passes_no_controllers_on(machine):
+def test_cgroup_with_processes_enforces_no_limits(machine):
     found = machine("unified", own="box", processes="1\n").find()
     assert found.unified
     assert found.enforced == ()
@@ -60,7 +60,7 @@ def test_a_cgroup_with_processes_passes_no_controllers_on(machine):
     assert found.missing(None, None) == ""
 
 
-def test_what_v2_does_not_have_is_looked_for_in_v1(machine):
+def test_controllers_missing_in_v2_are_found_in_v1(machine):
     made = machine("unified", "memory", "pids", own="box", two="")
     found = made.find()
     assert found.unified == str(made.own)
@@ -77,14 +77,14 @@ def test_a_machine_without_cgroups_says_what_to_do(machine):
     assert "mount -t cgroup2" in found.missing(None, 100)
 
 
-def test_systemd_is_only_asked_for_what_it_delegated(machine):
+def test_cgroup_that_systemd_did_not_delegate_is_not_used(machine):
     made = machine("unified", own="system.slice/agentd.service", events=True)
     found = made.find(under_systemd=True)
     assert found.directories() == []
     assert "delegated" in found.why["cgroup"]
 
 
-def test_a_scope_that_systemd_delegated(machine):
+def test_delegated_scope_enforces_limits(machine):
     made = machine("unified", own="run-7.scope", enabled="memory pids")
     try:
         os.setxattr(made.own, "user.delegate", b"1")
@@ -104,7 +104,7 @@ def test_the_unit_around_a_keepers_leaf_has_limits(machine):
     assert found.missing(1 << 30, 100) == ""
 
 
-def test_a_service_that_systemd_delegated_has_cgroups_and_no_limits(machine):
+def test_delegated_service_has_cgroups_without_limits(machine):
     made = machine("unified", own="system.slice/rlinf-agentd@lab.service", enabled="", processes="1\n")
     try:
         os.setxattr(made.own, "user.delegate", b"1")
@@ -116,7 +116,7 @@ def test_a_service_that_systemd_delegated_has_cgroups_and_no_limits(machine):
     assert (made.own / "cgroup.subtree_control").read_text() == ""
 
 
-def test_switched_off(machine):
+def test_cgroups_can_be_switched_off(machine):
     found = machine("unified").find("off")
     assert found.directories() == []
     assert "switched off" in found.missing(1, None)
@@ -125,14 +125,14 @@ def test_switched_off(machine):
 @pytest.mark.parametrize(
     ("wanted", "error"), [("/nowhere", "is no directory: mkdir /nowhere"), ("/tmp", "is not on cgroup v2")]
 )
-def test_a_configured_directory_that_cannot_be_is_an_error(machine, wanted, error):
+def test_impossible_configured_directory_raises_value_error(machine, wanted, error):
     with pytest.raises(ValueError, match=error):
         machine("unified").find(wanted)
 
 
 @pytest.fixture
 def chosen(machine):
-    """A machine with an empty cgroup that somebody made for us, its directory and ours in it."""
+    """A machine with an empty cgroup made for us: the machine, that directory, and our directory in it."""
     made = machine("unified")
     directory = made.fs / "unified/workers"
     for where in (directory, directory / "rlinf-actors"):
@@ -146,13 +146,13 @@ def test_a_configured_directory_is_used_under_systemd_too(chosen):
     assert chosen.find() == Roots(str(chosen.directory), ("memory", "pids"))
 
 
-def test_preparing_passes_controllers_on(chosen):
+def test_prepare_enables_controllers(chosen):
     assert prepare(chosen.find()).enforced == ("memory", "pids")
     for directory in (chosen.directory, chosen.directory / "rlinf-actors"):
         assert (directory / "cgroup.subtree_control").read_text().startswith("+pids"), "the last of two writes"
 
 
-def test_a_controller_that_the_kernel_refuses_is_not_promised(chosen):
+def test_controller_that_the_kernel_refuses_is_not_enforced(chosen):
     (chosen.directory / "cgroup.subtree_control").unlink()
     (chosen.directory / "cgroup.subtree_control").mkdir()
     found = prepare(chosen.find())
@@ -160,7 +160,7 @@ def test_a_controller_that_the_kernel_refuses_is_not_promised(chosen):
     assert "cannot be passed on" in found.missing(1, 1)
 
 
-def test_limits_of_v2(tmp_path, monkeypatch):
+def test_limits_are_written_to_v2_files(tmp_path, monkeypatch):
     made = tmp_path / "worker"
     real = os.mkdir
 
@@ -180,7 +180,7 @@ def test_limits_of_v2(tmp_path, monkeypatch):
     assert Cgroup(str(made)).oom_kills() == 2
 
 
-def test_a_cgroup_that_is_not_there_is_empty(tmp_path):
+def test_missing_cgroup_counts_as_empty(tmp_path):
     none = Cgroup(str(tmp_path / "gone"), {"memory": str(tmp_path / "gone too")})
     none.kill()
     assert none.processes() == []
@@ -188,7 +188,7 @@ def test_a_cgroup_that_is_not_there_is_empty(tmp_path):
     assert none.remove()
 
 
-def test_one_that_has_become_another_users_does_not_spare_the_rest(tmp_path, monkeypatch):
+def test_kill_continues_after_a_process_of_another_user(tmp_path, monkeypatch):
     (tmp_path / "cgroup.procs").write_text("11\n12\n")
     killed = []
 

@@ -1,4 +1,4 @@
-"""Workers in cgroups of the real kernel: their limits, what they cannot hide, what is left of them."""
+"""Workers in cgroups of the real kernel: limits, hidden processes, and cleanup."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ from workers_kit import children, order, spec
 pytestmark = pytest.mark.live
 
 STALE = f"stale{os.getpid()}"
-"""Worker of a template that is gone; other runs of these tests have their own."""
+"""The id of a worker of an ended template, unique to this run of the tests."""
 HIDER = """
 import subprocess
 command = ["env", "-i", "sh", "-c", "setsid sh -c 'echo hidden $$; exec sleep 1000' &"]
@@ -74,7 +74,7 @@ def alive(pid):
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-async def test_a_process_that_hides_ends_with_its_own_worker(tmp_path, roots, start_method):
+async def test_hidden_process_ends_with_its_own_worker(tmp_path, roots, start_method):
     async with children(tmp_path, rules={"cgroups": roots}) as (kids, reports):
         one, other = spec(do=HIDER, start_method=start_method), spec(1, do=HIDER.replace("hidden", "other"))
         kids.start(order([one, other]))
@@ -100,7 +100,7 @@ async def test_a_hidden_fork_bomb_ends_with_its_worker(tmp_path, roots):
         assert [pid for pid in procfs.pids() if one.id in workers_of(pid) and alive(pid)] == []
 
 
-async def test_hidden_processes_of_a_killed_template(tmp_path, roots):
+async def test_hidden_processes_of_a_killed_template_end(tmp_path, roots):
     async with children(tmp_path, rules={"cgroups": roots}) as (kids, reports):
         one = spec(do=HIDER)
         kids.start(order([one]))
@@ -112,7 +112,7 @@ async def test_hidden_processes_of_a_killed_template(tmp_path, roots):
         assert not [c for c in leftovers(roots) if c.worker == one.id]
 
 
-async def test_out_of_memory_is_told_for_certain(tmp_path, roots):
+async def test_exit_report_says_if_a_worker_ran_out_of_memory(tmp_path, roots):
     need(roots, "memory")
     async with children(tmp_path, rules={"cgroups": roots}) as (kids, reports):
         one, other = spec(do=EATER, memory_limit=200 << 20), spec(1, do=EATER)
@@ -124,10 +124,10 @@ async def test_out_of_memory_is_told_for_certain(tmp_path, roots):
         kids.start(order([limited]))
         (ready,) = await reports.up(limited)
         os.kill(ready.pid, signal.SIGKILL)
-        assert (await reports.gone(limited)).oom == "no", "somebody else killed it, and that is known too"
+        assert (await reports.gone(limited)).oom == "no", "a kill for another reason is reported as such"
 
 
-async def test_processes_and_threads_are_counted(tmp_path, roots):
+async def test_pids_limit_counts_processes_and_threads(tmp_path, roots):
     need(roots, "pids")
     async with children(tmp_path, rules={"cgroups": roots}) as (kids, reports):
         one = spec(do=FORKER, pids_limit=20)
@@ -136,7 +136,7 @@ async def test_processes_and_threads_are_counted(tmp_path, roots):
         assert refused == 19
 
 
-async def test_a_limit_that_cannot_hold(tmp_path):
+async def test_unavailable_limit_fails_the_start_unless_best_effort(tmp_path):
     async with children(tmp_path, rules={"cgroups": find("off")}) as (kids, reports):
         one, other = spec(memory_limit=1 << 30), spec(1, memory_limit=1 << 30, limits_best_effort=True)
         kids.start(order([one, other]))
@@ -148,7 +148,7 @@ async def test_a_limit_that_cannot_hold(tmp_path):
         assert "runs without a limit that was asked for" in (await reports.line("without a limit"))[2]
 
 
-async def test_what_a_dead_template_left_goes_with_the_next_agentd(tmp_path, roots):
+async def test_next_agentd_clears_cgroups_of_a_dead_template(tmp_path, roots):
     from agentd.sweep import clear_cgroups
 
     dead = await asyncio.create_subprocess_exec("sleep", "1000")
@@ -157,13 +157,13 @@ async def test_what_a_dead_template_left_goes_with_the_next_agentd(tmp_path, roo
     for cgroup in (full, empty):
         cgroup.make(roots.limits(None, None))
     child = await asyncio.create_subprocess_exec("sleep", "1000", preexec_fn=full.enter)
-    assert not [c for c in leftovers(roots) if c.worker.startswith(STALE)], "its template lives"
+    assert not [c for c in leftovers(roots) if c.worker.startswith(STALE)], "the template lives"
     dead.kill()
     await dead.wait()
     cleared = asyncio.Event()
     clear_cgroups(asyncio.get_running_loop(), roots, cleared.set)
     assert empty.gone(), "at once"
     assert child.returncode is None, "a robot may be being made safe"
-    await child.wait()  # killed; who of asyncio and the sweep learns its code is open
+    await child.wait()  # killed; either asyncio or the sweep gets the exit code
     await cleared.wait()
     assert full.gone()

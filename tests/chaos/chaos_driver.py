@@ -1,4 +1,4 @@
-"""A driver of a world: a real session and real groups, and a job that goes on for ever."""
+"""A driver of a world: a real session and real groups, and an endless job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from chaos_world import World
 
 LIMIT_S = 60.0
-"""Of every operation, and of what is left at the end, in seconds."""
+"""Time limit in seconds of every operation, and of the cleanup at the end."""
 CALLS = 30
 
 
@@ -50,7 +50,7 @@ class _Answer:
 
 
 class Driver:
-    """A driver: one group after the other, under one name."""
+    """A driver that launches one group after the other, under one name."""
 
     def __init__(self, world: World, lasting: bool) -> None:
         self._world = world
@@ -76,7 +76,7 @@ class Driver:
         self.task.cancel()
         self._world.write(SCENE, "ended", pid=self._pid, who=self._who)
 
-    # --- the glue that Runtime is in a real driver ---
+    # --- in place of Runtime in a real driver ---
 
     def _noticed(self, body: Any) -> None:
         if isinstance(body, WorkerChanged) and body.group in self._groups:
@@ -138,7 +138,7 @@ class Driver:
             self._world.write(self._who, "wrong", text=f"call {call} ended {pending.ends} times, with {result}")
         return result
 
-    # --- what it does ---
+    # --- the job ---
 
     async def _live(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What must hold whatever was killed, judged from what all processes wrote down. Pure.
+"""Invariants that hold for all faults, judged from the records of all processes. Pure.
 
 Every operation ends once and in time; a call runs once at most, on each rank; a rank is never there twice at once; no
 worker outlives its owner; streams, messages and channel items are what they have to be (`deliveries`); names are free
@@ -16,7 +16,7 @@ import deliveries
 from chaos_record import Line, Records
 
 SCENE = "scene"
-"""The record of who makes the faults happen."""
+"""The record of the process that applies the faults."""
 EXPECTED = frozenset(
     {
         "ChannelBrokenError",
@@ -30,7 +30,7 @@ EXPECTED = frozenset(
         "WorkerStartError",
     }
 )
-"""How an operation may end in a cluster where anything may be killed. Timeouts are not among them: they are hangs."""
+"""Permitted ends of an operation in a cluster with faults. Timeouts are not permitted: they are hangs."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Limits:
     """Seconds.
 
     Attributes:
-        operation: how long one may take.
+        operation: limit of one operation.
         orphan: how long a worker may outlive its driver while head and agents are there.
     """
 
@@ -48,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Operation:
-    """One thing that a driver did; *end* is None where it was still under way."""
+    """One operation of a driver; *end* is None if it is still under way."""
 
     who: str
     begin: Line
@@ -56,7 +56,7 @@ class Operation:
 
 
 def operations(records: Records) -> Iterator[Operation]:
-    """Those of all drivers."""
+    """The operations of all drivers."""
     for who, lines in records.items():
         begun = {line["id"]: line for line in lines if line.what == "begin"}
         ended = {line["id"]: line for line in lines if line.what == "end"}
@@ -65,11 +65,11 @@ def operations(records: Records) -> Iterator[Operation]:
 
 
 def violations(records: Records, now: float, limits: Limits) -> list[str]:
-    """What did not hold, a sentence each.
+    """The violated invariants, a sentence each.
 
     Args:
-        records: of all processes that ever were.
-        now: when they were read.
+        records: the records of all processes of the run.
+        now: the time at which they were read.
         limits: times.
     """
     drivers = _Drivers(records)
@@ -84,7 +84,7 @@ def violations(records: Records, now: float, limits: Limits) -> list[str]:
 
 
 class _Drivers:
-    """When drivers were there, by pid; the kernel gives a pid again."""
+    """The lifetimes of drivers, by pid; the kernel reuses pids."""
 
     def __init__(self, records: Records) -> None:
         self._begins: defaultdict[int, list[float]] = defaultdict(list)
@@ -98,7 +98,7 @@ class _Drivers:
                 self._ends[line["pid"]].append(line.at)
 
     def end(self, pid: int, at: float) -> float | None:
-        """When the driver that had this pid then, or had it last, ended; None if it has not."""
+        """The end of the driver with this pid at that time or before it; None if it has not ended."""
         begin = max((begin for begin in self._begins[pid] if begin <= at), default=0.0)
         return next((end for end in self._ends[pid] if end >= begin), None)
 
@@ -124,7 +124,7 @@ def _operations(records: Records, now: float, limits: Limits, drivers: _Drivers)
 
 
 def _held(end: Line) -> bool:
-    """Whether a launch was refused because a worker that nobody sees may still run under its name."""
+    """True if a launch was refused because a worker on a lost node may still run under its name."""
     return end["outcome"] == "NameInUseError" and "was lost with node" in end["text"]
 
 
@@ -147,7 +147,7 @@ def _executions(records: Records) -> Iterator[str]:
 
 
 def _twice(records: Records) -> Iterator[str]:
-    """A group's rank in two processes at one time, or a name of a driver's in two groups."""
+    """Violations: a rank in two processes at once, or a driver's name in two groups."""
     spans: defaultdict[tuple[int, str, int], list[tuple[float, float, str]]] = defaultdict(list)
     for who, lines in records.items():
         if lines and lines[0].what == "born":
@@ -169,7 +169,7 @@ def _orphans(records: Records, limits: Limits, drivers: _Drivers) -> Iterator[st
 
 
 def _due(end: float, records: Records, limits: Limits) -> float:
-    """When nothing may be left of a driver: a head or an agentd that is away begins to count anew when it is back."""
+    """The time after which a driver's workers must have ended; a returned head or agentd counts anew."""
     due = end + limits.orphan
     for line in records.get(SCENE, ()):
         if line.what == "fault" and line["kind"].endswith((" head", " agentd")) and end <= line.at <= due:
@@ -199,7 +199,7 @@ def _deliveries(records: Records) -> list[str]:
 def _event(line: Line, drained: set[str]) -> Iterator[deliveries.Event]:
     stream = deliveries.Stream(*line["stream"])
     if stream.kind == "queue" and line["what"] == "sent" and stream.place not in drained:
-        return  # its round was given up: nobody looked for what was left
+        return  # its round was given up, so the remaining items were not taken
     yield deliveries.Event(line["what"], stream, line["n"], line["note"])
 
 
@@ -220,7 +220,7 @@ def noticed(records: Records) -> list[float]:
 
 
 def outcomes(records: Records) -> dict[str, dict[str, int]]:
-    """What was done to how it ended to how often."""
+    """Maps each operation to its ends and their numbers."""
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for one in operations(records):
         found[one.begin["doing"]]["under way" if one.end is None else one.end["outcome"]] += 1
@@ -228,10 +228,10 @@ def outcomes(records: Records) -> dict[str, dict[str, int]]:
 
 
 def faults(records: Records) -> dict[str, int]:
-    """Kind to how often."""
+    """Maps each kind of fault to its number."""
     return dict(Counter(line["kind"] for line in records.get(SCENE, ()) if line.what == "fault"))
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """Of sorted values; 0 for none."""
+    """The percentile of sorted values; 0 without values."""
     return values[min(len(values) - 1, int(len(values) * part))] if values else 0.0

@@ -25,23 +25,23 @@ from rlinf_actors import CallTimeoutError, Channel, Cluster, NodePlacementStrate
 LIMIT_S = 60.0
 """How long an operation may take before it counts as one that hangs: the head may be away, and a lease must run out."""
 CALLS, ITEMS, MESSAGES, STREAM = 40, 60, 40, 200
-"""Of one round."""
+"""Operations of one round."""
 LASTING, MOST_FAILURES = 1000, 8
-"""Calls of a group whose workers are started again, and how many may fail before another group is made."""
+"""Calls of a group with a restart policy, and the number that may fail before the driver makes another group."""
 PAUSE_S = 0.2
-"""After a round that failed: a node that is away refuses at once, as often as it is asked."""
+"""Pause after a failed round, because an absent node refuses every launch at once."""
 BREATH_S = 0.02
-"""Between two calls: who only fills records makes no trouble."""
+"""Pause between two calls, to keep records small."""
 DRAIN_S = 1.0
 """How long a get that should find nothing waits: what a killed consumer had comes back within a moment of its end."""
 
 
 class Failed(Exception):
-    """An operation of a round ended with an error, which was written down."""
+    """An operation of a round ended with an error, which was recorded."""
 
 
 class Load:
-    """All that this driver does, each kind on a thread of its own.
+    """The work of this driver, each kind on its own thread.
 
     Args:
         cluster: where.
@@ -59,7 +59,7 @@ class Load:
         self.over = threading.Event()
 
     def run(self) -> None:
-        """Until `over` is set, and the rounds under way have ended. Blocks."""
+        """Work until `over` is set and the rounds under way have ended. Blocks."""
         kinds: dict[str, Callable[[str, int], None]] = {
             "calls": self._calls,
             "queue": self._queue,
@@ -82,7 +82,7 @@ class Load:
                 self.over.wait(PAUSE_S)
 
     def _do(self, what: str, wait: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
-        """An operation, written down before and after; raises Failed for every error."""
+        """Run an operation and record its begin and end; raise Failed for every error."""
         number = next(self._numbers)
         self._record.write("begin", id=number, doing=what, **more)
         try:
@@ -103,7 +103,7 @@ class Load:
 
     @contextlib.contextmanager
     def _group(self, kind: str, label: str, first: int, **options: Any) -> Iterator[Any]:
-        """A group of two while the block lasts; its name is free afterwards."""
+        """A group of two for the block; its name is free afterwards."""
         where = NodePlacementStrategy(sorted(self._nodes[(first + n) % len(self._nodes)] for n in range(2)))
         cls = Caller if kind in ("calls", "lasting") else Actor
         groups: list[Any] = []
@@ -134,7 +134,7 @@ class Load:
                     self._do("stream", self._stream, group, stream, label=label, call=stream)
 
     def _lasting(self, label: str, number: int) -> None:
-        """A group whose workers are started again: a call may fail, and a later one reaches the next incarnation."""
+        """A group with a restart policy: a call may fail, and a later one reaches the next incarnation."""
         policy = RestartPolicy.on_failure(max_restarts=5, within_s=30.0, backoff_s=0.05)
         with self._group("lasting", label, number, restart=policy) as group:
             failed = 0
@@ -172,7 +172,7 @@ class Load:
                 self._transfer(channel, label, producers, consumers)
         finally:
             self._do("close", channel.close, label=label)
-            with contextlib.suppress(RlinfActorsError):  # its host ends when nothing is left in it
+            with contextlib.suppress(RlinfActorsError):  # its host ends when the channel is empty
                 while True:
                     channel.get(timeout=DRAIN_S)
 
@@ -196,7 +196,7 @@ class Load:
         self._record.write("drained", place=label)
 
     def _drain(self, channel: Any, place: str) -> None:
-        """Take what is left; this process is a consumer as well."""
+        """Take the remaining items; this process is a consumer too."""
         while True:
             self._item("ask", ("queue", "", place))
             work = channel.get(async_op=True, timeout=DRAIN_S)
@@ -220,7 +220,7 @@ def _ended(method: Callable[..., Any], *args: Any) -> Any:
 
 
 def _or_stop(work: Any) -> Any:
-    """What a get gave, None where nothing came in its time."""
+    """The item of a get, or None after its timeout."""
     try:
         return work.wait(LIMIT_S)
     except CallTimeoutError:

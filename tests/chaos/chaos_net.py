@@ -1,4 +1,4 @@
-"""Where the head of a world is, and the network as one process sees it."""
+"""The address of a world's head, and one process's view of the network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD = "ipc:///head"
 
 
 class Seen:
-    """The network as one process sees it: behind a cut it finds nobody."""
+    """One process's view of the network: behind a cut it reaches no endpoint."""
 
     def __init__(self, world: World, who: Any) -> None:
         self._world = world

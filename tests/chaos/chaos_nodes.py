@@ -37,7 +37,7 @@ class LoneWorker:
         world.write(self._who, "born", me=self._me, group=spec.group, rank=spec.rank, owner=owner, pid=self.pid)
 
     def put(self, creation: Any) -> None:
-        """A Create came."""
+        """Handle a Create."""
         if not self._open:
             self._open = True
             self._server.answer(creation.peer, frames.Ok(creation.frame.id))
@@ -64,7 +64,7 @@ class LoneWorker:
 
 
 class Keeper:
-    """What agentd's Workers, and the templates below them, are to a session; outlives it."""
+    """Stands in for agentd's Workers and templates; outlives the session."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -100,7 +100,7 @@ class Keeper:
             self._world.soon(self._say, WorkerExited(id, exit))
 
     def left(self) -> list[RunningWorker]:
-        """What an agentd that takes over finds: workers, and ends that no head is known to have heard of."""
+        """The inventory of the next agentd: workers, and unacknowledged ends."""
         return list(self._known.values())
 
     def renew(self, until: float, lease_s: float) -> None: ...
@@ -124,9 +124,9 @@ class Agent:
     """An agentd.
 
     Args:
-        world: where.
-        rank: of its node.
-        keeper: with what an earlier one left.
+        world: its world.
+        rank: its node's rank.
+        keeper: the workers of an earlier agentd.
     """
 
     def __init__(self, world: World, rank: int, keeper: Keeper) -> None:

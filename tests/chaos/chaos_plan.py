@@ -1,4 +1,4 @@
-"""Which fault comes next, from the seed alone. Pure."""
+"""The sequence of faults, from the seed alone. Pure."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ KINDS: Mapping[str, int] = MappingProxyType(
         "cut agentd": 1,
     }
 )
-"""What may happen to whom, and how often in comparison. Killed agentds, heads and drivers are started again."""
+"""Kinds of faults with their relative frequencies. Killed agentds, heads and drivers are restarted."""
 
 STOP_S = (0.1, 1.5)
 SLOW_S = (0.5, 2.0)
 AWAY_S = (0.1, 2.0)
-"""Seconds that somebody is stopped, its messages are late, or it is away until it is started again."""
+"""Seconds for which a process is stopped, slow, or absent before its restart."""
 LATE_S = 0.2
-"""How late the messages of a slow one are."""
+"""Delay of a slow process's messages."""
 CUT_S = (1.0, 3.0)
 """Seconds by which a cut outlasts the lease: what a shorter one loses, TCP would send again."""
 
@@ -45,8 +45,8 @@ class Strike:
 
     Attributes:
         kind: one of KINDS.
-        pick: chooses among those whom it may strike: a number from 0 to below 1.
-        seconds: how long it lasts.
+        pick: chooses among the possible targets: a number from 0 to below 1.
+        seconds: its duration.
     """
 
     kind: str
@@ -68,9 +68,9 @@ class Plan:
     """The faults of a run, one after the other.
 
     Args:
-        seed: the same one gives the same faults; whom they meet depends on who is there then.
-        kinds: which ones, all by default.
-        lease_s: of the cluster's nodes.
+        seed: the same seed gives the same faults; their targets depend on the processes that run then.
+        kinds: kinds of faults, all by default.
+        lease_s: the lease of the cluster's nodes.
 
     Raises:
         ConfigError: there is no such kind.
@@ -85,7 +85,7 @@ class Plan:
         self._lease_s = lease_s
 
     def next(self) -> Strike:
-        """The next one."""
+        """The next fault."""
         kind = self._random.choices(self._kinds, [KINDS[kind] for kind in self._kinds])[0]
         how = kind.partition(" ")[0]
         low, high = {"kill": AWAY_S, "stop": STOP_S, "slow": SLOW_S, "cut": CUT_S}[how]

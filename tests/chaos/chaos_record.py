@@ -1,4 +1,4 @@
-"""What a process writes down: a line an event, in the file before the next thing happens; kill -9 loses none."""
+"""The record of a process: each event is a line, written before the next event, so that kill -9 loses none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Record:
 
     Args:
         folder: of all records.
-        who: this process.
+        who: the name of this process.
     """
 
     def __init__(self, folder: str, who: str) -> None:

@@ -1,4 +1,4 @@
-"""What a run came to, as a value, as text and as JSON. Pure."""
+"""The result of a run, as a value, as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Report:
         )
 
     def text(self) -> str:
-        """For people."""
+        """The report as text."""
         lines = [f"chaos: seed {self.seed}, {self.seconds:g} s, a fault every {self.every:g} s", "faults:"]
         lines += [f"  {kind}: {count}" for kind, count in sorted(self.faults.items())]
         lines += ["operations:"]

@@ -1,4 +1,4 @@
-"""The processes of a chaos run: a cluster of its own, drivers, and the faults that happen to them."""
+"""The processes of a chaos run: its cluster, its drivers, and the faults applied to them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ NODES, DRIVERS = 3, 2
 """The first node has the head, and no workers."""
 BEAT_S, LEASE_S = 0.2, 3.0
 END_S = 120.0
-"""How long a driver may take to end its rounds and itself."""
+"""Time limit for a driver's end."""
 
 
 class Scene:
-    """Everything that lives and dies. One thread; starts that wait for something run beside it.
+    """All processes of the run. It has one thread; starts that have to wait run on others.
 
     Args:
         folder: of records, drivers' output and switches.
@@ -76,7 +76,7 @@ class Scene:
             self._start_driver()
 
     def run(self, seconds: float, every: float) -> None:
-        """Make a fault happen every *every* seconds. Blocks."""
+        """Apply a fault every *every* seconds. Blocks."""
         end = time.monotonic() + seconds
         struck = time.monotonic()
         while time.monotonic() < end:
@@ -86,7 +86,7 @@ class Scene:
                 self._strike(self._plan.next())
 
     def stop(self) -> None:
-        """Undo what is to be undone, let the drivers end in good order, then the cluster."""
+        """Undo faults, end the drivers in good order, then the cluster."""
         while self._due:
             self._wait_until(self._due[0][0])
         for start in list(self._starting.values()):
@@ -108,7 +108,7 @@ class Scene:
         self._look()
 
     def close(self) -> None:
-        """Nothing stays."""
+        """Kill all remaining processes."""
         for driver in self._drivers.values():
             driver.kill()
             with driver:
@@ -150,7 +150,7 @@ class Scene:
         heapq.heappush(self._due, (time.monotonic() + seconds, next(self._numbers), action))
 
     def _wait_until(self, when: float) -> None:
-        """Let time pass; what falls due until then happens, and ends of drivers are seen."""
+        """Let time pass; run due actions and record ends of drivers."""
         while True:
             now = time.monotonic()
             while self._due and self._due[0][0] <= now:
@@ -167,7 +167,7 @@ class Scene:
                 select.select(fds, (), (), max(0.0, until - now))
 
     def _look(self) -> None:
-        """Which drivers have ended, and what starts brought."""
+        """Record ended drivers and the results of starts."""
         for name, driver in list(self._drivers.items()):
             code = driver.poll()
             if code is not None:
@@ -228,7 +228,7 @@ class Scene:
         self._starting[rank] = self._starts.submit(self._local.restart_agent, rank, END_S)
 
     def _targets(self, whom: str) -> Mapping[int, str]:
-        """Pid to name."""
+        """Maps pids to names."""
         if whom == "driver":
             return {driver.pid: name for name, driver in self._drivers.items()}
         if whom in ("agentd", "head"):
@@ -237,7 +237,7 @@ class Scene:
             return {self._local.nodes[rank].pid: str(rank) for rank in alive}
         found = {}
         drivers = {driver.pid for driver in self._drivers.values()}
-        # not only those below us: a template outlives its agentd
+        # not only our descendants: a template outlives its agentd
         for pid in processes_with(TEST_MARK, os.environ[TEST_MARK]):
             if pid in drivers:
                 continue

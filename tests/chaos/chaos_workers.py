@@ -1,4 +1,4 @@
-"""The workers of a chaos run: they do small things, and write all of them down."""
+"""The workers of a chaos run: they do small operations and record all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chaos_record import Record
 from rlinf_actors import PeerDiedError, Worker
 
 ALIVE_S = 0.25
-"""Between two signs of life in a worker's record."""
+"""Seconds between two `alive` lines in a worker's record."""
 STOP = "stop"
 
 
@@ -80,7 +80,7 @@ class Actor(Worker):
         self._item("got", stream, n)
 
     def rest(self) -> None:
-        """All that it took has reached it: its end changes nothing any more."""
+        """Wait until all its takes have ended; its end then loses no item."""
         self._record.write("rest")
 
     def _item(self, what: str, stream: tuple[str, str, str], n: int = 0, note: str = "") -> None:
@@ -91,7 +91,7 @@ class Caller(Actor):
     """One that is called: on its event loop."""
 
     async def step(self, call: str) -> str:
-        """Answers with the call's name, once."""
+        """Return the call's name."""
         self._record.write("ran", call=call)
         return call
 

@@ -1,7 +1,7 @@
 """A whole cluster in one loop: head, agents' sessions, drivers' sessions and workers' servers over the memory network.
 
 Stand-ins: a worker's process (its server is real) and a driver's glue (its session and its groups are real). Time is
-virtual: it goes on when nothing is left to do, so that a minute takes as long as its messages.
+virtual: it advances when the loop is idle, so that a minute takes as long as its messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KILLED = ExitReport("signalled", None, 9)
 
 
 class _Store(HeadStore):
-    """Written on the loop, so that time stands still meanwhile."""
+    """Write on the loop, so that virtual time does not advance meanwhile."""
 
     def write(self, changes: Any, done: Callable[[bool], None]) -> None:
         self._asked.extend(changes)
@@ -40,10 +40,10 @@ class _Store(HeadStore):
 
 
 class World:
-    """All of it, and the faults.
+    """The whole cluster, and its faults.
 
     Args:
-        seed: of everything that is random.
+        seed: the seed of all random choices.
         folder: what the head remembers is there.
         nodes: how many there are.
     """
@@ -86,7 +86,7 @@ class World:
 
     @contextlib.contextmanager
     def noise(self) -> Iterator[None]:
-        """Control messages and calls come late and twice. None is lost: connections that live lose nothing."""
+        """Delay and duplicate control messages and calls. None is lost, since open connections lose no messages."""
         seed = self.rng.randrange(1 << 30)
         with contextlib.ExitStack() as stack:
             noises: list[tuple[str, faults.Action, Any, float]] = [
@@ -102,7 +102,7 @@ class World:
             yield
 
     def strike(self) -> None:
-        """One fault."""
+        """Apply one fault."""
         kind = self.rng.choice(("worker", "worker", "worker", "agentd", "head", "driver", "cut"))
         # as long as TCP would keep what was sent, nothing is lost: a cut outlasts the lease
         away = self.rng.uniform(0.05, 1.5) + (TIMING.lease_s + 1.0 if kind == "cut" else 0.0)
@@ -143,7 +143,7 @@ class World:
     # --- the end ---
 
     async def end(self) -> None:
-        """Let all drivers end in good order; what is left then is written down."""
+        """End all drivers in good order and record remaining workers."""
         self.over = True
         await asyncio.wait([driver.task for driver in self.drivers])
         await asyncio.sleep(LIMIT_S)

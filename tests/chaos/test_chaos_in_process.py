@@ -1,4 +1,4 @@
-"""A cluster in one loop under random faults, thousands of messages in a second: the same judge as the live one's."""
+"""A cluster in one loop under random faults, with the same judge as the live run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chaos_world import World
 from virtual_time import VirtualLoop
 
 SECONDS = 60.0
-"""Of virtual time."""
+"""Seconds of virtual time."""
 
 
 def live(seed: int, seconds: float, folder: str) -> World:
@@ -43,7 +43,7 @@ def live(seed: int, seconds: float, folder: str) -> World:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_no_fault_breaks_a_promise(seed: int, tmp_path: Path) -> None:
+def test_random_faults_break_no_invariant_in_process(seed: int, tmp_path: Path) -> None:
     world = live(seed, SECONDS, str(tmp_path))
     found = violations(world.records, world.loop.time(), Limits(LIMIT_S, 20.0))
     assert not found, f"seed {seed}:\n" + "\n".join(found[:20])

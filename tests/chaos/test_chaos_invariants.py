@@ -1,4 +1,4 @@
-"""The judge of a chaos run finds what it is there to find, and accepts what faults excuse. Pure."""
+"""The judge of a chaos run finds all violations, and accepts the effects of faults. Pure."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def one(records: dict[str, list[Line]], now: float = 100.0) -> str:
     return found
 
 
-def test_operations_that_ended_in_time_are_fine_whatever_a_death_made_of_them() -> None:
+def test_judge_accepts_operations_that_end_in_time() -> None:
     lines = [DRIVER, begin(1), end(2), begin(3, 2), end(4, 2, "WorkerDiedError"), begin(95, 3)]
     assert violations({"d": lines}, 100.0, LIMITS) == []
 
 
-def test_what_hangs_is_found_while_it_hangs_and_what_took_too_long_afterwards() -> None:
+def test_judge_finds_hanging_and_slow_operations() -> None:
     assert one({"d": [DRIVER, begin(1)]}) == "d: put l hangs: it began 99.0 s before now"
     assert "took 19.0 s" in one({"d": [DRIVER, begin(1), end(20)]})
 
 
-def test_a_killed_driver_hangs_in_nothing_that_it_had_just_begun() -> None:
+def test_judge_accepts_operations_that_a_killed_driver_just_began() -> None:
     ended = {SCENE: [Line(5.0, "ended", {"pid": 1, "who": "d"})]}
     assert violations({"d": [DRIVER, begin(1)], **ended}, 100.0, LIMITS) == []
     ended = {SCENE: [Line(50.0, "ended", {"pid": 1, "who": "d"})]}
@@ -55,15 +55,15 @@ def test_a_killed_driver_hangs_in_nothing_that_it_had_just_begun() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["CallTimeoutError", "NameInUseError", "bug"])
-def test_errors_that_no_fault_explains_are_found(outcome: str) -> None:
+def test_judge_finds_unexplained_errors(outcome: str) -> None:
     assert f"ended with {outcome} after 1.0 s: its text" in one({"d": [DRIVER, begin(1), end(2, 1, outcome)]})
 
 
-def test_an_operation_ends_once() -> None:
+def test_judge_finds_operations_that_end_twice() -> None:
     assert "ended 2 times" in one({"d": [DRIVER, begin(1), end(2), end(3)]})
 
 
-def test_a_call_runs_once_on_each_rank_that_was_asked() -> None:
+def test_judge_finds_calls_that_did_not_run_once_on_each_rank() -> None:
     ran = Line(1.5, "ran", {"call": "c"})
     driver = [DRIVER, begin(1, 1, "call", call="c"), end(2)]
     both = {"w0": [born(1), ran], "w1": [born(1, "l:1", rank=1), ran]}
@@ -78,14 +78,14 @@ def fault(at: float, kind: str, seconds: float = 1.0) -> Line:
     return Line(at, "fault", {"kind": kind, "pid": 0, "who": "x", "seconds": seconds})
 
 
-def test_a_rank_is_not_there_twice_at_once() -> None:
+def test_judge_finds_a_rank_in_two_processes_at_once() -> None:
     alive = Line(5.0, "alive", {})
     assert violations({"first": [born(1), alive], "second": [born(6)]}, 100.0, LIMITS) == []
     assert "still there 1.00 s after second" in one({"first": [born(1), alive], "second": [born(4)]})
     assert violations({"first": [born(1), alive], "other": [born(4, owner=2)]}, 100.0, LIMITS) == []
 
 
-def test_a_name_may_be_held_by_a_worker_on_a_lost_node_and_by_nobody_else() -> None:
+def test_judge_accepts_a_name_in_use_only_after_a_node_loss() -> None:
     begin = Line(1.0, "begin", {"id": 1, "doing": "launch", "label": "l"})
 
     def refused(text: str) -> Line:
@@ -95,7 +95,7 @@ def test_a_name_may_be_held_by_a_worker_on_a_lost_node_and_by_nobody_else() -> N
     assert "ended with NameInUseError" in one({"d": [DRIVER, begin, refused("a group named 'g' is running")]})
 
 
-def test_no_worker_outlives_its_driver() -> None:
+def test_judge_finds_workers_that_outlive_their_driver() -> None:
     ended = Line(5.0, "ended", {"pid": 1, "who": "d"})
     assert violations({"w": [born(1), Line(9.0, "alive", {})], SCENE: [ended]}, 100.0, LIMITS) == []
     late = {"w": [born(1), Line(11.0, "alive", {})]}
@@ -104,7 +104,7 @@ def test_no_worker_outlives_its_driver() -> None:
     assert "was there 6.0 s after" in one({**late, SCENE: [ended, fault(6.0, "kill worker")]})
 
 
-def test_items_of_a_round_that_went_to_its_end_are_all_there() -> None:
+def test_judge_finds_lost_items_of_a_completed_round() -> None:
     stream = ("queue", "l:0", "place")
     producer = [born(1), item("offer", stream), item("sent", stream), Line(2, "rest", {})]
     driver = [DRIVER, Line(3, "drained", {"place": "place"}), Line(4, "bye", {})]
@@ -116,7 +116,7 @@ def test_items_of_a_round_that_went_to_its_end_are_all_there() -> None:
     assert "got more than once by the living" in one({"w": producer, "d": [*driver, *taken], "again": again})
 
 
-def test_messages_come_in_order_and_a_refusal_has_a_dead_party() -> None:
+def test_judge_finds_disorder_and_refusals_between_living_workers() -> None:
     pair = ("pair", "l:0", "l:1")
     sender = [born(1), *(item(what, pair, n) for n in (0, 1) for what in ("offer", "sent")), Line(2, "rest", {})]
     receiver = [born(1, "l:1", rank=1), item("got", pair, 1)]
@@ -127,7 +127,7 @@ def test_messages_come_in_order_and_a_refusal_has_a_dead_party() -> None:
     assert violations({"a": refused, "b": alive[:1]}, 100.0, LIMITS) == []
 
 
-def test_what_the_report_says() -> None:
+def test_report_counts_faults_outcomes_and_notice_times() -> None:
     scene = [Line(2.0, "fault", {"kind": "kill worker", "pid": 9, "who": "x", "seconds": 1.0})]
     driver = [DRIVER, begin(1), end(2.25, 1, "WorkerDiedError"), begin(3, 2), end(4, 2)]
     records = {SCENE: scene, "d": driver, "w": [born(0.5)]}
@@ -140,7 +140,7 @@ def test_what_the_report_says() -> None:
     assert text.endswith("violations: 1\n  something")
 
 
-def test_the_seed_is_the_plan() -> None:
+def test_same_seed_gives_the_same_plan() -> None:
     def made(seed: int) -> list[Any]:
         plan = Plan(seed, lease_s=3.0)
         return [plan.next() for _ in range(300)]
@@ -152,7 +152,7 @@ def test_the_seed_is_the_plan() -> None:
         Plan(1, ["kill all"])
 
 
-def test_a_record_without_its_last_words_is_read(tmp_path: Any) -> None:
+def test_unfinished_last_line_of_a_record_is_ignored(tmp_path: Any) -> None:
     record = Record(str(tmp_path), "one")
     record.write("item", what="got", n=1)
     record.close()
@@ -163,7 +163,7 @@ def test_a_record_without_its_last_words_is_read(tmp_path: Any) -> None:
     assert read(str(tmp_path), line.at - 1.0)["one"] == []
 
 
-def test_a_pid_that_was_given_again_is_another_drivers() -> None:
+def test_judge_distinguishes_drivers_with_a_reused_pid() -> None:
     begin = Line(1.0, "begin", {"id": 1, "doing": "launch", "label": "l"})
     ends = [Line(at, "ended", {"pid": 1, "who": who}) for at, who in ((2.0, "d"), (500.0, "later"))]
     later = [Line(400.0, "driver", {"pid": 1})]

@@ -1,4 +1,4 @@
-"""Random faults in a real cluster break no promise.
+"""Random faults in a real cluster break no invariant.
 
 Usage: pytest -s tests/chaos/test_chaos_live.py --chaos-seconds 1800 --chaos-seed 7 [--chaos-kinds "kill worker"]
 The suite runs a short form. The same seed gives the same faults, though not at the same point of the work.
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.live
 
 
 @pytest.mark.timeout(0)
-def test_a_random_fault_every_two_seconds_breaks_no_promise(
+def test_random_faults_break_no_invariant_in_a_cluster(
     request: pytest.FixtureRequest, tmp_path: Path, figures: Figures
 ) -> None:
     seconds, seed = (request.config.getoption(f"chaos_{name}") for name in ("seconds", "seed"))

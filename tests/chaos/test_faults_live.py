@@ -1,4 +1,4 @@
-"""Fault points in real processes: this one, and those that inherit a plan."""
+"""Fault points in this process, and in processes that inherit a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_actors.testing import faults
 pytestmark = pytest.mark.live
 
 
-def test_faults_in_this_process_and_in_those_of_a_cluster(local_cluster, tmp_path: Path) -> None:
+def test_fault_points_act_in_this_process_and_in_a_clusters_processes(local_cluster, tmp_path: Path) -> None:
     plan = faults.environment(
         faults.fault("spawn.fork", faults.refuse(), where="refused:*"),
         faults.fault("spawn.exec", faults.refuse(), where="refused:*"),

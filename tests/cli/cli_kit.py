@@ -1,4 +1,4 @@
-"""A status to show."""
+"""An example of a cluster's status."""
 
 from __future__ import annotations
 

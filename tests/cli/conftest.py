@@ -9,7 +9,7 @@ from rlinf_actors.wire.client_messages import Status
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run a command against a status (by default the example); gives exit code, stdout and stderr."""
+    """Run a command against a status (by default the example); return exit code, stdout and stderr."""
     monkeypatch.delenv("RLINF_HEAD", raising=False)
 
     def run(*arguments: str, status: Status | None = None) -> tuple[int, str, str]:

@@ -13,7 +13,7 @@ from rlinf_actors.cli import app
 pytestmark = pytest.mark.live
 
 THERE = {"ready", "suspect"}
-"""States of a node that is there; the second where its beats are late at that moment."""
+"""States of a living node; it is suspect while its beats are late."""
 
 
 class Pid(Worker):
@@ -34,7 +34,7 @@ def as_json(capsys, *arguments: str):
     return json.loads(capsys.readouterr().out)
 
 
-def test_everything_that_runs_is_shown(local, capsys):
+def test_commands_show_nodes_groups_and_workers(local, capsys):
     cluster = local.cluster()
     group = Pid.create_group().launch(cluster, name="pids")
     pids = group.pid().wait()
@@ -56,9 +56,9 @@ def test_everything_that_runs_is_shown(local, capsys):
     assert len(status["clients"]) == 1
 
 
-def test_showing_a_cluster_changes_nothing(local, capsys, tmp_path):
+def test_plan_and_listings_do_not_change_the_cluster(local, capsys, tmp_path):
     conf = tmp_path / "conf.yaml"
     conf.write_text("cluster: {num_nodes: 2, component_placement: {actor: 0-3}}")
     planned = as_json(capsys, "plan", str(conf))
     assert [worker["cluster_node_rank"] for worker in planned["components"][0]["workers"]] == [0, 0, 1, 1]
-    assert as_json(capsys, "status")["clients"] == []  # who only looks is no client
+    assert as_json(capsys, "status")["clients"] == []  # a process that only asks is no client

@@ -15,7 +15,7 @@ from rlinf_actors.cli.views import Figures, worker_dict
 from rlinf_actors.wire.client_messages import Status
 
 
-def test_nodes_as_json_has_stable_keys(shown):
+def test_nodes_json_has_stable_keys(shown):
     code, out, err = shown("nodes", "--json")
     rows = json.loads(out)
     assert (code, err) == (0, "")
@@ -29,7 +29,7 @@ def test_nodes_as_json_has_stable_keys(shown):
     assert rows[2]["state"] == "lost"
 
 
-def test_nodes_off_a_terminal_is_plain_and_aligned(shown):
+def test_nodes_table_without_a_terminal_is_plain_and_aligned(shown):
     code, out, _ = shown("nodes")
     lines = out.splitlines()
     assert code == 0
@@ -41,7 +41,7 @@ def test_nodes_off_a_terminal_is_plain_and_aligned(shown):
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_control_characters_in_names_are_escaped(terminal, monkeypatch, capsys):
-    """A namespace is called as its driver says, and shown to the administrator."""
+    """The driver chooses the name of a namespace, and the administrator's terminal shows it."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     output.show_table(("GROUP",), [("a\x1b]0;me\x07\x9b2J\u202e\nb\r",)], "")
     output.show_fields({"client": "x\x1b[31m"})
@@ -71,7 +71,7 @@ def test_groups_are_listed(shown):
     assert "greeters" in out
 
 
-def test_workers_in_rank_order_with_their_ends(shown):
+def test_workers_are_listed_by_rank_with_their_ends(shown):
     _, out, _ = shown("workers", "--json")
     first, second = json.loads(out)
     assert (first["name"], first["state"], first["exit"]) == ("greeters:0", "running", None)
@@ -83,12 +83,12 @@ def test_workers_in_rank_order_with_their_ends(shown):
     assert len(out.splitlines()) == 3
 
 
-def test_figures_are_those_of_workers_on_this_machine(monkeypatch):
+def test_only_workers_on_this_machine_have_figures(monkeypatch):
     status = example_status()
     (group,) = status.groups
     gone, running = group.workers
     mine = replace(running, pid=os.getpid())
-    assert worker_dict(group, mine, 0.0)["process"] is None, "another machine's process of that number is another's"
+    assert worker_dict(group, mine, 0.0)["process"] is None, "the pid on another machine is another process"
     assert worker_dict(group, replace(gone, pid=os.getpid()), 0.0, near=True)["process"] is None
     found = worker_dict(group, mine, 0.0, near=True)["process"]
     assert list(found) == ["cpu_s", "rss_bytes", "threads", "descriptors"]
@@ -101,7 +101,7 @@ def test_figures_are_those_of_workers_on_this_machine(monkeypatch):
     assert worker_dict(group, replace(running, pid=ended.pid), 0.0, near=True)["process"] is None
 
 
-def test_workers_here_are_shown_with_their_figures(shown, monkeypatch):
+def test_table_shows_figures_of_local_workers(shown, monkeypatch):
     monkeypatch.setattr("rlinf_actors.cli.views.host_key", lambda: "h")
     monkeypatch.setattr("rlinf_actors.cli.views.figures_of", lambda pid: Figures(7.5, 300 << 20, 12, None))
     _, out, _ = shown("workers", "--json")
@@ -111,7 +111,7 @@ def test_workers_here_are_shown_with_their_figures(shown, monkeypatch):
     assert "8 s  300 MiB" in out
 
 
-def test_workers_of_an_unknown_group(shown):
+def test_workers_of_an_unknown_group_are_none(shown):
     code, out, err = shown("workers", "nobody")
     assert (code, out) == (0, "")
     assert err == "group 'nobody' has no worker\n"

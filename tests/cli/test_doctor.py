@@ -1,4 +1,4 @@
-"""`rlinf-actors doctor` on this machine, and what it thinks of made-up ones."""
+"""`rlinf-actors doctor` on this machine and on invented ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GOOD = MachineFacts(
 )
 
 
-def test_a_good_machine_passes_everything():
+def test_good_machine_passes_all_checks():
     findings = diagnose(GOOD)
     assert [f for f in findings if f.status != "pass" or f.fix] == []
     assert len({f.check for f in findings}) == len(findings)
@@ -95,7 +95,7 @@ def test_a_good_machine_passes_everything():
         ({"stale_cgroups": ["/cg/w"]}, "leftover_cgroup", "warn", "is gone", "echo 1 > /cg/w/cgroup.kill; rmdir /cg/w"),
     ],
 )  # fmt: skip
-def test_each_trouble_comes_with_its_fix(change, check, status, text, fix):
+def test_each_problem_has_its_status_and_fix(change, check, status, text, fix):
     found = [f for f in diagnose(dataclasses.replace(GOOD, **change)) if f.check == check]
     (finding,) = found
     assert finding.status == status
@@ -122,7 +122,7 @@ def test_this_machine_is_inspected(rlinf_leak_check):
 
 
 @pytest.mark.live
-def test_a_head_that_is_out_of_reach_fails(rlinf_leak_check, monkeypatch):
+def test_unreachable_head_fails(rlinf_leak_check, monkeypatch):
     monkeypatch.setattr("rlinf_actors.cli.queries.TIMEOUT_S", 0.2)
     machine = inspect_machine(Settings.load(), "127.0.0.1:1")
     (finding,) = doctor_checks.head(machine)
@@ -131,13 +131,13 @@ def test_a_head_that_is_out_of_reach_fails(rlinf_leak_check, monkeypatch):
 
 
 @pytest.mark.live
-def test_a_head_that_answers(local_cluster):
+def test_answering_head_passes(local_cluster):
     local = local_cluster(1)
     (finding,) = doctor_checks.head(inspect_machine(Settings(key_dir=local.keys), local.head))
     assert finding.status == "pass", finding
 
 
-def test_json_and_exit_code(monkeypatch, capsys):
+def test_failure_exits_with_1_and_is_in_the_json(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "inspect_machine", lambda settings, head: dataclasses.replace(GOOD, files=(1, 1)))
     assert app.run(["doctor", "--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
@@ -149,7 +149,7 @@ def test_json_and_exit_code(monkeypatch, capsys):
     assert "fix: mount -t tmpfs" in out
 
 
-def test_run_directories_that_nothing_uses(tmp_path):
+def test_unused_run_directories_are_reported(tmp_path):
     for name in ("rlinf-used", "rlinf-stale", "rlinf-clean"):
         (tmp_path / name / "w").mkdir(parents=True)
         (tmp_path / name / "lock").touch()
@@ -164,7 +164,7 @@ def test_run_directories_that_nothing_uses(tmp_path):
     os.close(lock)
 
 
-def test_cgroups_are_judged_for_the_agentd_that_runs(local_cluster):
+def test_cgroups_are_checked_for_the_running_agentd(local_cluster):
     local = local_cluster(1)
     agentd = f"{local.nodes[0].pid} in {local.nodes[0].run_dir}"
     assert agentd in [f"{one.pid} in {one.run_dir}" for one in agentds([os.path.dirname(local.nodes[0].run_dir)])]
@@ -175,7 +175,7 @@ def test_cgroups_are_judged_for_the_agentd_that_runs(local_cluster):
         assert "started from here" in found[1].text
 
 
-def test_a_private_cluster_is_no_agentd_of_this_machine(rlinf_cluster):
+def test_private_cluster_is_not_listed_as_an_agentd(rlinf_cluster):
     daemon = rlinf_cluster._daemon
     assert daemon.run_dir not in [one.run_dir for one in agentds([os.path.dirname(daemon.run_dir)])]
 
@@ -220,7 +220,7 @@ def test_a_process_in_a_container_is_no_orphan(tmp_path):
     template.stdout.readline()
     inside = procfs.subtree(template.pid)[1:]
     try:
-        assert len(inside) >= 2, "the template and what its worker would be"
+        assert len(inside) >= 2, "the template and its supposed worker"
         assert not {process.pid for process in processes()} & set(inside)
     finally:
         template.communicate()

@@ -1,4 +1,4 @@
-"""The entry point as a process, and a head of its own."""
+"""The entry point as a process, and a head that it starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cli(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_without_click_it_says_what_to_install(monkeypatch, capsys):
+def test_missing_click_is_reported_with_what_to_install(monkeypatch, capsys):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "click" else real(name, *rest))
     assert main.main(["status"]) == 69
@@ -41,7 +41,7 @@ def test_the_entry_point_loads_neither_click_nor_rich():
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["nodes", "--nonsense"], ["plan"], ["plan", "no-such-file"]])
-def test_wrong_usage_is_64(arguments, capsys):
+def test_wrong_usage_exits_with_64(arguments, capsys):
     assert app.run(arguments) == 64
     out, err = capsys.readouterr()
     assert out == ""
@@ -64,16 +64,16 @@ def test_an_address_without_a_port_is_refused(capsys):
     assert "--listen" in capsys.readouterr().err
 
 
-def test_an_absent_head_is_69(monkeypatch, capsys):
+def test_absent_head_exits_with_69(monkeypatch, capsys):
     monkeypatch.setattr("rlinf_actors.cli.queries.TIMEOUT_S", 0.05)
-    monkeypatch.setattr("rlinf_actors.net.reachability.CONNECT_S", 10.0)  # who is refused late has been refused
+    monkeypatch.setattr("rlinf_actors.net.reachability.CONNECT_S", 10.0)  # long: a late refusal counts as a refusal
     assert app.run(["nodes", "--head", "127.0.0.1:1"]) == 69
     assert "did not answer GetStatus within 0.05 s; nobody listens there" in capsys.readouterr().err
 
 
 @pytest.mark.live
 async def test_a_head_answers_and_ends_on_sigterm(monkeypatch, tmp_path):
-    """Also where this user's keys are of a cluster elsewhere."""
+    """This user's keys may belong to another cluster."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     key = KeyFile("driver", "kim", KeyPair.make(), KeyPair.make().public)
     keyfile.save(keyfile.directory(Settings.load()) / "driver.key", key)

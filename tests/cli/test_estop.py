@@ -1,4 +1,4 @@
-"""`rlinf-actors estop`: which heads it stops, and what it says. Real processes."""
+"""`rlinf-actors estop`: the heads that it stops, and its output. Real processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ with Cluster(num_nodes=1):
 
 
 class Machine:
-    """A machine of its own, as far as an emergency stop can tell."""
+    """A directory that stands for a machine: an emergency stop finds its heads there only."""
 
     def __init__(self, folder: Path, ends: ExitStack) -> None:
         self.heads = folder / "heads"
@@ -49,7 +49,7 @@ class Machine:
         self._ends = ends
 
     def start(self, *command: str, **options: object) -> tuple[subprocess.Popen[str], str]:
-        """A process, and the first line that it prints; killed at the end."""
+        """Start a process; return it and its first line. It is killed at the end."""
         env = {**self.env, **options.pop("env", {})}
         pipe = subprocess.PIPE
         process = subprocess.Popen(
@@ -94,7 +94,7 @@ def lab() -> Iterator[tuple[Machine, str, str]]:
 
 @pytest.fixture
 def machine() -> Iterator[Machine]:
-    with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:  # short: it holds unix sockets
+    with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:  # a short path, for unix sockets
         yield Machine(Path(folder), ends)
 
 
@@ -137,9 +137,11 @@ def test_a_head_that_does_not_acknowledge_is_reported_and_delays_no_other(machin
             [*COMMAND, "estop"], env=machine.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as pressing:
             began = time.monotonic()
-            assert pressing.stdout.readline().startswith(f"STOPPED      {address}"), "while the other is waited for"
+            assert pressing.stdout.readline().startswith(f"STOPPED      {address}"), (
+                "the command still waits for the other head"
+            )
             out, err = pressing.communicate(timeout=pace.PATIENCE_S)
-            assert time.monotonic() - began >= 3, "a head that stands still for a moment has its time"
+            assert time.monotonic() - began >= 3, "a briefly stalled head gets time to answer"
     finally:
         frozen.send_signal(signal.SIGCONT)
     assert pressing.returncode == 69
@@ -147,14 +149,14 @@ def test_a_head_that_does_not_acknowledge_is_reported_and_delays_no_other(machin
     assert "1 OF 2 HEADS DID NOT ACKNOWLEDGE THE EMERGENCY STOP. ROBOTS MAY STILL MOVE" in err
 
 
-def test_a_configured_head_that_is_away_fails_at_once_and_the_others_are_stopped(lab):
+def test_absent_configured_head_fails_and_the_others_are_stopped(lab):
     machine, address, _ = lab
     with closing(HeldPorts()) as ports:
         done = machine.estop("--namespace", "x", **{HEAD: f"127.0.0.1:{ports.hold()}"})
     assert done.returncode == 69
     assert f"STOPPED      {address}" in done.stdout
     (failed,) = (line for line in done.stdout.splitlines() if line.startswith("NOT STOPPED  127.0.0.1:"))
-    assert "its port refuse" in failed or "nobody listens there" in failed, "it is not waited for"
+    assert "its port refuse" in failed or "nobody listens there" in failed, "the command does not wait for this head"
     assert failed.endswith("(head, by RLINF_HEAD)")
     assert "1 OF 3 HEADS DID NOT ACKNOWLEDGE" in done.stderr
 
@@ -178,7 +180,7 @@ def test_wrong_settings_do_not_prevent_a_stop(lab, tmp_path):
     (tmp_path / "client.toml").write_text("haed = 1\n")
     for wrong in ({CLIENT_CONFIG: str(tmp_path / "client.toml")}, {"RLINF_TIMEOUT": "long"}):
         done = machine.estop("--namespace", "x", **wrong)
-        assert done.returncode == 69, "a head may be hidden by that"
+        assert done.returncode == 69, "an unreadable record may hide a head"
         assert f"STOPPED      {address}" in done.stdout
         assert "TROUBLE: " in done.stderr
 
@@ -200,8 +202,10 @@ def test_head_limits_the_stop_to_one_head(lab):
     assert not any("'only'" in line for line in machine.in_force(other))
 
 
-def test_the_head_that_an_agentd_here_has_joined_is_stopped(machine, tmp_path):
-    _, address = machine.head(env={HEADS_DIR: str(tmp_path)})  # on another machine, as far as its record goes
+def test_head_of_a_local_agentd_is_stopped(machine, tmp_path):
+    _, address = machine.head(
+        env={HEADS_DIR: str(tmp_path)}
+    )  # its record is elsewhere, as for a head on another machine
     ready, tell = os.pipe()
     run_dir = f"{machine.env[RUN_DIR]}/node"
     agentd = [sys.executable, "-m", "agentd", "--connect", address, "--run-dir", run_dir, "--ready-fd", str(tell)]
@@ -219,7 +223,7 @@ def test_the_head_that_an_agentd_here_has_joined_is_stopped(machine, tmp_path):
         process.wait(pace.PATIENCE_S)
 
 
-def test_a_head_with_keys_of_its_own_is_stopped_without_naming_them(machine, tmp_path):
+def test_head_with_other_keys_is_stopped_without_naming_the_keys(machine, tmp_path):
     keys = {KEY_DIR: str(tmp_path / "lab")}
     assert machine.run("keys", "init", **keys).returncode == 0
     _, address = machine.head(env=keys)
@@ -229,7 +233,7 @@ def test_a_head_with_keys_of_its_own_is_stopped_without_naming_them(machine, tmp
 
 
 @pytest.mark.skipif(not can_unshare("--mount", "true"), reason="needs root and mount namespaces, to be another user")
-def test_root_stops_the_clusters_of_every_user_and_others_only_their_own(machine):
+def test_root_stops_clusters_of_all_users_and_others_their_own(machine):
     folder = Path(machine.env[RUN_DIR])
     folder.chmod(0o755)
     machine.heads.chmod(0o1777)
@@ -239,7 +243,7 @@ def test_root_stops_the_clusters_of_every_user_and_others_only_their_own(machine
     env = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def other(module: str, *arguments: str) -> tuple[str, ...]:
-        """A command of ours as another user."""
+        """Run our command as another user."""
         home = tempfile.mkdtemp(dir=folder)
         variables = json.dumps({HEADS_DIR: str(machine.heads), KEY_DIR: f"{folder}/keys-of-other"})
         return (sys.executable, str(OTHER_USER_PY), str(OTHER_USER), home, str(runs), variables, module, *arguments)
@@ -265,13 +269,13 @@ def test_root_stops_the_clusters_of_every_user_and_others_only_their_own(machine
     assert done.returncode == 0, done
     assert f"STOPPED      {ours}" in done.stdout
     assert f"STOPPED      {theirs}" in done.stdout
-    assert done.stdout.count(f"user {OTHER_USER}") == 2, "the agentd's unix socket takes root's word too"
+    assert done.stdout.count(f"user {OTHER_USER}") == 2, "the agentd's unix socket accepts root too"
 
 
 # --- the release ---
 
 
-def test_a_release_of_several_names_them_and_lifts_nothing(lab):
+def test_release_with_several_heads_lists_them_and_lifts_no_stop(lab):
     machine, one, other = lab
     machine.estop("--head", one, "--reason", "smoke")
     done = machine.estop("--release")
@@ -286,7 +290,7 @@ def test_a_release_of_several_names_them_and_lifts_nothing(lab):
     assert machine.estop("--release", "--head", one).returncode == 0
 
 
-def test_a_release_says_which_stop_it_has_lifted(lab):
+def test_release_names_the_lifted_stop(lab):
     machine, address, _ = lab
     machine.estop("--head", address, "--reason", "smoke")
     machine.estop("--head", address, "--namespace", "lab", "--reason", "dust")
@@ -301,7 +305,7 @@ def test_a_release_says_which_stop_it_has_lifted(lab):
     assert "nothing was in force that this lifts" in again.stdout
 
 
-def test_with_several_heads_every_other_command_names_them(lab):
+def test_other_commands_with_several_heads_list_them(lab):
     machine, one, other = lab
     done = machine.run("status")
     assert done.returncode == 78
@@ -314,7 +318,7 @@ def test_with_several_heads_every_other_command_names_them(lab):
 
 
 class Armed:
-    """`rlinf-actors estop --arm`, and what it says."""
+    """A running `rlinf-actors estop --arm`, and its output."""
 
     def __init__(self, machine: Machine, *arguments: str, stdin: int = subprocess.PIPE, heads: int = 2) -> None:
         self.process = subprocess.Popen(
@@ -324,18 +328,18 @@ class Armed:
         self.until("armed", heads)
 
     def until(self, event: str, armed: int | None = None) -> dict:
-        """The next line that tells of this event, with so many heads armed."""
+        """Wait for the next line with this event and *armed* heads."""
         while True:
             said = json.loads(self.process.stdout.readline())
             if said.get("event") == event and armed in (None, said["armed"]):
                 return said
 
     def end(self) -> tuple[int, dict, str]:
-        """Exit code, the report ({} without a stop), and what was said to people."""
+        """Wait for the end; return exit code, report ({} without a stop), and stderr."""
         out, err = (
             self.process.stdout.read(),
             self.process.stderr.read(),
-        )  # communicate() drops what readline() has taken
+        )  # communicate() omits lines that readline() has read
         reports = [json.loads(line) for line in out.splitlines() if "clusters" in line]
         return self.process.wait(pace.PATIENCE_S), reports[-1] if reports else {}, err
 
@@ -349,7 +353,7 @@ class Armed:
 
 
 class Stalls(threading.Thread):
-    """How long this machine stood still for a thread that wants to run every few milliseconds: the control."""
+    """The control: the longest stall of a thread that should run every few milliseconds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -386,7 +390,7 @@ def test_the_button_stops_every_head_within_20_ms(lab):
 
 
 @pytest.mark.parametrize(("on_loss", "code"), [("stop", 0), ("exit", 130)])
-def test_the_end_of_the_pipe_counts_as_pressed_unless_it_is_told_otherwise(lab, on_loss, code):
+def test_end_of_the_pipe_counts_as_pressed_unless_on_loss_says_otherwise(lab, on_loss, code):
     machine, one, _ = lab
     with Armed(machine, "--namespace", f"loss-{on_loss}", "--on-loss", on_loss) as armed:
         armed.process.stdin.close()
@@ -394,7 +398,7 @@ def test_the_end_of_the_pipe_counts_as_pressed_unless_it_is_told_otherwise(lab, 
     assert any(f"loss-{on_loss}" in line for line in machine.in_force(one)) == (on_loss == "stop")
 
 
-def test_sigterm_disarms_it(lab):
+def test_sigterm_disarms_the_button(lab):
     with Armed(lab[0]) as armed:
         armed.process.terminate()
         code, report, err = armed.end()
@@ -428,7 +432,7 @@ def test_a_gpio_line_stops_by_its_level_and_by_its_loss(lab, tmp_path, end):
     assert (code, report["complete"]) == (0, True)
 
 
-def test_a_line_that_is_at_its_level_already_stops_at_once(lab, tmp_path):
+def test_gpio_line_at_its_level_stops_at_once(lab, tmp_path):
     (tmp_path / "value").write_text("1\n")
     done = lab[0].estop("--arm", "--namespace", "gpio", "--gpio-file", str(tmp_path / "value"))
     assert done.returncode == 0, done
@@ -436,7 +440,7 @@ def test_a_line_that_is_at_its_level_already_stops_at_once(lab, tmp_path):
 
 
 @pytest.mark.skipif(not can_unshare("--mount", "true"), reason="needs root and mount namespaces")
-def test_a_file_of_the_kernel_is_waited_for_by_pollpri():
+def test_kernel_file_is_awaited_with_pollpri():
     code = """
         import select, subprocess
         from rlinf_actors.cli.estop_button import Line
@@ -461,7 +465,7 @@ def test_a_button_without_input_is_refused(lab):
     assert "standard input is neither a terminal nor a pipe. Run it on a terminal, or give --gpio-file" in done.stderr
 
 
-def test_the_button_reports_heads_that_appear_are_suspended_and_end(machine):
+def test_button_reports_new_suspended_and_ended_heads(machine):
     _, one = machine.head()
     with Armed(machine, heads=1) as armed:
         process, other = machine.head()
@@ -479,10 +483,10 @@ def test_the_button_reports_heads_that_appear_are_suspended_and_end(machine):
     assert (code, [cluster["head"] for cluster in report["clusters"]]) == (0, [one])
 
 
-# --- what it costs ---
+# --- cost ---
 
 
-def test_it_imports_no_slow_module():
+def test_estop_imports_no_slow_module():
     code = "import rlinf_actors.cli.main, rlinf_actors.cli.estop, sys; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"asyncio", "click", "rich", "logging", "numpy", "torch", "ssl"} & set(loaded)

@@ -1,4 +1,4 @@
-"""Which heads an emergency stop goes to, and who may answer for them, where other users publish records."""
+"""The heads that get an emergency stop, if other users publish records of their own."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ THEIRS = "ipc:///home/m/head"
 
 @pytest.fixture
 def known(monkeypatch, tmp_path) -> Callable[..., estop_targets.KnownHeads]:
-    """What is known where these records lie; as root, since those of other users are among them."""
+    """Return a function that gives the known heads for these records, as root sees them."""
     (tmp_path / "client.toml").write_text("")
     monkeypatch.setenv(CLIENT_CONFIG, str(tmp_path / "client.toml"))
     monkeypatch.setenv(HEADS_DIR, str(tmp_path))
@@ -52,27 +52,27 @@ def record(user: int, *endpoints: str, **more: str) -> HeadRecord:
     return HeadRecord("head", 1, 0.0, list(endpoints), user=user, path=f"/tmp/{user}-{len(endpoints)}", **more)
 
 
-def ways(target: estop_targets.StopTarget) -> list[str]:
+def endpoints_of(target: estop_targets.StopTarget) -> list[str]:
     return [endpoint for endpoint, _ in target.asked.ways]
 
 
-def test_another_users_record_that_names_a_head_gives_no_way_to_it(known):
+def test_another_users_record_adds_no_address_to_an_own_head(known):
     found = known(record(OTHER, THEIRS, REAL), record(os.geteuid(), REAL))
-    assert [ways(target) for target in found.targets] == [[THEIRS, REAL], [REAL]]
+    assert [endpoints_of(target) for target in found.targets] == [[THEIRS, REAL], [REAL]]
 
 
 def test_several_records_of_one_user_are_one_head(known):
     for user in (os.geteuid(), OTHER):
         found = known(record(user, REAL), record(user, THEIRS, REAL))
-        assert [set(ways(target)) for target in found.targets] == [{THEIRS, REAL}]
+        assert [set(endpoints_of(target)) for target in found.targets] == [{THEIRS, REAL}]
 
 
-def test_the_configured_head_is_asked_where_it_is_whoever_names_it(known, monkeypatch):
+def test_configured_head_is_asked_at_its_address_despite_other_records(known, monkeypatch):
     monkeypatch.setenv(HEAD, "127.0.0.1:6380")
     monkeypatch.setattr(estop_targets.discovery, "security_toward", lambda *_: Security())
     found = known(record(OTHER, THEIRS, REAL))
-    assert [set(ways(target)) for target in found.targets] == [{THEIRS, REAL}, {REAL}]
-    assert len(known(record(os.geteuid(), REAL)).targets) == 1, "a record of ours is believed"
+    assert [set(endpoints_of(target)) for target in found.targets] == [{THEIRS, REAL}, {REAL}]
+    assert len(known(record(os.geteuid(), REAL)).targets) == 1, "a record of this user is trusted"
 
 
 def test_a_fault_is_reported_for_its_head_only():
@@ -96,7 +96,7 @@ def test_a_fault_is_reported_for_its_head_only():
     assert down[heads[0]] == "/home/m/k: is no regular file"
 
 
-def test_a_key_file_that_is_never_read_holds_up_no_other_head_nor_the_end(fake):
+def test_blocking_key_file_delays_no_other_head(fake):
     reads = threading.Event()
     asker = BlockingClient()
     stuck, other = RemoteHead([(REAL, lambda: reads.wait() and Security())]), RemoteHead([(fake.endpoint, Security())])
@@ -104,27 +104,27 @@ def test_a_key_file_that_is_never_read_holds_up_no_other_head_nor_the_end(fake):
         for head in (stuck, other):
             asker.ask(head, EStop("test", "", None, False))
             asker.add(head)
-        (answer,) = answers(asker, 1)
+        (answer,) = next_answers(asker, 1)
         assert answer.head is other
     finally:
         asker.close()
         reads.set()
 
 
-def test_a_talkative_head_is_read_a_message_at_a_time(fake):
+def test_flooding_head_is_read_one_message_at_a_time(fake):
     fake.times = 50
     head = RemoteHead([(fake.endpoint, Security())])
     asker = BlockingClient()
     try:
         asker.ask(head, EStop("test", "", None, False))
         asker.add(head)
-        answers(asker, fake.times, at_once=1)
+        next_answers(asker, fake.times, at_once=1)
     finally:
         asker.close()
 
 
-def answers(asker: BlockingClient, count: int, at_once: int = 1000) -> list[HeadAnswered]:
-    """The next answers; no step brings more than so many at once."""
+def next_answers(asker: BlockingClient, count: int, at_once: int = 1000) -> list[HeadAnswered]:
+    """The next *count* answers; no step may bring more than *at_once*."""
     found: list[HeadAnswered] = []
     while len(found) < count:
         events = [event for event in asker.step(pace.PATIENCE_S)[0] if isinstance(event, HeadAnswered)]
@@ -134,7 +134,7 @@ def answers(asker: BlockingClient, count: int, at_once: int = 1000) -> list[Head
 
 
 class Fake(threading.Thread):
-    """Answers every stop as a head does, and stops nothing."""
+    """A fake head: it answers every stop and stops no robot."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def fake() -> Iterator[Fake]:
 
 @pytest.mark.live
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to have another user")
-def test_another_user_neither_answers_for_roots_heads_nor_holds_up_their_stop(fake):
+def test_another_users_fake_head_does_not_affect_the_stop_of_roots_heads(fake):
     with tempfile.TemporaryDirectory(prefix="estop-") as folder, ExitStack() as ends:
         machine = Machine(Path(folder), ends)
         _, address = machine.head()

@@ -1,4 +1,4 @@
-"""`rlinf-actors events` against a real head in this process's other thread: no nodes, nothing else."""
+"""`rlinf-actors events` against a real head in a thread of this process, without nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlinf_actors.wire.values import ClusterEvent, ExitReport
 
 @pytest.fixture
 def head(tmp_path, monkeypatch) -> Iterator[str]:
-    """A head that somebody pressed the emergency stop of."""
+    """A head with an emergency stop."""
     loop, up = asyncio.new_event_loop(), threading.Event()
     endpoint = f"ipc://{tmp_path}/head"
 
@@ -99,7 +99,7 @@ def test_a_wrong_option_is_a_usage_error(head, capsys, arguments):
     assert arguments[1] in err
 
 
-def test_the_last_lines_of_a_worker_that_died_follow_it():
+def test_death_of_a_worker_is_followed_by_its_last_lines():
     event = ClusterEvent(3, 0.0, "worker_died", "worker g:0 died", exit=ExitReport("exited", 1, stderr_tail=["a", "b"]))
     assert event_line(event).splitlines()[1:] == ["    a", "    b"]
 
@@ -120,20 +120,20 @@ def test_a_cursor_continues_after_the_last_event():
     assert (asked.since, asked.log, asked.wait_s) == (7, "log", 0.0)
 
 
-def test_a_cursor_that_begins_now_first_asks_where_that_is():
+def test_cursor_from_now_first_requests_the_current_position():
     cursor = EventCursor("ns", None)
     assert (cursor.request(wait=True).since, cursor.request(wait=True).wait_s) == (-1, 0.0)
     assert cursor.take(Events("log", 1.0, [], 9)) == []
     assert (cursor.request(wait=True).since, cursor.request(wait=True).wait_s > 0) == (9, True)
 
 
-def test_what_the_head_dropped_is_one_event():
+def test_dropped_events_are_shown_as_one_event():
     cursor = EventCursor()
     gap, kept = cursor.take(Events("log", 2.0, [event(8)], 8, missing=7))
     assert (gap.seq, gap.kind, gap.text, kept.seq) == (7, "events_missing", "7 older events are not kept any more", 8)
 
 
-def test_a_filter_lets_through_what_it_names_and_gaps_only_if_it_names_them():
+def test_filter_passes_only_named_events_and_gaps():
     cursor = EventCursor(kinds=["worker_died"], group="g")
     answer = Events(
         "log", 2.0, [event(8, group="g"), event(9), event(10, group="g", kind="group_ended")], 10, missing=7
@@ -141,6 +141,6 @@ def test_a_filter_lets_through_what_it_names_and_gaps_only_if_it_names_them():
     assert [one.seq for one in cursor.take(answer)] == [8]
 
 
-def test_a_cursor_knows_every_kind_and_no_other():
+def test_unknown_kind_of_event_is_refused():
     with pytest.raises(UsageError, match="worker_exploded"):
         EventCursor(kinds=["worker_died", "worker_exploded"])

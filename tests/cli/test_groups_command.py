@@ -24,7 +24,7 @@ def with_groups(*groups, **more):
     return replace(status, groups=made, protocol=7, **more)
 
 
-def test_a_detached_group_is_shown_as_one(shown):
+def test_detached_group_is_shown_as_detached(shown):
     status = example_status()
     status = replace(status, groups=[replace(status.groups[0], owner="", detached=True)])
     _, out, _ = shown("groups", status=status)
@@ -50,7 +50,7 @@ def test_a_group_is_found_by_name_and_namespace(shown, arguments, said):
     assert (code, said in err) == (64, True)
 
 
-def test_an_older_head_ends_no_group(shown):
+def test_older_head_is_reported_as_unable_to_end_groups(shown):
     code, _, err = shown("groups", "stop", "a", status=replace(with_groups(("one", "a")), protocol=6))
     assert (code, "ends no group by name: upgrade it" in err) == (64, True)
 

@@ -1,4 +1,4 @@
-"""`rlinf-actors head` that is killed and started again, and its file that cannot be used. Real processes."""
+"""`rlinf-actors head`: restarts after kill -9, and unusable state files. Real processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from namespaces import can_unshare
 from rlinf_actors.head.store import FILE
 from rlinf_actors.net.host import HeldPorts
 
-# some run half a dozen processes one after the other
+# some tests run six processes one after the other
 pytestmark = pytest.mark.live
 
 COMMAND = (sys.executable, "-m", "rlinf_actors.cli.main")
@@ -27,7 +27,7 @@ COMMAND = (sys.executable, "-m", "rlinf_actors.cli.main")
 
 @contextmanager
 def head(directory: Path, listen: str = "127.0.0.1:0", **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A head, and its address; killed at the end."""
+    """Start a head; yield it and its address. It is killed at the end."""
     command = [*COMMAND, "head", "--state-dir", str(directory), *(["--listen", listen] if listen else [])]
     environ = {**os.environ, **env}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
@@ -47,7 +47,7 @@ def ask(address: str, *arguments: str) -> dict:
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """Where a head can listen that is started again: nobody who asks for any port is given this one meanwhile."""
+    """An address for a head that is restarted: the kernel assigns the port to no other process meanwhile."""
     with closing(HeldPorts()) as ports:
         yield f"127.0.0.1:{ports.hold()}"
 
@@ -65,7 +65,7 @@ def test_an_emergency_stop_and_a_higher_epoch_survive_kill_9(tmp_path, address):
     assert [line for line in status["estop"] if "smoke" in line] == status["estop"] != []
 
 
-def test_a_second_head_of_one_directory_exits_with_78_and_says_so(tmp_path):
+def test_second_head_of_one_directory_exits_with_78(tmp_path):
     with head(tmp_path) as (_, address), head(tmp_path) as (second, nothing):
         assert address
         assert nothing == ""
@@ -75,7 +75,7 @@ def test_a_second_head_of_one_directory_exits_with_78_and_says_so(tmp_path):
     assert "is used by another head that runs" in said
 
 
-def test_a_damaged_file_is_78_and_is_left_as_it_is(tmp_path):
+def test_damaged_file_exits_with_78_and_is_unchanged(tmp_path):
     (tmp_path / FILE).write_bytes(b"rubbish" * 1000)
     with head(tmp_path) as (process, nothing):
         assert nothing == ""
@@ -132,7 +132,7 @@ print(json.dumps([first, before, again, goes()]))
 
 
 def on_a_full_disk(disk: Path, *command: str) -> list:
-    """How a head starts on a full disk, with room, on a full disk after kill -9, and with room again."""
+    """Start a head on a full disk, with room, on a full disk after kill -9, and with room again; return the results."""
     within = ["--mount", "sh", "-c", f'mount -t tmpfs -o size=512k tmpfs {disk} && exec "$@"', "sh"]
     if not can_unshare(*within, "true"):
         pytest.skip("needs root and namespaces")
@@ -146,11 +146,11 @@ def on_a_full_disk(disk: Path, *command: str) -> list:
     return json.loads(done.stdout)
 
 
-def test_a_head_on_a_full_disk_is_started_again_and_goes_on_when_there_is_room(tmp_path):
+def test_head_stopped_by_a_full_disk_starts_again_with_room(tmp_path):
     command = (*COMMAND, "head", "--listen", "127.0.0.1:0", "--state-dir")
     first, before, again, after = on_a_full_disk(tmp_path, *command)
     for code, said in (first, again):
-        assert code == 69, "not 78, with which systemd leaves it down"
+        assert code == 69, "exit code 78 would keep systemd from restarting it"
         assert f"{tmp_path}/state/{FILE} cannot be written" in said
         assert f"The file system at {tmp_path} has" in said
         assert "of 512 KiB" in said

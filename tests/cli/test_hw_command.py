@@ -1,4 +1,4 @@
-"""`rlinf-actors hw scan` on this machine, as it is and with what a test puts there."""
+"""`rlinf-actors hw scan` on this machine, with its real hardware and with invented hardware."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_json_has_what_a_program_needs():
+def test_json_has_hardware_and_robots():
     run = command("--robots", "--json", ROBOT_IP="127.0.0.1", CAN_INTERFACE="can77")
     found = json.loads(run.stdout)
     assert run.returncode == 0
@@ -43,7 +43,7 @@ def test_json_has_what_a_program_needs():
     assert json.loads(command("--json").stdout)["robots"] is None
 
 
-def test_a_person_sees_a_table():
+def test_default_output_is_a_table():
     run = command("--robots", ROBOT_IP="127.0.0.1")
     assert run.returncode == 0
     assert "Franka  robot_ip=127.0.0.1  answers" in run.stdout
@@ -55,7 +55,7 @@ def test_two_forms_at_once_are_refused():
     assert (run.returncode, run.stdout) == (64, "")
 
 
-def test_toml_is_what_agentd_takes(tmp_path: Path):
+def test_toml_is_accepted_by_agentd(tmp_path: Path):
     robots = RobotScan(
         cameras=[
             FoundCamera("12", "realsense", source="sdk"),
@@ -83,7 +83,7 @@ def test_toml_is_what_agentd_takes(tmp_path: Path):
     assert (run.returncode, run.stderr) == (0, "")
 
 
-def test_serial_numbers_that_the_sdk_would_not_know_are_not_suggested():
+def test_serial_numbers_unknown_to_the_sdk_are_not_suggested():
     robots = RobotScan(cameras=[FoundCamera("0123", "realsense")])
     assert "CAMERA_SERIALS" not in tomllib.loads(hw_command.toml_of(REPORT, robots))["node"]["env"]
 
@@ -97,7 +97,7 @@ def test_serial_numbers_that_the_sdk_would_not_know_are_not_suggested():
         ("import os; os._exit(0)", "left no readable report"),
     ],
 )
-async def test_an_sdk_that_fails_costs_the_scan_for_robots_only(tmp_path, monkeypatch, body, said):
+async def test_failing_sdk_loses_the_robot_scan_only(tmp_path, monkeypatch, body, said):
     package = tmp_path / "pyrealsense2.py"
     package.write_text(f"{body}\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))

@@ -1,4 +1,4 @@
-"""`rlinf-actors keys` without a network: key files, the state of a head that is away, a head's unix socket."""
+"""`rlinf-actors keys` without a network: key files, the state of a stopped head, a head's unix socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlinf_actors.settings import Settings
 
 @pytest.fixture
 def keys(tmp_path, monkeypatch, capsys):
-    """Run `rlinf-actors keys ...` with a key directory and a state directory of the test's own; JSON is parsed."""
+    """Return a function that runs `rlinf-actors keys ...` in directories of the test and parses JSON output."""
     monkeypatch.delenv("RLINF_HEAD", raising=False)
     monkeypatch.setenv("RLINF_ACTORS_KEYS", str(tmp_path / "keys"))
 
@@ -46,7 +46,7 @@ def names(listing) -> dict[str, str]:
 # --- key files ---
 
 
-def test_init_makes_the_head_s_pair_and_a_driver_s(keys, tmp_path):
+def test_init_makes_key_pairs_for_head_and_driver(keys, tmp_path):
     made = keys("init", "--name", "kim", "--json")
     head = keyfile.load(tmp_path / "keys" / "head.key")
     driver = keyfile.load(tmp_path / "keys" / "driver.key")
@@ -57,7 +57,7 @@ def test_init_makes_the_head_s_pair_and_a_driver_s(keys, tmp_path):
 
 
 def test_two_inits_at_once_make_one_pair(keys, tmp_path):
-    """The other's key is not there when this one looks, and is when it writes."""
+    """The other command's key appears between this command's check and its write."""
     (tmp_path / "keys").mkdir(mode=0o700)
     (tmp_path / "keys" / "head.key").symlink_to(tmp_path / "coming.key")
     _, err = keys("init", code=64)
@@ -80,7 +80,7 @@ def test_no_command_prints_a_secret(keys, tmp_path, state):
         assert not any(keyfile.load(file).pair.secret in text for text in said)
 
 
-def test_a_directory_that_others_can_read_ends_with_78_and_the_fix(keys, tmp_path):
+def test_key_directory_readable_by_others_exits_with_78_and_the_fix(keys, tmp_path):
     (tmp_path / "keys").mkdir(mode=0o755)
     os.chmod(tmp_path / "keys", 0o755)
     _, err = keys("init", code=78)
@@ -88,7 +88,7 @@ def test_a_directory_that_others_can_read_ends_with_78_and_the_fix(keys, tmp_pat
     assert os.listdir(tmp_path / "keys") == []
 
 
-def test_a_new_head_key_is_trusted_by_command(keys, tmp_path):
+def test_trust_accepts_a_new_head_key(keys, tmp_path):
     keys("init")
     new = keys("rotate", "--role", "head", "--json")
     assert keyfile.load(tmp_path / "keys" / "driver.key").head == new["public"]
@@ -97,12 +97,12 @@ def test_a_new_head_key_is_trusted_by_command(keys, tmp_path):
     keys("trust", "short", code=78)
 
 
-def test_rotate_wants_to_know_whose_key(keys, tmp_path):
+def test_rotate_without_a_key_asks_for_the_role(keys, tmp_path):
     _, err = keys("rotate", code=64)
     assert "there is no agent.key or driver.key" in err
 
 
-def test_a_damaged_token_is_refused_before_anything_is_made(keys, tmp_path):
+def test_damaged_token_is_refused_before_any_file_is_made(keys, tmp_path):
     _, err = keys("join", "rlinf-join-abc", code=78)
     assert "copy the whole line again" in err
     assert not (tmp_path / "keys").exists()
@@ -127,7 +127,7 @@ def test_state_dir_changes_the_list_of_a_stopped_head(keys, state, tmp_path):
     assert "no key or join token of 'bbo'" in err
 
 
-def test_a_list_for_people_hides_what_has_ended(keys, state, tmp_path):
+def test_table_hides_ended_keys(keys, state, tmp_path):
     keys("init", "--name", "kim")
     keys("enroll", "n1", "--file", str(tmp_path / "n1.key"), *state)
     keys("revoke", "n1", *state)
@@ -135,7 +135,7 @@ def test_a_list_for_people_hides_what_has_ended(keys, state, tmp_path):
     assert "revoked it" in keys("list", "--all", *state)[0]
 
 
-def test_without_a_head_s_pair_nothing_is_listed(keys, state):
+def test_enrolment_without_the_heads_pair_is_refused(keys, state):
     _, err = keys("enroll", "n1", "--address", "10.0.0.1:6380", *state, code=64)
     assert "rlinf-actors keys init" in err
 
@@ -146,12 +146,12 @@ def test_an_offline_enrolment_needs_the_address(keys, state):
     assert "--address" in err
 
 
-# --- a head that runs ---
+# --- a running head ---
 
 
 @contextlib.contextmanager
 def running_head(tmp_path, writes=True):
-    """A head with keys on a unix socket, in a thread with its own loop; its disk takes nothing without *writes*."""
+    """A head with keys on a unix socket, in a thread with its own loop. Without *writes*, its disk fails."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="head")
     thread.start()
@@ -182,7 +182,7 @@ def running_head(tmp_path, writes=True):
         loop.close()
 
 
-def test_a_head_that_runs_is_asked_by_its_socket(keys, state, tmp_path):
+def test_running_head_is_asked_over_its_socket(keys, state, tmp_path):
     keys("init", "--name", "kim")
     with running_head(tmp_path) as head:
         _, err = keys("enroll", "n1", *head, code=78)
@@ -196,13 +196,13 @@ def test_a_head_that_runs_is_asked_by_its_socket(keys, state, tmp_path):
     assert names(keys("list", "--json", *state)) == {"kim": "good", "n1": "ended"}
 
 
-def test_a_revocation_that_a_restarted_head_would_not_know_is_an_error(keys, tmp_path):
+def test_revocation_that_cannot_be_written_is_an_error(keys, tmp_path):
     keys("init")
     with running_head(tmp_path, writes=False) as head:
         _, err = keys("enroll", "n1", "--address", "10.0.0.1:6380", *head)
         assert "warning: the head could not write that down" in err
         out, err = keys("revoke", "n1", *head, code=69)
-        assert "of agent n1" in out, "it has ended all the same"
+        assert "of agent n1" in out, "the key has ended despite the error"
         assert "error: the head could not write that down: one that is restarted will not know it" in err
 
 
@@ -226,18 +226,18 @@ def test_a_member_rotates_its_own_key(keys, tmp_path):
     assert sorted(os.listdir(tmp_path / "keys")) == ["driver.key", "head.key"]
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing_listed(keys, state, tmp_path):
+def test_unwritable_key_file_leaves_no_key_listed(keys, state, tmp_path):
     keys("init", "--name", "kim")
     keys("enroll", "n1", "--file", str(tmp_path / "nowhere" / "n1.key"), *state, code=69)
     assert names(keys("list", "--json", *state)) == {"kim": "good"}
 
 
-def test_a_refusal_leaves_no_file(keys, state, tmp_path):
+def test_refused_enrolment_leaves_no_file(keys, state, tmp_path):
     keys("enroll", "n1", "--file", str(tmp_path / "n1.key"), *state, code=64)  # this head has no keys
     assert not (tmp_path / "n1.key").exists()
 
 
-def test_a_rotation_that_did_not_end_is_put_right_by_hand(keys, tmp_path, monkeypatch):
+def test_unfinished_rotation_is_reported_with_the_remedy(keys, tmp_path, monkeypatch):
     keys("init", "--name", "kim")
     left = tmp_path / "keys" / "driver.key.new"
     left.write_text((tmp_path / "keys" / "driver.key").read_text())
@@ -258,8 +258,8 @@ def test_a_rotation_without_an_answer_keeps_both_keys(keys, tmp_path, monkeypatc
     assert keyfile.load(tmp_path / "keys" / "driver.key.new").name == "kim"
 
 
-def test_two_rotations_at_once_do_not_take_each_other_s_key(keys, tmp_path):
-    """The other's file is not there when this one looks, and is when it writes; the head may have that key already."""
+def test_concurrent_rotations_do_not_use_each_others_key(keys, tmp_path):
+    """The other command's file appears between this one's check and write; the head may know that key."""
     keys("init", "--name", "kim")
     (tmp_path / "keys" / "driver.key.new").symlink_to(tmp_path / "coming")
     _, err = keys("rotate", "--head", "127.0.0.1:1", code=78)

@@ -1,4 +1,4 @@
-"""`rlinf-actors node`: which node is meant, what is shown of it, and draining a real one."""
+"""`rlinf-actors node`: finding a node, showing it, and draining a real one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_actors.errors import PlacementError, UsageError
 
 
 @pytest.mark.parametrize("name", ["1", "n1", "id-n1"])
-def test_a_node_is_named_by_rank_name_or_id(name):
+def test_find_node_accepts_rank_name_and_id(name):
     assert find_node([node(0), node(1)], name).rank == 1
 
 
@@ -46,7 +46,7 @@ class Idle(Worker):
 
 
 @pytest.mark.live
-def test_a_node_is_drained_and_waited_for(local_cluster, monkeypatch, capsys, caplog):
+def test_drain_command_waits_until_the_node_is_drained(local_cluster, monkeypatch, capsys, caplog):
     local = local_cluster(num_nodes=2)
     for name, value in local.driver_env.items():
         monkeypatch.setenv(name, value)

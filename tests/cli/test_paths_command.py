@@ -8,7 +8,7 @@ from rlinf_actors.messaging.routes import TABLE
 from rlinf_actors.settings import PATHS
 
 
-def test_the_table_is_shown(shown):
+def test_paths_shows_the_table(shown):
     code, out, err = shown("paths")
     lines = out.splitlines()
     assert (code, err) == (0, "")
@@ -17,7 +17,7 @@ def test_the_table_is_shown(shown):
     assert lines[-1].split()[:6] == ["accelerator", "-", "-", "-", "-", "-"]
 
 
-def test_what_the_environment_asks_for_comes_first(shown, monkeypatch):
+def test_path_chosen_by_the_environment_comes_first(shown, monkeypatch):
     monkeypatch.setenv(PATHS, "accelerator=staged")
     code, out, _ = shown("paths", "--json")
     rows = [row for row in json.loads(out) if row["kind"] == "accelerator"]
@@ -26,7 +26,7 @@ def test_what_the_environment_asks_for_comes_first(shown, monkeypatch):
     assert "RLINF_ACTORS_PATHS" in rows[0]["meaning"]
 
 
-def test_a_wrong_setting_is_a_configuration_error(shown, monkeypatch):
+def test_wrong_paths_setting_exits_with_78(shown, monkeypatch):
     monkeypatch.setenv(PATHS, "gpu=lane")
     code, _, err = shown("paths")
     assert code == 78

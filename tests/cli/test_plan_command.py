@@ -29,7 +29,7 @@ def conf(tmp_path):
     return str(path)
 
 
-def test_on_described_nodes(shown, conf, tmp_path):
+def test_plan_uses_described_nodes(shown, conf, tmp_path):
     described = tmp_path / "nodes.yaml"
     described.write_text(NODES)
     code, out, err = shown("plan", conf, "--describe", str(described))
@@ -39,13 +39,13 @@ def test_on_described_nodes(shown, conf, tmp_path):
     assert [component["world_size"] for component in data["components"]] == [8, 4]
 
 
-def test_on_the_real_nodes(shown, conf):
+def test_plan_uses_the_real_nodes(shown, conf):
     code, out, err = shown("plan", conf)
     assert (code, err) == (0, "")
     assert "actor: 8 processes on a800 (0-7)" in out
 
 
-def test_before_ranks_are_fixed_it_shows_what_they_would_be(shown, conf):
+def test_plan_shows_provisional_ranks(shown, conf):
     unranked = [node(-1, gpus=4)]
     other = node(0, gpus=4)
     code, out, err = shown("plan", conf, "--json", status=Status("e", "0", 1.0, [other, *unranked], [], []))
@@ -54,13 +54,13 @@ def test_before_ranks_are_fixed_it_shows_what_they_would_be(shown, conf):
     assert "node ranks are not fixed yet" in err
 
 
-def test_a_missing_node_is_named(shown, conf):
+def test_plan_names_a_missing_node(shown, conf):
     code, out, err = shown("plan", conf, status=Status("e", "0", 1.0, [node(0, gpus=4)], [], []))
     assert (code, out) == (69, "")
     assert "1 of 2 nodes are there; missing rank 1" in err
 
 
-def test_a_fault_of_the_configuration_has_its_path(shown, tmp_path):
+def test_configuration_error_has_its_path(shown, tmp_path):
     path = tmp_path / "conf.yaml"
     path.write_text(CONF.replace("0-7}", "0-8}"))
     described = tmp_path / "nodes.yaml"
@@ -84,8 +84,8 @@ cluster:
 
 
 @pytest.mark.parametrize("kind", ["Franka", "LabArm"])
-def test_described_robots_are_there_without_being_tried(shown, tmp_path, kind):
-    """Nothing answers at these addresses; the second type is of a package that is not installed here."""
+def test_described_robots_are_not_checked(shown, tmp_path, kind):
+    """No robot answers at these addresses; the package of the second type is not installed."""
     conf, described = tmp_path / "conf.yaml", tmp_path / "nodes.yaml"
     conf.write_text(ROBOTS % (kind, "192.0.2.2"))
     described.write_text("nodes: [{count: 1}]")
@@ -94,7 +94,7 @@ def test_described_robots_are_there_without_being_tried(shown, tmp_path, kind):
     assert "env: 2 processes on arms (0-1)" in out
 
 
-def test_a_described_robot_that_is_configured_wrongly(shown, tmp_path):
+def test_wrongly_configured_described_robot_is_an_error(shown, tmp_path):
     conf, described = tmp_path / "conf.yaml", tmp_path / "nodes.yaml"
     conf.write_text(ROBOTS % ("Franka", "'not an address!'"))
     described.write_text("nodes: [{count: 1}]")

@@ -9,20 +9,20 @@ from rlinf_actors import Channel, Cluster, NodePlacementStrategy, Worker
 
 
 class Mixed(Worker):
-    """Exercises what crosses versions: calls, messages between ranks, channels."""
+    """Exercises the traffic between versions: calls, messages between ranks, channels."""
 
     def pid(self) -> int:
         return os.getpid()
 
     def protocol(self) -> int:
-        """The newest protocol that this worker's code speaks; the class may have come by value, with its globals."""
+        """The newest protocol of this worker's code; the class may have been sent by value, with its globals."""
         return sys.modules["rlinf_actors.wire.protocol"].PROTOCOL
 
     def double(self, value):
         return value + value
 
     def swap(self):
-        """Send the own rank to the other rank and return what that sent."""
+        """Send the own rank to the other rank and return the received value."""
         other = 1 - self._rank
         self.send([self._rank, b"x" * 300_000], self._group_name, other)
         return self.recv(self._group_name, other)[0]
@@ -51,7 +51,7 @@ class CountingPlainly(Worker):
 
 
 def exercise(cluster: Cluster, name: str, nodes: list[int]) -> list[int]:
-    """Launch groups with a rank on each of two nodes and use all of them; returns the protocol of each rank's code."""
+    """Launch groups with a rank on each of two nodes and use all of them; return the protocol of each rank's code."""
     mixed = Mixed.create_group().launch(cluster, NodePlacementStrategy(nodes), name=name)
     counting = Counting.create_group().launch(cluster, NodePlacementStrategy(nodes), name=f"{name}-counting")
     use(mixed, counting, Channel.create(f"{name}-items", node_rank=nodes[1]))
@@ -72,7 +72,7 @@ def use(mixed, counting, channel):
 
 
 def main() -> None:
-    """A driver that does as it is told, a line at a time, and answers each with a line."""
+    """A driver that carries out each line of its stdin and answers it with a line."""
     head, num_nodes = sys.argv[1], int(sys.argv[2])
     with Cluster(num_nodes=num_nodes, head=head, namespace="old") as cluster:
         group = Mixed.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="steady")

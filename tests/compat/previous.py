@@ -1,6 +1,6 @@
 """Environments with another version: the code of the previous protocol, from the commit that previous.txt names.
 
-Virtual environments without pip: the code comes from this repository, everything else from the environment of the
+Virtual environments without pip: the code comes from this repository, all other packages from the environment of the
 tests. After a release that raises the protocol, previous.txt gets the last commit before it.
 """
 
@@ -19,7 +19,7 @@ PACKAGES = ("rlinf_actors", "agentd")
 
 
 def install(directory: Path) -> str:
-    """Make the environment of the previous version in *directory*; returns its interpreter.
+    """Make the environment of the previous version in *directory*; return its interpreter.
 
     Raises:
         RuntimeError: the commit is not in this clone, or its code cannot be imported; says what to do.
@@ -36,7 +36,7 @@ def install(directory: Path) -> str:
 
 
 def install_later(directory: Path) -> str:
-    """The same for a version to come: today's code with protocols that none of today's is among."""
+    """Make the environment of a later version: today's code with none of today's protocols."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, directory / "code" / package, ignore=shutil.ignore_patterns("__pycache__"))
     path = directory / "code/rlinf_actors/wire/protocol.py"

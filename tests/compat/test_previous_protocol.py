@@ -1,4 +1,4 @@
-"""Clusters of two versions: each peer of the protocol before is served, and a cluster is upgraded while it works."""
+"""Clusters of two versions: peers of the previous protocol are served, and a running cluster is upgraded."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def old(tmp_path_factory):
 
 @pytest.fixture
 def later(tmp_path):
-    """The interpreter of a version's environment that today's serves no more."""
+    """The interpreter of an environment with a later version, which shares no protocol with today's."""
     return previous.install_later(tmp_path / "later")
 
 
 @pytest.fixture
 def versions(monkeypatch):
-    """The interpreters of LocalCluster's nodes that run another version, by rank: for agentds started from then on."""
+    """Interpreters of another version for LocalCluster's nodes, by rank; they apply to agentds started later."""
     pythons: dict[int, str] = {}
 
     def start(arguments, run_dir, tell, env):
@@ -91,13 +91,13 @@ class Driver:
 
 
 def upgrade(local, rank):
-    """Let the node's agentd of the previous version hand over to one of this version."""
+    """Hand over from the node's agentd of the previous version to one of this version."""
     local.nodes[rank].process.send_signal(signal.SIGUSR1)
     assert local.nodes[rank].process.wait(pace.PATIENCE_S) == 0
     local.restart_agent(rank)
 
 
-def test_the_previous_version_speaks_the_protocol_before(old):
+def test_previous_version_uses_the_previous_protocol(old):
     command = [old, "-c", "from rlinf_actors.wire.protocol import PROTOCOL; print(PROTOCOL)"]
     said = subprocess.run(command, capture_output=True, text=True, cwd=HERE)
     assert (said.stdout.strip(), OLDEST) == (str(OLDEST), PROTOCOL - 1), "previous.txt names another protocol"
@@ -146,7 +146,7 @@ def test_tensors_cross_versions(old, tmp_path):
             subprocess.run([python, "-c", TENSORS, what, tmp_path / "parts"], check=True, cwd=HERE)
 
 
-def test_a_newer_node_and_a_newer_driver_are_taken_by_a_head_of_the_protocol_before(versions, old):
+def test_head_of_the_previous_protocol_accepts_newer_nodes_and_drivers(versions, old):
     versions[0] = old
     with nodes() as local, local.cluster() as cluster:
         assert cw.exercise(cluster, "above", [0, 1]) == [OLDEST, PROTOCOL]
@@ -165,14 +165,14 @@ def test_a_newer_node_and_a_newer_driver_are_taken_by_a_head_of_the_protocol_bef
         channel.close()
 
 
-def test_workers_go_on_without_importing_what_another_version_has_put_in_place(tmp_path):
+def test_running_workers_import_nothing_from_an_upgraded_installation(tmp_path):
     with nodes() as local, local.cluster() as cluster:
         two = NodePlacementStrategy([1, 1])
         mixed = cw.Mixed.create_group().launch(cluster, two, name="mixed")
         counting = cw.Counting.create_group().launch(cluster, two, name="counting")
         assert mixed.double(1).wait() == [2, 2]
         channel = Channel.create("items", node_rank=0)
-        installed = Path(local.nodes[1].run_dir, "pkg", "rlinf_actors")  # what its workers import from
+        installed = Path(local.nodes[1].run_dir, "pkg", "rlinf_actors")  # the installation of its workers
         installed.unlink()
         installed.symlink_to(tmp_path)
         cw.use(mixed, counting, channel)
@@ -187,7 +187,9 @@ def test_a_refused_agentd_ends_no_worker(versions, later):
         versions[1] = later
         with pytest.raises(RlinfActorsError, match="upgrade the head first"):
             local.restart_agent(1)
-        assert local.nodes[1].process.wait(pace.PATIENCE_S) == 69  # its unit tries again, with what is installed then
+        assert (
+            local.nodes[1].process.wait(pace.PATIENCE_S) == 69
+        )  # its unit would restart it with the version installed then
         assert group.double(1).wait() == [2, 2]
         del versions[1]
         local.restart_agent(1)

@@ -1,4 +1,4 @@
-"""What processes hold, before and after many starts and stops."""
+"""The resources of processes, before and after many starts and stops."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from rlinf_actors import Worker, procfs
 from rlinf_actors.cgroups.roots import PARENT, find
 
 ASKED = 20
-"""Groups that may come and go between two beats."""
+"""Groups that may start and end between two beats."""
 RSS_MIB = 5
-"""How much more resident memory a process may have after any number of cycles."""
+"""Permitted growth of a process's resident memory after any number of cycles."""
 HEAD_MIB = 8
-"""The same of an agentd with the head, after 1,000 cycles: its event log and what it remembers of ended clients and
+"""The same for an agentd with the head, after 1,000 cycles: its event log and its tombstones of ended clients and
 groups fill up besides. Both are bounded: 10,000 events, 4,096 clients.
 """
 
 
 class Small(Worker):
-    """A worker with something of each kind: a call's result, a large one, a child process that it leaves behind."""
+    """A worker with small and large results, and a child process that it leaves behind."""
 
     def work(self, leave: bool) -> tuple[int, int]:
         return self.leave() if leave else (os.getpid(), 0)
 
     def leave(self) -> tuple[int, int]:
-        """This process, and one in a session of its own that goes on without it."""
+        """Return the pids of this process and of a child in its own session."""
         code = "import os; os.setsid(); print(flush=True); os.execvp('sleep', ['sleep', '1000'])"
         child = subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
         assert child.stdout is not None
@@ -51,7 +51,7 @@ class Small(Worker):
 
 @dataclass(frozen=True)
 class Held:
-    """Of one process; two are equal whatever the memory, which `check` compares."""
+    """The resources of one process. Comparison ignores the memory, which `check` compares."""
 
     name: str
     fds: tuple[str, ...]
@@ -61,13 +61,13 @@ class Held:
 
 
 def held(name: str, pid: int) -> Held:
-    """What a process holds now."""
+    """The resources that a process holds now."""
     gc.collect()
     fds = []
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
             fds.append(_kind(os.readlink(f"/proc/{pid}/fd/{fd}")))
-        except FileNotFoundError:  # the listing's own
+        except FileNotFoundError:  # the descriptor of the listing itself
             continue
     found = [(child, stat) for child in procfs.children(pid) if (stat := procfs.stat(child))]
     children = ["a zombie" if stat.state in "ZX" else _command(child) for child, stat in found]
@@ -76,21 +76,21 @@ def held(name: str, pid: int) -> Held:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """True if the process runs."""
     found = procfs.stat(pid)
     return found is not None and found.state not in "ZX"
 
 
 def template_of(agent: int) -> int:
-    """Pid of the one template of an agentd."""
+    """The pid of an agentd's only template."""
     (template,) = [pid for pid in procfs.subtree(agent) if _command(pid) == "rlinf-template"]
     return template
 
 
 def files(run_dir: str, template: int) -> list[str]:
-    """What there is in a run directory, but for logs, and of cgroups of a template's workers.
+    """The files of a run directory without logs, and the cgroups of a template's workers.
 
-    What agentd was asked for is written down until the head has answered a later beat: of few groups at a time.
+    agentd keeps an order on disk until the head has answered a later beat, so few groups have files at a time.
     """
     asked = list(Path(run_dir, "l").glob("*"))
     assert len(asked) <= ASKED, asked
@@ -101,7 +101,7 @@ def files(run_dir: str, template: int) -> list[str]:
 
 
 def check(before: Iterable[Held], after: Iterable[Held], cycles: int, unit: str, figures: Figures) -> None:
-    """Nothing more than before."""
+    """Check that no process holds more than before."""
     problems = []
     for old, new in zip(before, after, strict=True):
         grown = (new.rss_kib - old.rss_kib) / 1024

@@ -16,7 +16,7 @@ from rlinf_actors.testing import LocalCluster
 pytestmark = pytest.mark.live
 
 WARM_UP = 5
-"""Cycles before the first look: caches and pools are filled by then."""
+"""Cycles before the first measurement, to fill caches and pools."""
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def cycles(request):
 
 
 def once(cluster, n):
-    """A group's life, and on every third one an end that is not orderly."""
+    """Launch and end a group; every third one ends by a crash."""
     group = Small.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name=f"group-{n}")
     pids = [pid for pid, _ in group.work(n % 2 == 0).wait()]
     assert len(group.big().wait()) == len(pids) == 2
@@ -34,7 +34,7 @@ def once(cluster, n):
     group.shutdown()
 
 
-def test_groups_of_one_driver(rlinf_leak_check, cycles, figures: Figures):
+def test_cycles_of_groups_leave_no_resources(rlinf_leak_check, cycles, figures: Figures):
     with Cluster(num_nodes=1) as cluster:
         agent = cluster._daemon._process.pid
 
@@ -53,7 +53,7 @@ def test_groups_of_one_driver(rlinf_leak_check, cycles, figures: Figures):
         check(before, after, cycles, "groups", figures)
 
 
-def test_drivers_of_one_cluster(rlinf_leak_check, cycles, figures: Figures):
+def test_cycles_of_drivers_leave_no_resources(rlinf_leak_check, cycles, figures: Figures):
     with LocalCluster(1) as local:
         agent = local.nodes[0].pid
 
@@ -64,7 +64,7 @@ def test_drivers_of_one_cluster(rlinf_leak_check, cycles, figures: Figures):
         def life(n, look=lambda: None):
             with Cluster(num_nodes=1, head=local.head, keys=local.keys) as cluster:
                 once(cluster, n)
-                return look()  # while this driver is there: the end of the one before is behind its launch by now
+                return look()  # measured while this driver lives, when the end of the driver before is complete
 
         for n in range(WARM_UP):
             life(n)
@@ -77,12 +77,12 @@ def test_drivers_of_one_cluster(rlinf_leak_check, cycles, figures: Figures):
         check(before, after, cycles, "drivers", figures)
 
 
-def test_clusters_of_one_process(rlinf_leak_check, cycles, figures: Figures):
+def test_cycles_of_clusters_leave_no_resources(rlinf_leak_check, cycles, figures: Figures):
     def life(n):
         with Cluster(num_nodes=1) as cluster:
             once(cluster, n)
 
-    some = max(1, cycles // 6)  # each takes a second or two
+    some = max(1, cycles // 6)  # each cycle takes a second or two
     for n in range(2):
         life(n)
 
@@ -97,7 +97,7 @@ def test_clusters_of_one_process(rlinf_leak_check, cycles, figures: Figures):
 
 
 def test_no_setsid_grandchild_of_a_killed_worker_is_left(rlinf_leak_check, cycles, figures: Figures):
-    """When the call has failed, what the worker started is gone."""
+    """When the call has failed, the worker's children have ended."""
     survivors = []
     with Cluster(num_nodes=1) as cluster:
         for n in range(0, cycles, 5):

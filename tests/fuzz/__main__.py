@@ -1,7 +1,7 @@
-"""Feeds a decoder with bytes: ``python -m tests.fuzz NAME [--seconds 60] [libFuzzer's options]``.
+"""Feed bytes to a decoder: ``python -m tests.fuzz NAME [--seconds 60] [libFuzzer's options]``.
 
-With atheris (``pip install atheris``) bytes are chosen by what they reach; without it, or with ``--plain``, seeds are
-changed at random. An exception that is not the expected one ends it, with the bytes.
+With atheris (``pip install atheris``), code coverage guides the bytes. Without it, or with ``--plain``, seeds are
+changed at random. An unexpected exception ends the run and shows the bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ with atheris.instrument_imports(include=["rlinf_actors"]) if atheris else contex
 
 
 def plain(decoder: Decoder, seconds: float, seed: int) -> int:
-    """How many inputs were tried."""
+    """Check random inputs; return their number."""
     choose, end, count = random.Random(seed), time.monotonic() + seconds, 0
     while time.monotonic() < end:
         data = mutated(decoder, choose)
@@ -39,14 +39,14 @@ def plain(decoder: Decoder, seconds: float, seed: int) -> int:
 
 
 def guided(name: str, seconds: float, options: list[str]) -> None:
-    """Does not return: libFuzzer ends the process."""
+    """Run libFuzzer, which ends the process."""
     decoder = DECODERS[name]
 
     def check(data: bytes) -> None:
         decoder.check(bytes(data))
 
     def change(data: bytes, max_size: int, seed: int) -> bytes:
-        """Every other time from one of our seeds, which know what messages look like."""
+        """Change the input; every other time, start from one of our seeds instead."""
         if seed % 2:
             return mutated(decoder, random.Random(seed))[:max_size]
         return bytes(atheris.Mutate(data, max_size))

@@ -1,4 +1,4 @@
-"""Every decoder that sees bytes from a socket, or from a person, with what it may raise and bytes to begin with."""
+"""Every decoder of bytes from a socket or a person, with its expected exceptions and its seeds."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ NUMBERS = tuple(n.to_bytes(8, "big") for n in (0, 1, 2**31, 2**32 - 1, 2**62, 2*
 MARKS = (b"\xc0", b"\xc1", b"\xc4\xff", b"\xc6\xff\xff\xff\xff", b"\xcb\x7f\xf8" + b"\0" * 6, b"\xcf", b"\xd3\x80",
          b"\xd9\xff", b"\xdb\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x80", b"\x90",
          b"\xa0", b"\xff", b"\x91" * 2000, b"\x81\xa1a" * 700, b"\xc9\xff\xff\xff\xff\x01")  # fmt: skip
-"""Beginnings of MessagePack values that claim more than there is, or nest."""
+"""Beginnings of MessagePack values that claim more bytes than they have, or nest deeply."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """One of them: `decode` returns, or raises one of `refuses` (RemoteWireError is a ProtocolError)."""
+    """One decoder: `decode` returns, or raises one of `refuses` (RemoteWireError is a ProtocolError)."""
 
     decode: Callable[[bytes], object]
     seeds: tuple[bytes, ...]
     refuses: tuple[type[Exception], ...] = (RemoteWireError,)
 
     def check(self, data: bytes) -> bool:
-        """Whether *data* was taken. Any exception but the expected ones escapes: a bug."""
+        """True if *data* was decoded. An unexpected exception is a bug and escapes."""
         try:
             self.decode(data)
         except self.refuses:
@@ -67,7 +67,7 @@ def _lent(data: bytes) -> object:
 
 @contextlib.contextmanager
 def _borrower() -> Iterator[Lending]:
-    """An end that lends to itself."""
+    """One end of a connection that lends to itself."""
     arena = Arena(4 * SHARED_FROM)
     try:
         offer = arena.offer
@@ -104,7 +104,7 @@ _cut = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 def _zap(data: bytes) -> object:
-    """ZAP's requests are frames: those of a MessagePack list, where the data is one."""
+    """A ZAP request is a list of frames: take them from a MessagePack list if the data is one."""
     try:
         request = _cut(data)
     except msgspec.DecodeError:
@@ -140,7 +140,7 @@ DECODERS = {
 
 
 def mutated(decoder: Decoder, choose: random.Random) -> bytes:
-    """A seed, changed in a few places; now and then bytes that have nothing to do with one."""
+    """A seed changed in a few places; now and then random bytes."""
     if choose.random() < 0.05:
         return choose.randbytes(choose.randrange(200))
     data = bytearray(choose.choice(decoder.seeds))

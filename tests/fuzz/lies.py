@@ -1,4 +1,4 @@
-"""What a peer that speaks the protocol can say if it lies: every message, with the extremes of each field's type."""
+"""Random messages of a lying peer: every message type, with the extremes of each field's type."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Liar:
     """Makes messages.
 
     Args:
-        seed: of what it says.
-        names: texts that mean something to whoever listens: ids, names, namespaces.
+        seed: of the messages.
+        names: texts that the receiver knows: ids, names, namespaces.
     """
 
     def __init__(self, seed: int, names: tuple[str, ...] = ()) -> None:
@@ -27,7 +27,7 @@ class Liar:
         self._names = names
 
     def say(self, kind: Any) -> bytes:
-        """MessagePack of a value of *kind*, a type that msgspec knows; the bounds of its fields are not kept."""
+        """MessagePack of a value of *kind*, a type that msgspec knows; bounds of fields are ignored."""
         return msgspec.msgpack.encode(self._value(inspect.type_info(kind)))
 
     def _value(self, info: inspect.Type) -> Any:

@@ -1,4 +1,4 @@
-"""Bytes of strangers: each decoder takes them, or refuses them in the one way that is expected, in bounded memory."""
+"""Arbitrary bytes: each decoder decodes them, or raises the expected exception, in bounded memory."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ each = pytest.mark.parametrize("name", DECODERS)
 @example(data=b"\xdd\xff\xff\xff\xff")
 @example(data=b"\xc6\x7f\xff\xff\xff")
 @settings(max_examples=60)
-def test_any_bytes_are_taken_or_refused(name, data):
+def test_any_bytes_are_decoded_or_refused(name, data):
     DECODERS[name].check(data)
 
 
 @each
-def test_changed_messages_are_taken_or_refused(name):
+def test_changed_messages_are_decoded_or_refused(name):
     decoder, choose = DECODERS[name], random.Random(1)
     taken = sum(decoder.check(mutated(decoder, choose)) for _ in range(ROUNDS))
-    assert taken < ROUNDS, "nothing of what was changed was refused"
+    assert taken < ROUNDS, "no changed message was refused"
 
 
 @each
-def test_cut_messages_are_taken_or_refused(name):
+def test_truncated_messages_are_decoded_or_refused(name):
     decoder = DECODERS[name]
     for seed in decoder.seeds[:40]:
         step = max(1, len(seed) // 50)
@@ -46,7 +46,7 @@ def test_cut_messages_are_taken_or_refused(name):
 
 
 @each
-def test_the_seeds_are_worth_changing(name):
+def test_most_seeds_are_valid_messages(name):
     decoder = DECODERS[name]
     taken = sum(map(decoder.check, decoder.seeds))
     assert taken * 2 > len(decoder.seeds) or taken > 20, f"{taken} of {len(decoder.seeds)} are messages"
@@ -84,7 +84,7 @@ def test_memory_is_bounded_by_the_size_of_a_message(case):
     assert peak < 32 * len(data) + (1 << 20)
 
 
-def test_what_is_dropped_is_said_ever_less_often():
+def test_dropped_messages_are_logged_at_powers_of_two():
     tally = LogThrottle()
     assert [n for n in range(1, 1001) if tally.note()] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
     assert tally.count == 1000

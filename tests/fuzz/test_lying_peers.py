@@ -1,4 +1,4 @@
-"""Members who lie: whatever they say in well-formed messages, the head neither fails nor stops to make sense."""
+"""Lying members: for any well-formed messages, the head does not fail and its answers stay valid."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from keys_kit import two_jobs
 NAMES = ("ns", "g", "d1", "n0", "n1", "n0-1", "g-0", "g-1", "driver", "worker", "127.0.0.1", "host-n0")
 LIARS = 300
 TICKS = 2000
-"""More than 15 s of a head's deadlines ever are: it would turn in circles."""
+"""The limit of ticks in 15 s; a head that needs more spins."""
 
 
-def said(liar: Liar) -> Body | None:
-    """Something that passes the door."""
+def random_message(liar: Liar) -> Body | None:
+    """A random message that the decoder accepts, or None."""
     kind = liar.random.choice(typing.get_args(Body))
     try:
         body = control_codec.decode(b"\x82\xa4type\xa3not\xa4body" + liar.say(kind)).body
@@ -43,18 +43,18 @@ def said(liar: Liar) -> Body | None:
     return body
 
 
-def lie(kit: HeadKit, liar: Liar, *peers: str) -> Body | None:
-    """One of *peers* asks or says anything; returns it, None if it could not even be sent."""
-    body = said(liar)
+def send_random_message(kit: HeadKit, liar: Liar, *peers: str) -> Body | None:
+    """Let one of *peers* send a random message; return it, or None if it could not be sent."""
+    body = random_message(liar)
     if body is not None:
         peer = liar.random.choice(peers)
         (kit.ask if liar.random.random() < 0.6 else kit.tell)(peer, body)
-        check(kit.out)
+        check_encodable(kit.out)
     return body
 
 
-def check(commands: list[Command]) -> None:
-    """What the head says can be said, and read."""
+def check_encodable(commands: list[Command]) -> None:
+    """Check that the head's messages can be encoded and decoded."""
     for command in commands:
         if isinstance(command, (Notify, Answer)):
             control_codec.decode(control_codec.encode(Notice(command.body)))
@@ -65,14 +65,14 @@ def pass_time(kit: HeadKit, seconds: float) -> None:
     while kit.head.next_deadline() <= end:
         deadline = kit.head.next_deadline()
         kit.wait(max(0.0, deadline - kit.now)) if deadline > kit.now else kit.stall(0.0)
-        check(kit.out)
+        check_encodable(kit.out)
         ticks += 1
         assert ticks < TICKS, f"a deadline that has come stays: {deadline} at {kit.now}"
     kit.now = end
 
 
 @pytest.mark.parametrize("first", range(0, LIARS, 50))
-def test_no_message_makes_the_head_fail_or_turn_in_circles(first):
+def test_no_message_makes_the_head_fail_or_spin(first):
     heard = 0
     for seed in range(first, first + 50):
         liar = Liar(seed, NAMES)
@@ -81,7 +81,7 @@ def test_no_message_makes_the_head_fail_or_turn_in_circles(first):
         kit.launch("g", [0, 1])
         kit.ready("a:n0", "g-0")
         for _ in range(4):
-            heard += lie(kit, liar, "a:n0", "d1", "x") is not None
+            heard += send_random_message(kit, liar, "a:n0", "d1", "x") is not None
             assert not math.isnan(kit.head.next_deadline())
             pass_time(kit, 15.0)
         control_codec.encode(Notice(kit.head.status(kit.now)))
@@ -89,8 +89,8 @@ def test_no_message_makes_the_head_fail_or_turn_in_circles(first):
 
 
 @pytest.mark.parametrize("first", range(0, LIARS, 100))
-def test_whatever_others_say_a_job_that_they_have_no_part_in_goes_on(first):
-    """Others: the agent of a node where it has no workers, another driver, a worker of that one."""
+def test_random_messages_of_others_do_not_affect_a_job(first):
+    """The others are the agent of a node without the job's workers, another driver, and that driver's worker."""
     heard = 0
     for seed in range(first, first + 100):
         liar = Liar(seed, (*NAMES, "ann", "bob", "n2", "n1-1", "h-0", "x"))
@@ -101,7 +101,7 @@ def test_whatever_others_say_a_job_that_they_have_no_part_in_goes_on(first):
         kit.keyed["x"] = job_key("token2")
         kit.ask("x", client_hello("x", role="worker", namespace="bob", worker_id="h-0", token="token2"))
         for _ in range(6):
-            body = lie(kit, liar, "a:n2", "bob", "x")
+            body = send_random_message(kit, liar, "a:n2", "bob", "x")
             heard += body is not None
             assert not [stop.ids for stop in kit.sent(StopWorkers) if not {"g-0", "g-1"}.isdisjoint(stop.ids)], body
             for honest in ("a:n0", "a:n1", "ann"):
@@ -109,13 +109,13 @@ def test_whatever_others_say_a_job_that_they_have_no_part_in_goes_on(first):
         status = kit.head.status(kit.now)
         assert {(group.namespace, group.state) for group in status.groups if group.name == "g"} >= {("ann", "starting")}
         assert {"n0", "n1"} <= {node.report.node_id for node in status.nodes if node.state == "ready"}
-        assert kit.head.admit(job_key("token1"), kit.wall), "its key is good"
+        assert kit.head.admit(job_key("token1"), kit.wall), "the key is valid"
         assert isinstance(kit.ask("ann", FindGroup("ann", "g")), Launched)
     assert heard > 100
 
 
 @pytest.mark.parametrize("first", range(0, LIARS, 100))
-def test_whatever_others_say_to_a_restarted_head_a_job_comes_back_whole(first):
+def test_random_messages_to_a_restarted_head_do_not_affect_a_job(first):
     for seed in range(first, first + 100):
         liar = Liar(seed, (*NAMES, "ann", "bob", "n2", "n1-1", "x"))
         kit = two_jobs()
@@ -125,7 +125,7 @@ def test_whatever_others_say_to_a_restarted_head_a_job_comes_back_whole(first):
         kit.ask("a:n2", agent_hello("n2", ip="10.0.0.3"))
         kit.ask("bob", client_hello("bob", namespace="bob", token="token2"))
         for _ in range(6):
-            lie(kit, liar, "a:n2", "bob")
+            send_random_message(kit, liar, "a:n2", "bob")
         there = [running(spec, "ann", endpoint=Endpoint("h", "ipc://x"), pid=7) for spec in specs("g", [0, 1], "ann")]
         there = [msgspec.structs.replace(one, spec=msgspec.structs.replace(one.spec, token="token1")) for one in there]
         for n in range(2):
@@ -139,7 +139,7 @@ def test_whatever_others_say_to_a_restarted_head_a_job_comes_back_whole(first):
         assert [(worker.id, worker.state) for worker in found.group.workers] == [("g-0", "running"), ("g-1", "running")]
 
 
-def test_one_connection_is_one_nodes():
+def test_connection_belongs_to_one_node():
     kit = HeadKit()
     kit.cluster(2)
     refused = kit.ask("a:n0", agent_hello("n1", "n1-2"))
@@ -149,7 +149,7 @@ def test_one_connection_is_one_nodes():
     assert kit.node_states() == {"n0": "lost", "n1": "lost"}
 
 
-def test_one_connection_is_one_clients():
+def test_connection_belongs_to_one_client():
     kit = HeadKit()
     kit.driver("d1")
     refused = kit.ask("d1", client_hello("d2"))
@@ -158,12 +158,12 @@ def test_one_connection_is_one_clients():
 
 
 @pytest.mark.parametrize("grace", [math.nan, -math.inf])
-def test_what_no_timer_takes_is_refused_at_the_door(grace):
+def test_grace_that_no_timer_accepts_raises_a_wire_error(grace):
     with pytest.raises(RemoteWireError):
         control_codec.decode(control_codec.encode(Notice(StopGroup("ns", "g", grace))))
 
 
-def test_a_policy_that_refuses_its_values_is_a_wire_error():
+def test_invalid_restart_policy_raises_a_wire_error():
     policy = {"max_restarts": -1, "within_s": 1.0, "backoff_s": 0.5, "backoff_max_s": 1.0}
     spec = {"id": "w", "group": "g", "namespace": "ns", "rank": 0, "world_size": 1, "node_rank": 0, "env": {}}
     launch = {"type": "Launch", "namespace": "ns", "group": "g", "cls": "C", "workers": [{**spec, "restart": policy}]}

@@ -1,4 +1,4 @@
-"""A driver with calls and streams under way all the time. Usage: kills_driver.py HEAD, by kills_scene.
+"""A driver with calls and streams always under way. Usage (by kills_scene): kills_driver.py HEAD.
 
 Its stdout: a line with the pids of its workers, their templates and children; a line each time that many more calls
 were answered, and for each wait that failed; at the end, which a line on its stdin asks for, one with its Outcomes.
@@ -22,14 +22,14 @@ from rlinf_actors import Cluster, NodePlacementStrategy, RlinfActorsError, Worke
 NAMESPACE, GROUP = "kills", "loaded"
 RANKS = 2
 CALLERS = 2
-"""Of each rank; there is a stream besides."""
+"""Concurrent calls of each rank, besides a stream."""
 PROGRESS = 50
-"""Calls that are answered between two lines."""
+"""Answered calls between two lines of output."""
 
 
 @dataclass
 class Outcome:
-    """What became of one rank's calls: how many were made, how many answered, and how each wait that failed ended."""
+    """The calls of one rank: the number made, the number answered, and the error of each failed wait."""
 
     made: int = 0
     answered: int = 0
@@ -39,7 +39,7 @@ class Outcome:
     doubled: int = 0
 
     def failed(self, error: RlinfActorsError) -> None:
-        """A wait ended with that error."""
+        """Record the error of a failed wait."""
         say("failed")
         name = type(error).__name__
         if isinstance(error, WorkerDiedError):
@@ -59,7 +59,7 @@ class Load:
         self._answered = Counter[int]()
 
     async def run(self) -> None:
-        """All of them; returns when each has ended and `finish` is set: whoever sets it still writes to our stdin."""
+        """Run all of them until each has ended and `finish` is set, because the scene writes to stdin until then."""
         callers = [self._call(rank) for rank in range(RANKS) for _ in range(CALLERS)]
         await asyncio.gather(*callers, *(self._stream(rank) for rank in range(RANKS)), self.finish.wait())
         for rank, outcome in enumerate(self.outcomes):
@@ -94,7 +94,7 @@ class Load:
 
 
 def say(what: Any) -> None:
-    """A line for who watches us; a killed one reads no more."""
+    """Print a line for the scene, unless the scene was killed."""
     print(json.dumps(what), flush=True)
 
 

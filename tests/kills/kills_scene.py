@@ -1,4 +1,4 @@
-"""One cluster in which something is killed again and again while a driver has work under way."""
+"""One cluster whose processes are killed again and again while a driver has work under way."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ VICTIMS = ("worker", "template", "agentd", "head", "driver")
 """Worker: rank 0. Template: the one that both ranks came from. agentd: their node's. Head: node 0's agentd."""
 NODES = 3
 WAITS = CALLERS + 1
-"""Of one rank, the stream included."""
+"""Waits of one rank, including the stream."""
 PATIENCE_S = 30.0
-"""When something that has to end, or to answer, hangs."""
+"""Seconds after which an end or an answer counts as hanging."""
 DIED = {"WorkerDiedError 9"}
 ORPHANED = {"WorkerDiedError 9", "WorkerDiedError None"}
-"""The kernel kills who has lost its template; some see that it is gone a moment earlier, and end by themselves."""
+"""The kernel kills workers that lost their template; some notice the loss a moment earlier and exit."""
 _HERE = Path(__file__).resolve().parent
 _ROOT = _HERE.parent.parent
 
 
 class Driver:
-    """The process of kills_driver, and what it says.
+    """The process of kills_driver, and its output.
 
     Args:
-        command: runs it.
+        command: its command line.
         env: its environment.
-        words: a file for its stderr, which is shown when it ends too early.
+        words: a file for its stderr, shown if the driver ends too early.
     """
 
     def __init__(self, command: Sequence[Any], env: Mapping[str, str], words: Path) -> None:
@@ -58,7 +58,7 @@ class Driver:
         return self._process.pid
 
     def line(self) -> Any:
-        """The next thing it says."""
+        """Wait for its next line."""
         assert self._process.stdout is not None
         while b"\n" not in self._unread:
             assert _ready(self._process.stdout.fileno()), f"the driver says nothing for {PATIENCE_S} s"
@@ -69,7 +69,7 @@ class Driver:
         return json.loads(line)
 
     def finish(self) -> None:
-        """Ask for its end."""
+        """Ask the driver to end."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(b"finish\n")
@@ -77,14 +77,14 @@ class Driver:
             raise AssertionError(self._end()) from None
 
     def end(self) -> list[str]:
-        """Wait for its end; what was wrong with that, in its own words."""
+        """Wait for its end; return what was wrong with the end, with its stderr."""
         return [self._end()] if self._process.wait(PATIENCE_S) else []
 
     def _end(self) -> str:
         return f"the driver ended with {self._process.wait(PATIENCE_S)}:\n{self._words.read_text(errors='replace')}"
 
     def close(self) -> None:
-        """Nothing of it stays."""
+        """Kill the driver and close its pipes."""
         self._process.kill()
         with self._process:
             pass
@@ -95,8 +95,8 @@ class Scene:
 
     Args:
         local: the cluster, started.
-        bystanders: that group; each method of it answers.
-        folder: for what drivers write.
+        bystanders: that group; all its methods answer.
+        folder: for the output of drivers.
     """
 
     def __init__(self, local: LocalCluster, bystanders: Any, folder: Path) -> None:
@@ -106,7 +106,7 @@ class Scene:
         self._pids = bystanders.about().wait(PATIENCE_S)
 
     def round(self, victims: Sequence[str], rng: random.Random) -> list[str]:
-        """Kill these while a new driver has work under way; what was wrong then, a sentence each."""
+        """Kill *victims* while a new driver has work under way; return the problems, a sentence each."""
         command = [sys.executable, _HERE / "kills_driver.py", self._local.head]
         paths = os.pathsep.join([str(_ROOT), str(_HERE)])
         with ExitStack() as stack:
@@ -140,7 +140,7 @@ class Scene:
                 assert len(victims_of(worker, template)) < 2, f"{victim} had ended before it was killed"
 
     def _finish(self, driver: Driver, victims: Sequence[str]) -> list[str]:
-        """Have the driver end its work and itself; what is wrong with how its calls ended."""
+        """Let the driver end; return the problems with the ends of its calls."""
         to_fail = sum(WAITS for rank in range(RANKS) if expected(rank, victims))
         while to_fail:
             to_fail -= driver.line() == "failed"
@@ -158,19 +158,19 @@ class Scene:
 
 
 def victims_of(*pids: int) -> list[int]:
-    """Those that run."""
+    """The victims that run."""
     return [pid for pid in pids if (stat := procfs.stat(pid)) is not None and stat.state not in "ZX"]
 
 
 def expected(rank: int, victims: Sequence[str]) -> set[str]:
-    """How waits for this rank may fail when these are killed; none: all are answered."""
+    """The errors with which waits for this rank may fail; none if all must be answered."""
     if "template" in victims:
         return ORPHANED
     return DIED if "worker" in victims and rank == 0 else set()
 
 
 def problems(outcome: Outcome, allowed: set[str]) -> list[str]:
-    """What is wrong with how one rank's waits ended."""
+    """The problems with the ends of one rank's waits."""
     found = []
     waits = WAITS if allowed else 0
     if sum(outcome.failures.values()) != waits:
@@ -189,7 +189,7 @@ def _ready(fd: int) -> bool:
 
 
 def start_bystanders(cluster: Any) -> Any:
-    """Two workers on a node of their own, where nothing is killed."""
+    """Launch two workers on a node where no process is killed."""
     return Loaded.create_group().launch(cluster, NodePlacementStrategy([2, 2]), name="bystanders")
 
 

@@ -1,4 +1,4 @@
-"""The worker under load while something is killed: it counts its calls, and has a child of another session."""
+"""The worker under load: it counts its calls, and has a child process in another session."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Loaded(Worker):
         return os.getpid(), os.getppid(), self.child
 
     async def step(self, number: int) -> int:
-        """Returns *number*, which no other call has."""
+        """Return *number*, which is unique to this call."""
         self.doubled += number in self.seen
         self.seen.add(number)
         return number
 
     async def executed(self) -> tuple[int, int]:
-        """How many different numbers were executed, and how many once more than once."""
+        """The number of different executed numbers, and of those executed more than once."""
         return len(self.seen), self.doubled
 
     async def ticks(self) -> AsyncIterator[int]:

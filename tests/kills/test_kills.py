@@ -1,4 +1,4 @@
-"""kill -9 of everything, alone and in pairs, under load. Usage: pytest tests/kills --kill-rounds 100 [--kill-seed N].
+"""kill -9 of each process, alone and in pairs, under load. Usage: pytest tests/kills --kill-rounds 100 [--kill-seed N].
 
 Each wait ends, with the right exception; each process of the group ends; the group of another driver lives on.
 """
@@ -19,10 +19,10 @@ from rlinf_actors.testing import LocalCluster
 pytestmark = pytest.mark.live
 
 SHORT_PAIRS = (("worker", "template"), ("template", "agentd"), ("agentd", "head"), ("head", "driver"))
-"""Pairs of the short form: neighbours, of which one tells the other's end. `--kill-rounds 2` kills every pair."""
+"""Pairs of the short form: neighbours, one of which reports the other's end. `--kill-rounds 2` kills every pair."""
 LEASES = pace.timers(lease_s=60.0)
-"""An agentd that starts again beside other work may need more than the usual 10 s, and that ends its workers rightly.
-Nothing here waits for a lease.
+"""On a busy machine a restart of agentd may take more than the usual lease of 10 s, and its workers would end rightly.
+No test here waits for a lease.
 """
 
 
@@ -37,7 +37,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 @pytest.mark.parametrize(
     "victims", [*itertools.combinations(VICTIMS, 1), *itertools.combinations(VICTIMS, 2)], ids="+".join
 )
-def test_killed(scene: Scene, victims: tuple[str, ...], kill_rounds: int, kill_seed: int, figures: Figures) -> None:
+def test_waits_of_killed_processes_end_and_bystanders_live(
+    scene: Scene, victims: tuple[str, ...], kill_rounds: int, kill_seed: int, figures: Figures
+) -> None:
     if kill_rounds == 1 and len(victims) == 2 and victims not in SHORT_PAIRS:
         pytest.skip("of the long form: --kill-rounds 2")
     rng = random.Random(f"{kill_seed} {victims}")

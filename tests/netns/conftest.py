@@ -1,4 +1,4 @@
-"""Where clusters of these tests keep their files."""
+"""Fixtures of the namespace tests."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ import pytest
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory whose path leaves room for unix sockets' names."""
+    """A directory with a path short enough for unix sockets."""
     with tempfile.TemporaryDirectory(prefix="rlk-", dir="/tmp") as made:
         yield Path(made)

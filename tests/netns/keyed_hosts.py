@@ -1,4 +1,4 @@
-"""Agents and commands with keys, each member with a key directory of its own, on hosts of a test's network."""
+"""Agents and commands with keys on hosts of a test's network; each member has its own key directory."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import netns_kit
 
 HERE = Path(__file__).resolve().parent
 MODULES = f"{netns_kit.PROJECT}:{HERE}:{HERE.parent / 'live'}"
-"""Where the project, and what tests launch, are found."""
+"""PYTHONPATH for the project and the classes that tests launch."""
 
 
 def environment(place: Path, name: str, **more: str) -> dict[str, str]:
-    """Of the member of this name."""
+    """The environment of the member *name*."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("RLINF", "NOTIFY"))}
     return {**clean, "PYTHONPATH": MODULES, "RLINF_ACTORS_KEYS": str(place / name), **more}
 
 
 def cli(host: netns_kit.Host, env: dict[str, str], *arguments: str) -> dict:
-    """What `rlinf-actors` says."""
+    """Run `rlinf-actors` and return its output."""
     command = host.command([sys.executable, "-m", "rlinf_actors.cli.main", *arguments, "--json"])
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
@@ -30,7 +30,7 @@ def cli(host: netns_kit.Host, env: dict[str, str], *arguments: str) -> dict:
 
 
 def agentd(host: netns_kit.Host, place: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
-    """Back when it is registered."""
+    """Return when the agentd has registered."""
     read, write = os.pipe()
     command = [
         sys.executable, "-m", "agentd", "--run-dir", str(place / f"r-{name}"), "--ready-fd", str(write), *arguments,

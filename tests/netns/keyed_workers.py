@@ -1,4 +1,4 @@
-"""What the driver of test_keyed_nodes launches."""
+"""Workers that the driver of test_keyed_nodes launches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlinf_actors import Worker
 
 LISTEN, ACCEPTS = "0A", 0x10000
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-"""Of ZMTP 3.1, as one who has a key and goes away before it proves that."""
+"""A greeting of ZMTP 3.1 with CURVE, from a client that leaves before it proves its key."""
 
 
 def listening() -> list[tuple[str, str]]:
-    """Every socket that listens in this network namespace: its address or path, and what protects it."""
+    """Every listening socket of this network namespace: its address or path, and its protection."""
     found = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, _, state = line.split()[:4]
@@ -24,7 +24,7 @@ def listening() -> list[tuple[str, str]]:
             host = socket.inet_ntoa(struct.pack("<I", int(ip, 16)))
             found.append((f"{host}:{int(port, 16)}", _mechanism(host, int(port, 16))))
     tcp6 = Path("/proc/net/tcp6")
-    if tcp6.exists():  # a kernel may be without IPv6
+    if tcp6.exists():  # the kernel may lack IPv6
         found += [(line, "tcp6") for line in tcp6.read_text().splitlines()[1:] if f" {LISTEN} " in line]
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         words = line.split(maxsplit=7)
@@ -35,7 +35,7 @@ def listening() -> list[tuple[str, str]]:
 
 
 def _mechanism(host: str, port: int) -> str:
-    """What a ZeroMQ socket insists on."""
+    """The security mechanism that a ZeroMQ socket requires."""
     with socket.create_connection((host, port), timeout=10) as probe:
         probe.sendall(GREETING)
         said = b""
@@ -57,7 +57,7 @@ class Carrier(Worker):
         return listening()
 
     def swap(self, text: str) -> str:
-        """Send to the other rank and receive what that sends."""
+        """Send to the other rank, and return its message."""
         other = 1 - self._rank
         sent = self.send({"text": text}, self._group_name, other, async_op=True)
         got = self.recv(self._group_name, other)

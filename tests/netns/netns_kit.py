@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def can_make_namespaces() -> bool:
-    """Whether this user may make namespaces here."""
+    """True if this user may make network namespaces."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"rla-try-{uuid.uuid4().hex[:6]}"
@@ -37,15 +37,15 @@ class Host:
     ip: str
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """*arguments* as a command that runs on this host."""
+        """Return the command line that runs *arguments* on this host."""
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
     def link(self, state: str) -> None:
-        """Pull its network plug (``down``), or put it in again (``up``)."""
+        """Take this host's network interface down, or up again."""
         _ip("-n", self.namespace, "link", "set", "eth0", state)
 
     def drop(self, to: Host) -> None:
-        """Lose whatever it sends to that host, without a word: the frames go to an address that nobody has.
+        """Silently lose all frames to that host: they go to an address without an owner.
 
         As ``iptables -j DROP`` would, which needs a kernel module and a program that many machines do not have.
         """
@@ -62,7 +62,7 @@ def _ip(*arguments: str) -> None:
 
 
 Wire = tuple[str, Sequence[str]]
-"""The bridge that an interface is plugged into, and its addresses with their prefix lengths."""
+"""The bridge of an interface, and its addresses with prefix lengths."""
 
 
 @contextlib.contextmanager
@@ -102,7 +102,7 @@ def hosts(count: int) -> contextlib.AbstractContextManager[list[Host]]:
 
 
 def default_route(host: Host, via: str) -> None:
-    """Let *host* send what is for no network of its own to *via*."""
+    """Make *via* the default route of *host*."""
     _ip("-n", host.namespace, "route", "add", "default", "via", via)
 
 
@@ -127,7 +127,7 @@ def agentd(
 def own_venv(folder: Path, modules: Sequence[str]) -> str:
     """A virtual environment of this Python, with the *modules* of this one; returns its interpreter.
 
-    They are found here, not installed: torch alone takes a minute.
+    The modules are linked, not installed: to install torch alone takes a minute.
     """
     exe = folder / "bin" / "python"
     if not exe.exists():

@@ -1,4 +1,4 @@
-"""A driver that does what it is told: evaluates a line, answers with a line of JSON, [class of the error or "", value].
+"""A driver that evaluates each line of its stdin and answers with JSON: [class of the error or "", value].
 
 The names: `launch(group, nodes)` gives the workers' process ids, `group(name)` the group; `start(name, result)` keeps a
 result, `end(name)` waits for it; `first(name, stream)` keeps a stream and gives its first item, `rest(name)` those

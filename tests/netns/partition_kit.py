@@ -18,7 +18,7 @@ import pace
 HERE = Path(__file__).resolve().parent
 PATIENCE_S = 30.0
 SHORT = pace.timers(beat_s=0.15, lease_s=3.0, robot_lease_s=1.0, head_grace_s=8.0)["timers"]
-"""Long enough for a machine that is busy with other tests."""
+"""Long enough for a machine with other running tests."""
 
 
 class Lines:
@@ -32,9 +32,9 @@ class Lines:
 
     def next(self, patience_s: float = PATIENCE_S) -> str:
         while b"\n" not in self._read:
-            assert select.select([self._fd], [], [], patience_s)[0], "it says nothing"
+            assert select.select([self._fd], [], [], patience_s)[0], "the process prints no line"
             got = os.read(self._fd, 1 << 16)
-            assert got, "it has ended"
+            assert got, "the process has ended"
             self._read += got
         line, _, self._read = self._read.partition(b"\n")
         return line.decode()
@@ -46,7 +46,7 @@ class Lines:
 
 
 class Failed(Exception):
-    """What a driver was told; `kind` is the name of the error's class."""
+    """An error in a driver; `kind` is the name of its class."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -58,7 +58,7 @@ class Driver(Lines):
     """A process of partition_driver.py."""
 
     def ask(self, line: str, patience_s: float = PATIENCE_S) -> Any:
-        """What a line comes to. Raises Failed."""
+        """Evaluate a line in the driver; return its value or raise Failed."""
         self.say(line)
         kind, value = json.loads(self.next(patience_s))
         if kind:
@@ -66,7 +66,7 @@ class Driver(Lines):
         return value
 
     def fails(self, line: str, patience_s: float = PATIENCE_S) -> Failed:
-        """What a line fails with."""
+        """Evaluate a line that must fail; return the failure."""
         try:
             value = self.ask(line, patience_s)
         except Failed as error:
@@ -118,7 +118,7 @@ class Site:
         return made()
 
     def until(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """The next event of this kind and with these fields, of those that were not looked at yet."""
+        """Wait for the next event of this kind with these fields; skip earlier ones."""
         while True:
             event: dict[str, Any] = json.loads(self.events.next())
             if event["kind"] == kind and all(event[name] == value for name, value in fields.items()):
@@ -171,7 +171,7 @@ def cut(how: str, one: netns_kit.Host, other: netns_kit.Host) -> Iterator[None]:
 
 
 def ended(pids: Sequence[int], patience_s: float = PATIENCE_S) -> None:
-    """Wait until these processes are gone."""
+    """Wait until these processes have ended."""
     for pid in pids:
         try:
             fd = os.pidfd_open(pid)

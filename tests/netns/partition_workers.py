@@ -12,7 +12,7 @@ from rlinf_actors import Worker
 
 
 class Talker(Worker):
-    """Cannot be constructed while another of its group and rank runs."""
+    """A worker whose constructor fails while another process of its group and rank runs."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Talker(Worker):
         threading.Event().wait()
 
     def read(self, path: str) -> str:
-        """Blocks as long as nobody writes into a pipe."""
+        """Block on a read from an empty pipe."""
         with open(path) as pipe:
             return pipe.read()
 
@@ -48,7 +48,7 @@ class Talker(Worker):
         return count
 
     def numbers(self, closed: str) -> Iterator[int]:
-        """Without end; says on which thread it was closed."""
+        """An endless stream that records the thread on which it was closed."""
         n = 0
         try:
             while True:

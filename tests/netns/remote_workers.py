@@ -27,7 +27,7 @@ class Anywhere(Worker):
 
 class Laner(Anywhere):
     def swap(self) -> list[str]:
-        """Send a tensor by a lane, one to the other and back; returns the addresses where this process listens."""
+        """Send a tensor by a lane in both directions; return the addresses on which this process listens."""
         import torch
 
         other = 1 - self._rank
@@ -49,7 +49,7 @@ def _is_open(fd: str) -> bool:
 
 def _rows(table: str) -> Iterator[tuple[str, str, str]]:
     path = f"/proc/self/net/{table}"
-    if table == "tcp6" and not os.path.exists(path):  # a kernel without IPv6
+    if table == "tcp6" and not os.path.exists(path):  # the kernel lacks IPv6
         return
     with open(path, encoding="ascii") as file:
         for line in list(file)[1:]:

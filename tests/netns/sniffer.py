@@ -1,8 +1,8 @@
-"""Reads every frame of this namespace's eth0 until it has seen STOP; says which of the other words it has seen.
+"""Read every frame of this namespace's eth0 until STOP appears, and print the other words that appeared.
 
     python sniffer.py STOP WORD...
 
-Frames are joined for each direction of a connection as they come, so that a word in two segments is seen too.
+Frames of each direction of a connection are joined, so that a word in two segments is found too.
 """
 
 from __future__ import annotations

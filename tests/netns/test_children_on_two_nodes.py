@@ -63,7 +63,7 @@ DRIVER = """
 """
 
 
-def test_children_on_two_nodes_with_keys(place: Path) -> None:
+def test_children_on_two_keyed_nodes_exchange_messages(place: Path) -> None:
     with netns_kit.hosts(2) as (head, far):
         address = f"{head.ip}:6399"
         processes: list[subprocess.Popen[str]] = []

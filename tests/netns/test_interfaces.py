@@ -88,7 +88,7 @@ def on(host: netns_kit.Host, *command: str, head: str = ADDRESS) -> str:
     return done.stdout
 
 
-def test_collectives_take_the_way_to_the_head(network: list[netns_kit.Host], tmp_path: Path) -> None:
+def test_collectives_use_the_interface_towards_the_head(network: list[netns_kit.Host], tmp_path: Path) -> None:
     agents = [
         netns_kit.agentd(
             host, tmp_path / f"n{rank}", [sys.prefix], "--node-rank", str(rank),
@@ -112,7 +112,7 @@ def test_collectives_take_the_way_to_the_head(network: list[netns_kit.Host], tmp
     assert [told["env"]["GLOO_SOCKET_IFNAME"] for told in result["told"]] == ["fabric", "net7"]
     assert {told["env"]["MASTER_ADDR"] for told in result["told"]} == {"10.213.8.101"}
     assert result["sums"] == [3.0, 3.0]
-    # our own store and gloo's sockets: on the interface that is the way to the head, and on none that leads elsewhere
+    # our store and gloo's sockets: only on the interface towards the head
     first, second = (set(addresses) for addresses in result["listening"])
     assert first <= {"10.213.8.1", "10.213.8.101"}
     assert second == {"10.213.8.2"}
@@ -155,9 +155,9 @@ ONE_INTERFACE_DRIVER = """
 
 @pytest.fixture
 def misleading() -> Iterator[list[netns_kit.Host]]:
-    """Two hosts with one interface each, whose hostname is 127.0.1.1 to themselves: Debian's default."""
+    """Two hosts with one interface each, which resolve their own hostname to 127.0.1.1, as by Debian's default."""
     with netns_kit.hosts(2) as made, contextlib.ExitStack() as stack:
-        for host in made:  # `ip netns exec` binds the files below over those in /etc
+        for host in made:  # `ip netns exec` mounts these files over those in /etc
             folder = Path("/etc/netns", host.namespace)
             folder.mkdir(parents=True)
             stack.callback(shutil.rmtree, folder)

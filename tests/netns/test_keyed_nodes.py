@@ -1,4 +1,4 @@
-"""Two nodes in two network namespaces, with keys: everything works, and nothing on the wire can be read."""
+"""Two nodes with keys in two network namespaces: a job runs, and its traffic is unreadable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 MARKER = "a-marker-that-nobody-may-read"
 PLAIN, STOP = "a-word-that-everybody-may-read", "the-sniffer-may-stop"
 NO_KEY = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-"""How ZeroMQ begins without a key."""
+"""ZeroMQ's greeting without a key."""
 NAMES = ("AgentHello", "ClientHello", "StartWorkers")
 
 
@@ -67,9 +67,7 @@ DRIVER = f"""
 """
 
 
-def test_two_nodes_with_keys_work_and_nothing_on_the_wire_can_be_read(
-    network: list[netns_kit.Host], place: Path
-) -> None:
+def test_traffic_between_two_keyed_nodes_is_unreadable(network: list[netns_kit.Host], place: Path) -> None:
     head, far = network
     address = f"{head.ip}:6399"
     processes: list[subprocess.Popen[str]] = []
@@ -120,7 +118,7 @@ def test_two_nodes_with_keys_work_and_nothing_on_the_wire_can_be_read(
 
 
 def check_sockets(*nodes: list[list[str]]) -> None:
-    """Every TCP socket is a CURVE server, and every unix socket in a directory that is ours alone."""
+    """Every TCP socket is a CURVE server, and every unix socket is in a private directory of this user."""
     for node, tcp in zip(nodes, (3, 1), strict=True):  # the head, its worker and the channel; the other's worker
         addresses = [(name, how) for name, how in node if not name.startswith(("/", "@"))]
         assert [how for _, how in addresses] == ["CURVE"] * tcp, addresses
@@ -138,7 +136,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
 
 
 def stranger(host: netns_kit.Host, place: Path, address: str) -> None:
-    """A driver without a key is told so at once."""
+    """A driver without a key gets that error at once."""
     script = f"from rlinf_actors import Cluster; Cluster(num_nodes=1, head={address!r}, timeout=5)"
     done = subprocess.run(
         host.command([sys.executable, "-c", script]),

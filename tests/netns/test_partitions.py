@@ -1,4 +1,4 @@
-"""The network between nodes is cut: one way, both ways, by the plug; and healed, before and after the lease."""
+"""The network between nodes is cut one way, both ways, or by the interface, and heals before or after the lease."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 A, B = 1, 2
-"""Ranks of the nodes beside the head's."""
+"""Ranks of the nodes other than the head's."""
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,13 @@ def site(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 
 @pytest.fixture(scope="module")
 def driver(site: pk.Site) -> Iterator[pk.Driver]:
-    """One on the head's host."""
+    """A driver on the head's host."""
     with site.driver(site.hosts[0]) as made:
         yield made
 
 
 @pytest.mark.parametrize("how", pk.CUTS)
-def test_a_node_that_is_cut_off_is_lost_ends_its_workers_and_comes_back(site, driver, how):
+def test_cut_off_node_is_lost_ends_its_workers_and_returns(site, driver, how):
     workers = driver.ask(f"launch({how!r}, [{A}, {B}, {A}])")
     driver.ask(f"start('block', group({how!r}).execute_on(0).block())")
     with pk.cut(how, site.hosts[A], site.hosts[0]):
@@ -49,12 +49,14 @@ def test_a_node_that_is_cut_off_is_lost_ends_its_workers_and_comes_back(site, dr
     site.until("node_joined", node_id=site.until("node_lost")["node_id"])
     assert driver.fails(f"group({how!r}).execute_on(0).count().wait(30)").kind == "NodeLostError"
     driver.ask(f"group({how!r}).shutdown()")
-    assert len(driver.ask(f"launch({how!r}, [{A}, {B}, {A}])")) == 3  # a rank that ran still would refuse its second
+    assert (
+        len(driver.ask(f"launch({how!r}, [{A}, {B}, {A}])")) == 3
+    )  # a still running rank would refuse a second process
     driver.ask(f"group({how!r}).shutdown()")
 
 
 @pytest.mark.parametrize("how", pk.CUTS)
-def test_a_cut_that_heals_before_the_lease_loses_nothing(site, driver, how):
+def test_cut_that_heals_before_the_lease_loses_no_worker_or_message(site, driver, how):
     name = f"healed-{how}"
     workers = driver.ask(f"launch({name!r}, [{A}, {B}])")
     driver.ask(f"start('wait', group({name!r}).execute_on(1).take({name!r}, 0))")
@@ -71,7 +73,7 @@ def test_a_cut_that_heals_before_the_lease_loses_nothing(site, driver, how):
     driver.ask(f"group({name!r}).shutdown()")
 
 
-def test_two_nodes_that_do_not_reach_one_another_have_their_messages_end(site, driver):
+def test_messages_between_two_separated_nodes_fail(site, driver):
     driver.ask(f"launch('pair', [{A}, {B}])")
     driver.ask("start('first', group('pair').execute_on(1).take('pair', 0))")
     driver.ask("group('pair').execute_on(0).give('before', 'pair', 1).wait(30)")
@@ -87,7 +89,7 @@ def test_two_nodes_that_do_not_reach_one_another_have_their_messages_end(site, d
 
 
 @pytest.mark.parametrize("how", ["towards", "back"])
-def test_a_call_to_a_node_that_only_the_head_reaches_ends(site, how):
+def test_call_to_a_node_that_only_the_head_reaches_fails(site, how):
     away = site.hosts[3]
     with site.driver(away) as driver:
         driver.ask(f"launch('lone-{how}', [{A}])")
@@ -100,7 +102,7 @@ def test_a_call_to_a_node_that_only_the_head_reaches_ends(site, how):
 
 
 @pytest.mark.parametrize("how", ["towards", "back"])
-def test_a_driver_that_is_cut_off_is_told_and_so_is_everybody_else(site, how):
+def test_cut_off_driver_and_its_peers_are_notified(site, how):
     away = site.hosts[3]
     with site.driver(away) as driver:
         workers = driver.ask(f"launch('cut-{how}', [{A}])")
@@ -116,7 +118,7 @@ def test_a_driver_that_is_cut_off_is_told_and_so_is_everybody_else(site, how):
         assert driver.fails("launch('another', [1])").text == told.text
 
 
-def test_a_driver_that_was_given_up_while_it_stood_still_is_told_by_name(site):
+def test_stalled_driver_that_was_declared_dead_gets_that_reason(site):
     with site.driver(site.hosts[3]) as driver:
         workers = driver.ask(f"launch('stopped', [{A}])")
         driver.ask("start('block', group('stopped').block())")
@@ -130,7 +132,7 @@ def test_a_driver_that_was_given_up_while_it_stood_still_is_told_by_name(site):
         assert "it was silent for " in told.text
 
 
-def test_an_agent_that_stood_still_longer_than_its_lease_finds_no_rank_running_twice(site, driver):
+def test_agent_stalled_beyond_its_lease_leaves_no_rank_running_twice(site, driver):
     workers = driver.ask(f"launch('still', [{A}])")
     driver.ask("start('block', group('still').block())")
     os.kill(site.agents[A].pid, signal.SIGSTOP)
@@ -140,7 +142,7 @@ def test_an_agent_that_stood_still_longer_than_its_lease_finds_no_rank_running_t
         os.kill(site.agents[A].pid, signal.SIGCONT)
     pk.ended(workers)
     while "was declared lost after" not in site.until("refused")["text"]:
-        pass  # of an earlier test
+        pass  # an event of an earlier test
     site.until("node_joined")
     driver.ask("group('still').shutdown()")
     driver.ask(f"launch('still', [{A}])")

@@ -1,4 +1,4 @@
-"""Connections between nodes that are reset, as by a firewall that was restarted: both ends live, nothing hangs."""
+"""Connections between nodes are reset, as by a restarted firewall: both ends live, and no call hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 A, B = 1, 2
-"""Ranks of the nodes beside the head's."""
+"""Ranks of the nodes other than the head's."""
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,12 @@ def driver(site: pk.Site) -> Iterator[pk.Driver]:
 
 
 def reset(host: netns_kit.Host) -> None:
-    """All connections of a node: those of its agentd and of its workers, both ways."""
+    """Reset all connections of a node's agentd and workers, in both directions."""
     done = subprocess.run(host.command(["ss", "-K", "-t", "state", "established"]), capture_output=True, text=True)
     assert "ESTAB" in done.stdout or len(done.stdout.splitlines()) > 1, done
 
 
-def test_a_call_under_way_ends_and_later_ones_arrive(site, driver, tmp_path):
+def test_reset_fails_the_running_call_and_later_calls_succeed(site, driver, tmp_path):
     workers = driver.ask(f"launch('calls', [{A}, {B}])")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -58,7 +58,7 @@ def test_a_call_under_way_ends_and_later_ones_arrive(site, driver, tmp_path):
     driver.ask("group('more').shutdown()")
 
 
-def test_an_idempotent_call_is_sent_again_over_the_new_connection(site, driver, tmp_path):
+def test_idempotent_call_is_repeated_over_the_new_connection(site, driver, tmp_path):
     driver.ask(f"launch('again', [{A}], True)")
     begun, go = (str(tmp_path / name) for name in ("begun", "go"))
     for pipe in (begun, go):
@@ -77,7 +77,7 @@ def test_an_idempotent_call_is_sent_again_over_the_new_connection(site, driver, 
     driver.ask("group('again').shutdown()")
 
 
-def test_a_stream_whose_connection_was_lost_ends_at_both_ends(site, driver, tmp_path):
+def test_reset_ends_a_stream_at_both_ends(site, driver, tmp_path):
     driver.ask(f"launch('streams', [{A}])")
     os.mkfifo(tmp_path / "closed")
     closed = str(tmp_path / "closed")
@@ -90,7 +90,7 @@ def test_a_stream_whose_connection_was_lost_ends_at_both_ends(site, driver, tmp_
     driver.ask("group('streams').shutdown()")
 
 
-def test_a_receive_whose_message_may_be_lost_ends(site, driver, tmp_path):
+def test_reset_fails_a_receive_whose_message_may_be_lost(site, driver, tmp_path):
     driver.ask(f"launch('pair', [{A}, {B}])")
     driver.ask("start('first', group('pair').execute_on(1).take('pair', 0))")
     driver.ask("group('pair').execute_on(0).give('before', 'pair', 1).wait(30)")

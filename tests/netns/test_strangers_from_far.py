@@ -1,4 +1,4 @@
-"""Strangers of another machine at every socket of two nodes with keys, workers' TCP ports among them, while a job runs.
+"""Strangers on another machine at every socket of two nodes with keys, including workers' ports, while a job runs.
 
 Only with ``--strangers 1000`` or more, which come to each socket, or with ``--idle-connections 1000`` or more, which
 say nothing.
@@ -69,7 +69,7 @@ DRIVER = """
 
 
 class Talk:
-    """A process that is told and asked in lines of JSON."""
+    """A process that exchanges lines of JSON with the test."""
 
     def __init__(self, stack: contextlib.ExitStack, command: list[str], env: dict[str, str]) -> None:
         self._process = stack.enter_context(
@@ -85,7 +85,7 @@ class Talk:
     def hear(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "it has ended"
+        assert line, "the process has ended"
         return json.loads(line)
 
     def end(self) -> None:
@@ -102,7 +102,7 @@ def many(request: pytest.FixtureRequest, option: str) -> int:
 
 
 class Scene(contextlib.ExitStack):
-    """A head and a node with keys, each on a host of its own, a job on both, and a host elsewhere."""
+    """A head and a node with keys, each on its own host, a job on both, and another host."""
 
     def __init__(self, place: Path) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class Scene(contextlib.ExitStack):
         return {pid: strangers.descriptors(pid) for pid in self.targets}
 
     def grown(self, before: dict[int, int]) -> dict[int, int]:
-        """By how much the memory of each was more, at most, than *before*."""
+        """The largest growth of each process's memory since *before*."""
         return {pid: strangers.resident(pid, "VmHWM") - before[pid] for pid in self.targets}
 
 
@@ -144,7 +144,7 @@ def scene(place: Path) -> Iterator[Scene]:
         yield made
 
 
-def test_strangers_of_another_machine_reach_nothing(
+def test_strangers_on_another_machine_reach_no_handler(
     scene: Scene, request: pytest.FixtureRequest, figures: Figures
 ) -> None:
     count = many(request, "--strangers")
@@ -182,7 +182,7 @@ def test_strangers_of_another_machine_reach_nothing(
         )
 
 
-def test_idle_connections_of_another_machine_keep_no_node_from_joining(
+def test_idle_connections_of_another_machine_do_not_keep_nodes_from_joining(
     scene: Scene, request: pytest.FixtureRequest, figures: Figures
 ) -> None:
     count = many(request, "--idle-connections")
@@ -204,7 +204,7 @@ def test_idle_connections_of_another_machine_keep_no_node_from_joining(
 
 
 def sockets_of(agent: int) -> list[Listening]:
-    """Whatever takes connections on a node, by the pid of its agentd."""
+    """The listening sockets of a node, by the pid of its agentd."""
     return listening(procfs.subtree(agent), f"/proc/{agent}/net")
 
 

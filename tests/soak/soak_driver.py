@@ -1,4 +1,4 @@
-"""The driver of a soak: starts workers, gives out rounds, replaces the killed, samples memory."""
+"""The driver of a soak: starts workers, runs rounds, replaces killed workers, samples memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rlinf_actors import Channel, Cluster, NodePlacementStrategy, WorkerDiedErro
 
 STEADY, MORTAL = 2, 2
 ROUND_S = 3 * LIMIT_S
-"""How long a round may take before the driver says that it hangs."""
+"""Seconds after which a round counts as hanging."""
 DRAIN_S = 2.0
-"""How long nothing may come of a queue for it to be empty: what a killed consumer had comes back after its death."""
+"""Seconds without an item after which a queue counts as empty: redelivery after a consumer's death takes a moment."""
 
 
 class Samples:
-    """KiB of memory and numbers of descriptors of long-lived processes, a sample a round."""
+    """Memory (KiB) and descriptors of long-lived processes, one sample for each round."""
 
     def __init__(self) -> None:
         self.own: defaultdict[str, list[int]] = defaultdict(list)
@@ -37,7 +37,7 @@ class Samples:
                 status = Path(f"/proc/{pid}/status").read_text()
                 descriptors = len(os.listdir(f"/proc/{pid}/fd"))
             except OSError:
-                continue  # it has ended; those that live through the soak have a sample of every round
+                continue  # the process has ended; surviving processes have a sample of every round
             self.own[name].append(int(status.partition("RssAnon:")[2].split()[0]))
             self.shared[name].append(int(status.partition("RssShmem:")[2].split()[0]))
             self.descriptors[name].append(descriptors)
@@ -62,14 +62,14 @@ class Soak:
             self._start()
 
     def _start(self) -> None:
-        """One more worker, on each node in turn."""
+        """Start one more worker, on the nodes in turn."""
         name = f"soaker{self._started}"
         where = NodePlacementStrategy([self._started % self._cluster.num_nodes])
         self._groups[name] = Soaker.create_group(self._folder, self._channels).launch(self._cluster, where, name=name)
         self._started += 1
 
     def round(self) -> None:
-        """One round: all act, some die, the gets are stopped, the dead are replaced."""
+        """Run one round: all workers act, some die, gets are stopped, dead workers are replaced."""
         for name, group in self._groups.items():
             if name not in self._pids:
                 self._pids[name] = group.pid().wait(LIMIT_S)[0]
@@ -107,7 +107,7 @@ class Soak:
         assert not dies, f"{name} was to be killed in round {self.rounds} and lives"
 
     def _sample(self) -> None:
-        """Who lives through the soak: the steady workers, the daemons, their templates and the channels' hosts."""
+        """Sample the processes that survive the soak: steady workers, daemons, templates and channel hosts."""
         names = list(self._groups)[:STEADY]
         for tidied in [self._groups[name].tidy() for name in names]:
             tidied.wait(LIMIT_S)
@@ -117,7 +117,7 @@ class Soak:
         self.samples.take({**{name: self._pids[name] for name in names}, **self._daemons, **others})
 
     def drain(self) -> None:
-        """Take what the killed had not acknowledged, from all queues at a time."""
+        """Take the unacknowledged items of killed workers, from all queues at once."""
 
         def empty(place: tuple[str, str]) -> None:
             channel, key = place
@@ -133,7 +133,7 @@ class Soak:
         self._log.close()
 
     def _stacks(self) -> str:
-        """What everybody is in the middle of, and where."""
+        """Print the open operations and the stacks of all workers."""
         logs, said = read(self._folder), []
         for name, pid in self._pids.items():
             if name not in self._groups:

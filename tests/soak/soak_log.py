@@ -1,4 +1,4 @@
-"""A process's log of a soak: a line an event, in the file before the next thing happens, so that kill -9 loses none."""
+"""A process's log of a soak: each event is a line, written before the next event, so that kill -9 loses none."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from deliveries import Event, Stream
 
 
 class Log:
-    """Any thread may write. A line is one write() to a file opened for appending."""
+    """A log for any thread: a line is one write() to a file opened for appending."""
 
     def __init__(self, folder: str, who: str) -> None:
         self.who = who
         self._fd = os.open(Path(folder, f"{who}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._lock = threading.Lock()
         self._left = 0
-        """Events after which this process kills itself; 0: it does not."""
+        """Events after which this process kills itself; 0 for never."""
 
     def die_after(self, events: int) -> None:
-        """Have this process killed (SIGKILL) at its *events*-th event from now on, whatever its threads are doing."""
+        """Kill this process (SIGKILL) at its *events*-th event from now on."""
         self._left = events
 
     def write(self, what: Any, stream: Stream, n: int = 0, note: str = "") -> None:
@@ -39,7 +39,7 @@ class Log:
 
 
 def read(folder: str) -> dict[str, list[Event]]:
-    """What all processes wrote."""
+    """The events of all processes."""
     logs = {}
     for path in sorted(Path(folder).glob("*.log")):
         lines = path.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""What everybody does in a round, from the seed alone; sender and receiver work it out each for itself. Pure."""
+"""The plan of a round, from the seed alone; sender and receiver compute it separately. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 MIB = 1 << 20
 SIZES = (0, 1, 100, 5_000, 40_000, 300_000, 2 * MIB, 8 * MIB)
 WEIGHTS = (2, 2, 6, 4, 4, 3, 2, 1)
-"""Of SIZES: how often."""
+"""Relative frequencies of SIZES."""
 BASE = 16 * MIB
-"""Bytes of the block that contents are cut from."""
+"""Size of the block from which contents are cut."""
 KEYS = ("k0", "k1", "k2")
 CHANNELS = {"free": {"maxsize": 0}, "tight": {"maxsize": 3}, "spread": {"maxsize": 8, "distributed": True}}
 
@@ -21,9 +21,9 @@ class Item:
     """One thing to send or put.
 
     Attributes:
-        offset, size: which bytes of the block it is.
-        tensor: whether it goes by send_tensor and recv_tensor.
-        at_once: whether the next one is begun before it has ended.
+        offset, size: its bytes in the block.
+        tensor: True if it is sent by send_tensor and recv_tensor.
+        at_once: True if the next item is sent before this one has ended.
     """
 
     offset: int
@@ -33,7 +33,7 @@ class Item:
 
 
 def items(seed: str, most: int, tensors: bool = False) -> list[Item]:
-    """Up to *most* of them; *seed* names run, round and stream."""
+    """Up to *most* items; *seed* names run, round and stream."""
     rng = random.Random(seed)
     made = []
     for _ in range(rng.randint(most // 3, most)):
@@ -49,10 +49,10 @@ class Round:
     Attributes:
         seed: of the run and round.
         names: the workers, the steady ones first; also the order of broadcasts' members.
-        caster: who broadcasts.
-        victims: who is killed, and after how many events.
-        puts: who puts into which channel and key.
-        gets: who gets from which channel and key; several get from one.
+        caster: the worker that broadcasts.
+        victims: the killed workers, and the number of events before each death.
+        puts: worker, channel and key of each producer.
+        gets: worker, channel and key of each consumer; several may share a key.
     """
 
     seed: str
@@ -72,7 +72,7 @@ def plan(seed: int, number: int, names: Sequence[str], steady: int) -> Round:
     puts = tuple((who, *place) for who in names for place in rng.sample(places, 3))
     gets = []
     for place in places:
-        # one who lives to the end of the round is among them: nobody waits for room for ever
+        # one consumer survives the round, so that no producer waits for room for ever
         everybody = {rng.choice(names[:steady]), *rng.sample(list(names), rng.randint(0, len(names) - 1))}
         gets += [(who, *place) for who in sorted(everybody)]
     return Round(

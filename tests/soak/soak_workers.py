@@ -1,4 +1,4 @@
-"""A worker of the soak: does its part of a round in many threads, and writes down all that happens."""
+"""A worker of the soak: does its part of a round in many threads, and logs all events."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from soak_plan import BASE, Item, Round, items
 from rlinf_actors import GroupNotFoundError, PeerDiedError, Worker
 
 LIMIT_S = 60.0
-"""How long an operation may take."""
+"""Time limit of an operation in seconds."""
 STOP = "stop"
 MESSAGES, CASTS, PUTS = 25, 6, 30
-"""At most so many a pair, a round and a producer."""
+"""The most messages of a pair, broadcasts of a round and items of a producer."""
 
 
 @functools.cache
@@ -60,12 +60,12 @@ class Soaker(Worker):
         return os.getpid()
 
     def tidy(self) -> None:
-        """Let go of what nobody holds: garbage that waits for the collector, and pages that malloc keeps for later."""
+        """Collect garbage, and return malloc's free pages to the system."""
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
 
     def act(self, work: Round) -> None:
-        """Everything but the end of the gets, which go on until `finish`."""
+        """Do all of a round; the gets go on until `finish`."""
         me = self._group_name
         if me in work.victims:
             self._log.die_after(work.victims[me])
@@ -103,10 +103,10 @@ class Soaker(Worker):
         return thread
 
     def _ended(self, wait: Callable[[], Any], stream: Stream, n: int, what: str) -> Any:
-        """What it gave, None if it did not end well; that is then written down."""
+        """Return the operation's result; if it fails, log that and return None."""
         try:
             return (wait(),)
-        except (PeerDiedError, GroupNotFoundError):  # the second where it had ended before it was first named
+        except (PeerDiedError, GroupNotFoundError):  # the second if the peer had ended before its first use
             self._log.write("refused", stream, n, what)
         except TimeoutError:
             self._log.write("late", stream, n, what)
@@ -144,12 +144,12 @@ class Soaker(Worker):
                 got = self._ended(functools.partial(receive, timeout=LIMIT_S), stream, due, "get")
             if not got:
                 return
-            # a tensor has no number: out of order, it is damaged or of another shape
+            # a tensor has no number; out of order, its content or shape is wrong
             n, value = (due, into) if item.tensor else got[0]
             self._log.write("got", stream, n, damage(value, item))
 
     def _numbered(self, work: Round, stream: Stream, most: int, tensors: bool = False) -> Iterator[tuple[int, Item]]:
-        """This round's items of a stream, whose numbers go on from round to round."""
+        """This round's items of a stream. Numbers continue from round to round."""
         made = items(f"{work.seed} {stream}", most, tensors)
         first = self._next.get(stream, 0)
         self._next[stream] = first + len(made)
@@ -200,11 +200,11 @@ class Soaker(Worker):
 
 
 def take(log: Log, channel: Any, key: str, place: Stream, empty_s: float | None = None) -> bool:
-    """One get, written down; False when it was the STOP, or nothing came in time: *empty_s*, where that is fine."""
+    """Do one get and log it; return False after STOP, or if no item came within *empty_s*."""
     log.write("ask", place)
     work = channel.get(key, async_op=True, timeout=empty_s)
     try:
-        value = work.wait(LIMIT_S)  # the host has the last word: an item that is under way is no end of the queue
+        value = work.wait(LIMIT_S)  # only the host's answer counts: an item under way is not yet the end of the queue
     except TimeoutError:
         log.write("late" if empty_s is None else "stopped", place, 0, "get")
         return False

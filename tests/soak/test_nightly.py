@@ -1,4 +1,4 @@
-"""The command that runs the long forms: tests/nightly.py."""
+"""tests/nightly.py, the command that runs the long forms."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_leg_is_listed_and_none_runs(capsys):
 def test_options_and_files_of_a_leg_exist(leg, request):
     for word in leg.command[len(nightly.PYTEST) :]:
         if word.startswith("--"):
-            request.config.getoption(word)  # raises for one that does not exist
+            request.config.getoption(word)  # raises if the file is missing
         elif "/" in word:
             assert (nightly.ROOT / word).exists()
 
@@ -67,7 +67,7 @@ def test_failed_leg_does_not_stop_the_others(tmp_path, capsys):
     assert text in capsys.readouterr().out
 
 
-def test_leg_that_takes_too_long_fails_and_leaves_its_output_and_no_process(tmp_path, monkeypatch):
+def test_leg_that_times_out_fails_keeps_its_output_and_leaves_no_process(tmp_path, monkeypatch):
     monkeypatch.setattr(nightly, "INTERRUPTED_S", 0.5)
     monkeypatch.setattr(nightly, "LEFT_S", 0.5)
     marks = []
@@ -87,7 +87,7 @@ def test_leg_that_leaves_a_process_fails(tmp_path, monkeypatch):
     assert str(leg["outcome"]).startswith("left processes: python")
 
 
-def test_leg_that_did_nothing_is_no_success(tmp_path):
+def test_leg_without_any_work_fails(tmp_path):
     code, (leg,) = main([python("skipped", "")], tmp_path)
     assert (code, leg["outcome"]) == (1, "nothing was done")
 
@@ -100,7 +100,7 @@ def test_an_unknown_leg_is_named(capsys):
 
 @pytest.mark.live
 @pytest.mark.torch
-def test_one_short_leg_by_the_command(tmp_path):
+def test_nightly_command_runs_one_short_leg(tmp_path):
     command = [sys.executable, "-m", "tests.nightly", "--only", "soak", "--scale", "0.01", "--report", str(tmp_path)]
     done = subprocess.run(command, cwd=nightly.ROOT, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr

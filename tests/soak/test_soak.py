@@ -21,16 +21,16 @@ from rlinf_actors.testing import LocalCluster
 pytestmark = [pytest.mark.live, pytest.mark.soak, pytest.mark.torch]
 
 OWN_KIB = 24 << 10
-"""How much more a process may hold in the second half than in the first; or a tenth of it, whichever is more."""
+"""Permitted growth of a process from the first half to the second; or a tenth of its size, if that is more."""
 SHARED_KIB = 128 << 10
-"""The same of shared memory. What the dead lent is kept for 10 s, so it goes up and down with how many died."""
+"""The same for shared memory. Blocks lent by dead workers are kept for 10 s, so the size varies with the deaths."""
 DESCRIPTORS = 8
 GROWTH_FROM_S = 60
-"""In a shorter soak the first dead have not been forgotten yet when it ends."""
+"""A shorter soak ends before the first dead workers are forgotten."""
 
 
 @pytest.mark.timeout(0)
-def test_soak(
+def test_random_work_with_deaths_loses_no_items_and_leaks_no_memory(
     tmp_path: Path, rlinf_leak_check: None, soak_seconds: float, soak_seed: int | None, figures: Figures
 ) -> None:
     from soak_driver import Soak
@@ -49,7 +49,7 @@ def test_soak(
     logs = soak_log.read(str(tmp_path))
     events = sum(map(len, logs.values()))
     found = soak_checker.problems(logs, soak.killed)
-    growth = grown(soak.samples, soak.rounds)
+    growth = growing_processes(soak.samples, soak.rounds)
     figures.done(round(time.monotonic() - end + soak_seconds), round(soak_seconds), "s")
     figures.add("soak", f"{soak.rounds} rounds, {events:,} events, {len(soak.killed)} killed; seed {seed}")
     figures.add("lost, doubled, out of order or damaged", len(found))
@@ -59,8 +59,8 @@ def test_soak(
     assert not found, f"seed {seed}, {soak.rounds} rounds:\n" + "\n".join(found[:30])
 
 
-def grown(samples: Any, rounds: int) -> list[str]:
-    """What kept growing, of the processes that were there all the time."""
+def growing_processes(samples: Any, rounds: int) -> list[str]:
+    """The growth of processes that lived through the soak, a sentence each."""
     found = []
     for kind, limit in (("own", OWN_KIB), ("shared", SHARED_KIB), ("descriptors", DESCRIPTORS)):
         unit = "" if kind == "descriptors" else " KiB"

@@ -1,4 +1,4 @@
-"""The checker finds what it is there to find, and accepts what a death excuses. Pure."""
+"""The checker finds all faults, and accepts the effects of deaths. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def one(logs: dict[str, list[Event]], killed: str = "") -> str:
 
 
 @pytest.mark.parametrize("stream", [PAIR, QUEUE])
-def test_all_in_order_is_fine(stream: Stream) -> None:
+def test_checker_accepts_orderly_logs(stream: Stream) -> None:
     assert problems({"a": sent(stream, 0, 1, 2), "b": got(stream, 0, 1, 2)}, []) == []
 
 
-def test_a_pairs_faults_are_found() -> None:
+def test_checker_finds_faults_of_a_pair() -> None:
     log = {"a": sent(PAIR, 0, 1, 2)}
     assert "item 2 of" in one({**log, "b": got(PAIR, 0, 2, 1)})
     assert "came again: 2 was due" in one({**log, "b": got(PAIR, 0, 1, 1, 2)})
@@ -40,29 +40,29 @@ def test_a_pairs_faults_are_found() -> None:
 
 
 @pytest.mark.parametrize("killed", ["a", "b"])
-def test_a_pair_with_a_death_has_a_beginning_in_order(killed: str) -> None:
+def test_checker_accepts_a_cut_off_stream_after_a_death(killed: str) -> None:
     refused = [Event("refused", PAIR, 2, "get")]
     assert problems({"a": sent(PAIR, 0, 1, 2), "b": got(PAIR, 0, 1) + refused}, [killed]) == []
     assert "came out of order" in one({"a": sent(PAIR, 0, 1, 2), "b": got(PAIR, 0, 2)}, killed)
 
 
-def test_nobody_is_refused_in_peace() -> None:
+def test_checker_finds_refusals_without_a_death() -> None:
     assert "was refused though" in one({"a": [Event("offer", PAIR), Event("refused", PAIR, 0, "send")]})
     assert "was refused though" in one({"a": [Event("refused", QUEUE, 0, "put")]}, "b")
 
 
-def test_broadcasts_reach_every_member() -> None:
+def test_checker_finds_missing_broadcasts() -> None:
     members = {"a": sent(CAST, 0, 1), "b": got(CAST, 0, 1), "c": got(CAST, 0)}
     assert "c: items 1 of" in one(members)
     assert problems(members, ["b"]) == []
     assert "c: item 1 of" in one({**members, "c": got(CAST, 1, 0)}, "b")
 
 
-def test_what_took_too_long_is_named() -> None:
+def test_checker_names_operations_that_took_too_long() -> None:
     assert one({"a": [Event("late", PAIR, 7, "send")]}) == f"a: send on {PAIR}, item 7, did not end in time"
 
 
-def test_a_queue_between_several_consumers() -> None:
+def test_checker_compares_items_of_several_consumers() -> None:
     log = {"a": sent(QUEUE, 0, 1, 2, 3)}
     assert problems({**log, "b": got(QUEUE, 0, 3), "c": got(QUEUE, 1, 2)}, []) == []
     assert "b: item 0 of" in one({**log, "b": got(QUEUE, 3, 0), "c": got(QUEUE, 1, 2)})
@@ -72,7 +72,7 @@ def test_a_queue_between_several_consumers() -> None:
     assert "no consumer there died" in one({**log, "b": got(QUEUE, 0, 1, 2), "c": got(QUEUE, 3, note="again")})
 
 
-def test_what_a_killed_consumer_may_take_with_it() -> None:
+def test_checker_accepts_items_lost_in_a_killed_consumers_gets() -> None:
     log = {"a": sent(QUEUE, 0, 1, 2)}
     killed = {**log, "b": [*got(QUEUE, 0), Event("ask", ASK)]}
     assert problems({**killed, "c": got(QUEUE, 2)}, ["b"]) == []
@@ -80,21 +80,21 @@ def test_what_a_killed_consumer_may_take_with_it() -> None:
     assert "killed consumers had 0 gets open" in one({**log, "b": got(QUEUE, 0), "c": got(QUEUE, 2)}, "b")
 
 
-def test_what_is_delivered_again_after_a_death_is_marked() -> None:
+def test_checker_finds_unmarked_redeliveries() -> None:
     log = {"a": sent(QUEUE, 0, 1), "b": [*got(QUEUE, 0), Event("ask", ASK)]}
     assert problems({**log, "c": got(QUEUE, 0, note="again") + got(QUEUE, 1)}, ["b"]) == []
     assert problems({**log, "c": got(QUEUE, 1) + got(QUEUE, 0, note="again")}, ["b"]) == []
     assert "without a mark: b, c" in one({**log, "c": got(QUEUE, 0, 1)}, "b")
 
 
-def test_a_put_of_a_killed_producer_may_have_come_true() -> None:
+def test_checker_accepts_either_outcome_of_a_killed_producers_put() -> None:
     offered = [*sent(QUEUE, 0), Event("offer", QUEUE, 1)]
     assert problems({"a": offered, "b": got(QUEUE, 0)}, ["a"]) == []
     assert problems({"a": offered, "b": got(QUEUE, 0, 1)}, ["a"]) == []
     assert "never got" in one({"a": offered, "b": []}, "a")
 
 
-def test_what_a_process_is_in_the_middle_of() -> None:
+def test_open_operations_lists_unfinished_ones() -> None:
     log = [*sent(PAIR, 0), Event("offer", PAIR, 1), *got(QUEUE, 0), Event("ask", ASK)]
     assert open_operations(log) == [f"sending on {PAIR}: 1 open", f"getting from {ASK}: 1 open"]
 

@@ -1,4 +1,4 @@
-"""The plan comes from the seed alone, and lets nobody wait for ever. Pure."""
+"""The plan follows from the seed alone, and no operation of it waits for ever. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_another_process_makes_the_same_plan() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_queue_has_a_consumer_that_lives_and_only_mortals_die(seed: int) -> None:
+def test_every_queue_has_a_surviving_consumer_and_steady_workers_live(seed: int) -> None:
     made = plan(seed, 0, NAMES, 2)
     assert set(made.victims) <= {"c", "d"}
     for channel in CHANNELS:
@@ -35,7 +35,7 @@ def test_every_queue_has_a_consumer_that_lives_and_only_mortals_die(seed: int) -
         assert 0 <= item.offset <= item.offset + item.size <= BASE
 
 
-def test_what_is_written_is_read_before_the_log_is_closed(tmp_path: Path) -> None:
+def test_events_can_be_read_before_the_log_is_closed(tmp_path: Path) -> None:
     log = Log(str(tmp_path), "a")
     log.write("offer", Stream("pair", "a", "b"), 3)
     log.write("refused", Stream("pair", "a", "b"), 3, "send")

@@ -1,4 +1,4 @@
-"""Log lines with priorities where the journal reads them, and plain ones where it does not. Real pipes and files."""
+"""Log lines have priorities if the journal reads stderr, else they are plain. Real pipes and files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_each_line_has_its_priority(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe"])
-def test_plain_lines_where_stderr_is_another_stream(tmp_path, kind):
+def test_lines_are_plain_if_stderr_is_not_the_journal(tmp_path, kind):
     lines = written(tmp_path, kind, right=False)
     assert not [line for line in lines if line.startswith("<")]
     assert lines[1].startswith("agentd 2")
@@ -71,7 +71,7 @@ def test_plain_lines_where_stderr_is_another_stream(tmp_path, kind):
     assert lines[-1] == "agentd: the end"
 
 
-def test_a_descriptor_that_is_closed_is_nobodys():
+def test_closed_descriptor_is_not_the_journal():
     read, write = os.pipe()
     stream = stream_of(read)
     assert reads(read, stream)
@@ -81,5 +81,5 @@ def test_a_descriptor_that_is_closed_is_nobodys():
     assert not reads(2, "")
 
 
-def test_an_empty_message_is_marked_too():
+def test_empty_message_gets_a_priority():
     assert marked("", 20) == "<6>"

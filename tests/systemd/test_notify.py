@@ -1,4 +1,4 @@
-"""What the service manager is told, on a real socket: when, in which order, and what is not said."""
+"""Notifications to the service manager, over a real socket: times, order, and omissions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def listening(address: str):
         yield manager
 
 
-def said(manager: socket.socket) -> list[str]:
-    """What is there now."""
+def received(manager: socket.socket) -> list[str]:
+    """Receive all waiting notifications."""
     heard = []
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -38,14 +38,14 @@ def heard(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["path", "abstract"])
-def test_both_kinds_of_address(tmp_path, kind):
+def test_notifications_reach_both_kinds_of_address(tmp_path, kind):
     address = str(tmp_path / "notify") if kind == "path" else f"@rlinf-{os.getpid()}-{tmp_path.name}"
     with listening(address) as manager:
         Manager(address).ready("up")
-        assert said(manager) == ["READY=1\nSTATUS=up"]
+        assert received(manager) == ["READY=1\nSTATUS=up"]
 
 
-def test_a_life_in_order(heard):
+def test_notifications_of_one_life_arrive_in_order(heard):
     socket_, address = heard
     manager = Manager(address)
     before = time.monotonic_ns() // 1000
@@ -55,7 +55,7 @@ def test_a_life_in_order(heard):
     manager.reloaded("up again")
     manager.stopping("SIGTERM")
     after = time.monotonic_ns() // 1000
-    ready, busy, reloading, again, stopping = said(socket_)
+    ready, busy, reloading, again, stopping = received(socket_)
     assert (ready, busy, again) == ("READY=1\nSTATUS=up", "STATUS=busy", "READY=1\nSTATUS=up again")
     assert stopping == "STOPPING=1\nSTATUS=SIGTERM"
     first, at, status = reloading.split("\n")
@@ -63,44 +63,44 @@ def test_a_life_in_order(heard):
     assert before <= int(at.removeprefix("MONOTONIC_USEC=")) <= after
 
 
-def test_a_reload_before_the_start_is_over_does_not_end_the_start(heard):
+def test_reload_before_ready_does_not_send_ready(heard):
     socket_, address = heard
     manager = Manager(address)
     manager.reloading("reading")
     manager.reloaded("read")
-    assert said(socket_) == ["STATUS=reading", "STATUS=read"]
+    assert received(socket_) == ["STATUS=reading", "STATUS=read"]
 
 
-def test_nothing_after_stopping_says_that_it_goes_on(heard):
+def test_no_ready_is_sent_after_stopping(heard):
     socket_, address = heard
     manager = Manager(address)
     manager.stopping("a")
     manager.ready("the head is there")
     manager.reloading("b")
-    assert said(socket_) == ["STOPPING=1\nSTATUS=a", "STATUS=the head is there", "STATUS=b"]
+    assert received(socket_) == ["STOPPING=1\nSTATUS=a", "STATUS=the head is there", "STATUS=b"]
 
 
 def test_a_status_is_one_line(heard):
     socket_, address = heard
     Manager(address).status("one\nREADY=1\n two")
-    assert said(socket_) == ["STATUS=one READY=1 two"]
+    assert received(socket_) == ["STATUS=one READY=1 two"]
 
 
-def test_a_manager_that_is_gone_is_logged_only(tmp_path, caplog):
+def test_missing_manager_is_only_logged(tmp_path, caplog):
     Manager(str(tmp_path / "nobody")).ready("up")
     assert "cannot notify the service manager" in caplog.text
 
 
-def test_a_full_queue_costs_a_status_and_no_time(heard, caplog):
+def test_full_queue_drops_a_status_without_waiting(heard, caplog):
     socket_, address = heard
     manager = Manager(address)
     while not caplog.records:  # the kernel queues a few hundred at most
         manager.status("x")
     assert "cannot notify the service manager" in caplog.text
-    assert set(said(socket_)) == {"STATUS=x"}
+    assert set(received(socket_)) == {"STATUS=x"}
 
 
-def test_without_a_manager_nothing_is_sent_or_watched():
+def test_without_a_manager_there_are_no_notifications_and_no_watchdog():
     manager = Manager("", 10.0)
     manager.ready("up")
     loop = asyncio.new_event_loop()
@@ -109,18 +109,18 @@ def test_without_a_manager_nothing_is_sent_or_watched():
     loop.close()
 
 
-async def test_the_watchdog_is_told_by_the_loop_and_not_by_one_that_stands_still(heard):
+async def test_stalled_loop_does_not_notify_the_watchdog(heard):
     socket_, address = heard
     loop = asyncio.get_running_loop()
     interval_s = 0.02
     watchdog = Manager(address, 2 * interval_s).watch(loop)
     assert watchdog is not None
-    assert said(socket_) == ["WATCHDOG=1"], "at once"
+    assert received(socket_) == ["WATCHDOG=1"], "at once"
     readable = asyncio.Event()
     loop.add_reader(socket_.fileno(), readable.set)
     await readable.wait()
     loop.remove_reader(socket_.fileno())
-    assert set(said(socket_)) == {"WATCHDOG=1"}  # more than one where this process stood still for that long
-    assert select.select([socket_], [], [], 10 * interval_s)[0] == [], "the loop stands still in this very call"
+    assert set(received(socket_)) == {"WATCHDOG=1"}  # more than one if this process stalled
+    assert select.select([socket_], [], [], 10 * interval_s)[0] == [], "this call stalls the loop"
     watchdog.close()
     watchdog.close()

@@ -1,4 +1,4 @@
-"""The unit files: what they say, what systemd-analyze thinks of them, and how they get into a directory."""
+"""The unit files: their options, the verdict of systemd-analyze, and their installation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def service(name: str) -> dict[str, list[str]]:
 
 @pytest.fixture
 def analyze(tmp_path):
-    """systemd-analyze on the units, in a directory that has nothing else."""
+    """Run systemd-analyze on the units, in a directory without other files."""
     tool = shutil.which("systemd-analyze")
     if tool is None:
         pytest.skip("systemd-analyze is not installed")
@@ -51,7 +51,7 @@ def analyze(tmp_path):
 
 @pytest.mark.parametrize("name", unit_files.UNITS)
 @pytest.mark.parametrize("hardened", [False, True])
-def test_systemd_finds_no_fault(analyze, name, hardened):
+def test_systemd_analyze_finds_no_fault(analyze, name, hardened):
     done = analyze("verify", name, hardened=hardened)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -63,28 +63,30 @@ def test_systemd_finds_no_fault(analyze, name, hardened):
         (unit_files.WORKERS, False, 5.2), (unit_files.WORKERS, True, 3.5),
     ],
 )  # fmt: skip
-def test_the_exposure_is_bounded(analyze, name, hardened, most):
+def test_exposure_level_is_bounded(analyze, name, hardened, most):
     done = analyze("security --offline=true", name, hardened=hardened)
     found = re.search(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)
     assert found is not None, done.stderr
     assert float(found[1]) <= most
 
 
-def test_nothing_that_breaks_workers():
-    """MemoryDenyWriteExecute ends CUDA's compiler, a list of devices the devices, and so on; workers inherit all."""
+def test_units_have_no_option_that_breaks_workers():
+    """Workers inherit these options: MemoryDenyWriteExecute breaks CUDA's compiler, DeviceAllow hides devices."""
     forbidden = {
         "MemoryDenyWriteExecute", "PrivateTmp", "PrivateDevices", "PrivateIPC", "PrivateNetwork", "PrivateUsers",
         "ProtectClock", "DevicePolicy", "DeviceAllow", "ProtectHome", "ProtectProc", "ProcSubset", "RestrictRealtime",
         "ProtectControlGroups", "RemoveIPC", "DynamicUser", "DelegateSubgroup",
     }  # fmt: skip
-    assert not service(unit_files.AGENTD).keys() & forbidden, "they run there where the workers' unit does not"
+    assert not service(unit_files.AGENTD).keys() & forbidden, (
+        "workers run in this unit if the workers' unit does not run"
+    )
     said = service(unit_files.WORKERS) | service(unit_files.HARDENED)
     assert not said.keys() & forbidden
     filters = " ".join(said["SystemCallFilter"])
     assert not {"@resources", "@debug", "@ipc", "@memlock"} & set(filters.replace("~", "").split())
 
 
-def test_what_keeps_workers_through_a_restart():
+def test_agentds_unit_has_the_options_that_keep_workers():
     said = {key: values[-1] for key, values in service(unit_files.AGENTD).items()}
     expected = {
         "Type": "notify", "KillMode": "process", "RuntimeDirectoryPreserve": "restart", "Delegate": "yes",
@@ -95,10 +97,10 @@ def test_what_keeps_workers_through_a_restart():
     assert {"3", "78"} <= set(said["RestartPreventExitStatus"].split()), "3: ended by `rlinf-actors head stop`"
     assert int(said["WatchdogSec"]) > 30
     assert said["RuntimeDirectoryMode"] == "0700"
-    assert "list-jobs" in said["ExecStop"], "a restart is told from a stop"
+    assert "list-jobs" in said["ExecStop"], "a restart and a stop differ"
 
 
-def test_where_workers_run():
+def test_workers_unit_has_the_required_options():
     said = {key: values[-1] for key, values in service(unit_files.WORKERS).items()}
     expected = {
         "Type": "notify", "KillMode": "process", "Delegate": "yes", "OOMPolicy": "continue", "Restart": "always",
@@ -112,10 +114,10 @@ def test_where_workers_run():
     assert "BindsTo" not in agentd
     shared = ("Limit", "Protect", "SystemCall", "Capability", "NoNew", "Private")
     walls = {key: values for key, values in service(unit_files.AGENTD).items() if key.startswith(shared)}
-    assert walls.items() <= service(unit_files.WORKERS).items(), "what workers were given and kept from before"
+    assert walls.items() <= service(unit_files.WORKERS).items(), "variables that workers got earlier are unchanged"
 
 
-def test_the_files_are_plain_ini_without_marks():
+def test_unit_files_are_plain_ini_without_placeholders():
     for name in ALL:
         text = unit_files.text(name)
         assert "@AGENTD@" not in text
@@ -135,11 +137,11 @@ def test_the_files_are_plain_ini_without_marks():
         ('/o"p', '"/o\\"p"'),
     ],
 )
-def test_paths_are_written_as_systemd_reads_them(word, expected):
+def test_paths_are_escaped_for_systemd(word, expected):
     assert unit_files.escaped(word) == expected
 
 
-def test_a_path_that_cannot_be_written_is_refused():
+def test_path_with_control_characters_is_refused():
     with pytest.raises(ConfigError, match="control characters"):
         unit_files.escaped("/opt/a\nExecStart=/bin/sh")
 
@@ -153,7 +155,7 @@ def run(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, out, err
 
 
-def test_install_writes_says_what_and_how_to_go_on(tmp_path, capsys):
+def test_install_lists_written_files_and_next_steps(tmp_path, capsys):
     code, out, err = run(capsys, "install", "--dir", str(tmp_path))
     assert code == 0
     assert out.splitlines() == [f"written: {tmp_path / name}" for name in unit_files.UNITS]
@@ -167,7 +169,7 @@ def test_install_writes_says_what_and_how_to_go_on(tmp_path, capsys):
     assert [line.split(":")[0] for line in out.splitlines()[:3]] == ["unchanged"] * 3
 
 
-def test_a_changed_file_is_left_alone_and_so_is_the_rest(tmp_path, capsys):
+def test_install_writes_no_file_if_one_was_changed(tmp_path, capsys):
     changed = tmp_path / unit_files.AGENTD
     changed.write_text(unit_files.text(unit_files.AGENTD) + "Nice=5\n")
     before = changed.read_text()
@@ -192,7 +194,7 @@ def test_a_file_of_an_earlier_version_is_replaced(tmp_path, capsys):
     assert f"replaced: {tmp_path / unit_files.HEAD}" in out
 
 
-def test_a_directory_that_cannot_be_written_is_an_exit_code(tmp_path, capsys):
+def test_install_into_an_unwritable_directory_exits_with_69(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     code, _, err = run(capsys, "install", "--dir", str(tmp_path / "file" / "x"))
     assert code == 69
