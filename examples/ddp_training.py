@@ -1,7 +1,7 @@
 """Data-parallel training of a small model. Usage: python examples/ddp_training.py [--workers 4] [--steps 20].
 
-A group has all that ``init_process_group`` reads from the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT),
-so torch's own programs run in it as they are. On GPUs, write "nccl" and place the group on accelerators.
+A group's workers have the environment variables that ``init_process_group`` reads (RANK, WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT), so programs for torch run unchanged. On GPUs, write "nccl" and place the group on accelerators.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-import torch  # the driver has it loaded, so workers are forked from a process that has it too: they start at once
+import torch  # since the driver imports torch, the template does too, and workers start at once
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,14 +20,14 @@ class Trainer(Worker):
     def __init__(self, learning_rate: float) -> None:
         super().__init__()
         distributed.init_process_group("gloo")
-        torch.manual_seed(self._rank)  # DDP starts everyone from rank 0's parameters
+        torch.manual_seed(self._rank)  # DDP copies rank 0's parameters to all ranks
         network = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
         self._model = DistributedDataParallel(network)
         self._optimizer = torch.optim.Adam(self._model.parameters(), lr=learning_rate)
-        self._data = torch.Generator().manual_seed(1000 + self._rank)  # each rank has its own share of the data
+        self._data = torch.Generator().manual_seed(1000 + self._rank)  # each rank has its own data
 
     def train(self, steps: int) -> list[float]:
-        """Fit x * y; the loss of this rank's share after each step."""
+        """Fit x * y. Return the loss on this rank's data after each step."""
         losses = []
         for _ in range(steps):
             inputs = torch.rand(256, 2, generator=self._data) * 2 - 1
@@ -40,7 +40,7 @@ class Trainer(Worker):
         return losses
 
     def checksum(self) -> float:
-        """Equal on all ranks if they train one model."""
+        """Return a checksum of the parameters, which is equal on all ranks."""
         return sum(parameter.double().sum().item() for parameter in self._model.parameters())
 
     def finish(self) -> None:

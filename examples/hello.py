@@ -1,4 +1,4 @@
-"""Four greeters on this machine, from asyncio. Nothing has to be running before."""
+"""Run four greeters on this machine, with asyncio. The script starts its own cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlinf_actors import Cluster, NodePlacementStrategy, Worker
 
 
 class Greeter(Worker):
-    """A worker class: each process of a group has an instance."""
+    """A worker class. Each process of a group has one instance."""
 
     def __init__(self, greeting: str) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Greeter(Worker):
 
 
 async def main() -> None:
-    # A private cluster of one node starts, and ends with this script.
+    # starts a private cluster of one node, which ends with this script
     async with Cluster.connect(num_nodes=1) as cluster:
         four_on_node_0 = NodePlacementStrategy([0, 0, 0, 0])
         async with Greeter.create_group("Hello").launch(cluster, four_on_node_0, name="greeters") as group:
@@ -44,7 +44,7 @@ async def main() -> None:
 
             try:
                 await group.execute_on(1).refuse()
-            except ValueError as error:  # as in the worker, with its rank, node and traceback
+            except ValueError as error:  # the worker's exception, with rank, node and traceback
                 print("  a worker's ValueError, caught here:", str(error).splitlines()[0])
 
 

@@ -1,4 +1,4 @@
-"""The same greeters from a plain script, without an event loop."""
+"""Run the greeters of hello.py from a plain script, without an event loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlinf_actors import Cluster, NodePlacementStrategy, Worker
 
 
 class Greeter(Worker):
-    """No ``async def``: calls run one at a time on the process's main thread."""
+    """Has no ``async def``, so calls run one at a time on the main thread of the worker."""
 
     def __init__(self, greeting: str) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""A trainer gives its parameters to rollout workers. Usage: python examples/parameter_sync.py [--rollouts 4].
+"""A trainer sends its parameters to rollout workers. Usage: python examples/parameter_sync.py [--rollouts 4].
 
-Every member calls `broadcast` with the same groups. The trainer writes the state_dict once into shared memory, however
-many rollout workers are on its node; to other nodes it goes down a tree.
+Every member calls `broadcast` with the same groups. The trainer writes the state_dict into shared memory once for all
+rollout workers of its node. Other nodes receive it along a tree.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 
-import torch  # loaded here too, so that workers are forked from a process that has it
+import torch  # since the driver imports torch, the template does too, and workers start at once
 from torch import nn
 
 from rlinf_actors import Cluster, NodePlacementStrategy, Worker
@@ -29,14 +29,14 @@ class Trainer(Worker):
         self._model = network(width)
 
     def step(self) -> float:
-        """One step of training, as far as this example goes; a checksum of the parameters."""
+        """Change the parameters, in place of a training step. Return their checksum."""
         with torch.no_grad():
             for parameter in self._model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.01)
         return checksum(self._model)
 
     def publish(self, rollouts: int) -> int:
-        """Give the parameters away; returns their bytes. They may change again when broadcast() has returned."""
+        """Broadcast the parameters, and return their size in bytes. They may change once broadcast() has returned."""
         state = self._model.state_dict()
         self.broadcast(state, groups=members(rollouts))
         return sum(tensor.nbytes for tensor in state.values())
@@ -48,13 +48,13 @@ class Rollout(Worker):
         self._model = network(width)
 
     def receive(self) -> None:
-        """Get the trainer's parameters."""
+        """Receive the trainer's parameters."""
         self._state = self.broadcast(groups=members(self._world_size))
 
     def load(self) -> float:
-        """Take them over; a checksum of them."""
+        """Load the received parameters, and return their checksum."""
         self._model.load_state_dict(self._state)
-        del self._state  # the trainer may use the memory again
+        del self._state  # frees the trainer's shared memory
         return checksum(self._model)
 
 

@@ -1,7 +1,7 @@
-"""Two groups that talk: sensors send readings, a planner answers. Usage: python examples/point_to_point.py [--mib 64].
+"""Sensors send readings, and a planner answers. Usage: python examples/point_to_point.py [--mib 64].
 
-What one worker sends another arrives in order. `send` and `recv` block a plain class's thread; with ``async_op=True``
-they return an AsyncWork at once, to be awaited or waited for later.
+Messages from one worker to another arrive in order. `send` and `recv` block the calling thread. With ``async_op=True``
+they return an AsyncWork at once, which you can await, or wait for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Reading:
 
 class Sensor(Worker):
     def stream(self, steps: int, mib: int) -> list[str]:
-        """Send readings ahead, at most as many as the window lets, and take the answers as they come."""
+        """Send all readings, as fast as the send window permits, then return the answers."""
         image = np.full(mib << 20, self._rank, np.uint8)
         answers = [self.recv("planner", 0, async_op=True) for _ in range(steps)]
         for step in range(steps):
@@ -32,7 +32,7 @@ class Sensor(Worker):
         return [answer.wait() for answer in answers]
 
     def ping(self, count: int) -> float:
-        """Microseconds for a small object there and back."""
+        """Return the round-trip time of a small object, in microseconds."""
         start = time.perf_counter()
         for n in range(count):
             self.send({"n": n}, "planner", 0)
@@ -41,10 +41,10 @@ class Sensor(Worker):
 
 
 class Planner(Worker):
-    """A class with ``async def``: many receives wait at a time, on one thread."""
+    """A class with ``async def``. Many receives can wait at the same time on one thread."""
 
     async def plan(self, sensors: int, steps: int) -> float:
-        """Answer every reading; GB/s received."""
+        """Answer every reading. Return the received GB/s."""
         start, received = time.perf_counter(), 0
         for step in range(steps):
             for rank in range(sensors):

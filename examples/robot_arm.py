@@ -1,8 +1,8 @@
-"""A robot arm in the care of a worker: whatever ends, the arm's last command is stop.
+"""A worker moves a robot arm. Whichever process ends, the arm's last command is stop.
 
-The arm is a simulated one: a process of its own that records every command. Run it as it is, or
-choose what goes wrong: ``python examples/robot_arm.py --fault template``. With ``--native`` the arm is moved by a loop
-in C (robot_arm_loop.c, compiled with cc), which Python cannot stop: it reads the lease page before each command.
+The arm is simulated by a separate process that records every command. ``--fault`` selects the process to kill:
+``python examples/robot_arm.py --fault template``. With ``--native`` a loop in C moves the arm (robot_arm_loop.c,
+compiled with cc). Python cannot stop that loop, so the loop reads the lease page before each command.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ class Env(Worker):
         self.arm = SimulatedArmClient(self.hardware_infos[0].address, self.get_name())
 
     def processes(self) -> dict[str, int]:
-        """Who could be killed."""
+        """Return the pids of the processes that the example can kill."""
         template = os.getppid()
-        keeper = parent(template)  # it starts templates for agentd
+        keeper = parent(template)  # the keeper starts templates for agentd
         return {"worker": os.getpid(), "template": template, "agentd": parent(keeper)}
 
     def stream(self, steps: int) -> None:
-        """Move along with what the arm says, 20 times a second."""
+        """Read the arm's position and move it, 20 times a second."""
         for _ in range(steps):
             position, _ = self.arm.state()
             self.arm.move(position + 0.01)
 
     def stream_native(self, library: str) -> None:
-        """The same in C, which the interpreter waits for without holding its lock."""
+        """Move the arm in C. ctypes releases the interpreter's lock meanwhile."""
         loop = ctypes.CDLL(library)
         loop.stream(ctypes.c_void_p(self.lease_page.address), self.arm.fileno())
 
     def on_lease_lost(self) -> None:
-        """The one thing that must still happen: it runs on a thread of its own, and nothing of ours after it."""
+        """Stop the arm. It runs on a thread of its own, after the guard has stopped the worker's other threads."""
         self.arm.stop()
 
     def _close(self) -> None:
-        """The orderly end, at group.shutdown()."""
+        """Stop the arm and disconnect from it. group.shutdown() calls this."""
         self.arm.stop()
         self.arm.close()
 
@@ -63,7 +63,7 @@ def parent(pid: int) -> int:
 
 
 def compiled(folder: str) -> str:
-    """The loop as a shared library."""
+    """Compile the loop in C and return the path of the shared library."""
     library = f"{folder}/robot_arm_loop.so"
     source = Path(__file__).with_name("robot_arm_loop.c")
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-I", INCLUDE_DIR, "-o", library, source], check=True)
@@ -99,7 +99,7 @@ def stream_until_the_fault(address: str, record: str, fault: str, library: str) 
         try:
             work.wait()
         except RlinfActorsError as error:
-            print(f"the owner is told: {str(error).splitlines()[0]}")
+            print(f"the driver gets: {str(error).splitlines()[0]}")
         while watcher.state()[1]:
             pass
         stop = next(command for command in read_record(record) if command.text == "stop")

@@ -1,9 +1,9 @@
 """Rollout workers -> batched inference -> trainer, over channels.
 
-The toy environment is a point on a line that an action moves; the reward is larger the nearer it ends
-to 0, so the best policy is ``action = -1 * position``. Rollout workers send observations and wait for
-actions under a key of their own; trajectories are weighted by their length, so that the trainer takes
-batches of about so many steps, however long the episodes are.
+The toy environment is a point on a line. An action moves the point, and the reward is larger the closer the point is
+to 0, so the best policy is ``action = -1 * position``. Each rollout worker sends observations, and waits for actions
+under its own key. The weight of a trajectory is its length, so the trainer's batches have about the same number of
+steps, whatever the length of the episodes.
 
     python rollout_pipeline.py --workers 4 --episodes 200
 """
@@ -36,7 +36,7 @@ class Rollout(Worker):
 
 
 class Inference(Worker):
-    """Answers whatever observations are there, as one batch; ends when the channel is closed."""
+    """Answers all waiting observations as one batch. Ends when the channel is closed."""
 
     def serve(self, observations: Channel, actions: Channel, policy: Channel) -> tuple[int, int]:
         gain, answered, batches = 0.0, 0, 0
@@ -45,7 +45,7 @@ class Inference(Worker):
                 batch = [observations.get()]
             except ChannelClosedError:
                 return answered, batches
-            batch += observations.get_batch(0)  # all that wait: they weigh nothing
+            batch += observations.get_batch(0)  # all waiting observations: each has weight 0
             gain = self._latest(policy, gain)
             for rank, position in batch:
                 noise = random.gauss(0, NOISE)
@@ -87,7 +87,7 @@ def main() -> None:
 
     cluster = Cluster(num_nodes=1)
     observations, actions = Channel.create("observations"), Channel.create("actions")
-    trajectories = Channel.create("trajectories", maxsize=64)  # rollouts wait for a trainer that is slower
+    trajectories = Channel.create("trajectories", maxsize=64)  # a slower trainer makes rollouts wait
     policy = Channel.create("policy")
     one, many = NodePlacementStrategy([0]), NodePlacementStrategy([0] * options.workers)
     inference = Inference.create_group().launch(cluster, one, name="inference")
@@ -99,7 +99,7 @@ def main() -> None:
     start = time.perf_counter()
     steps = sum(rollout.run(observations, actions, trajectories, options.episodes).wait())
     seconds = time.perf_counter() - start
-    observations.close()  # what waits is still served; then the loops above end
+    observations.close()  # the workers take the remaining items; then their loops end
     trajectories.close()
     [(answered, batches)] = served.wait()
     [(seen, updates, gain)] = trained.wait()

@@ -1,12 +1,12 @@
-"""A client without rlinf-actors: it calls a method of a worker with pyzmq and msgpack alone.
+"""A client without rlinf-actors, which calls a method of a worker. It needs pyzmq and msgpack only.
 
-docs/reference/wire.md describes what it says. Start `hello.py`-like workers in a namespace of a cluster, and then::
+docs/reference/wire.md describes the protocol. Launch a group in a namespace of a cluster, then run::
 
-    python examples/wire_client.py ENDPOINT NAMESPACE                         # the nodes and groups, as JSON
-    python examples/wire_client.py ENDPOINT NAMESPACE GROUP RANK METHOD 1 '"a"'   # a call with these arguments
+    python examples/wire_client.py ENDPOINT NAMESPACE                         # print nodes and groups as JSON
+    python examples/wire_client.py ENDPOINT NAMESPACE GROUP RANK METHOD 1 '"a"'   # call METHOD(1, "a")
 
-ENDPOINT is the head's, such as ipc:///run/user/1000/…/head.sock or tcp://127.0.0.1:6380. A head on TCP needs a key:
-``--key FILE`` names a key file, as `rlinf-actors keys` makes them.
+ENDPOINT is the head's address, such as ipc:///run/user/1000/…/head.sock or tcp://127.0.0.1:6380. On TCP you need a
+key: ``--key FILE`` names a key file made by `rlinf-actors keys`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pack(value: Any) -> bytes:
 
 
 class Link:
-    """A DEALER to the head or to a worker: messages out and in, each a header with its parts."""
+    """A DEALER socket to the head or to a worker. Sends and receives messages: a header and its parts."""
 
     def __init__(self, context: Context, endpoint: str, name: str, curve: Curve | None) -> None:
         self._arrived: collections.deque[tuple[Any, list[bytes]]] = collections.deque()
@@ -54,7 +54,7 @@ class Link:
         self._socket.send(pack([[pack(header), *parts]]))  # a chunk of one message
 
     def receive(self, seconds: float) -> tuple[Any, list[bytes]] | None:
-        """The next message, None if there is none in that time."""
+        """Return the next message, None if there is none within *seconds*."""
         if not self._arrived and self._socket.poll(max(0, int(seconds * 1000))):
             records, *big = self._socket.recv_multipart()
             for header, *parts in msgpack.unpackb(records):
@@ -93,7 +93,7 @@ class Head:
         raise TimeoutError(f"the head did not answer a {kind}")
 
     def beat(self) -> None:
-        """Say that this process lives, if that is due; to be called at least four times in a lease."""
+        """Send a beat if the next beat is due. Call this at least four times in a lease."""
         if time.monotonic() < self._next_beat:
             return
         self._next_beat = time.monotonic() + self.welcome["beat_s"]
@@ -120,7 +120,7 @@ class Head:
 
 
 class Worker:
-    """A link to one worker of a group that the head has described."""
+    """A link to one worker of *group*, a GroupState from the head."""
 
     def __init__(self, context: Context, head: Head, group: dict[str, Any], rank: int) -> None:
         state = next(worker for worker in group["workers"] if worker["rank"] == rank)
@@ -156,7 +156,7 @@ class Worker:
 
 
 def value_of(parts: list[bytes]) -> Any:
-    """A payload that is plain."""
+    """Return the value of a plain payload."""
     if not parts:
         return None
     if parts[0][:1] == b"M":
@@ -167,7 +167,7 @@ def value_of(parts: list[bytes]) -> Any:
 
 
 def job_curve(token: str) -> Curve:
-    """The key pair of a job, which the token gives: both ends of a link to a worker have it."""
+    """Derive the key pair of a job from its token. Both ends of a link to a worker use it."""
     secret = z85.encode(hashlib.sha256(b"rlinf-actors job pair\0" + token.encode()).digest())
     return zmq.curve_public(secret), zmq.curve_public(secret), secret
 

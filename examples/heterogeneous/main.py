@@ -1,7 +1,7 @@
-"""Eighteen nodes of four kinds, planned and then launched, all on this machine. Usage: main.py [--small] [--plan-only].
+"""Plan and launch a job on eighteen nodes of four kinds. Usage: main.py [--small] [--plan-only].
 
-The nodes are described (nodes.yaml): each is an agentd of its own that says it has those accelerators. In a real
-cluster the last lines of ``main`` stay, with ``Cluster.connect(cluster_cfg=..., head="HOST:PORT")`` for the rest.
+All nodes run on this machine. Each is an agentd that reports the accelerators in nodes.yaml. On a real cluster, connect
+by ``Cluster.connect(cluster_cfg=..., head="HOST:PORT")`` and keep `launch`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ASKED = ("CLUSTER_NODE_RANK", "NODE_GROUP_LABEL", "ACCELERATOR_MODEL", "CUDA_VIS
 
 
 class Member(Worker):
-    """Says where it is and what it was given."""
+    """A worker that reports its node and its environment."""
 
     def where(self) -> dict[str, str]:
         told = {name: os.environ[name] for name in ASKED if os.environ.get(name)}
@@ -37,7 +37,7 @@ class Member(Worker):
 
 
 def smaller(config: dict[str, Any], nodes: dict[str, Any]) -> None:
-    """The same cluster with one accelerator on each GPU node, and two agents on each of their nodes."""
+    """Reduce the cluster to one accelerator on each GPU node, and two agents on each of their nodes."""
     placements = config["cluster"]["component_placement"]
     placements["actor"]["placement"] = placements["rollout"]["placement"] = "0-7"
     placements["agent"]["placement"] = "0-1:0-3,2-3:4-7"
@@ -47,7 +47,7 @@ def smaller(config: dict[str, Any], nodes: dict[str, Any]) -> None:
 
 
 def for_this_machine(config: dict[str, Any]) -> dict[str, Any]:
-    """The same with this interpreter in place of those that are not here, and without looking for arms and cameras."""
+    """Return *config* with this interpreter for those that are missing here, and without checks of arms and cameras."""
     config = copy.deepcopy(config)
     for group in config["cluster"]["node_groups"]:
         for entry in group.get("env_configs", ()):
@@ -61,7 +61,7 @@ def for_this_machine(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def hardware_of(nodes: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same description, a node at a time, as LocalCluster takes it."""
+    """Convert the description of the nodes to LocalCluster's form: one entry for each node."""
     hardware: list[dict[str, Any]] = []
     for node in nodes["nodes"]:
         accelerator = node.get("accelerator", {})
@@ -78,7 +78,7 @@ async def launch(config: dict[str, Any], cluster: Cluster) -> None:
         name: Member.create_group().launch(cluster, placement.get_strategy(name), name=name)
         for name in placement.components
     }
-    for name, group in groups.items():  # they start side by side; waiting is in order
+    for name, group in groups.items():  # all groups start at the same time
         told = await group.where()
         nodes = Counter(int(one["CLUSTER_NODE_RANK"]) for one in told)
         print(f"{name}: {len(told)} workers on nodes {', '.join(f'{node} ({n})' for node, n in sorted(nodes.items()))}")

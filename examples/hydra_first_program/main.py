@@ -1,7 +1,7 @@
-"""The first program of an RLinf user; only the import differs (it was ``from rlinf.scheduler import ...``).
+"""The first program of an RLinf user. Only the import differs (RLinf: ``from rlinf.scheduler import ...``).
 
-On a machine with four accelerators there is one process on each: python examples/hydra_first_program/main.py
-On one without, four processes on the node are asked for like this:
+On a machine with four accelerators, run one process on each: python examples/hydra_first_program/main.py
+On a machine without accelerators, run four processes on the node:
     python examples/hydra_first_program/main.py 'cluster.component_placement.test_worker.placement="0:0-3"'
 """
 

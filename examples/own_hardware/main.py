@@ -1,6 +1,6 @@
-"""A worker on an arm of one's own type, simulated at the far end of a pseudo-terminal. See README.md for how to run it.
+"""A worker moves an arm of the hardware type DeskArm, which a process simulates. README.md says how to run it.
 
-The type is not imported here: rlinf-actors finds it because its package is installed, or by RLINF_EXT_MODULE.
+This program does not import the type. rlinf-actors finds it by its installed package or by RLINF_EXT_MODULE.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlinf_actors import Cluster, ComponentPlacement, Worker
 
 
 class Mover(Worker):
-    """Moves the arm that it was placed on."""
+    """Moves its arm."""
 
     def move(self, degrees: int) -> str:
         arm = self.hardware_infos[0]
@@ -26,7 +26,7 @@ class Mover(Worker):
 
 
 def config(port: str) -> dict[str, Any]:
-    """One node with one arm."""
+    """Return the configuration of one node with one arm."""
     return {
         "cluster": {
             "num_nodes": 1,
@@ -58,7 +58,7 @@ if __name__ == "__main__":
     ) as arm:
         assert arm.stdout is not None
         try:
-            # a path as the argument stands for a real arm
+            # an argument is the port of a real arm
             asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else arm.stdout.readline().strip()))
         finally:
-            arm.communicate()  # closes its input, which ends it
+            arm.communicate()  # closes the arm's standard input, which ends the process

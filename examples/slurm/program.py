@@ -1,4 +1,4 @@
-"""A program for job.sbatch: one worker on each node says where it is."""
+"""A program for job.sbatch: one worker on each node reports its rank and its node."""
 
 from __future__ import annotations
 

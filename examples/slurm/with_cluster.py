@@ -1,10 +1,11 @@
-"""Run a program with a cluster on the nodes of a Slurm job: a head here, an agentd on each node by srun.
+"""Run a program with a cluster on the nodes of a Slurm job: a head on this node, and by srun an agentd on each node.
 
     python with_cluster.py PROGRAM ARGUMENT...      in a batch script; its exit code is the program's
-    python with_cluster.py --node ADDRESS KEYS      what srun runs on each node
+    python with_cluster.py --node ADDRESS KEYS      started by srun on each node
 
-The head listens on an address that the other nodes reach, so it has keys: made for this job, in a directory of mode
-0700 in the (shared) home directory, and removed with it. A job of one node stays on loopback and needs none.
+The head listens on an address that other nodes can reach, so the cluster needs keys. The script makes them for this
+job, in a directory of mode 0700 in the shared home directory, and removes them at the end. A job of one node uses
+loopback and needs no keys.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TOOL = [sys.executable, "-m", "rlinf_actors.cli.main"]
 
 
 def main() -> int:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # scancel, or our own end: what follows is ended in order
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave the blocks below in order
     if sys.argv[1:2] == ["--node"]:
         return be_node(*sys.argv[2:])
     job = os.environ["SLURM_JOB_ID"]
@@ -42,7 +43,7 @@ def main() -> int:
         assert head.stdout is not None
         address = head.stdout.readline().decode().strip()
         if not address:
-            return head.wait()  # it has said why
+            return head.wait()  # the head has printed the reason
         if with_keys:
             for node in nodes:
                 file = keys / node / "agent.key"
@@ -57,7 +58,7 @@ def main() -> int:
 
 
 def be_node(address: str, keys: str) -> int:
-    """Run this node's agentd: its sockets in a directory of this job's and node's own, workers' output beside us."""
+    """Run this node's agentd, with its own directory of sockets; workers' output goes to the current directory."""
     name, job = os.environ["SLURMD_NODENAME"], os.environ["SLURM_JOB_ID"]
     own = os.path.join(keys, name)
     env = {**os.environ, "RLINF_ACTORS_KEYS": own if os.path.isdir(own) else keys}
@@ -77,7 +78,7 @@ def be_node(address: str, keys: str) -> int:
 
 
 def tool(arguments: list[str], env: dict[str, str]) -> None:
-    """Run `rlinf-actors` with these arguments; what fails has said why, and ends this job."""
+    """Run `rlinf-actors` with these arguments. If the command fails, exit with its code; it has printed the reason."""
     with process([*TOOL, *arguments], env, stdout=subprocess.DEVNULL) as running:
         code = running.wait()
     if code:
@@ -85,13 +86,13 @@ def tool(arguments: list[str], env: dict[str, str]) -> None:
 
 
 def hostnames(nodelist: str) -> list[str]:
-    """The names in Slurm's short form, such as gpu[01-04]."""
+    """Return the host names in a list in Slurm's short form, such as gpu[01-04]."""
     done = subprocess.run(["scontrol", "show", "hostnames", nodelist], capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 
 def address_towards(host: str) -> str:
-    """Our address on the network that leads to *host*; nothing is sent."""
+    """Return this machine's address on the route to *host*. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         return str(probe.getsockname()[0])
@@ -101,8 +102,8 @@ def address_towards(host: str) -> str:
 def process(
     command: list[str], env: dict[str, str], *, stdin: int | None = subprocess.DEVNULL, stdout: int | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is asked to end, and waited for, at the end of the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until there is somebody who passes it on
+    """Start a process; at the end of the block, send SIGTERM and wait for its end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until `finally` can terminate it
     try:
         with subprocess.Popen(
             command,

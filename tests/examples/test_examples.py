@@ -79,7 +79,7 @@ def test_the_first_program_with_what_it_was_told_to_write(tmp_path):
 def test_the_first_program_differs_from_rlinfs_by_its_import_alone():
     source = (EXAMPLES / FIRST_PROGRAM).read_text()
     assert [line for line in source.splitlines() if "rlinf" in line and "import" in line] == [
-        '"""The first program of an RLinf user; only the import differs (it was ``from rlinf.scheduler import ...``).',
+        '"""The first program of an RLinf user. Only the import differs (RLinf: ``from rlinf.scheduler import ...``).',
         "from rlinf_actors import Cluster, ComponentPlacement, Worker",
     ]
 
@@ -146,7 +146,7 @@ def test_the_robot_arm_is_stopped_last(tmp_path, fault):
 def test_the_robot_arm_that_a_loop_in_c_moves_is_stopped_last(tmp_path, fault):
     out = succeeds(tmp_path, "robot_arm.py", "--native", "--fault", fault)
     assert re.search(r"commands in the arm's record; the last two: move \d\.\d+, stop\n", out)
-    assert "the owner is told: " in out
+    assert "the driver gets: " in out
 
 
 # --- Slurm: srun and scontrol are stood in for by plain processes ---

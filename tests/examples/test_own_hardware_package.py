@@ -52,7 +52,7 @@ def test_an_arm_that_is_not_there(port, reason):
     done = named(port)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert f"cluster.node_groups[0].hardware.configs[0].port: is {port}, where no arm is: " in last
+    assert f"cluster.node_groups[0].hardware.configs[0].port: no arm answers at {port}: " in last
     assert reason in last
     assert last.endswith(f"(on node {os.uname().nodename})")
 

@@ -1,4 +1,4 @@
-"""What rlinf-actors has to know of the arm: how it is configured, how a node finds it, what a worker is told of it."""
+"""The hardware type DeskArm: its configuration, its enumeration on a node, and its description for workers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlinf_actors import ConfigError, Hardware, HardwareConfig, HardwareInfo, Ha
 @NodeHardwareConfig.register_hardware_config("DeskArm")
 @dataclass
 class DeskArmConfig(HardwareConfig):
-    """An entry of ``hardware.configs``; what is wrong with one is said before anything is started.
+    """An entry of ``hardware.configs``. An invalid entry raises ConfigError before anything starts.
 
     Attributes:
         port: the serial device on the node.
-        reach_mm: how far the arm may go from its base, in millimeters.
-        disable_validate: whether the arm is believed to be there without being asked.
+        reach_mm: largest distance of the arm from its base, in millimeters.
+        disable_validate: True to skip the check that the arm answers.
     """
 
     port: str
@@ -32,11 +32,11 @@ class DeskArmConfig(HardwareConfig):
 
 @dataclass
 class DeskArmInfo(HardwareInfo):
-    """What a worker finds in ``self.hardware_infos``.
+    """An arm in ``self.hardware_infos`` of a worker.
 
     Attributes:
-        serial: the arm's serial number, "" if it was not asked.
-        config: as configured.
+        serial: the arm's serial number, "" if the check was skipped.
+        config: the arm's entry in the configuration.
     """
 
     serial: str
@@ -44,30 +44,28 @@ class DeskArmInfo(HardwareInfo):
 
     @property
     def identity(self) -> str:
-        """Two groups that claim the arm of one serial number claim one arm, whatever cable it is on."""
+        """The serial number, so that two groups cannot claim one arm under two ports."""
         return self.serial
 
 
 @Hardware.register()
 class DeskArm(Hardware):
-    """Finds the arms of a node. Runs there, in a process of its own, before anything is placed."""
+    """Finds the arms of a node. The node runs this in a separate process, before placement."""
 
     HW_TYPE = "DeskArm"
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[DeskArmConfig] | None = None) -> HardwareResource | None:
-        """Ask each arm who it is. A fault names the entry, and the caller adds the node."""
+        """Ask each arm for its serial number. An error names the entry; the caller adds the node."""
         infos = []
         for index, config in enumerate(configs or ()):
             try:
                 serial = "" if config.disable_validate else ask(config.port, "ID")
             except OSError as error:
-                raise ConfigError(
-                    f"is {config.port}, where no arm is: {error}", path=f"configs[{index}].port"
-                ) from None
+                raise ConfigError(f"no arm answers at {config.port}: {error}", path=f"configs[{index}].port") from None
             infos.append(DeskArmInfo(cls.HW_TYPE, "Desk 1", serial, config))
         return HardwareResource(cls.HW_TYPE, infos) if infos else None
 
 
 def register() -> None:
-    """Called where RLINF_EXT_MODULE names this module; being imported, it has registered the type already."""
+    """Do nothing: the import of this module has registered the type. RLINF_EXT_MODULE needs this function."""

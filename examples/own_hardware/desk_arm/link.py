@@ -1,4 +1,4 @@
-"""The arm's protocol: a line out, a line back."""
+"""The arm's protocol: each command is a line, and each answer is a line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT_S = 5.0
 
 
 def ask(port: str, command: str, timeout_s: float = TIMEOUT_S) -> str:
-    """The arm's answer to *command*.
+    """Send *command* and return the arm's answer.
 
     Args:
         port: path of the serial device.
@@ -19,13 +19,13 @@ def ask(port: str, command: str, timeout_s: float = TIMEOUT_S) -> str:
         timeout_s: seconds that each part of the answer may take.
 
     Raises:
-        OSError: there is no such device, it is no serial line, or nothing answers there (TimeoutError).
+        OSError: the device does not exist, is not a serial line, or does not answer (TimeoutError).
     """
     line = os.open(port, os.O_RDWR | os.O_NOCTTY)
     try:
         try:
             tty.setraw(line, termios.TCSANOW)
-        except termios.error as error:  # which is no OSError
+        except termios.error as error:  # not a subclass of OSError
             raise OSError(*error.args) from None
         os.write(line, command.encode() + b"\n")
         answer = b""

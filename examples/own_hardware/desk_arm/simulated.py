@@ -1,6 +1,6 @@
-"""An arm that is not there: a process at the far end of a pseudo-terminal. Its first line is the device's path.
+"""A simulated arm: a process at the other end of a pseudo-terminal.
 
-It ends when its standard input is closed.
+The process prints the device's path, and ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ SERIAL = "DESK-0042"
 
 
 def main() -> None:
-    """Answer commands."""
-    line, device = os.openpty()  # the device stays open here: without a user it would hang up
+    """Answer commands until standard input is closed."""
+    line, device = os.openpty()  # *device* stays open: without a user the line would hang up
     tty.setraw(device)
     print(os.ttyname(device), flush=True)
     angle, received = "0", b""
