@@ -45,7 +45,9 @@ def convert(value: Any, kind: type[T], path: str, *, strict: bool = True) -> T:
 
 
 def join(path: str, key: object) -> str:
-    """Return, for errors, the place of the key *key* in the section whose place is *path*."""
+    """Return, for errors, the place of *key* in the section at *path*: ``cluster.num_nodes`` for ``cluster`` and
+    ``num_nodes``.
+    """
     return f"{path}.{key}" if path and not path.endswith(": ") else f"{path}{key}"
 
 

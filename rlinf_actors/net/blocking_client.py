@@ -263,10 +263,10 @@ class BlockingClient:
     # --- inside ---
 
     def _resolve(self, head: RemoteHead, endpoint: str, security: Security | Callable[[], Security]) -> None:
-        """Start a thread that resolves the host's name of a route and loads its keys. The thread closes a pipe when it
-        is done.
+        """Start a thread that resolves the host's name of a route and loads its keys.
 
-        Raises OSError if no pipe can be opened, and RuntimeError if the thread cannot start.
+        When the thread is done it closes a pipe, which wakes `step`. Raises OSError if no pipe can be opened, and
+        RuntimeError if the thread cannot start.
         """
         name = _Name(head, endpoint, security)
         done, tell = os.pipe()
@@ -409,10 +409,11 @@ class BlockingClient:
 
 
 def _find_out(name: _Name, tell: int) -> None:
-    """Load the keys of a route, replace the host's name in its endpoint by an address, then close the descriptor
+    """Load the keys of a route and replace the host's name in its endpoint by an address. Then close the descriptor
     *tell*.
 
-    Runs on a thread of its own, because both may block. The closed pipe wakes the main thread.
+    Runs on a thread of its own, because a file system or name service may not answer. Closing *tell*, the end of a
+    pipe, wakes the main thread.
     """
     try:
         if not isinstance(name.security, Security):

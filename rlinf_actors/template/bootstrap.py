@@ -1,7 +1,8 @@
-"""First code that a template's interpreter runs, read and executed by ``python -c`` (agentd.launch_plan).
+"""First code that a template's interpreter runs. agentd passes its source to ``python -c`` (agentd.launch_plan).
 
-By ``python -c`` ``__main__`` has no file, which multiprocessing would import again in children of the user. Every
-interpreter must get as far as the error message: plain old syntax, and no import that may be missing.
+With ``python -c``, ``__main__`` has no file. If it had one, multiprocessing would import that file again in the
+children of a user's process. Every interpreter must get as far as the error message, so this file uses only old syntax
+and imports nothing that may be missing.
 """
 
 from __future__ import annotations

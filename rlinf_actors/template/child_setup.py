@@ -1,8 +1,8 @@
 """The set-up of a worker process, between its start and the first code of the user. Includes NUMA binding.
 
 `run` turns a forked process, or a new interpreter, into the worker: signals, session, cgroup, environment, limits,
-directory, import path, streams, random seeds, CPUs. The new process has one thread until then, so all its later threads
-inherit the NUMA binding.
+directory, import path, streams, random seeds, CPUs. The process has only one thread while `run` does this, so all
+threads that it starts later inherit the NUMA binding.
 """
 
 from __future__ import annotations
