@@ -278,9 +278,9 @@ class Handlers:
 
     def driver_gone(self, driver: Client) -> None:
         """Return the credit of the lines that were on their way to an ended driver; its job may get another driver."""
-        for node in self._head.nodes.alive():
+        for node in self._head.nodes.all():
             chars = node.uncredited.pop(driver.incarnation, 0)
-            if chars:
+            if chars and node.alive:
                 credit = agent_messages.LogCredit(driver.namespace, node.log_name, chars)
                 self._head.emit(Notify(node.peer, credit))
 

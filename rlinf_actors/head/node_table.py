@@ -156,7 +156,7 @@ class NodeTable:
             hello.node, hello.incarnation, peer, hello.is_head, now, now, hello.keeps, member=member, protocol=protocol
         )
         if known is not None:
-            node.jobs = known.jobs
+            node.jobs, node.log_name, node.uncredited = known.jobs, known.log_name, known.uncredited
         self._check_rank(node)
         if known is not None and known.incarnation != hello.incarnation:
             self._replaced.add(known.incarnation, f"node {known.name} is served by a newer agentd", by=member)
@@ -165,7 +165,6 @@ class NodeTable:
         elif known is not None and known.alive:
             self._by_peer.pop(known.peer, None)
             node.life, node.since = known.life, known.since
-            node.log_name, node.uncredited = known.log_name, known.uncredited
             self._end_suspicion(known)
         node.step("hello", now)
         if node.id in self.drained:

@@ -407,6 +407,16 @@ def test_credit_of_lines_under_way_comes_back_when_their_driver_ends():
     assert kit.sent(LogCredit, "a:n0") == [LogCredit("ns", "n0-name", lines.cost - 3)]
 
 
+def test_credit_finds_a_node_that_registered_anew():
+    kit = HeadKit()
+    kit.cluster()
+    lines = LogLines("ns", "n0-name", [("g:0", "out", "hello")])
+    kit.tell("a:n0", lines)
+    kit.node("n0", "n0-2", is_head=True)
+    kit.tell("d1", LogCredit("ns", "n0-name", lines.cost))
+    assert kit.sent(LogCredit, "a:n0n0-2") == [LogCredit("ns", "n0-name", lines.cost)]
+
+
 def test_output_without_a_driver_is_dropped_and_its_credit_returned():
     kit = HeadKit()
     kit.node("n0")
