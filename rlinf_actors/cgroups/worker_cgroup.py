@@ -58,8 +58,9 @@ def prepare(roots: Roots) -> Roots:
 
 
 def enter_leaf() -> str:
-    """Move this process into a child of its own cgroup. Only a cgroup without processes can enable controllers for
-    workers.
+    """Move this process out of its own cgroup into a child of that cgroup.
+
+    The cgroup then has no processes of its own, and so can enable controllers for workers' cgroups.
 
     Returns:
         "" on success, otherwise why it failed.

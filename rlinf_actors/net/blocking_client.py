@@ -146,9 +146,9 @@ class _Line:
 
 @dataclass
 class _Name:
-    """A route to a head that a thread prepares: it resolves the host's name and loads the keys.
+    """A route to a head that is not open yet: a thread resolves the host's name and loads the keys.
 
-    `endpoint` and `security` are replaced by the results. `why` is the reason if the thread failed, otherwise "".
+    The thread replaces `endpoint` and `security` by its results. If it fails, `why` is the reason, otherwise "".
     """
 
     head: RemoteHead
@@ -452,7 +452,7 @@ def _has_name(endpoint: str) -> bool:
 def _why_not(line: _Line) -> str:
     """Return, for people, why a connection attempt to a head failed.
 
-    libzmq does not report the reason, so this function connects once more, without waiting.
+    libzmq does not report the reason, so this function makes one more attempt, without waiting for its result.
     """
     if time.monotonic() - line.began >= CONNECT_S:
         return f"its machine does not answer ({CONNECT_S:g} s)"

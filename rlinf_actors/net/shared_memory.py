@@ -165,7 +165,7 @@ class Arena:
 
     @property
     def used(self) -> int:
-        """Number of bytes that blocks occupy, in whole pages."""
+        """Number of bytes of this arena that blocks occupy, in whole pages."""
         with self._lock:
             self._reclaim()
             return self._extents.used

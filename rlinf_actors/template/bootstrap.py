@@ -1,4 +1,5 @@
-"""First code that a template's interpreter runs. agentd passes its source to ``python -c`` (agentd.launch_plan).
+"""First code that a template's interpreter runs: a short program given to ``python -c`` executes it
+(agentd.launch_plan).
 
 With ``python -c``, ``__main__`` has no file. If it had one, multiprocessing would import that file again in the
 children of a user's process. Every interpreter must get as far as the error message, so this file uses only old syntax

@@ -328,7 +328,7 @@ class ForkedWorkers:
     def told(self, end: packets.SurvivingWorker) -> None:
         """Send agentd the exit report of a worker.
 
-        If workers are kept without an agentd, also store the report until agentd sends the packet Settled for that
+        If workers continue without an agentd, also store the report until agentd sends the packet Settled for that
         worker.
         """
         assert end.exit is not None
