@@ -129,7 +129,7 @@ def test_start_order_read_after_a_stall_does_not_renew_expired_leases():
     late = WorkerSpec("late", "g", "ns", 0, 1, 0, {}, claims=[Claim("Arm:2", "Arm 2")])
     actions = kit.do(e.HeadNotice(StartWorkers([late], "d1")), 3.0)
     assert actions[0] == e.StopWorkers(["arm"], 0.0, "no word from the head for 3.0 s")
-    assert e.RenewLeases(105.0, 2.0) in actions  # of the one that starts: nobody else holds it any more
+    assert e.RenewLeases(105.0, 2.0) in actions  # for the worker that starts; all other leases have ended
 
 
 def test_robot_worker_that_stops_or_has_ended_is_not_stopped_again():

@@ -243,7 +243,7 @@ async def test_stop_before_the_fork_is_obeyed(tmp_path):
         assert (await reports.gone(two)).kind == "stopped"
 
 
-async def test_nothing_starts_after_close(tmp_path):
+async def test_start_order_after_close_fails(tmp_path):
     async with children(tmp_path) as (kids, reports):
         await kids.close(0)
         one = spec()

@@ -70,7 +70,7 @@ def test_controllers_missing_in_v2_are_found_in_v1(machine):
     assert found.limits(5, None) == {"memory": 5}
 
 
-def test_a_machine_without_cgroups_says_what_to_do(machine):
+def test_error_without_cgroups_says_how_to_mount_them(machine):
     found = machine().find()
     assert found.directories() == []
     assert set(found.why) == {"cgroup", "memory", "pids"}

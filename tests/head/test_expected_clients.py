@@ -66,7 +66,7 @@ def test_stopped_client_is_expected_and_welcome():
     assert pass_time(kit, 300) == []
 
 
-def test_client_whose_process_ends_has_ended():
+def test_end_of_its_process_ends_an_expected_client():
     kit = restarted("d1")
     pass_time(kit, 30)
     kit.tell("a:n0", ProcessGone("d1"))

@@ -24,7 +24,7 @@ def test_one_byte_takes_a_page():
     assert extents.used == 2 * PAGE
 
 
-def test_neighbours_that_are_free_become_one():
+def test_adjacent_free_extents_are_merged():
     extents = Extents(6 * PAGE)
     starts = [extents.take(2 * PAGE) for _ in range(3)]
     for start in (starts[0], starts[2], starts[1]):

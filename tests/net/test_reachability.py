@@ -73,7 +73,7 @@ async def network_here():
     return MemoryNetwork(asyncio.get_running_loop())
 
 
-# --- who it is ---
+# --- diagnosis ---
 
 
 @pytest.fixture(autouse=True)

@@ -46,7 +46,7 @@ def agentd(host: netns_kit.Host, place: Path, name: str, *arguments: str) -> sub
 def joined(
     head: netns_kit.Host, host: netns_kit.Host, place: Path, address: str, name: str, rank: int
 ) -> subprocess.Popen[str]:
-    """The agentd of a node that was enrolled, on *host*; who gets it ends it."""
+    """Start the agentd of an enrolled node on *host*; the caller ends it."""
     run_dir = str(place / "r-head")
     token = cli(head, environment(place, "head"), "keys", "enroll", name, "--address", address, "--head", run_dir)
     cli(host, environment(place, name), "keys", "join", token["token"])
@@ -54,7 +54,7 @@ def joined(
 
 
 def two_nodes(head: netns_kit.Host, far: netns_kit.Host, place: Path, address: str) -> list[subprocess.Popen[str]]:
-    """A head that listens at *address*, with a node of its own, and a node "far"; who gets them ends them."""
+    """Start a head with a node at *address*, and a node "far"; the caller ends both."""
     cli(head, environment(place, "head"), "keys", "init")
     first = agentd(head, place, "head", "--head", "--listen", address, "--node-rank", "0")
     try:
