@@ -82,7 +82,7 @@ class FailureDetector:
         self._check_at(now + self.beat_s)  # what waits in the sockets is read first
 
     def should_check(self, now: float) -> bool:
-        """Return True if the caller must check the peer's machine now, and report the result by `checked` or
+        """Return True if the caller must check the peer's machine now. The caller reports the result by `checked` or
         `check_failed`.
         """
         if self._checking or now < self._next_check:

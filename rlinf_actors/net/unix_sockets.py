@@ -29,8 +29,11 @@ class PacketQueue:
         return len(self._packets)
 
     def send(self, packet: bytes) -> bool:
-        """Send a packet after those that are queued; queue the packet if the socket is full. Return True if none is
-        queued.
+        """Send a packet after those that are queued; if the socket is full, queue the packet.
+
+        Returns:
+            True if no packet is queued afterwards. If False, the caller must call `flush` when the socket becomes
+            writable.
         """
         self._packets.append(packet)
         return len(self._packets) == 1 and self.flush()

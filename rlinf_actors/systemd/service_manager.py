@@ -69,8 +69,9 @@ class Manager:
         self._send(STATUS=text)
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> Watchdog | None:
-        """Return a Watchdog that tells systemd twice per watchdog interval that *loop* runs; None if the unit has no
-        watchdog.
+        """Return a Watchdog that runs on *loop* and reports to systemd twice in each watchdog interval.
+
+        The result is None if the unit has no watchdog.
         """
         if not self._address or self._watchdog_s is None:
             return None

@@ -143,9 +143,9 @@ class ForkedWorker:
         self._opened.close()
 
     def locks(self, packet: packets.LockDevices | packets.UnlockDevices) -> None:
-        """Remember that the worker waits for, or has, its accelerators for itself, until it sends UnlockDevices.
+        """Remember that the worker has asked to have its accelerators for itself, until the worker sends UnlockDevices.
 
-        An agentd that adopts the template is told this.
+        If another agentd adopts the template, the template reports this request.
         """
         if isinstance(packet, packets.LockDevices):
             self.asked, self.asked_at, self.granted = packet, time.monotonic(), False

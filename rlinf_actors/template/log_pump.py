@@ -65,7 +65,7 @@ class LogPump:
         writer: descriptor of the pipe's writing end.
         tail: the last lines.
         began: size and inode of the file before the first byte of this worker.
-        fault: the first error of the file, "" without one.
+        fault: the first error of opening or writing the file, "" without one.
         lost: bytes lost since the last successful write.
     """
 
