@@ -17,7 +17,6 @@ _BESIDE = ("socket.getaddrinfo", "socket.gethostbyname", "io.open", "os.open", "
 _ALLOWED = (
     ("os.getcwd", "cluster/service.py", "_resolved"),  # asks the kernel alone
     ("os.getcwd", "group/launcher.py", "_cwd"),
-    ("threading.Lock.acquire", "rlinf_actors/exhaustion.py", "check_threads"),  # before the loop has anything to do
 )
 
 

@@ -147,7 +147,7 @@ class Runtime:
         self.io = IoThread(f"rlinf-actors-{role}-io")
         change_exit_code = role == "driver" and settings.fail_on_lost_errors and not _runs_tests()
         self.lost = LostErrors(change_exit_code, self.io.later)
-        self.network: Network = self.io.submit(_made(lambda: ZmqNetwork(self.io.loop, security))).result()
+        self.network: Network = ZmqNetwork(self.io.loop, security)  # on this thread: its check of limits may block
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
         self.groups = GroupRegistry(self)
         self._paths = NodeReachability(self.network, self.host, self.groups.all)
@@ -409,8 +409,3 @@ def _runs_tests() -> bool:
     """True in a pytest run, whose exit code reports its tests. False in a script that only imports pytest."""
     plugin = sys.modules.get("rlinf_actors.testing.pytest_plugin")  # pytest has loaded it if it runs
     return plugin is not None and bool(plugin.runs)
-
-
-async def _made(make: Callable[[], T]) -> T:
-    """Call *make* on the event loop, because sockets must be created on the loop that uses them."""
-    return make()
