@@ -1,5 +1,5 @@
-"""Benchmarks: the project, the raw limits of the machine and Ray, in turn in one run. ``python -m benchmarks``.
+"""Benchmarks of the project, the raw limits of the machine, and Ray, in one run: ``python -m benchmarks``.
 
-Sessions of Ray run in Ray's own environment, which has no third-party module of ours: outside ``raw`` and
-``backends``, modules here import the standard library alone at the top.
+Sessions of Ray run in a separate environment, which lacks our third-party packages. So modules outside ``raw`` and
+``backends`` import only the standard library at the top.
 """

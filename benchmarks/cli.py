@@ -21,7 +21,7 @@ TITLES = {name: case.title for name, case in CASES.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1 when a session failed, 64 usage, 69 Ray is not there, 130."""
+    """Run one command. Return the exit code: 1 if a session failed, 64 for usage, 69 without Ray, 130 for Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))

@@ -1,7 +1,7 @@
-"""Two hosts on one machine: this process in a network namespace of its own, and another one, joined by a cable.
+"""Two hosts on one machine: two network namespaces joined by a cable. This process moves into one of them.
 
-What processes of one host share (unix sockets, shared memory by descriptor) these two do not, so what they say to
-each other goes by TCP. Needs root, ``ip``, ``unshare`` and ``nsenter``.
+The two hosts share no unix sockets and no shared memory, so their processes communicate over TCP. Needs root, ``ip``,
+``unshare`` and ``nsenter``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class TwoHosts:
-    """``with TwoHosts() as hosts``: enter it before there are threads that use the network.
+    """Context manager of the two hosts. Enter it before any thread uses the network.
 
     Attributes:
-        here, other: their addresses.
+        here, other: addresses of the hosts.
     """
 
     here, other = HERE, OTHER
@@ -51,7 +51,7 @@ class TwoHosts:
 
     @property
     def prefix(self) -> Sequence[str]:
-        """Put before a command it runs on the other host."""
+        """Return the prefix of a command that runs on the other host."""
         return ("nsenter", f"--net=/proc/{self._holder.pid}/ns/net")
 
     def move_to_other(self) -> None:

@@ -1,6 +1,6 @@
-"""Clusters of two nodes on two hosts of the benchmark's own (`benchmarks.hosts`), with keys and without; a driver each.
+"""Clusters of two nodes on two hosts (`benchmarks.hosts`), with keys and without, each with a driver.
 
-A process can be in one cluster, so each driver is a process of its own (``--drive``), which measures what it is told.
+A process can be in one cluster only, so each driver is a separate process (``--drive``), which measures on request.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from benchmarks.timing import timed
 
 MIB = 1 << 20
 ECHOED = 64
-"""MiB that are sent to a worker and back."""
+"""MiB of a round trip to a worker."""
 
 
 class Driver:
-    """A driver in a process of its own.
+    """A driver in a separate process.
 
     Args:
         head: address of its cluster's head.
@@ -38,7 +38,7 @@ class Driver:
         )
 
     def measure(self, what: str, count: int) -> float:
-        """Seconds of one, the mean of *count*."""
+        """Measure *count* operations. Return their mean in seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{what} {count}\n")
@@ -46,13 +46,13 @@ class Driver:
         return float(self._process.stdout.readline())
 
     def close(self) -> None:
-        """End it."""
+        """End the driver."""
         self._process.communicate()
 
 
 @contextlib.contextmanager
 def clusters() -> Iterator[tuple[Driver, Driver]]:
-    """The drivers of two clusters on the same two hosts, the second one with keys. Needs root."""
+    """Yield the drivers of two clusters on the same two hosts; the second has keys. Needs root."""
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(TwoHosts())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlb-", dir="/tmp")))
@@ -63,7 +63,7 @@ def clusters() -> Iterator[tuple[Driver, Driver]]:
 
 
 def _driver(stack: contextlib.ExitStack, hosts: TwoHosts, folder: Path, port: int, *, keyed: bool) -> Driver:
-    """Start a cluster, and a driver beside its head."""
+    """Start a cluster, and a driver on the head's host."""
     address = f"{hosts.here}:{port}"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("RLINF_")}
     here, there = ({**clean, "RLINF_ACTORS_KEYS": str(folder / name)} for name in ("here", "there"))
@@ -90,7 +90,7 @@ def _driver(stack: contextlib.ExitStack, hosts: TwoHosts, folder: Path, port: in
 
 
 def _keys(environment: dict[str, str], *arguments: str) -> str:
-    """Run `rlinf-actors keys`; the file that it has written, if it says so."""
+    """Run `rlinf-actors keys`. Return the path of the written file, if the output names it."""
     command = [sys.executable, "-m", "rlinf_actors.cli.main", "keys", *arguments, "--json"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -100,7 +100,7 @@ def _keys(environment: dict[str, str], *arguments: str) -> str:
 
 @contextlib.contextmanager
 def _agentd(command: list[str], environment: dict[str, str]) -> Iterator[None]:
-    """An agentd that is registered, ended with the block."""
+    """Run an agentd during the block, which begins when the agentd has registered."""
     ready, tell = os.pipe()
     command = [*command, "--ready-fd", str(tell)]
     with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as stack:
@@ -122,7 +122,7 @@ def _agentd(command: list[str], environment: dict[str, str]) -> Iterator[None]:
 
 
 def drive() -> None:
-    """Measure what stdin says, a line each, until it ends."""
+    """Measure the operation in each line of stdin until stdin ends."""
     import numpy as np
 
     import rlinf_actors

@@ -1,14 +1,14 @@
-"""What keys cost: ``python -m benchmarks.keys_cost [--batches N]``.
+"""Measure the cost of keys: ``python -m benchmarks.keys_cost [--batches N]``.
 
-Everything is done with keys and without, in batches that take turns, so that what else the machine does hits both. Who
-asks stays on one processor, and who answers on another: which ones the kernel picks moves a round trip by a fifth. So
-does where things come to lie in memory, and all is repeated with new processes.
+Every operation runs with keys and without, in alternating batches, so that other load of the machine affects both. The
+client runs on one fixed processor and the server on another, because the kernel's choice changes a round trip by a
+fifth. The memory layout of a process changes it as much, so each repetition uses new processes.
 
-* raw: plain pyzmq, a message there and back between two uvloops over loopback TCP, by CURVE or without
-* head: a control round trip, this process and a head that nobody else uses, over loopback TCP
-* ask: the same as a driver's script does it, in a cluster of two nodes (this and the rest: network namespaces; as root)
-* call: an empty method of a worker on the other node, by TCP
-* near: an empty method of a worker on this node, by a unix socket
+* raw: a round trip of plain pyzmq between two uvloops over loopback TCP, with CURVE or without
+* head: a control round trip between this process and an idle head, over loopback TCP
+* ask: a control round trip of a driver in a cluster of two nodes (this row and the next: network namespaces, as root)
+* call: an empty method of a worker on the other node, over TCP
+* near: an empty method of a worker on this node, over a unix socket
 * echo: 64 MiB to a worker on this node and back, through shared memory
 """
 
@@ -40,15 +40,15 @@ from rlinf_actors.security.keypair import KeyPair
 from rlinf_actors.wire.client_messages import GetStatus
 
 Batch = Callable[[], float]
-"""Seconds of one, the mean of a few."""
+"""Returns the mean seconds of a few operations."""
 Side = tuple[str, bool]
-"""A row, and whether with keys."""
+"""(row, True with keys)."""
 Taken = dict[Side, list[float]]
-"""Seconds of one, by who was measured."""
+"""Measured seconds of each side."""
 BATCH = 10
-"""Round trips whose mean is one value."""
+"""Round trips of one value, which is their mean."""
 REQUEST, ANSWER = b"x" * 60, b"y" * 150
-"""About what GetStatus and its answer are."""
+"""About the sizes of GetStatus and its answer."""
 
 
 ROWS = {
@@ -65,7 +65,7 @@ ROWS = {
 
 
 async def serve_head() -> None:
-    """Be a head until stdin ends; its own secret and a driver's public key come on stdin, or an empty line."""
+    """Run a head until stdin ends. stdin has its secret key and a driver's public key, or an empty line."""
     pair, driver = _given()
     security = Security(insecure_test_network=True) if pair is None else Security(pair=pair, head=pair.public)
     network = ZmqNetwork(asyncio.get_running_loop(), security)
@@ -96,7 +96,7 @@ def _given() -> tuple[KeyPair | None, str]:
 
 @contextlib.contextmanager
 def server(what: str, said: str) -> Iterator[str]:
-    """Another process that serves "head" or "raw"; its endpoint."""
+    """Start a process that serves "head" or "raw". Yield its endpoint."""
     command = [sys.executable, "-m", "benchmarks.keys_cost", "--serve", what]
     with stays_on(1):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -114,7 +114,7 @@ def server(what: str, said: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def asking(loop: asyncio.AbstractEventLoop, endpoint: str, security: Security) -> Iterator[Batch]:
-    """Control round trips to a head."""
+    """Measure control round trips to a head."""
 
     async def open_() -> ControlClient:
         return ControlClient(network, endpoint, b"bench", lambda notice: None)
@@ -136,7 +136,7 @@ def asking(loop: asyncio.AbstractEventLoop, endpoint: str, security: Security) -
 
 @contextlib.contextmanager
 def pinging(loop: asyncio.AbstractEventLoop, endpoint: str, security: Security) -> Iterator[Batch]:
-    """The same by nothing but pyzmq."""
+    """Measure the same round trips with pyzmq only."""
 
     async def open_() -> Drained:
         drained = Drained(zmq.DEALER, lambda frames: answered.set_result(None))
@@ -163,7 +163,7 @@ def pinging(loop: asyncio.AbstractEventLoop, endpoint: str, security: Security) 
 
 
 def two_processes(loop: asyncio.AbstractEventLoop, batches: int) -> Taken:
-    """The rows "raw" and "head", in turns with one another as well."""
+    """Measure the rows "raw" and "head", in alternating batches."""
     own, driver = KeyPair.make(), KeyPair.make()
     keyed = f"{own.public} {own.secret} {driver.public}"
     sides = (("", Security(insecure_test_network=True)), (keyed, Security(pair=driver, head=own.public)))
@@ -177,7 +177,7 @@ def two_processes(loop: asyncio.AbstractEventLoop, batches: int) -> Taken:
 
 
 def two_clusters(batches: int) -> Taken:
-    """The other rows, one after the other."""
+    """Measure the other rows, one after the other."""
     taken: Taken = {}
     with clusters() as drivers:
         for what, count in (("ask", BATCH), ("call", BATCH), ("near", BATCH), ("echo", 1)):
@@ -190,7 +190,7 @@ def two_clusters(batches: int) -> Taken:
 
 
 def take_turns(batches: Mapping[Side, Batch], count: int) -> Taken:
-    """*count* values of each; the first is not counted."""
+    """Measure *count* values of each batch, after one that does not count."""
     for batch in batches.values():
         batch()
     taken: Taken = {side: [] for side in batches}
@@ -201,12 +201,12 @@ def take_turns(batches: Mapping[Side, Batch], count: int) -> Taken:
 
 
 def best_tenth(values: Sequence[float]) -> float:
-    """The mean of the smallest: on a machine that does other things too, the rest tells of those."""
+    """Return the mean of the smallest tenth: larger values show other load of the machine."""
     return statistics.mean(sorted(values)[: max(1, len(values) // 10)])
 
 
 def show(what: str, repeats: Sequence[Taken]) -> None:
-    """One row: the middle repetition's best tenths, what keys cost, and the ratios of all repetitions."""
+    """Return one row: the best tenths of the median repetition, the cost of keys, and the ratios of all repetitions."""
     pairs = [(best_tenth(taken[what, False]), best_tenth(taken[what, True])) for taken in repeats]
     pairs.sort(key=lambda pair: pair[1] / pair[0])
     ratios = [keyed / without for without, keyed in pairs]

@@ -1,4 +1,4 @@
-"""What every worker of a benchmark can do, whatever runs it. Light to import: worker processes do."""
+"""Methods of the workers of every backend. Every worker process imports this module, so it imports little."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Methods:
         return os.getpid()
 
     def start_child(self) -> int:
-        """A process of a session of its own, which outlives this one unless somebody ends it."""
+        """Start a process in its own session, which outlives this process. Return its pid."""
         sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
         return subprocess.Popen(sleeper, start_new_session=True).pid
 
     def wait_in_call(self, fifo: str) -> None:
-        """Says by *fifo* that it runs, and never returns."""
+        """Write to *fifo*, then block forever."""
         with open(fifo, "w") as tell:
             tell.write("here")
         threading.Event().wait()
@@ -34,34 +34,34 @@ class Methods:
 
 
 def message(size: int) -> object:
-    """What workers exchange: an array of *size* bytes, or a small dict."""
+    """Return an array of *size* bytes, or a small dict if *size* is 0."""
     if not size:
         return {"step": 1}
-    import numpy as np  # not at the top: workers of other cases do without
+    import numpy as np  # not at the top: other cases do not need numpy
 
     return np.ones(size, np.uint8)
 
 
 def item(size: int) -> object:
-    """What goes through a queue: bytes, or from 16 KiB up an array."""
+    """Return an item for a queue: bytes, or from 16 KiB on an array."""
     return b"x" * size if size < 1 << 14 else message(size)
 
 
 def numbered(tensor: Any, n: int) -> Any:
-    """*tensor* with *n* written at both ends, so that its receiver can tell it from the one before."""
+    """Write *n* at both ends of *tensor*, so that the receiver can recognize it. Return the tensor."""
     tensor[0] = tensor[-1] = n % 251
     return tensor
 
 
 def seen(tensor: Any, n: int) -> float:
-    """When the receiver had what `numbered` made, by the clock that all processes of a machine share."""
+    """Check that *tensor* has number *n*, and return the present time, by a clock that all processes share."""
     if not int(tensor[0]) == int(tensor[-1]) == n % 251:
         raise RuntimeError(f"transfer {n} arrived as {int(tensor[0])}, {int(tensor[-1])}; both were to be {n % 251}")
     return time.perf_counter()
 
 
 def each_timed(count: int, action: Callable[[], object]) -> list[float]:
-    """Seconds of each of *count* runs."""
+    """Run *action* *count* times. Return the seconds of each run."""
     taken = []
     for _ in range(count):
         start = time.perf_counter()

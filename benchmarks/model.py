@@ -1,4 +1,4 @@
-"""What a benchmark is: a case measures figures, a backend is what it measures them of."""
+"""Types of a benchmark: a case measures figures of a backend."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Figure:
     """One row of the table.
 
     Attributes:
-        name: key in what a case gives.
-        title: what the row says.
+        name: key in the figures that a case returns.
+        title: heading of the row.
         unit: of the number: "s", "us", "/s", "GB/s", "MB" or "".
-        better: which way is better.
-        limit: the raw backend's figure that ours is divided by; the one of the same name by default.
-        reach_limit: what ours / raw is to be: at most (lower is better) or at least (higher is better).
-        reach_ray: what ray / ours is to be: at least (lower is better) or at most (higher is better).
+        better: whether lower or higher values are better.
+        limit: name of the raw backend's figure by which ours is divided; by default the same name.
+        reach_limit: target of ours / raw: at most this if lower is better, else at least this.
+        reach_ray: target of ray / ours: at least this if lower is better, else at most this.
     """
 
     name: str
@@ -36,22 +36,22 @@ class Figure:
 
     @property
     def limit_name(self) -> str:
-        """The raw figure that ours is divided by."""
+        """Name of the raw figure by which ours is divided."""
         return self.limit or self.name
 
 
 @dataclass(frozen=True)
 class Case:
-    """One benchmark. It runs in a fresh process per backend and repetition.
+    """One benchmark. It runs in a new process for each backend and repetition.
 
     Attributes:
-        name: on the command line.
+        name: name on the command line.
         title: heading in the table.
-        figures: what it measures.
-        measure: does so, given a runtime that is not started; it stops what it starts.
-        driver_imports: modules that the driver has loaded before the clock starts, as a training script has.
-        environment: of its processes, beside what they have.
-        without: backends that have no such thing.
+        figures: the measured figures.
+        measure: measures them with a runtime that is not started; stops everything that it starts.
+        driver_imports: modules that the driver imports before the clock starts, as a training script does.
+        environment: additional variables of its processes.
+        without: backends that cannot run the case.
     """
 
     name: str
@@ -64,65 +64,65 @@ class Case:
 
 
 class Group(Protocol):
-    """Some workers, each in a process of its own, with the methods of `benchmarks.methods`."""
+    """Workers, each in its own process, with the methods of `benchmarks.methods`."""
 
     def call(self, method: str, *args: object) -> list[object]:
-        """One call on every worker, waited for from a plain script; the values in rank order."""
+        """Call *method* on every worker and wait. Return the results in rank order."""
 
     async def call_async(self, method: str, *args: object) -> list[object]:
-        """The same, awaited."""
+        """Do the same as `call`, in a coroutine."""
 
     def burst(self, method: str, count: int) -> None:
         """Start *count* calls on every worker, then wait for all."""
 
     async def burst_async(self, method: str, count: int) -> None:
-        """The same, awaited."""
+        """Do the same as `burst`, in a coroutine."""
 
     def exchange(self, size: int, count: int) -> list[float]:
-        """Seconds of each of *count* objects from worker 0 to 1 and back: arrays of *size* bytes, 0 for a dict."""
+        """Return the seconds of *count* round trips of an array of *size* bytes (0: a dict) from worker 0 to 1."""
 
     def transfer(self, kept: bool, size: int, count: int) -> list[float]:
-        """Seconds of each of *count* torch tensors of *size* bytes from worker 0 until worker 1 has it.
+        """Return the seconds of *count* transfers of a torch tensor of *size* bytes from worker 0 to worker 1.
 
-        *kept*: into a tensor that worker 1 keeps, where there is such a call; otherwise it gets a new one.
+        *kept*: True to receive into the same tensor each time, if the runtime can; False to receive a new tensor.
         """
 
     def spread(self, size: int, count: int) -> list[float]:
-        """Seconds of each of *count* arrays of *size* bytes from worker 0 until all other workers have it."""
+        """Return the seconds of *count* broadcasts of an array of *size* bytes from worker 0 to all other workers."""
 
     def queue(self, size: int, count: int, window: int) -> float:
-        """Items a second through a queue, from worker 0 to 1: *count* of *size* bytes, *window* under way at a time."""
+        """Send *count* items of *size* bytes by a queue from worker 0 to 1, *window* at a time. Return items/s."""
 
     def release(self) -> None:
-        """End the workers; returns when they are gone or as good as gone."""
+        """End the workers, and wait until they have ended or are certain to end."""
 
 
 class Runtime(Protocol):
     """A runtime under test.
 
     Attributes:
-        IMPORT: the statement that loads it.
-        NAMES: one that also loads what a script begins with.
+        IMPORT: statement that imports the runtime.
+        NAMES: statement that also imports the names that scripts need first.
     """
 
     IMPORT: str
     NAMES: str
 
     def start(self) -> None:
-        """A one-node cluster, with no workers."""
+        """Start a cluster of one node, without workers."""
 
     def start_apart(self, hosts: TwoHosts) -> None:
-        """A cluster of two nodes, this process's host and the other; worker n of a group is then on node n % 2."""
+        """Start a cluster of two nodes: this host and the other one. Worker n of a group is then on node n % 2."""
 
     def spawn(self, count: int, torch: bool = False) -> Group:
-        """Start *count* workers (which import torch); need not wait for them."""
+        """Start *count* workers, which import torch if *torch* is True. May return before they run."""
 
     def stop(self) -> None:
-        """End all of it."""
+        """Stop the cluster."""
 
 
 class Backend(Protocol):
-    """What the runner knows: a name and a way to measure a case."""
+    """Measures cases on one system."""
 
     def measure(self, case: Case) -> Figures:
-        """Figures of *case*; those that this backend has no such thing as are left out."""
+        """Measure *case* and return its figures, without those that this backend cannot measure."""

@@ -1,4 +1,4 @@
-"""Processes of a session, from /proc: who they are, what they hold, and how they end."""
+"""Processes of a session: find them in /proc, measure their memory, and end them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def become_subreaper() -> None:
-    """Make every orphan below this process its child, so that `sweep` finds it, setsid or not."""
+    """Make every orphan below this process its child, so that `sweep` finds it also after setsid."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
@@ -28,7 +28,7 @@ def die_with_parent() -> None:
 
 @contextlib.contextmanager
 def stays_on(number: int) -> Iterator[None]:
-    """This thread, and whatever it starts meanwhile, runs on one of the processors that it may run on."""
+    """Run this thread, and the processes that it starts in the block, on one of its processors."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {_PROCESSORS[number % len(_PROCESSORS)]})
     try:
@@ -38,7 +38,7 @@ def stays_on(number: int) -> Iterator[None]:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """All processes below *pid* that have not ended: pid to name."""
+    """Return the names of all live processes below *pid*, by pid."""
     children: dict[int, list[int]] = {}
     names: dict[int, str] = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
@@ -64,7 +64,7 @@ def sweep() -> list[str]:
     """Kill and reap everything below this process, which must be a subreaper.
 
     Returns:
-        Names of what was still running.
+        Names of the processes that were still running.
     """
     left: dict[int, str] = {}
     with contextlib.suppress(ChildProcessError):  # raised by waitpid when nothing is left
@@ -78,7 +78,7 @@ def sweep() -> list[str]:
 
 
 def pss_mb(pid: int) -> float:
-    """Proportional set size of a process in MB (10^6 bytes); 0 for one that has ended."""
+    """Return the proportional set size of a process in MB (10^6 bytes), 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             return sum(int(line.split()[1]) for line in file if line.startswith("Pss:")) * 1024 / 1e6

@@ -1,4 +1,4 @@
-"""Ray's own environment: its dependencies are nobody else's here."""
+"""Ray's environment, which keeps its dependencies apart from ours."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 RAY_PYTHON = "RLINF_BENCH_RAY_PYTHON"
-"""Environment variable: the interpreter that has Ray."""
+"""Environment variable with the path of an interpreter that has Ray."""
 REQUIREMENTS = ("ray==2.*", "numpy")
 TORCH = "torch==2.13.0"
 
 
 def default_folder() -> Path:
-    """Where `set_up` puts it unless told."""
+    """Return the default directory of the environment."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache, "rlinf-actors", "ray-venv")
 
@@ -24,10 +24,10 @@ def python_of(folder: Path) -> Path:
 
 
 def find(given: str | None) -> str | None:
-    """Ray's interpreter: as given, from the environment variable, or where `set_up` puts it; None without one.
+    """Return Ray's interpreter: *given*, that of the environment variable, or the default one; None if it is missing.
 
     Raises:
-        FileNotFoundError: the one that was named is not there.
+        FileNotFoundError: *given*, or the variable's interpreter, does not exist.
     """
     named = given or os.environ.get(RAY_PYTHON)
     if named:
@@ -39,10 +39,10 @@ def find(given: str | None) -> str | None:
 
 
 def set_up(folder: Path, torch_index: str | None, with_torch: bool = True) -> Path:
-    """Make the environment; a second time it only installs what is missing.
+    """Make the environment, or install the missing packages in an existing one.
 
     Args:
-        folder: of the environment.
+        folder: directory of the environment.
         torch_index: an index with a CPU build of torch; without one, what pip is configured to use.
         with_torch: whether to install torch (the cases with torch need it).
 

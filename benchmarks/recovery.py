@@ -1,7 +1,7 @@
-"""How long a node, or the cluster, takes to be whole again: ``python -m benchmarks.recovery [--repeat N]``.
+"""Measure how long a node or a cluster takes to recover: ``python -m benchmarks.recovery [--repeat N]``.
 
-A LocalCluster of three nodes, workers on the last two, calls under way all the time. What is killed is started again
-at once, as systemd would. The clock runs from kill -9; none of the workers may have ended.
+A LocalCluster has three nodes, with workers on the last two and calls in progress all the time. A killed process is
+started again at once, as by systemd. The time runs from kill -9. No worker may end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Busy(Worker):
 
 @contextmanager
 def calls(group: Any) -> Iterator[None]:
-    """One call after the other in a thread; an error of any is raised at the end."""
+    """Make one call after the other in a thread during the block. Raise the first error at the end."""
     stop, errors = threading.Event(), []
 
     def call() -> None:
@@ -47,20 +47,20 @@ def calls(group: Any) -> Iterator[None]:
 
 
 def agentd(local: LocalCluster, cluster: Cluster) -> None:
-    """The agentd of a node with workers is killed; until the node is registered again, with them."""
+    """Kill the agentd of a node with workers, and wait until the node has registered again with them."""
     local.kill_agent(1)
     local.restart_agent(1)
 
 
 def head(local: LocalCluster, cluster: Cluster) -> None:
-    """The head is killed; until all nodes have come back to it and it has answered a driver's request."""
+    """Kill the head, and wait until all nodes have registered again and a driver's request is answered."""
     local.kill_agent(0)
     local.restart_agent(0)
     _all_are_back(cluster)
 
 
 def head_and_agentd(local: LocalCluster, cluster: Cluster) -> None:
-    """Both."""
+    """Kill the head and the agentd of a node with workers, and wait as `head` does."""
     local.kill_agent(1)
     local.kill_agent(0)
     local.restart_agent(0)
@@ -82,7 +82,7 @@ FAULTS: dict[str, Callable[[LocalCluster, Cluster], None]] = {
 
 
 def measure(fault: str, repeat: int) -> list[float]:
-    """Seconds of each repetition."""
+    """Return the seconds of each repetition."""
     taken = []
     with LocalCluster(NODES) as local, local.cluster() as cluster:
         group: Any = Busy.create_group().launch(cluster, NodePlacementStrategy([1, 2]))

@@ -1,8 +1,7 @@
-"""How long after a fault a robot arm has its stop command: ``python -m benchmarks.robot_stop [--repeat N]``.
+"""Measure the time from a fault to a robot arm's stop command: ``python -m benchmarks.robot_stop [--repeat N]``.
 
-A LocalCluster of two nodes, the simulated arm on the second, its worker streaming 400 moves a second. The
-arm's record and the fault are on one clock. A process that stands still (SIGSTOP) is to the others what
-a cut network is: silence.
+A LocalCluster has two nodes. The second has a simulated arm, and a worker that sends 400 moves a second. The arm's
+record and the fault use the same clock. A stopped process (SIGSTOP) stands for a cut network: both are silent.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Streamer(Worker):
 
 @dataclass
 class Scene:
-    """One cluster with a streaming worker, and who could be hurt in it."""
+    """A cluster with a streaming worker, and the pids of the processes that a fault can hit."""
 
     local: LocalCluster
     worker: int
@@ -70,7 +69,7 @@ FAULTS: dict[str, Callable[[Scene], Any]] = {
 
 
 def drive(address: str, tell: int) -> None:
-    """The driver's process: stream until it fails, or we are killed."""
+    """Run the driver: stream until the call fails or this process is killed."""
     section: dict[str, Any] = {
         "num_nodes": 2,
         "component_placement": {"env": {"node_group": "arms", "placement": "0"}},
@@ -95,7 +94,7 @@ def drive(address: str, tell: int) -> None:
 
 
 def measure(fault: str) -> float:
-    """Seconds from *fault* to the stop command."""
+    """Return the seconds from *fault* to the stop command."""
     with tempfile.TemporaryDirectory() as folder, LocalCluster(2) as local:
         record = Path(folder, "arm.jsonl")
         command = [sys.executable, "-m", "rlinf_actors.testing.simulated_arm", "--record", str(record)]

@@ -1,4 +1,4 @@
-"""Runs sessions in turn: repetition 1 of every backend, repetition 2, and so on, each in a fresh process."""
+"""Run sessions in turn: repetition 1 of every backend, then repetition 2, and so on, each in a new process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _NOT_INHERITED = ("RLINF_HEAD", "RLINF_NODE_RANK", "RAY_ADDRESS", "PYTHONDONTWRI
 
 @dataclass(frozen=True)
 class Session:
-    """What came of one case, on one backend, once.
+    """The result of one repetition of a case on a backend.
 
     Attributes:
-        figures: empty when it failed.
+        figures: empty if the session failed.
         error: last lines of its output when it failed, else "".
         load: of the machine before it, over a minute.
         calibration_s: of a fixed piece of Python before and after it.
@@ -50,7 +50,7 @@ class Session:
 def run(
     cases: Sequence[Case], pythons: Mapping[str, str], repetitions: int, show: Callable[[Session], object]
 ) -> list[Session]:
-    """Measure. The process must be a subreaper (`benchmarks.processes.become_subreaper`).
+    """Measure the cases. The process must be a subreaper (`benchmarks.processes.become_subreaper`).
 
     Args:
         cases: what to measure.
@@ -71,7 +71,7 @@ def run(
 
 
 def run_one(case: Case, backend: str, python: str, repetition: int) -> Session:
-    """One session, with a temporary directory of its own, of which nothing is left."""
+    """Run one session in a temporary directory, which is removed afterwards."""
     load = os.getloadavg()[0]
     with _scratch() as scratch:
         result, log, folder = scratch / "result.json", scratch / "log", scratch / "t"
@@ -125,7 +125,7 @@ def _environment(folder: Path, added: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe_machine() -> dict[str, object]:
-    """What the figures depend on."""
+    """Return the properties of the machine and the software on which the figures depend."""
     with open("/proc/meminfo") as file:
         memory_kib = int(file.readline().split()[1])
     system = os.uname()

@@ -1,6 +1,6 @@
-"""One case, one backend, one repetition, in this process: ``python -m benchmarks.session BACKEND CASE RESULT``.
+"""Run one repetition of a case on a backend: ``python -m benchmarks.session BACKEND CASE RESULT``.
 
-The runner is its parent and a subreaper; whatever this process starts and leaves is the runner's to end.
+The runner is the parent and a subreaper. It ends the processes that this process leaves.
 """
 
 from __future__ import annotations

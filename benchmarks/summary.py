@@ -1,4 +1,4 @@
-"""From samples to medians, ratios and verdicts. Pure: no absolute time is judged, only ratios."""
+"""Compute medians, ratios and verdicts from samples. Pure. Verdicts use ratios, never absolute times."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Row:
     """One figure of all backends.
 
     Attributes:
-        ours, raw, ray: medians, None where not measured.
-        ours_raw, ray_ours: ratios of them.
-        reach_limit, reach_ray: what the ratios are to be; see `Figure`.
-        reached: None where nothing is to be reached, or a ratio that is asked for is missing.
+        ours, raw, ray: medians, None if not measured.
+        ours_raw, ray_ours: ratios of these medians.
+        reach_limit, reach_ray: targets of the ratios; see `Figure`.
+        reached: True if all targets are met, None if there is no target or a ratio is missing.
     """
 
     case: str
@@ -39,7 +39,7 @@ class Row:
 
 
 def samples(sessions: Sequence[Session], case: str, backend: str, figure: str) -> list[float]:
-    """All repetitions of a figure, in the order measured."""
+    """Return the values of a figure from all repetitions, in the order of measurement."""
     return [
         session.figures[figure]
         for session in sessions
@@ -48,7 +48,7 @@ def samples(sessions: Sequence[Session], case: str, backend: str, figure: str) -
 
 
 def row(case: Case, figure: Figure, sessions: Sequence[Session]) -> Row:
-    """One figure, over all sessions."""
+    """Return the row of one figure, over all sessions."""
 
     def median(backend: str, name: str) -> float | None:
         values = samples(sessions, case.name, backend, name)
@@ -70,7 +70,7 @@ def row(case: Case, figure: Figure, sessions: Sequence[Session]) -> Row:
 
 
 def rows(cases: Sequence[Case], sessions: Sequence[Session]) -> list[Row]:
-    """The table's rows; figures that no backend gave are left out."""
+    """Return the rows of the table, without figures that no backend measured."""
     every = [row(case, figure, sessions) for case in cases for figure in case.figures]
     return [line for line in every if not line.ours is line.raw is line.ray is None]
 
@@ -83,7 +83,7 @@ def as_json(
     machine: dict[str, object],
     command: str,
 ) -> dict[str, object]:
-    """The whole run: every sample, and what the table says."""
+    """Return the whole run: every sample, and the rows of the table."""
     return {
         "schema": SCHEMA,
         "command": command,

@@ -1,4 +1,4 @@
-"""The table, as text for a terminal and as Markdown for the documentation. Pure."""
+"""Render the table as text for a terminal and as Markdown for the documentation. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ HEADINGS = ("figure", "ours", "raw", "Ray", "ours/raw", "reach", "Ray/ours", "re
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 Line = Mapping[str, Any]
-"""A `benchmarks.summary.Row` as a dictionary, which is what the JSON file has."""
+"""A `benchmarks.summary.Row` as a dictionary, as in the JSON file."""
 
 
 def cells(line: Line) -> list[str]:
-    """One row, as text."""
+    """Return the cells of one row as text."""
     lower = line["better"] == "lower"
     return [
         line["title"],
@@ -27,7 +27,7 @@ def cells(line: Line) -> list[str]:
 
 
 def text(lines: Sequence[Line], titles: Mapping[str, str]) -> str:
-    """For a terminal: columns aligned, a heading per case."""
+    """Render for a terminal, with aligned columns and a heading for each case."""
     body = [(line["case"], cells(line)) for line in lines]
     widths = [max(len(row[i]) for row in [list(HEADINGS), *(row for _, row in body)]) for i in range(len(HEADINGS))]
 
@@ -45,7 +45,7 @@ def text(lines: Sequence[Line], titles: Mapping[str, str]) -> str:
 
 
 def markdown(report: Mapping[str, Any], titles: Mapping[str, str]) -> str:
-    """For docs/explanation/performance.md: the command, the machine, the table."""
+    """Render for docs/explanation/performance.md: the command, the machine and the table."""
     machine = report["machine"]
     out = [
         f"`{report['command']}`, medians of {report['repetitions']}, on {machine['processors']} processors, "
@@ -63,7 +63,7 @@ def markdown(report: Mapping[str, Any], titles: Mapping[str, str]) -> str:
 
 
 def put_between(document: str, section: str) -> str:
-    """*document* with *section* in place of what is between the two marks.
+    """Return *document* with *section* in place of the text between the two marks.
 
     Raises:
         ValueError: it does not have both marks, in order.
@@ -76,7 +76,7 @@ def put_between(document: str, section: str) -> str:
 
 
 def quantity(value: float | None, unit: str) -> str:
-    """Three significant digits and a unit that suits them."""
+    """Format a number with three significant digits and a suitable unit."""
     if value is None:
         return "-"
     if unit == "s":
@@ -87,7 +87,7 @@ def quantity(value: float | None, unit: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, never an exponent."""
+    """Format a number with three significant digits and no exponent."""
     if abs(value) >= 100:
         digits = len(str(int(abs(value)))) - 3
         return f"{round(value, -digits):,.0f}"

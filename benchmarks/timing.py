@@ -11,21 +11,21 @@ clock = time.perf_counter
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Seconds that *action* takes."""
+    """Run *action* and return the seconds that it took."""
     start = clock()
     action()
     return clock() - start
 
 
 def p50(action: Callable[[], object], count: int = 1000, warm_up: int = 200) -> float:
-    """Median of the seconds that *action* takes."""
+    """Return the median seconds of *count* runs of *action*, after *warm_up* runs that do not count."""
     for _ in range(warm_up):
         action()
     return statistics.median(timed(action) for _ in range(count))
 
 
 async def p50_async(action: Callable[[], Awaitable[object]], count: int = 1000, warm_up: int = 200) -> float:
-    """The same for a coroutine function."""
+    """Do the same as `p50` for a coroutine function."""
     for _ in range(warm_up):
         await action()
     taken = []
@@ -37,17 +37,17 @@ async def p50_async(action: Callable[[], Awaitable[object]], count: int = 1000, 
 
 
 def later_half(taken: Sequence[float]) -> float:
-    """Median of the second half: buffers and pages are warm by then."""
+    """Return the median of the second half, when buffers and pages are warm."""
     return statistics.median(taken[len(taken) // 2 :])
 
 
 def steady(action: Callable[[], object], count: int) -> float:
-    """The same of *count* runs."""
+    """Run *action* *count* times and return the median seconds of the second half."""
     return later_half([timed(action) for _ in range(count)])
 
 
 def new_uvloop() -> asyncio.AbstractEventLoop | None:
-    """A loop of uvloop's, None where there is none."""
+    """Return a new event loop of uvloop, None without uvloop."""
     try:
         import uvloop
     except ImportError:
@@ -56,7 +56,7 @@ def new_uvloop() -> asyncio.AbstractEventLoop | None:
 
 
 def calibrate() -> float:
-    """Seconds of a fixed piece of pure Python: tells a disturbed repetition from a good one."""
+    """Return the seconds of a fixed piece of pure Python, which are higher if other load disturbs a repetition."""
 
     def work() -> int:
         total = 0

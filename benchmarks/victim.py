@@ -1,4 +1,4 @@
-"""A driver that is going to be killed: ``python -m benchmarks.victim BACKEND WORKERS``, by cases.deaths."""
+"""A driver for `cases.deaths` to kill: ``python -m benchmarks.victim BACKEND WORKERS``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.backends import load_backend
 
 
 def main() -> None:
-    """Start workers, each with a child; say the children's pids; wait."""
+    """Start workers, each with a child process. Print the pids of the children, then wait."""
     runtime: Any = load_backend(sys.argv[1])
     runtime.start()
     print(json.dumps(runtime.spawn(int(sys.argv[2])).call("start_child")), flush=True)

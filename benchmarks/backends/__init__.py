@@ -1,4 +1,4 @@
-"""The backends: the project, the limits of the machine, and Ray."""
+"""The backends: this project, the raw limits of the machine, and Ray."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ BACKENDS = {
 
 
 def load_backend(name: str) -> Backend:
-    """The backend; imports what it needs."""
+    """Import and return a backend."""
     return cast("Backend", importlib.import_module(BACKENDS[name]).BACKEND)

@@ -1,4 +1,4 @@
-"""The raw limits: what ZeroMQ, fork, memcpy and an empty interpreter do here. Named ``zmq`` on the command line."""
+"""The raw limits of the machine: ZeroMQ, fork, memcpy and an empty interpreter. On the command line: ``zmq``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray, on one node, with no dashboard and no usage reports. Runs in an environment of its own."""
+"""Ray on one node, without dashboard and usage reports. Runs in Ray's own environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.hosts import TwoHosts
 
 OBJECT_STORE_BYTES = 2 << 30
-"""Holds the largest array of the echo several times; allocated as it is used."""
+"""Size of the object store: several of the largest arrays of the echo. Memory is allocated when it is used."""
 
 
 class BenchActor(Methods):

@@ -1,4 +1,4 @@
-"""rlinf_actors, through its public API."""
+"""rlinf_actors, by its public API."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Ours:
         self._cluster = rlinf_actors.Cluster(num_nodes=1)
 
     def start_apart(self, hosts: TwoHosts) -> None:
-        """The network is this benchmark's own, so there are no keys."""
+        """Start a cluster of two nodes without keys, since no other machine reaches the network."""
         os.environ["RLINF_ACTORS_INSECURE_TEST_NETWORK"] = "1"
         head = f"{hosts.here}:6380"
         for rank, role in enumerate((["--head", "--listen", head], [*hosts.prefix, "--connect", head])):

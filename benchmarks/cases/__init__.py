@@ -1,4 +1,4 @@
-"""The cases, one module each; they know a runtime by its contract alone."""
+"""The cases, one module each. A case uses a backend only by `benchmarks.model.Runtime`."""
 
 from benchmarks.cases import (
     broadcast,

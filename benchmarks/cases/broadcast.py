@@ -1,4 +1,4 @@
-"""An array of 16 MB from one worker to four others on one node, until the last has it."""
+"""Broadcast of an array of 16 MB from one worker to four others on one node. Ends when all have it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A one-node cluster, from nothing, and its end."""
+"""Start and stop of a cluster of one node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 of a worker in a call, until the caller has the exception; and of a driver with four workers."""
+"""Time from kill -9 of a worker to the caller's exception, and from kill -9 of a driver to its workers' end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from benchmarks.processes import descendants
 from benchmarks.timing import clock
 
 WORKERS = 25
-"""Killed one after the other."""
+"""Number of workers that are killed, one after the other."""
 OWNED = 4
-"""Workers of a driver that is killed."""
+"""Number of workers of the killed driver."""
 PATIENCE_S = 10.0
-"""What runs so long after its reason has ended is left behind."""
+"""Seconds after which a process that still runs counts as left behind."""
 
 
 def worker(runtime: Runtime) -> Figures:
@@ -47,7 +47,7 @@ def worker(runtime: Runtime) -> Figures:
 
 
 def _told(group: Group, pid: int, name: str) -> float:
-    """Seconds from the kill of a worker that is in a call until its caller knows."""
+    """Kill a worker that runs a call. Return the seconds until the caller has the exception."""
     at: list[float] = []
     fifo = Path(tempfile.gettempdir(), name)
     os.mkfifo(fifo)
@@ -62,7 +62,7 @@ def _told(group: Group, pid: int, name: str) -> float:
 
     caller = threading.Thread(target=call)
     caller.start()
-    fifo.read_bytes()  # until the worker says that it is there
+    fifo.read_bytes()  # returns when the worker runs the call
     kill = clock()
     os.kill(pid, signal.SIGKILL)
     caller.join()
@@ -88,7 +88,7 @@ def driver(runtime: Runtime) -> Figures:
 
 
 def _left(pidfds: Sequence[int]) -> list[int]:
-    """Those whose processes do not end in PATIENCE_S; closes them all."""
+    """Return the descriptors of processes that do not end within PATIENCE_S. Close all descriptors."""
     waiting, deadline = list(pidfds), clock() + PATIENCE_S
     while waiting and (ended := select.select(waiting, [], [], max(0.0, deadline - clock()))[0]):
         waiting = [fd for fd in waiting if fd not in ended]

@@ -1,4 +1,4 @@
-"""Echo of a numpy array by one worker; bytes are counted both ways."""
+"""Echo of a numpy array by one worker. Bytes of both directions count."""
 
 from __future__ import annotations
 

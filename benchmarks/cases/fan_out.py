@@ -1,4 +1,4 @@
-"""One call on every worker of a group, until all have answered, p50."""
+"""One call on every worker of a group: median time until all have answered."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Eight workers, from launch to the first call answered by all.
+"""Time from the launch of eight workers until all have answered the first call.
 
-Cold is the first group of a fresh cluster, warm the next one; from nothing counts the cluster's start too.
+Cold: the first group of a new cluster. Warm: the next group. From nothing: with the start of the cluster.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ WORKERS = 8
 
 
 def answered(runtime: Runtime, torch: bool) -> float:
-    """Seconds until eight new workers have answered; they are gone when this returns."""
+    """Return the seconds until eight new workers have answered. Ends the workers."""
     start = clock()
     group = runtime.spawn(WORKERS, torch)
     pids = group.call("pid")

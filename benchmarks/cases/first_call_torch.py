@@ -1,6 +1,6 @@
-"""Eight workers that use torch, from launch to the first call answered by all.
+"""Time from the launch of eight workers that use torch until all have answered the first call.
 
-The driver has torch loaded before the clock starts, as a training script has: a runtime may take that as a hint.
+The driver imports torch before the clock starts, as a training script does. A runtime may use that as a hint.
 """
 
 from __future__ import annotations

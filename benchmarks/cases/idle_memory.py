@@ -1,6 +1,6 @@
 """Memory of an idle runtime and of an idle worker: proportional set size, shared pages divided by their users.
 
-The driver is not counted. Processes are found below the runner, which inherits every orphan.
+The driver does not count. The case finds all other processes below the runner, which inherits every orphan.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from benchmarks.processes import descendants, pss_mb
 
 WORKERS = 8
 SETTLE_S = 2.0
-"""A runtime may start more after it says it is up (Ray starts workers ahead); this lets it."""
+"""Seconds to wait, because a runtime may start processes after it is up (Ray starts workers ahead)."""
 
 
 def daemons() -> list[int]:
-    """Processes of this session other than this one."""
+    """Return the other processes of this session."""
     return [pid for pid in descendants(os.getppid()) if pid != os.getpid()]
 
 

@@ -1,6 +1,6 @@
-"""Import of the package, in a fresh interpreter each time.
+"""Time to import the package, in a new interpreter each time.
 
-A package may load its parts on first use, so the names that a script begins with are measured too.
+A package may import its parts at their first use, so the names that scripts need first are measured too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RUNS = 5
 
 
 def interpreter_s(statement: str) -> float:
-    """Median seconds from starting an interpreter to its end, given *statement*. The first run warms caches."""
+    """Return the median seconds of an interpreter that runs *statement*. The first run warms caches."""
     command = [sys.executable, "-c", statement]
     runs = [timed(lambda: subprocess.run(command, check=True, stdin=subprocess.DEVNULL)) for _ in range(RUNS + 1)]
     return statistics.median(runs[1:])

@@ -1,4 +1,4 @@
-"""Many calls in flight to one worker: a thousand are started, then all are waited for."""
+"""Many calls in flight to one worker: start a thousand calls, then wait for all."""
 
 from __future__ import annotations
 

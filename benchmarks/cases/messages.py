@@ -1,4 +1,4 @@
-"""Messages between two workers, there and back: a small object, and numpy arrays."""
+"""Round trips of messages between two workers: a small object, and numpy arrays."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from benchmarks.model import Case, Figure, Figures, Runtime
 
 MIB = 1 << 20
 SETTINGS = {"single": (100, 1000, 1), "pipelined": (100, 5000, 500), "arrays": (MIB, 400, 16)}
-"""Bytes of an item, number of items, how many are under way at a time."""
+"""Bytes of an item, number of items, number of items in flight."""
 ROUNDS = 3
-"""The first warms up."""
+"""Number of runs; the first warms up."""
 
 
 def measure(runtime: Runtime) -> Figures:

@@ -1,4 +1,4 @@
-"""Torch CPU tensors from one worker to another, one way: until the receiver has it, by the clock that both read."""
+"""One-way transfers of torch CPU tensors between two workers, timed by a clock that both read."""
 
 from __future__ import annotations
 

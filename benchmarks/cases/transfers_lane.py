@@ -1,4 +1,4 @@
-"""The same through a lane: a gloo process group of the two workers. NCCL takes gloo's place where there are GPUs."""
+"""The transfers of `transfers` through a lane: a gloo process group of the two workers. With GPUs NCCL is used."""
 
 from __future__ import annotations
 

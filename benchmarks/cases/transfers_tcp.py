@@ -1,4 +1,4 @@
-"""The same between two hosts, over TCP: two network namespaces joined by a cable. Needs root."""
+"""The transfers of `transfers` over TCP between two hosts: two network namespaces joined by a cable. Needs root."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the machine can do, with as little Python in the way as can be."""
+"""The limits of the machine, measured with as little Python as possible."""

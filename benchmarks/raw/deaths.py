@@ -1,4 +1,4 @@
-"""Limits of noticing ends: children of this process, by their pidfds, and children that the kernel ends with it."""
+"""Limits of the detection of ends: children by their pidfds, and children that the kernel ends with their parent."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from benchmarks.timing import clock
 
 
 def worker() -> Figures:
-    """A child that waits is killed, and its pidfd says so."""
+    """Kill a waiting child, and wait until its pidfd is readable."""
     taken = [_seconds_to_end(1) for _ in range(WORKERS)]
     return {"told": statistics.median(taken), "told_worst": max(taken)}
 
 
 def driver() -> Figures:
-    """A child with children of its own is killed, and they end with it."""
+    """Kill a child that has children, and wait until they have ended too."""
     return {"gone": _seconds_to_end(1 + OWNED)}
 
 
 def _seconds_to_end(processes: int) -> float:
-    """From the kill of the first of so many until all have ended; the others are its children."""
+    """Return the seconds from the kill of a process until it and its children have ended."""
     heard, tell = os.pipe()
     first = os.fork()
     if not first:

@@ -1,4 +1,4 @@
-"""Limits of starting workers: forks that say they are there."""
+"""Limits of starting workers: forks that report when they run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ with forks({WORKERS}): pass
 
 @contextlib.contextmanager
 def children(work: list[Callable[[], object]]) -> Iterator[list[int]]:
-    """A forked process for each of *work*, killed at the end of the block."""
+    """Fork a process for each function in *work*. Kill them at the end of the block."""
     pids: list[int] = []
     try:
         for action in work:
@@ -48,7 +48,7 @@ def children(work: list[Callable[[], object]]) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def forks(count: int, use: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
-    """*count* forks of this process that have called *use*, and said so."""
+    """Fork this process *count* times, and wait until each fork has called *use*."""
     reader, writer = os.pipe()
 
     def work() -> None:
@@ -68,7 +68,7 @@ def forks(count: int, use: Callable[[], object] = lambda: None) -> Iterator[list
 
 
 def fork_s(use: Callable[[], object] = lambda: None) -> float:
-    """Median seconds until eight forks have called *use*; killing them is not counted."""
+    """Return the median seconds until eight forks have called *use*, without the time to kill them."""
     taken = []
     for _ in range(RUNS):
         with contextlib.ExitStack() as stack:

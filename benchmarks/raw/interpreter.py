@@ -26,7 +26,7 @@ def import_time() -> Figures:
 
 
 def cluster_start() -> Figures:
-    """A process that has loaded what a daemon needs says so over ipc; its end is asked for and waited for."""
+    """Start a process that imports a daemon's modules and reports over ipc, then end it and wait."""
     with tempfile.TemporaryDirectory() as folder, zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         endpoint = f"ipc://{folder}/s"
         socket.bind(endpoint)

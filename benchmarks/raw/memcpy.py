@@ -1,4 +1,4 @@
-"""Limit of moving an array: one copy of it, between warm buffers."""
+"""Limit of moving an array: one copy between warm buffers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of ZeroMQ on one node: ROUTER and DEALER over ipc, the socket's FD in the loop, drained greedily."""
+"""Limits of ZeroMQ on one node: ROUTER and DEALER over ipc. The loop watches the socket's FD and reads all messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.raw.forks import children
 from benchmarks.timing import clock, new_uvloop, p50_async
 
 DRAIN = 256
-"""Messages taken from a socket before the loop gets a turn."""
+"""Most messages read from a socket in one turn of the loop."""
 WINDOW = 1000
 ROUNDS = 12
 _encode = msgspec.msgpack.Encoder().encode
@@ -64,7 +64,7 @@ class Drained:
 
 
 class Chunks:
-    """What one loop iteration sends leaves as one message."""
+    """Sends the messages of one turn of the loop as one ZeroMQ message."""
 
     def __init__(self, send: Callable[[bytes], object]) -> None:
         self._send = send
@@ -120,7 +120,7 @@ def serve_pipeline(endpoint: str) -> None:
 
 @contextlib.contextmanager
 def servers(count: int, serve: Callable[[str], None]) -> Iterator[list[str]]:
-    """Endpoints of *count* processes that run *serve*."""
+    """Start *count* processes that run *serve*. Yield their endpoints."""
     with tempfile.TemporaryDirectory() as folder:
         endpoints = [f"ipc://{os.path.join(folder, str(index))}" for index in range(count)]
         with children([lambda endpoint=endpoint: serve(endpoint) for endpoint in endpoints]):
@@ -131,7 +131,7 @@ def servers(count: int, serve: Callable[[str], None]) -> Iterator[list[str]]:
 
 
 class Pings:
-    """Pings to several peers at once; the n-th reply of a peer answers the n-th ping."""
+    """Sends pings to several peers at once. A peer's n-th reply answers its n-th ping."""
 
     def __init__(self, endpoints: list[str]) -> None:
         self._left = 0
@@ -158,7 +158,7 @@ class Pings:
 
 
 def ping_us(peers: int, count: int = 1000) -> float:
-    """Median microseconds of a ping to *peers* processes, until all have answered."""
+    """Return the median microseconds of a ping to *peers* processes, until all have answered."""
 
     async def run(endpoints: list[str]) -> float:
         pings = Pings(endpoints)

@@ -1,4 +1,4 @@
-"""Limits of what two workers can say to each other: ZeroMQ's round trip, memcpy of an array."""
+"""Limits of messages between two workers: a round trip of ZeroMQ, memcpy of an array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of a queue (ZeroMQ push to pull) and of a broadcast (one copy into shared memory that four map)."""
+"""Limits of a queue (ZeroMQ push to pull) and of a broadcast (one copy into shared memory that four processes map)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def queues() -> Figures:
 
 
 def rate(size: int, count: int, window: int) -> float:
-    """Items a second; with a window of 1 each is acknowledged before the next."""
+    """Return items per second. With a window of 1 each item is acknowledged before the next."""
     here, there = socket.socketpair()
 
     def consume(pull: zmq.Socket[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Limits of moving memory from one process to another, one way: shared memory, gloo, ZeroMQ, a socket."""
+"""Limits of one-way transfers between two processes: shared memory, gloo, ZeroMQ, a socket."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PORT = 21377
 _TIME = struct.Struct("d")
 
 Open = Callable[[int], Callable[[], object]]
-"""Given a number of bytes, what sends or receives that many when called."""
+"""Takes a number of bytes. Returns a function that sends or receives that number."""
 
 
 def between(sender: Open, receiver: Open, size: int, runs: int, before: Callable[[], object] = lambda: None) -> float:
-    """GB/s from *sender* in this process until *receiver* has it in another one, which calls *before* first."""
+    """Return GB/s from *sender* in this process to *receiver* in another process, which first calls *before*."""
     here, there = socket.socketpair()
 
     def work() -> None:
@@ -56,7 +56,7 @@ def between(sender: Open, receiver: Open, size: int, runs: int, before: Callable
 
 
 def shared(size: int, runs: int) -> float:
-    """One copy into memory that both map; the receiver works on the view."""
+    """Copy once into memory that both processes map. The receiver uses the mapped memory."""
     with mmap.mmap(-1, size) as memory:
         go, gone = socket.socketpair()
 
@@ -82,7 +82,7 @@ def zmq_ipc(size: int, runs: int) -> float:
 
 
 def gloo(size: int, runs: int) -> float:
-    """Send and receive of torch.distributed into a tensor that is kept, over loopback; both in new processes."""
+    """Measure torch.distributed over loopback, into one tensor that the receiver reuses. Both run in new processes."""
     import torch
     import torch.distributed as dist
 
@@ -137,7 +137,7 @@ def transfers_tcp() -> Figures:
 
 
 def _whole(endpoint: str) -> tuple[Open, Open]:
-    """ZeroMQ, one message."""
+    """Measure ZeroMQ with one message."""
 
     def sender(size: int) -> Callable[[], object]:
         source, push = np.ones(size, np.uint8), _bound(endpoint)
@@ -151,7 +151,7 @@ def _whole(endpoint: str) -> tuple[Open, Open]:
 
 
 def _in_frames(endpoint: str) -> tuple[Open, Open]:
-    """ZeroMQ, messages of 1 MiB, each copied into a buffer that is kept."""
+    """Measure ZeroMQ with messages of 1 MiB, each copied into one buffer that the receiver reuses."""
 
     def sender(size: int) -> Callable[[], object]:
         source, push = np.ones(size, np.uint8), _bound(endpoint)
@@ -190,7 +190,7 @@ def _connected(endpoint: str) -> zmq.Socket[bytes]:
 
 
 def _socket() -> tuple[Open, Open]:
-    """A blocking socket, received into a buffer that is kept."""
+    """Measure a blocking socket, into one buffer that the receiver reuses."""
     server = socket.create_server((HERE, PORT + 1))
 
     def sender(size: int) -> Callable[[], object]:
@@ -213,7 +213,7 @@ def _socket() -> tuple[Open, Open]:
 
 @contextlib.contextmanager
 def pushed(endpoint: str, work: Callable[[zmq.Socket[bytes]], None]) -> Iterator[zmq.Socket[bytes]]:
-    """A PUSH socket whose PULL end is in another process, which runs *work* with it."""
+    """Yield a PUSH socket. Its PULL end is in another process, which runs *work* with it."""
     with children([lambda: work(_connected(endpoint))]), zmq.Context() as context, context.socket(zmq.PUSH) as push:
         push.setsockopt(zmq.LINGER, 0)
         push.bind(endpoint)
