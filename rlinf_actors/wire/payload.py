@@ -4,7 +4,7 @@ Only drivers and workers import it; agentd and the head never do. It unpickles o
 message whose sender is known to be a member of this process's job. Four places make them, and a test fails if there is
 a fifth (tests/security/test_one_unpickler.py):
 
-* `worker.server`: the peer's Join had the job's token, on a socket that only this user, or the job's key, can reach;
+* `worker.worker_server`: the peer's Join had the job's token, on a socket for only this user or the job's key;
 * `runtime.peer`: a worker's answer, on a link to the unix socket or the key that the head named as that worker's;
 * `worker.children`: the data that a worker gives to its child, over a unix socket of this user;
 * `wire.failure`: parts that this very process has just pickled, to check that they unpickle.
