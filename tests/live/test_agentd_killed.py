@@ -1,4 +1,4 @@
-"""An agentd that ends, and is started again: what runs goes on, what ended meanwhile is told, nothing is left."""
+"""An agentd ends and is started again: workers go on, ends during the gap are reported, nothing is left over."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def group(local):
 
 @pytest.fixture
 def never(tmp_path):
-    """A file whose other end nobody opens."""
+    """A FIFO whose other end no process opens."""
     os.mkfifo(tmp_path / "never")
     return str(tmp_path / "never")
 
@@ -56,7 +56,7 @@ def gone(*pidfds: int) -> None:
         os.close(pidfd)
 
 
-def test_workers_calls_and_groups_go_on(local, group, tmp_path):
+def test_workers_calls_and_groups_survive_a_killed_agentd(local, group, tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     before = group.pids().wait()
@@ -78,7 +78,7 @@ def test_workers_calls_and_groups_go_on(local, group, tmp_path):
     gone(end)
 
 
-def test_a_planned_change_of_agentd(local, group):
+def test_workers_survive_a_planned_restart_of_agentd(local, group):
     before = group.pids().wait()
     os.kill(local.nodes[1].pid, signal.SIGUSR1)
     assert local.nodes[1].process.wait(pace.PATIENCE_S) == 0
@@ -87,7 +87,7 @@ def test_a_planned_change_of_agentd(local, group):
 
 
 @pytest.mark.parametrize("how", ["killed", "exit 3"])
-def test_how_a_worker_ended_in_the_gap_is_told_afterwards(local, group, how):
+def test_end_of_a_worker_during_the_gap_is_reported_after_it(local, group, how):
     pid = group.pids().wait()[0][0]
     end = ended(pid)
     if how == "killed":
@@ -106,7 +106,7 @@ def test_how_a_worker_ended_in_the_gap_is_told_afterwards(local, group, how):
     assert (error.exit_code, error.signal, error.stderr_tail) == expected
 
 
-def test_a_worker_that_died_in_the_gap_is_restarted_after_it(local):
+def test_worker_that_died_during_the_gap_is_restarted_after_it(local):
     policy = RestartPolicy.on_failure(within_s=300, backoff_s=0)
     group = Kept.create_group().launch(local.cluster(), ON_ONE, restart=policy).wait_ready()
     pid = group.pids().wait()[0][0]
@@ -135,7 +135,7 @@ class Terminal(io.StringIO):
         return len(text)
 
 
-def test_lines_of_the_gap_are_shown_once(local, group, monkeypatch):
+def test_lines_printed_during_the_gap_are_shown_once(local, group, monkeypatch):
     """What is on its way to the terminal when agentd is killed is in the file alone: so there is nothing then."""
     terminal = Terminal()
     monkeypatch.setattr("sys.stdout", terminal)
@@ -152,7 +152,7 @@ def test_lines_of_the_gap_are_shown_once(local, group, monkeypatch):
     assert terminal.shown.empty()
 
 
-def test_with_its_template_killed_too_everything_is_swept_and_told(local, group, never):
+def test_killed_agentd_and_template_leave_no_process_and_the_ends_are_reported(local, group, never):
     (pid, template), child = group.pids().wait()[0], group.child().wait()[0]
     ends, last = [ended(one) for one in (pid, child)], ended(template)
     call = group.wait_for(never)
@@ -166,7 +166,7 @@ def test_with_its_template_killed_too_everything_is_swept_and_told(local, group,
     assert Kept.create_group().launch(local.cluster(), ON_ONE, name="again").count().wait() == [1]
 
 
-def test_a_template_that_stands_still_is_not_waited_for(local, group):
+def test_restarted_agentd_does_not_wait_for_a_stopped_template(local, group):
     (pid, template) = group.pids().wait()[0]
     end = ended(pid)
     os.kill(template, signal.SIGSTOP)
@@ -177,7 +177,7 @@ def test_a_template_that_stands_still_is_not_waited_for(local, group):
         group.count().wait()
 
 
-def test_an_agentd_that_does_not_come_back_costs_its_workers_after_the_lease(local_cluster, never):
+def test_workers_end_after_the_lease_if_agentd_does_not_return(local_cluster, never):
     local = local_cluster(2, options=QUICK)
     group = Kept.create_group().launch(local.cluster(), ON_ONE).wait_ready()
     (pid, template), child = group.pids().wait()[0], group.child().wait()[0]
@@ -191,7 +191,7 @@ def test_an_agentd_that_does_not_come_back_costs_its_workers_after_the_lease(loc
     assert Kept.create_group().launch(local.cluster(), ON_ONE, name="again").count().wait() == [1]
 
 
-def test_without_keep_workers_end_with_their_agentd(local_cluster):
+def test_workers_end_with_agentd_if_it_does_not_keep_them(local_cluster):
     local = local_cluster(2, options={"workers": {"keep": False}})
     group = Kept.create_group().launch(local.cluster(), ON_ONE).wait_ready()
     end = ended(group.pids().wait()[0][0])
@@ -203,7 +203,7 @@ def test_without_keep_workers_end_with_their_agentd(local_cluster):
     assert "workers.keep is false" in local.nodes[1].log()
 
 
-def test_a_lock_of_the_devices_is_held_on(local):
+def test_device_lock_stays_held_while_agentd_is_away(local):
     cluster = local.cluster()
     first = Kept.create_group().launch(cluster, name="first").wait_ready()
     second = Kept.create_group().launch(cluster, name="second").wait_ready()
@@ -237,12 +237,12 @@ def test_a_robot_worker_ends_with_its_agentd(local_cluster, tmp_path):
         assert others.pids().wait() == before
 
 
-def test_killed_while_it_starts_workers(local):
+def test_agentd_killed_during_starts_leaves_no_hanging_launch(local):
     cluster = local.cluster()
     groups = [lw.Greeter.create_group().launch(cluster, NodePlacementStrategy([1] * 3), name=f"g{n}") for n in range(3)]
     local.kill_agent(1)
     local.restart_agent(1)
-    for group in groups:  # each came up, or says why not; none hangs
+    for group in groups:  # each launch succeeds or says why it failed; none hangs
         try:
             group.wait_ready(pace.PATIENCE_S)
         except (WorkerDiedError, NodeLostError):

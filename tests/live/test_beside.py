@@ -25,7 +25,7 @@ def busy(request, cluster):
         running.wait()
 
 
-def test_health_progress_and_stop(busy):
+def test_concurrent_methods_answer_while_the_main_thread_is_busy(busy):
     group, running = busy
     assert group.health().wait() == ["worker-health-1"]
     seen = []
@@ -39,7 +39,7 @@ def test_health_progress_and_stop(busy):
     assert running.wait()[0] >= seen[-1]
 
 
-def test_others_wait_for_their_turn(busy):
+def test_other_methods_wait_for_the_main_thread(busy):
     group, running = busy
     plain = group.plain()
     with pytest.raises(TimeoutError, match=r"has been running run\(\) for .* 1 call waits there"):
@@ -49,7 +49,7 @@ def test_others_wait_for_their_turn(busy):
     assert running.done()
 
 
-def test_as_many_at_once_as_it_has_threads_and_the_rest_may_expire(busy):
+def test_calls_beyond_the_threads_of_a_method_wait_and_may_expire(busy):
     group, _ = busy
     waiting = [group.wait_for_stop() for _ in range(2)]
     with pytest.raises(TimeoutError):
@@ -60,7 +60,7 @@ def test_as_many_at_once_as_it_has_threads_and_the_rest_may_expire(busy):
     assert {result.wait()[0] for result in waiting} <= {"worker-wait_for_stop-1", "worker-wait_for_stop-2"}
 
 
-def test_a_child_that_comes_back_from_such_a_method_ends(busy):
+def test_forked_child_that_returns_from_a_concurrent_method_ends(busy):
     group, running = busy
     pid, worker = group.forks().wait()[0]
     assert pid
@@ -72,7 +72,7 @@ def test_a_child_that_comes_back_from_such_a_method_ends(busy):
     assert not running.done()
 
 
-def test_it_runs_with_k_threads_too(cluster):
+def test_concurrent_methods_run_beside_max_concurrency_threads(cluster):
     group = lw.many(cluster, Beside, 1, max_concurrency=2)
     running = [group.run(), group.run()]
     assert group.health().wait() == ["worker-health-1"]
@@ -81,16 +81,16 @@ def test_it_runs_with_k_threads_too(cluster):
         result.wait()
 
 
-def test_a_call_that_comes_before_the_constructor_has_run_waits_for_it(cluster, tmp_path):
+def test_concurrent_call_waits_for_the_constructor(cluster, tmp_path):
     fifo = tmp_path / "constructing"
     os.mkfifo(fifo)
     group = lw.many(cluster, Beside, 1, str(fifo))
     early = group.health()
-    fifo.write_bytes(b"")  # opened by the constructor
+    fifo.write_bytes(b"")  # the constructor opens it
     assert early.wait() == ["worker-health-1"]
 
 
-def test_each_may_wait_for_the_other_in_its_own_group(cluster):
+def test_concurrent_and_main_thread_methods_may_call_each_other(cluster):
     group = lw.many(cluster, Beside, 1)
     assert group.asks_the_main_thread().wait() == [["main"]]
     health, progress = group.asks_beside().wait()[0]
@@ -100,7 +100,7 @@ def test_each_may_wait_for_the_other_in_its_own_group(cluster):
         group.asks_itself().wait()
 
 
-def test_a_late_one_is_named_where_the_main_thread_runs_nothing(cluster):
+def test_timeout_names_a_late_concurrent_method_if_the_main_thread_is_idle(cluster):
     group = lw.many(cluster, Slow, 1).wait_ready()
     late = group.sleep(1000)
     with pytest.raises(TimeoutError, match=r"has been running sleep\(\) for"):

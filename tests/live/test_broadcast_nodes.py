@@ -1,4 +1,4 @@
-"""Broadcasts over several nodes: a relay on each, and what becomes of the others when one is killed."""
+"""Broadcasts over several nodes: a relay on each node, and the effect of a killed relay."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def group(nodes):
     made.shutdown()
 
 
-def test_large_and_small_in_a_row_arrive_in_order_on_every_node(group):
+def test_large_and_small_broadcasts_arrive_in_order_on_every_node(group):
     values = [f"object {n}" if n % 2 else np.full(MIB, n, np.uint8) for n in range(24)]
     first = group.execute_on(0).give_many(values, GROUPS)
     rest = group.execute_on(*range(1, 6)).give_many([None] * len(values), GROUPS)
@@ -42,8 +42,8 @@ def test_large_and_small_in_a_row_arrive_in_order_on_every_node(group):
         ]
 
 
-def test_a_relay_that_is_killed_cuts_off_its_node_alone(group):
-    """a:2 relays for a:3. It takes no part, and is killed: a:3 hears of it, all others have the object."""
+def test_killed_relay_cuts_off_only_its_node(group):
+    """a:2 relays for a:3, takes no part, and is killed: a:3 gets an error, all other members have the object."""
     group.give_many([None], GROUPS).wait()
     value = np.ones(MIB, np.uint8)
     results = {n: group.execute_on(n).give_many([value if n == 0 else None], GROUPS) for n in (0, 1, 3, 4, 5)}

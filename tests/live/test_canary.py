@@ -145,7 +145,7 @@ def token_of_another_job(local: LocalCluster) -> str:
         runtime.close()
 
 
-def test_to_workers_and_channel_hosts_from_who_is_no_member(local, cluster, keepers, canary):
+def test_workers_and_channel_hosts_unpickle_nothing_from_non_members(local, cluster, keepers, canary):
     channel = Channel.create("items")
     channel.qsize()
     states = group_states(cluster)
@@ -163,7 +163,7 @@ def test_to_workers_and_channel_hosts_from_who_is_no_member(local, cluster, keep
     assert not canary.exists()
 
 
-def test_to_the_head_and_to_templates_from_this_very_user(local, cluster, keepers, canary):
+def test_head_and_templates_unpickle_nothing_from_the_same_user(local, cluster, keepers, canary):
     async def to_head(endpoint: str) -> None:
         async with observing(endpoint, Settings(key_dir=local.keys)) as client:
             await say_to_head(client, canary)
@@ -191,8 +191,8 @@ async def say_to_head(client: ControlClient, canary: Path) -> None:
     assert isinstance(await client.request(GetStatus("own"), 10), Status)
 
 
-def test_among_members_it_runs(cluster, keepers, canary):
-    """Else the tests above would prove nothing."""
+def test_members_of_a_job_unpickle_what_they_send_each_other(cluster, keepers, canary):
+    """Without this the tests above would prove nothing."""
     keepers.take(Canary(f"{canary}-argument")).wait()
     keepers.execute_on(0).give(f"{canary}-result").wait()
     with pytest.raises(WorkerError):
@@ -208,7 +208,7 @@ def test_among_members_it_runs(cluster, keepers, canary):
 # --- with keys --------------------------------------------------------------------------------------
 
 
-def test_to_a_head_with_keys_from_every_role(canary):
+def test_head_with_keys_unpickles_nothing_from_any_role(canary):
     with keyed_cluster() as cluster:
         cluster.join("n1")
         cluster.join("eve", "--driver")
@@ -272,7 +272,7 @@ async def tcp() -> AsyncIterator[Tcp]:
 
 
 @pytest.mark.parametrize("who", ["stranger", "agent", "another job", "another server in mind"])
-async def test_to_a_worker_with_keys_from_who_has_not_its_jobs(tcp, canary, who):
+async def test_worker_with_keys_unpickles_nothing_without_the_jobs_key(tcp, canary, who):
     security = {
         "stranger": Security(insecure_test_network=True),
         "agent": Security(pair=KeyPair.make(), head=tcp.job.public),
@@ -325,7 +325,7 @@ class Waiting:
 
 
 @pytest.mark.parametrize("whose", ["agent", "another job", "own"])
-async def test_to_a_driver_from_what_poses_as_its_worker(tcp, canary, whose):
+async def test_driver_unpickles_nothing_from_a_false_worker(tcp, canary, whose):
     """An agent could name an endpoint of its own; what listens there must have the job's pair."""
     pair = {"agent": KeyPair.make(), "another job": job_pair("theirs"), "own": tcp.job}[whose]
     gate = JobGate(tcp.job.public, "ns", lambda text, times: None)  # it would let the driver in

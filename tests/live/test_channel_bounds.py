@@ -1,4 +1,4 @@
-"""What a channel may use of memory and of the processor."""
+"""How much memory and CPU a channel may use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.live
 MIB = 1 << 20
 
 
-def test_a_producer_waits_when_the_bytes_are_full(rlinf_cluster, monkeypatch):
+def test_put_waits_while_the_channels_byte_limit_is_reached(rlinf_cluster, monkeypatch):
     monkeypatch.setenv("RLINF_ACTORS_CHANNEL_BYTES", str((4 << 20) + 4000))
     channel = Channel.create("bounded")
     block = bytes(1 << 20)
@@ -30,7 +30,7 @@ def test_a_producer_waits_when_the_bytes_are_full(rlinf_cluster, monkeypatch):
 
 
 @pytest.mark.parametrize("shared", ["0", ""], ids=["sockets", "shared memory"])
-def test_a_consumer_that_does_not_read_bounds_everybodys_memory(rlinf_cluster, monkeypatch, shared):
+def test_idle_consumer_does_not_grow_the_memory_of_producers_and_host(rlinf_cluster, monkeypatch, shared):
     monkeypatch.setenv("RLINF_ACTORS_CHANNEL_BYTES", str(16 * MIB))
     env = {"RLINF_ACTORS_SHARED_MEMORY": shared} if shared else {}
     channel = Channel.create("flooded")
@@ -39,7 +39,7 @@ def test_a_consumer_that_does_not_read_bounds_everybodys_memory(rlinf_cluster, m
     empty = cw.memory(host)
     [(before, after, accepted)] = producer.flood(channel, MIB, 300).wait()
     full = cw.memory(host)
-    assert 15 <= accepted <= 16  # and the others wait
+    assert 15 <= accepted <= 16  # the other puts wait
     assert after - before < 1.1 * WINDOW_BYTES  # 300 MiB, if each put had a copy
     if shared:
         assert full - empty < 1.1 * (16 * MIB + WINDOW_BYTES)
@@ -47,7 +47,7 @@ def test_a_consumer_that_does_not_read_bounds_everybodys_memory(rlinf_cluster, m
         assert full - empty + after - before < 1.1 * (2 * 16 * MIB + 2 * WINDOW_BYTES)
 
 
-def test_blocked_in_get_uses_no_cpu(rlinf_cluster):
+def test_worker_that_waits_in_get_uses_no_cpu(rlinf_cluster):
     channel, echo = Channel.create("idle"), Channel.create("echo")
     group = cw.launch(rlinf_cluster)
     [pid] = group.pid().wait()

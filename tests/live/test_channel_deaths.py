@@ -1,4 +1,4 @@
-"""Processes that are killed while they use a channel: who waits goes on or is told, and nobody else's item is lost."""
+"""Processes that are killed while they use a channel: waiting calls go on or fail, and no other item is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.live
 MIB = 1 << 20
 
 
-def test_a_dead_consumers_item_goes_to_the_next_marked(rlinf_cluster):
+def test_item_of_a_dead_consumer_goes_to_the_next_marked_as_redelivered(rlinf_cluster):
     channel = Channel.create("items")
     group = cw.launch(rlinf_cluster, 1)
     channel.put("first")
@@ -31,7 +31,7 @@ def test_a_dead_consumers_item_goes_to_the_next_marked(rlinf_cluster):
     assert waiting[1].redelivered
 
 
-def test_what_a_dead_producer_has_put_is_there(rlinf_cluster):
+def test_items_of_a_dead_producer_stay_in_the_channel(rlinf_cluster):
     channel = Channel.create("left")
     group = cw.launch(rlinf_cluster)
     group.put_async(channel, list(range(100))).wait()
@@ -42,7 +42,7 @@ def test_what_a_dead_producer_has_put_is_there(rlinf_cluster):
     assert [channel.get() for _ in range(101)] == [*range(100), "mine"]
 
 
-def test_a_dead_consumer_that_waits_does_not_swallow_items(rlinf_cluster):
+def test_waiting_get_of_a_dead_consumer_takes_no_item(rlinf_cluster):
     channel = Channel.create("gone")
     group = cw.launch(rlinf_cluster)
     [pid] = group.pid().wait()
@@ -55,7 +55,7 @@ def test_a_dead_consumer_that_waits_does_not_swallow_items(rlinf_cluster):
     assert channel.get(timeout=pace.PATIENCE_S) == "for me"
 
 
-def test_everybody_hears_of_a_dead_host(rlinf_cluster):
+def test_death_of_the_host_fails_the_calls_of_all_users(rlinf_cluster):
     channel = Channel.create("doomed", maxsize=1)
     group = cw.launch(rlinf_cluster)
     channel.put(0, key="full")
@@ -75,13 +75,13 @@ def test_everybody_hears_of_a_dead_host(rlinf_cluster):
     assert late == "ChannelBrokenError"
 
 
-def test_killed_between_its_request_and_the_item(rlinf_cluster):
+def test_consumer_killed_between_request_and_item_loses_no_item(rlinf_cluster):
     channel = Channel.create("between")
     group = cw.launch(rlinf_cluster)
     [pid] = group.pid().wait()
     lost = group.get_behind_a_put(channel)
     assert channel.get("ready") == "asked"
-    os.kill(pid, signal.SIGSTOP)  # it asks, and will never see the answer
+    os.kill(pid, signal.SIGSTOP)  # this consumer sends a request and never sees the answer
     channel.put("first")
     channel.put("second")
     assert channel.qsize() == 1
@@ -93,7 +93,7 @@ def test_killed_between_its_request_and_the_item(rlinf_cluster):
     assert sorted(got) == [("first", True), ("second", False)]
 
 
-def test_the_item_of_a_consumer_that_died_is_the_head_again(rlinf_cluster):
+def test_item_of_a_dead_consumer_is_the_first_of_the_queue_again(rlinf_cluster):
     channel = Channel.create("head")
     group = cw.launch(rlinf_cluster)
     for n in range(3):
@@ -105,7 +105,7 @@ def test_the_item_of_a_consumer_that_died_is_the_head_again(rlinf_cluster):
     assert batch.redelivered
 
 
-def test_a_producer_killed_in_a_put_that_waits(rlinf_cluster):
+def test_waiting_put_of_a_killed_producer_is_completed(rlinf_cluster):
     channel = Channel.create("full", maxsize=1)
     group = cw.launch(rlinf_cluster)
     [pid] = group.pid().wait()
@@ -121,7 +121,7 @@ def test_a_producer_killed_in_a_put_that_waits(rlinf_cluster):
 
 
 @pytest.mark.parametrize("shared", ["0", ""], ids=["sockets", "shared memory"])
-def test_a_producer_killed_in_the_middle_of_a_large_item(rlinf_cluster, shared):
+def test_item_of_a_producer_killed_while_sending_arrives_whole_or_not_at_all(rlinf_cluster, shared):
     channel = Channel.create("large")
     producer = cw.launch(rlinf_cluster, env_vars={"RLINF_ACTORS_SHARED_MEMORY": shared} if shared else {})
     [pid] = producer.pid().wait()
@@ -144,7 +144,7 @@ def test_a_producer_killed_in_the_middle_of_a_large_item(rlinf_cluster, shared):
     assert channel.empty()
 
 
-def test_workers_in_every_operation_hear_of_a_dead_host(rlinf_cluster):
+def test_death_of_the_host_fails_every_kind_of_operation(rlinf_cluster):
     channel, asked = Channel.create("doomed", maxsize=1), Channel.create("asked")
     channel.put(0, key="full")
     group = cw.launch(rlinf_cluster, 1, cw.Awaiting)
@@ -154,7 +154,7 @@ def test_workers_in_every_operation_hear_of_a_dead_host(rlinf_cluster):
     assert ends.wait() == [["ChannelBrokenError"] * 4]
 
 
-def test_a_loop_over_a_channel_whose_creator_is_killed_raises(rlinf_cluster):
+def test_loop_over_a_channel_raises_when_its_creator_is_killed(rlinf_cluster):
     asked = Channel.create("asked")
     makers, users = cw.launch(rlinf_cluster, name="makers"), cw.launch(rlinf_cluster, name="users")
     (channel,) = makers.make("theirs").wait()  # holds one item
@@ -171,7 +171,7 @@ def test_a_loop_over_a_channel_whose_creator_is_killed_raises(rlinf_cluster):
 
 
 @pytest.mark.parametrize(("end", "kind"), [("closed", ChannelClosedError), ("killed", ChannelBrokenError)])
-def test_a_handle_that_is_used_too_late_says_how_the_channel_ended(rlinf_cluster, end, kind):
+def test_handle_used_after_the_channels_end_says_how_it_ended(rlinf_cluster, end, kind):
     channel = Channel.create("over")
     pickled = pickle.dumps(channel)
     if end == "closed":

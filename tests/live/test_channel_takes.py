@@ -1,4 +1,4 @@
-"""Takes of channels between real processes, which are killed and stopped in the middle of them."""
+"""Takes of channels between real processes, which are killed and stopped during takes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def die_with_the_head(cluster, channel, name, key=Channel.DEFAULT_KEY):
 
 
 @pytest.mark.parametrize("distributed", [False, True])
-def test_three_deaths_in_the_middle_of_a_take_put_the_item_on_the_list(rlinf_cluster, distributed):
+def test_item_is_undeliverable_after_three_deaths_during_takes(rlinf_cluster, distributed):
     channel = Channel.create("deadly", distributed=distributed)
     channel.put("bad", key="k")
     channel.put("good", key="k")
@@ -50,7 +50,7 @@ def test_three_deaths_in_the_middle_of_a_take_put_the_item_on_the_list(rlinf_clu
     channel._backend._group.gone.wait(pace.PATIENCE_S)
 
 
-def test_takes_of_a_key_that_lives_on_another_node(local_cluster):
+def test_takes_work_for_a_key_on_another_node(local_cluster):
     cluster = local_cluster(2).cluster()
     channel = Channel.create("everywhere", distributed=True, max_deliveries=1)
     group = lw.on_every_node(cluster, cw.User)
@@ -67,7 +67,7 @@ def test_takes_of_a_key_that_lives_on_another_node(local_cluster):
     assert channel.undeliverable() == []
 
 
-def test_what_a_dead_consumer_was_processing_goes_to_the_next(rlinf_cluster):
+def test_item_that_a_dead_consumer_processed_goes_to_the_next(rlinf_cluster):
     channel = Channel.create("items")
     channel.put("x")
     die_with_the_head(rlinf_cluster, channel, "victims")
@@ -76,7 +76,7 @@ def test_what_a_dead_consumer_was_processing_goes_to_the_next(rlinf_cluster):
         assert (item, take.deliveries) == ("x", 2)
 
 
-def test_a_consumer_that_stands_still_keeps_its_item(rlinf_cluster):
+def test_stopped_consumer_keeps_its_item(rlinf_cluster):
     channel, told = Channel.create("items"), Channel.create("told")
     group = cw.launch(rlinf_cluster)
     [pid] = group.pid().wait()
@@ -94,7 +94,7 @@ def test_a_consumer_that_stands_still_keeps_its_item(rlinf_cluster):
 
 
 def test_consumers_process_a_closed_channel_to_its_end(rlinf_cluster):
-    """The last failures are taken by others, which wait for them after the close."""
+    """Other consumers take the last failed items, for which they wait after the close."""
     channel = Channel.create("work", max_deliveries=2)
     for item in [*range(20), -1, -2]:
         channel.put(item)
@@ -110,7 +110,7 @@ def test_consumers_process_a_closed_channel_to_its_end(rlinf_cluster):
     channel._backend._group.gone.wait(pace.PATIENCE_S)
 
 
-def test_a_process_that_leaves_in_the_block_gives_back(local_cluster):
+def test_process_that_exits_in_a_take_returns_the_item(local_cluster):
     local = local_cluster(1)
     cluster = local.cluster()
     channel = Channel.create("shared")
@@ -138,7 +138,7 @@ def test_a_process_that_leaves_in_the_block_gives_back(local_cluster):
         assert (item, take.deliveries) == ("x", 2)
 
 
-def test_a_loop_that_ends_in_the_block_gives_back(rlinf_cluster):
+def test_event_loop_that_ends_in_a_take_returns_the_item(rlinf_cluster):
     channel = Channel.create("looped")
     channel.put("x")
 

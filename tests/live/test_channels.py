@@ -1,4 +1,4 @@
-"""Channels between a driver and workers, with real processes that are killed for real."""
+"""Channels between a driver and workers, with real processes that are killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rlinf_actors import (
 pytestmark = pytest.mark.live
 
 
-def test_order_under_load(rlinf_cluster):
+def test_items_keep_their_order_under_load(rlinf_cluster):
     channel = Channel.create("numbers")
     for work in [channel.put(n, async_op=True) for n in range(1000)]:
         work.wait()
@@ -39,7 +39,7 @@ def test_order_under_load(rlinf_cluster):
     assert channel.empty()
 
 
-def test_driver_and_workers_alike(rlinf_cluster):
+def test_driver_and_workers_exchange_items(rlinf_cluster):
     channel = Channel.create("both", maxsize=2)
     group = cw.launch(rlinf_cluster, 2)
     first, second = group.execute_on(0), group.execute_on(1)
@@ -52,7 +52,7 @@ def test_driver_and_workers_alike(rlinf_cluster):
     channel.put("by name")
 
 
-def test_nowait(rlinf_cluster):
+def test_nowait_operations_raise_instead_of_waiting(rlinf_cluster):
     channel = Channel.create("small", maxsize=1)
     group = cw.launch(rlinf_cluster)
     with pytest.raises(asyncio.QueueEmpty):
@@ -77,7 +77,7 @@ def test_async_and_sync_gets_of_one_worker_do_not_mix(rlinf_cluster):
     assert result.wait() == [[0, 1, 2, "late"]]
 
 
-def test_gets_of_one_key_are_served_in_their_order_async_or_not(rlinf_cluster):
+def test_sync_and_async_gets_of_one_key_are_served_in_order(rlinf_cluster):
     channel = Channel.create("turns")
     result = cw.launch(rlinf_cluster).turns(channel)
     assert channel.get("ready") == "asked"
@@ -99,7 +99,7 @@ def test_a_full_key_does_not_block_another(rlinf_cluster):
     assert channel.get((1, "x")) == (1, "x")
 
 
-def test_batches(rlinf_cluster):
+def test_batches_are_taken_by_weight(rlinf_cluster):
     channel = Channel.create("batches")
     for n, weight in enumerate((2, 2, 3)):
         channel.put(n, weight)
@@ -110,7 +110,7 @@ def test_batches(rlinf_cluster):
     assert waiting.wait() == [2, 3]
 
 
-def test_timeouts_take_and_put_nothing(rlinf_cluster):
+def test_operation_that_times_out_takes_and_puts_nothing(rlinf_cluster):
     channel = Channel.create("late", maxsize=1)
     with pytest.raises(CallTimeoutError, match=r"get\(\) from channel 'late'"):
         channel.get(timeout=0.01)
@@ -139,7 +139,7 @@ def test_arrays_arrive_whole_and_writable(rlinf_cluster):
     assert "bytes>" in str(channel)
 
 
-def test_close(rlinf_cluster):
+def test_close_ends_puts_at_once_and_gets_when_empty(rlinf_cluster):
     channel = Channel.create("closing")
     group = cw.launch(rlinf_cluster)
     blocked = group.error_of_get(channel)
@@ -162,7 +162,7 @@ def test_a_closed_channel_ends_its_host_and_frees_its_name(rlinf_cluster, distri
         channel.put(n)
     channel.close()
     with pytest.warns(RuntimeWarning, match="exists"):
-        assert Channel.create("short").get() == 0  # it is still there for what waits
+        assert Channel.create("short").get() == 0  # the host lives until waiting requests have ended
     assert channel.get() == 1
     channel._backend._group.gone.wait(pace.PATIENCE_S)  # the head says that its processes have ended
     for ask in (channel.get_nowait, channel.qsize, lambda: channel.put(1)):
@@ -177,7 +177,7 @@ def test_a_closed_channel_ends_its_host_and_frees_its_name(rlinf_cluster, distri
     Channel.create("short").put("close() has waited for the end of what it closed")
 
 
-async def test_in_asyncio(rlinf_cluster_async):
+async def test_channel_works_in_asyncio(rlinf_cluster_async):
     channel = Channel.create("async")
     group = await lw.many(rlinf_cluster_async, cw.Awaiting, 1)
     draining = group.drain(channel)
@@ -201,7 +201,7 @@ async def test_cancelled_gets_lose_nothing(rlinf_cluster_async):
     assert channel.get() == "still there"
 
 
-def test_then(rlinf_cluster):
+def test_then_runs_on_a_channels_results(rlinf_cluster):
     channel, other = Channel.create("chain"), Channel.create("end")
     first = channel.get(async_op=True)
     chained = first.then(other.put, "after", async_op=True)
@@ -210,7 +210,7 @@ def test_then(rlinf_cluster):
     assert (first.wait(), other.get()) == (1, "after")
 
 
-def test_created_twice_connects_and_warns(rlinf_cluster):
+def test_second_create_connects_to_the_channel_and_warns(rlinf_cluster):
     channel = Channel.create("twice", maxsize=3)
     channel.put("there")
     with pytest.warns(RuntimeWarning, match=r"channel 'twice' exists \(maxsize 3\)"):
@@ -219,7 +219,7 @@ def test_created_twice_connects_and_warns(rlinf_cluster):
     assert again.get() == "there"
 
 
-def test_made_in_a_worker_and_gone_with_it(rlinf_cluster):
+def test_channel_created_in_a_worker_ends_with_the_worker(rlinf_cluster):
     group = cw.launch(rlinf_cluster)
     (channel,) = group.make("theirs", maxsize=2).wait()
     assert channel.maxsize == 2
@@ -232,7 +232,7 @@ def test_made_in_a_worker_and_gone_with_it(rlinf_cluster):
         waiting.wait()
 
 
-def test_made_in_a_worker_and_detached_from_it(rlinf_cluster):
+def test_detached_channel_outlives_the_worker_that_created_it(rlinf_cluster):
     group = cw.launch(rlinf_cluster)
     (channel,) = group.make("ours", detached=True).wait()
     cw.kill(group)
@@ -243,7 +243,7 @@ def test_made_in_a_worker_and_detached_from_it(rlinf_cluster):
     assert rlinf_cluster.runtime.groups.get(rlinf_cluster.namespace, "channel@ours") is channel._backend._group
 
 
-def test_mistakes_are_named(rlinf_cluster):
+def test_wrong_uses_of_a_channel_are_named_errors(rlinf_cluster):
     with pytest.raises(UsageError, match=r"\(name, group_affinity, group_rank_affinity, maxsize\)"):
         Channel.create("old", "rollout_group")
     with pytest.raises(GroupNotFoundError, match="there is no channel 'nowhere'"):
@@ -257,7 +257,7 @@ def test_mistakes_are_named(rlinf_cluster):
         channel.put(1, -1)
 
 
-def test_from_another_driver(local_cluster):
+def test_another_driver_can_connect_to_a_channel(local_cluster):
     local = local_cluster(1)
     cluster = local.cluster()
     channel = Channel.create("shared")
@@ -286,7 +286,7 @@ def test_from_another_driver(local_cluster):
     assert channel.get("held", timeout=pace.PATIENCE_S) == "back"
 
 
-def test_distributed_keys_live_where_they_were_first_used(local_cluster):
+def test_key_of_a_distributed_channel_is_on_the_node_of_its_first_use(local_cluster):
     cluster = local_cluster(2).cluster()
     channel = Channel.create("everywhere", distributed=True)
     group = lw.on_every_node(cluster, cw.User)
@@ -313,7 +313,7 @@ def test_a_closed_distributed_channel_is_found_until_its_last_item_is_taken(loca
     assert str(channel) == "Channel 'everywhere' (ended)"
 
 
-def test_a_handle_pickles(rlinf_cluster):
+def test_channel_handle_can_be_pickled(rlinf_cluster):
     channel = Channel.create("pickled")
     channel.put(1)
     assert pickle.loads(pickle.dumps(channel)).get() == 1  # noqa: S301 - our own

@@ -1,6 +1,4 @@
-"""No operation of a channel blocks an event loop: blockbuster watches the caller's and the runtime's own, and the head
-stands still meanwhile.
-"""
+"""No operation of a channel blocks an event loop, although the head is stopped: blockbuster watches the loops."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def channel(cluster):
     return channel
 
 
-def test_in_an_async_worker(local, cluster, channel):
+def test_channel_operations_do_not_block_an_async_worker(local, cluster, channel):
     group = cw.launch(cluster, 1, cw.Awaiting, name="asyncs")
     (ended,) = group.nothing_blocks(channel, local.nodes[0].pid).wait(pace.PATIENCE_S)
     made = [ended.pop(maker) for maker in ("create_channel", "create_channel beside", "connect_channel")]
@@ -60,7 +58,7 @@ def test_in_an_async_worker(local, cluster, channel):
     assert ended == ENDED
 
 
-async def test_in_a_driver(local, cluster, channel):
+async def test_channel_operations_do_not_block_a_drivers_loop(local, cluster, channel):
     makers = {
         "create": lambda: Channel.create("a driver's", async_op=True),
         "connect": lambda: Channel.connect("theirs", async_op=True),
@@ -72,7 +70,7 @@ async def test_in_a_driver(local, cluster, channel):
     assert ended == ENDED
 
 
-def test_what_waits_for_a_head_that_stands_still_ends_with_the_cluster(local, cluster, channel):
+def test_operations_that_wait_for_a_stopped_head_end_with_the_cluster(local, cluster, channel):
     os.kill(local.nodes[0].pid, signal.SIGSTOP)
     try:
         works = [

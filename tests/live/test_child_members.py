@@ -1,4 +1,4 @@
-"""Children of workers are members: messages, broadcasts and channels, and how their ends are told."""
+"""Children of workers are members: messages, broadcasts and channels, and how their ends are reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def on(group, rank):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_child_is_a_member_however_it_was_started(parents, way):
+def test_child_is_a_member_by_every_way_of_starting_it(parents, way):
     assert on(parents, 0).start([way]).wait(pace.PATIENCE_S) == [[None]]
     swap = on(parents, 1).swap("to the child", "p", [0, 0])
     assert on(parents, 0).let(0, "swap", "to a worker", "p", 1).wait(pace.PATIENCE_S) == [["p:1", "to the child"]]
@@ -79,7 +79,7 @@ def test_children_send_to_and_receive_from_one_another_and_other_groups(family):
         assert on(group, 1).finish(child).wait(pace.PATIENCE_S) == [["p:1", "f"]]
 
 
-def test_children_broadcast(family):
+def test_children_take_part_in_broadcasts(family):
     group, others = family
     siblings = None
     for rank in range(2):
@@ -115,7 +115,7 @@ def test_children_use_channels(family):
 
 
 @pytest.mark.parametrize("child", [0, 2])
-def test_killed_child_returns_the_item_that_it_had_not_acknowledged(family, child):
+def test_killed_child_returns_its_unacknowledged_item(family, child):
     group, _others = family
     channel = Channel.create("items")
     channel.put("again")
@@ -125,7 +125,7 @@ def test_killed_child_returns_the_item_that_it_had_not_acknowledged(family, chil
 
 
 @pytest.mark.parametrize("child", [0, 2])
-def test_death_of_a_child_is_told_to_all_that_wait_for_it(family, child):
+def test_death_of_a_child_fails_all_operations_that_wait_for_it(family, child):
     group, others = family
     waits = [
         on(others, 0).hear_end("p", [0, child]),
@@ -152,7 +152,7 @@ def test_death_of_a_child_is_told_to_all_that_wait_for_it(family, child):
     say.wait(pace.PATIENCE_S)
 
 
-def test_exit_code_of_a_child_is_told(family):
+def test_exit_code_of_a_child_is_reported(family):
     group, others = family
     wait = on(others, 0).hear_end("p", [1, 1])
     assert on(group, 1).let(1, "end", 7).wait(pace.PATIENCE_S) == ["it ended"]
@@ -174,14 +174,14 @@ def test_death_of_the_worker_ends_its_children(family):
         os.close(fd)
 
 
-def test_a_rank_is_one_process(family):
+def test_child_rank_is_held_by_one_process(family):
     group, _others = family
     (text,) = on(group, 0).again(2, "fork", 4).wait(pace.PATIENCE_S)
     assert text.startswith("UsageError: p:0:2 is process ")
     assert "which runs: end that one first, or take another rank" in text
 
 
-def test_child_is_told_what_only_its_worker_can(parents):
+def test_operations_of_the_worker_are_refused_in_its_child(parents):
     assert on(parents, 0).start(["fork"]).wait(pace.PATIENCE_S) == [[None]]
     lock, keep, alive, second = on(parents, 0).let(0, "refusals").wait(pace.PATIENCE_S)[0]
     assert "p:0:0 is a child process of a worker, and device_lock is the worker's" in lock
@@ -216,7 +216,7 @@ def test_child_that_was_forked_in_an_event_loop_is_a_member(cluster):
 
 
 @pytest.mark.parametrize("way", ["fork", "spawn", "subprocess"])
-def test_last_words_of_a_child_arrive(parents, way):
+def test_last_messages_of_an_ending_child_arrive(parents, way):
     channel = Channel.create("items")
     channel.put("taken")
     assert on(parents, 0).last_words(way, 50, "p", 1, "items").wait(pace.PATIENCE_S) == [0]
@@ -226,7 +226,7 @@ def test_last_words_of_a_child_arrive(parents, way):
 
 
 @pytest.mark.parametrize("way", ["fork", "subprocess"])
-def test_what_a_child_has_begun_and_not_waited_for_arrives(parents, way):
+def test_operations_that_an_ending_child_did_not_wait_for_complete(parents, way):
     channel = Channel.create("items")
     assert on(parents, 0).start(["fork"]).wait(pace.PATIENCE_S) == [[None]]
     to = [("p", 1), ("p", (0, 0))]
@@ -237,8 +237,8 @@ def test_what_a_child_has_begun_and_not_waited_for_arrives(parents, way):
     channel.close()
 
 
-def test_a_new_child_begins_with_nothing(family):
-    """What a child was sent and has not received is dropped with it; a new one begins with nothing."""
+def test_new_child_gets_no_messages_of_its_predecessor(family):
+    """Messages that a child did not receive are dropped when it ends. The next child of its rank starts with none."""
     group, others = family
     on(others, 0).say("to the first", "p", (0, 0)).wait(pace.PATIENCE_S)
     on(group, 0).kill(0).wait(pace.PATIENCE_S)
@@ -283,7 +283,7 @@ def stranger(command, socket):
     return json.loads(done.stdout)
 
 
-def test_process_that_does_not_come_from_the_worker_is_refused(parents):
+def test_process_that_the_worker_did_not_start_is_refused(parents):
     """The driver's child knows the socket, and is of the same user."""
     socket = on(parents, 0).children_socket().wait(pace.PATIENCE_S)[0]
     said = stranger([sys.executable, "-c", STRANGER], socket)
@@ -294,7 +294,7 @@ def test_process_that_does_not_come_from_the_worker_is_refused(parents):
     assert "does not come from p:1" in said
 
 
-def test_child_of_another_worker_than_it_says_is_refused(parents):
+def test_child_that_names_a_foreign_worker_as_parent_is_refused(parents):
     (said,) = on(parents, 1).child_of("p:0").wait(pace.PATIENCE_S)
     assert said.startswith("UsageError: process ")
     assert "comes from p:1, not from p:0: give that as parent" in said

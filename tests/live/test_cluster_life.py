@@ -31,16 +31,16 @@ pytestmark = pytest.mark.live
 
 
 class TestBothStyles:
-    def test_blocking(self, rlinf_cluster):
+    def test_cluster_works_in_blocking_code(self, rlinf_cluster):
         group = lw.Greeter.create_group("hi").launch(rlinf_cluster, name="greeters")
         assert group.greet("sync").wait() == ["hi sync from 0"]
 
-    async def test_asyncio(self, rlinf_leak_check):
+    async def test_cluster_works_in_asyncio(self, rlinf_leak_check):
         async with Cluster.connect(num_nodes=1) as cluster:
             group = await lw.Greeter.create_group("hi").launch(cluster, name="greeters")
             assert await group.greet("async") == ["hi async from 0"]
 
-    async def test_a_running_loop_that_nobody_awaits_in(self, rlinf_leak_check):
+    async def test_blocking_code_in_a_running_loop_works(self, rlinf_leak_check):
         """As in a notebook's cell: a loop runs, and the code in it blocks."""
         cluster = Cluster(num_nodes=1)
         group = lw.Greeter.create_group().launch(cluster)
@@ -49,7 +49,7 @@ class TestBothStyles:
         await group.shutdown()
         cluster.shutdown()
 
-    def test_a_loop_per_call(self, rlinf_cluster):
+    def test_one_event_loop_per_call_works(self, rlinf_cluster):
         group = lw.Greeter.create_group().launch(rlinf_cluster)
 
         async def main():
@@ -59,7 +59,7 @@ class TestBothStyles:
 
 
 class TestLife:
-    def test_after_a_shutdown_there_can_be_another(self, rlinf_leak_check):
+    def test_new_cluster_can_start_after_a_shutdown(self, rlinf_leak_check):
         for _ in range(2):
             cluster = Cluster(num_nodes=1)
             run_dir = cluster._daemon.run_dir
@@ -69,7 +69,7 @@ class TestLife:
             assert not os.path.exists(run_dir)
             assert not Cluster.has_initialized()
 
-    def test_more_nodes_without_a_head_say_what_to_do(self, rlinf_leak_check, monkeypatch):
+    def test_several_nodes_without_a_head_are_an_error_with_advice(self, rlinf_leak_check, monkeypatch):
         monkeypatch.delenv("RLINF_HEAD", raising=False)
         with pytest.raises(ConfigError, match="agentd --head"):
             Cluster(num_nodes=2)
@@ -88,7 +88,7 @@ class TestLife:
         group.shutdown()
 
     @pytest.mark.parametrize("at", ["init", "call"])
-    def test_ctrl_c_in_its_block_ends_a_group(self, rlinf_cluster, tmp_path, at):
+    def test_ctrl_c_in_the_block_of_a_group_ends_the_group(self, rlinf_cluster, tmp_path, at):
         pipe, pids = tmp_path / "pipe", []
         os.mkfifo(pipe)
 
@@ -122,28 +122,28 @@ class TestStarts:
             group.wait_ready()
             return group.about().wait()[0]
 
-    def test_an_interpreter_that_is_not_there(self, rlinf_leak_check):
+    def test_launch_fails_if_the_interpreter_is_missing(self, rlinf_leak_check):
         with pytest.raises(WorkerStartError, match="interpreter /opt/nowhere/python does not exist there") as caught:
             self.launch("/opt/nowhere/python")
         assert caught.value.worker == "worker_group_Greeter:0"
 
-    def test_an_interpreter_without_what_workers_need(self, rlinf_leak_check, tmp_path):
+    def test_launch_fails_if_the_interpreter_lacks_packages(self, rlinf_leak_check, tmp_path):
         venv.create(tmp_path / "bare", symlinks=True, with_pip=False)
         with pytest.raises(WorkerStartError, match=r"has no pyzmq.*-m pip install pyzmq"):
             self.launch(tmp_path / "bare/bin/python")
 
-    def test_something_that_is_no_interpreter(self, rlinf_leak_check):
+    def test_launch_fails_if_the_interpreter_is_no_python(self, rlinf_leak_check):
         with pytest.raises(WorkerStartError, match="/bin/false"):
             self.launch("/bin/false")
 
-    def test_another_environment_of_the_same_python(self, rlinf_leak_check, tmp_path):
+    def test_launch_works_with_another_environment_of_the_same_python(self, rlinf_leak_check, tmp_path):
         venv.create(tmp_path / "own", symlinks=True, with_pip=False, system_site_packages=False)
         for found in (tmp_path / "own/lib").glob("python*/site-packages"):
             (found / "shared.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
         about = self.launch(tmp_path / "own/bin/python")
         assert about["executable"] == str(tmp_path / "own/bin/python")
 
-    def test_a_class_that_cannot_be_imported_there(self, rlinf_leak_check, monkeypatch):
+    def test_launch_fails_if_the_workers_cannot_import_the_class(self, rlinf_leak_check, monkeypatch):
         module = types.ModuleType("only_here")
         cls = type("Lonely", (Worker,), {"__module__": "only_here", "about": lambda self: None})
         module.Lonely = cls
@@ -151,7 +151,7 @@ class TestStarts:
         with pytest.raises(WorkerStartError, match=r"only_here:Lonely cannot be imported by .*PYTHONPATH"):
             self.launch(sys.executable, cls)
 
-    def test_a_module_of_an_argument_that_is_missing_there(self, rlinf_leak_check, monkeypatch):
+    def test_launch_fails_if_the_workers_lack_the_module_of_an_argument(self, rlinf_leak_check, monkeypatch):
         module = types.ModuleType("only_here")
         module.Thing = type("Thing", (), {"__module__": "only_here"})
         monkeypatch.setitem(sys.modules, "only_here", module)
@@ -163,12 +163,12 @@ class TestStarts:
             with pytest.raises(ModuleNotFoundError, match="only_here"):
                 fine.echo(module.Thing()).wait()
 
-    def test_a_preload_that_is_not_there(self, rlinf_leak_check):
+    def test_missing_preload_module_does_not_fail_the_launch(self, rlinf_leak_check):
         with Cluster(num_nodes=1) as cluster:
             group = lw.Greeter.create_group().launch(cluster, preload=["no_such_module"])
             assert group.greet().wait() == ["hello you from 0"]
 
-    def test_spawned_instead_of_forked(self, rlinf_leak_check):
+    def test_workers_can_be_spawned_instead_of_forked(self, rlinf_leak_check):
         with Cluster(num_nodes=1) as cluster:
             group = lw.many(cluster, lw.Greeter, 2, start_method="spawn")
             assert group.greet().wait() == ["hello you from 0", "hello you from 1"]
@@ -180,22 +180,22 @@ class TestStarts:
 class TestReachingTheHead:
     @pytest.fixture
     def head(self):
-        """An address that nobody listens on, and nobody else can."""
+        """An address on which no process listens, and none can."""
         with socket.socket() as held:
             held.bind(("127.0.0.1", 0))
             yield f"127.0.0.1:{held.getsockname()[1]}"
 
-    def test_nobody_listens(self, rlinf_leak_check, head):
+    def test_connect_fails_if_no_head_listens(self, rlinf_leak_check, head):
         with pytest.raises(ClusterTimeoutError, match=f"the head at tcp://{head} did not answer"):
             Cluster(num_nodes=1, head=head, timeout=0.3)
         assert not Cluster.has_initialized()
 
-    async def test_nobody_listens_in_asyncio(self, rlinf_leak_check, head):
+    async def test_async_connect_fails_if_no_head_listens(self, rlinf_leak_check, head):
         with pytest.raises(TimeoutError, match="did not answer"):
             await Cluster.connect(num_nodes=1, head=head, timeout=0.3)
         assert not Cluster.has_initialized()
 
-    def test_a_node_that_never_comes_is_named(self, local_cluster, monkeypatch):
+    def test_error_names_the_node_that_did_not_register(self, local_cluster, monkeypatch):
         local = local_cluster(2)
         nodes = Runtime.nodes
         # the time is for the head's answer, too: none is wasted, and no machine is too slow for that
@@ -215,7 +215,7 @@ class TestReachingTheHead:
             async with local.connect() as cluster:
                 assert cluster.num_nodes == 1
 
-    def test_the_embedded_daemon_dies(self, rlinf_leak_check):
+    def test_death_of_the_private_daemon_fails_the_cluster(self, rlinf_leak_check):
         cluster = Cluster(num_nodes=1)
         group = lw.Greeter.create_group().launch(cluster)
         group.wait_ready()

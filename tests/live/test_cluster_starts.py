@@ -35,19 +35,19 @@ class Sized(Worker):
 
 
 class TestAtOnce:
-    async def test_two_tasks(self, rlinf_leak_check):
+    async def test_two_tasks_get_one_cluster(self, rlinf_leak_check):
         first, second = await asyncio.gather(Cluster.connect(num_nodes=1), Cluster.connect())
         assert first is second
         await first.shutdown_async()
 
-    async def test_a_task_and_a_blocking_call_in_its_loop(self, rlinf_leak_check):
+    async def test_task_and_blocking_call_in_its_loop_get_one_cluster(self, rlinf_leak_check):
         connecting = asyncio.ensure_future(Cluster.connect()._connect())
         await asyncio.sleep(0)
         blocked = Cluster(num_nodes=1)
         assert await connecting is blocked
         await blocked.shutdown_async()
 
-    def test_threads_and_loops(self, rlinf_leak_check):
+    def test_threads_and_loops_get_one_cluster(self, rlinf_leak_check):
         found = []
 
         async def connect():
@@ -63,7 +63,7 @@ class TestAtOnce:
         assert len(set(map(id, found))) == 1
         found[0].shutdown()
 
-    async def test_the_second_tries_where_the_first_failed(self, rlinf_leak_check, monkeypatch):
+    async def test_second_caller_starts_a_cluster_after_the_first_failed(self, rlinf_leak_check, monkeypatch):
         real, failed = local_daemon.start_agentd, []
 
         def spawn(arguments, run_dir, tell, env):
@@ -95,7 +95,7 @@ class TestGivenUp:
         assert connecting.cancelled()
         assert not Cluster.has_initialized()
 
-    async def test_cancelled_before_it_had_a_runtime(self, rlinf_leak_check):
+    async def test_connect_cancelled_before_its_runtime_exists_leaves_nothing(self, rlinf_leak_check):
         connecting = asyncio.ensure_future(Cluster.connect()._connect())
         await asyncio.sleep(0)
         connecting.cancel()
@@ -104,7 +104,7 @@ class TestGivenUp:
         assert not Cluster.has_initialized()
 
     @pytest.mark.parametrize("boot", ["sleeping", "agentd"])
-    def test_ctrl_c(self, rlinf_leak_check, tmp_path, boot):
+    def test_ctrl_c_during_a_start_ends_the_daemon(self, rlinf_leak_check, tmp_path, boot):
         """The daemon gets SIGTERM at once; it is not waited out and killed."""
         source = f"""
             import os, signal, subprocess, sys
@@ -130,7 +130,7 @@ class TestGivenUp:
 
 
 class TestDeath:
-    def test_a_new_one_after_the_dead_one_is_shut_down(self, rlinf_leak_check):
+    def test_new_cluster_can_start_after_a_dead_one_is_shut_down(self, rlinf_leak_check):
         cluster = Cluster()
         group = lw.Greeter.create_group().launch(cluster)
         group.wait_ready()
@@ -145,7 +145,7 @@ class TestDeath:
             assert fresh is not cluster
             assert lw.Greeter.create_group().launch(fresh).greet().wait() == ["hello you from 0"]
 
-    def test_a_death_while_it_starts(self, rlinf_leak_check, monkeypatch):
+    def test_death_of_the_daemon_during_its_start_is_an_error(self, rlinf_leak_check, monkeypatch):
         monkeypatch.setattr(local_daemon, "start_agentd", _says_ready_and_ends)
         with pytest.raises(RlinfActorsError, match=r"ended while the Cluster started: its daemon.*ended with 3"):
             Cluster()
@@ -158,7 +158,7 @@ def _says_ready_and_ends(arguments, run_dir, tell, env):
 
 
 class TestAskedTwice:
-    def test_what_has_the_same_effect_is_the_same(self, rlinf_leak_check, tmp_path):
+    def test_arguments_of_the_same_effect_give_the_same_cluster(self, rlinf_leak_check, tmp_path):
         with Cluster(distributed_log_dir=tmp_path) as cluster:
             assert Cluster(num_nodes=1) is cluster
             assert Cluster(distributed_log_dir=str(tmp_path)) is cluster
@@ -168,14 +168,14 @@ class TestAskedTwice:
             with pytest.raises(ConfigError, match="namespace='other' was asked for"):
                 Cluster(namespace="other")
 
-    def test_in_a_worker(self, rlinf_leak_check):
+    def test_worker_can_give_the_size_of_its_cluster(self, rlinf_leak_check):
         with LocalCluster(2) as local:
             cluster = local.cluster()
             assert lw.many(cluster, Sized, 1).sizes(2, 3).wait() == [(True, 2, "num_nodes")]
 
 
 class TestAttached:
-    def test_a_handle_of_another_process_is_whole(self, rlinf_leak_check, tmp_path):
+    def test_attached_handle_has_all_facts_of_the_group(self, rlinf_leak_check, tmp_path):
         with LocalCluster(2, {"accelerators": 2, "model": "A800"}) as local:
             cluster = local.cluster()
             group = lw.Greeter.create_group().launch(cluster, name="whole")

@@ -46,7 +46,7 @@ NEVER = (
 )  # fmt: skip
 
 
-def test_after_a_job(tmp_path):
+def test_daemons_have_not_loaded_pickle_after_a_job(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WATCHER)
     (tmp_path / "said").mkdir()
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))

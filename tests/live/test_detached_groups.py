@@ -1,4 +1,4 @@
-"""Groups that outlive who launched them, and launches that take a running group."""
+"""Groups that outlive their driver, and launches that return a running group."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def names(local):
 
 
 @pytest.mark.parametrize("end", [lambda process: None, lambda process: process.kill()], ids=["ends", "is killed"])
-def test_a_later_driver_finds_what_an_earlier_one_left(local, end):
+def test_later_driver_finds_the_detached_group_of_an_earlier_one(local, end):
     pid = made(local, "left", end)
     assert names(local)["left"] == ("", True)
     with local.cluster(namespace="standing"):
@@ -86,7 +86,7 @@ def test_a_later_driver_finds_what_an_earlier_one_left(local, end):
     assert not lw.running(pid)
 
 
-def test_it_outlives_the_cluster_of_its_driver_in_the_same_process(local):
+def test_detached_group_outlives_its_cluster_in_the_same_process(local):
     with local.cluster(namespace="standing") as cluster:
         group = dw.Keeper.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="same", detached=True)
         pids = group.pid().wait()
@@ -96,7 +96,7 @@ def test_it_outlives_the_cluster_of_its_driver_in_the_same_process(local):
         again.shutdown()
 
 
-def test_in_a_running_loop(local):
+def test_launch_works_in_a_running_loop(local):
     async def use() -> list[int]:
         async with local.connect(namespace="standing") as cluster:
             group = dw.Keeper.create_group().launch(cluster, NodePlacementStrategy([1]), name="loop", detached=True)
@@ -110,7 +110,7 @@ def test_in_a_running_loop(local):
         again.shutdown()
 
 
-def test_a_driver_that_ends_before_it_is_up_takes_it_along(local, tmp_path):
+def test_detached_group_ends_with_a_driver_that_ends_before_it_is_up(local, tmp_path):
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     # the constructor runs once the gate is open
@@ -120,7 +120,7 @@ def test_a_driver_that_ends_before_it_is_up_takes_it_along(local, tmp_path):
     assert "its owner ended" in ended.text
 
 
-def test_a_constructor_that_fails(local):
+def test_failed_constructor_ends_a_detached_group(local):
     with local.cluster(namespace="standing") as cluster:
         launcher = dw.Keeper.create_group("/nowhere/at/all")
         with pytest.raises(WorkerError, match="nowhere"):
@@ -129,7 +129,7 @@ def test_a_constructor_that_fails(local):
         fine.pid().wait()
 
 
-def test_where_it_cannot_be(local):
+def test_detach_is_refused_where_it_is_not_possible(local):
     with local.cluster(namespace="standing") as cluster:
         launcher = dw.Keeper.create_group()
         with pytest.raises(UsageError, match="cannot be detached and have a restart policy"):
@@ -141,7 +141,7 @@ def test_where_it_cannot_be(local):
 
 
 @pytest.mark.parametrize("cls", [dw.Maker, dw.AsyncMaker])
-def test_in_a_worker_it_ends_with_the_driver(local, cls):
+def test_group_detached_in_a_worker_ends_with_the_driver(local, cls):
     with local.cluster() as cluster:
         maker = cls.create_group().launch(cluster, NodePlacementStrategy([1]), name="maker")
         [[pid]] = maker.makes("made", detached=True).wait()
@@ -159,7 +159,7 @@ def test_in_a_worker_it_ends_with_the_driver(local, cls):
     [(0, 0, signal.SIGKILL), (1, 0, signal.SIGTERM), (1, 1, signal.SIGKILL), (1, 1, signal.SIGUSR1)],
     ids=["the head is killed", "the head is stopped", "its agentd is killed", "its agentd hands over"],
 )
-def test_it_goes_on_when_daemons_are_started_again(local, place, rank, how):
+def test_detached_group_survives_restarts_of_daemons(local, place, rank, how):
     pid = made(local, "kept", place=place)
     local.nodes[rank].process.send_signal(how)
     local.nodes[rank].process.wait(pace.PATIENCE_S)
@@ -173,7 +173,7 @@ def test_it_goes_on_when_daemons_are_started_again(local, place, rank, how):
 
 
 class TestGetIfExists:
-    def test_the_running_group_is_taken(self, local):
+    def test_get_if_exists_returns_the_running_group(self, local):
         with local.cluster() as cluster:
             first = lw.many(cluster, dw.Keeper, 2, name="shared", get_if_exists=True)
             second = lw.many(cluster, dw.Keeper, 1, name="shared", get_if_exists=True)
@@ -186,7 +186,7 @@ class TestGetIfExists:
             assert third.world_size == 1
             third.pid().wait()
 
-    def test_another_drivers_group_is_taken(self, local):
+    def test_get_if_exists_returns_another_drivers_group(self, local):
         pid = made(local, "theirs")
         with local.cluster(namespace="standing") as cluster:
             group = lw.many(cluster, dw.Keeper, 3, name="theirs", get_if_exists=True)
@@ -196,7 +196,7 @@ class TestGetIfExists:
                 lw.many(cluster, dw.Other, 1, name="theirs", get_if_exists=True)
             group.shutdown()
 
-    def test_a_handle_of_one_that_has_ended_is_not_taken(self, local):
+    def test_get_if_exists_launches_again_after_the_group_has_ended(self, local):
         with local.cluster() as cluster:
             ended = lw.many(cluster, dw.Keeper, 1, name="again")
             ended.wait_ready()
@@ -211,7 +211,7 @@ class TestGetIfExists:
                 stale.pid().wait()
             assert lw.many(cluster, dw.Keeper, 1, name="again", get_if_exists=True).keep(2).wait() == [["new", 2]]
 
-    def test_two_at_once_get_the_same(self, local):
+    def test_two_launches_at_once_get_the_same_group(self, local):
         pids = []
 
         def launch() -> None:
@@ -229,7 +229,7 @@ class TestGetIfExists:
             assert len(pids) == 8
             assert len({tuple(pid) for pid in pids}) == 1
 
-    def test_in_a_running_loop(self, local):
+    def test_launch_works_in_a_running_loop(self, local):
         async def use(cluster):
             maker = dw.AsyncMaker.create_group().launch(cluster, NodePlacementStrategy([0] * 3), name="makers")
             there = maker.makes("async", get_if_exists=True)
@@ -243,7 +243,7 @@ class TestGetIfExists:
         with local.cluster() as cluster:
             asyncio.run(use(cluster))
 
-    def test_a_handle_is_sent_once_the_head_has_answered_its_launch(self, local):
+    def test_handle_is_sent_after_the_head_has_answered_its_launch(self, local):
         made(local, "sent")
 
         async def use(cluster):
@@ -260,7 +260,7 @@ class TestGetIfExists:
         with local.cluster(namespace="standing") as cluster:
             asyncio.run(use(cluster))
 
-    def test_one_of_another_size_in_a_running_loop(self, local):
+    def test_get_if_exists_refuses_a_group_of_another_size(self, local):
         pid = made(local, "wider")
 
         async def use(cluster):

@@ -26,7 +26,7 @@ def on(cluster, name, *ranks, cls=dw.Locker, **options):
     return cls.create_group().launch(cluster, FlexiblePlacementStrategy([list(ranks)]), name=name, **options)
 
 
-def test_workers_of_two_groups_take_turns_whatever_they_see(cluster):
+def test_workers_of_two_groups_take_turns_on_shared_devices(cluster):
     with on(cluster, "a", 0) as a, on(cluster, "b", 0, isolate_gpu=False) as b, on(cluster, "c", 0, 1) as c:
         assert a.take().wait() == [True]
         taking = b.take()
@@ -39,7 +39,7 @@ def test_workers_of_two_groups_take_turns_whatever_they_see(cluster):
         assert a.take().wait(pace.PATIENCE_S) == [True]
 
 
-def test_the_lock_of_a_holder_that_is_killed_goes_to_who_waits(cluster):
+def test_device_lock_of_a_killed_worker_goes_to_the_next_waiter(cluster):
     with on(cluster, "holder", 0, 1) as holder, on(cluster, "next", 0) as waiter:
         assert holder.take().wait() == [True]
         taking = waiter.take()
@@ -48,7 +48,7 @@ def test_the_lock_of_a_holder_that_is_killed_goes_to_who_waits(cluster):
         assert taking.wait(pace.PATIENCE_S) == [True]
 
 
-def test_the_lock_of_a_holder_that_ends_is_free(cluster):
+def test_device_lock_of_an_ended_worker_is_free(cluster):
     with on(cluster, "holder", 0) as holder, on(cluster, "next", 0) as waiter:
         with pytest.raises(WorkerDiedError):
             holder.dies_with_it().wait()
@@ -67,7 +67,7 @@ def test_a_waiter_that_is_killed_leaves_the_queue(cluster):
         assert c.take().wait(pace.PATIENCE_S) == [True]
 
 
-def test_on_an_event_loop(cluster):
+def test_device_lock_works_on_an_event_loop(cluster):
     with on(cluster, "plain", 2) as plain, on(cluster, "looped", 2, cls=dw.AsyncLocker) as looped:
         plain.take().wait()
         assert looped.take(0.05).wait() == [False]
@@ -78,12 +78,12 @@ def test_on_an_event_loop(cluster):
         assert plain.take().wait(pace.PATIENCE_S) == [True]
 
 
-def test_release_without_holding_is_an_error_of_its_own(cluster):
+def test_release_of_a_lock_that_is_not_held_is_an_error(cluster):
     with on(cluster, "a", 0) as a, pytest.raises(UsageError, match="a:0 released its device_lock without holding it"):
         a.give().wait()
 
 
-def test_a_worker_on_the_node_asks_for_all_accelerators_and_one_without_for_none(cluster):
+def test_worker_on_the_node_locks_all_accelerators_and_one_without_any_locks_none(cluster):
     group = dw.Locker.create_group()
     with (
         on(cluster, "a", 2) as a,
@@ -98,7 +98,7 @@ def test_a_worker_on_the_node_asks_for_all_accelerators_and_one_without_for_none
         assert a.take(0.05).wait() == [False]
 
 
-def test_a_child_process_is_told_that_the_lock_is_its_workers(cluster):
+def test_child_process_cannot_take_its_workers_device_lock(cluster):
     with on(cluster, "a", 0) as a:
         ((first, second),) = a.in_a_fork().wait()
         assert first.startswith("a:0 is a child process of a worker, and device_lock is the worker's")

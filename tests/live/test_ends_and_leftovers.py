@@ -1,4 +1,4 @@
-"""However something ends, nothing of what its workers started is left: every end, every way to hide."""
+"""Whatever ends, no process that a worker started is left: every kind of end, every way to hide."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ ENDS = ("worker", "template", "shutdown", *OF_THE_CLUSTER)
 
 
 @pytest.mark.parametrize("how", ENDS)
-def test_nothing_is_left(tmp_path, rlinf_leak_check, how):
+def test_no_process_of_a_worker_is_left_after_any_end(tmp_path, rlinf_leak_check, how):
     outlives = how == "template and agentd" or (not find().unified and how in ("worker", "shutdown", "template"))
     ways = [way for way in WAYS if way != "hidden" or not outlives]  # as docs/explanation/reliability.md says
     driver = subprocess.Popen(

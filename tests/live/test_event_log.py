@@ -23,7 +23,7 @@ class Teller(Worker):
         print("help", file=sys.stderr, flush=True)
 
 
-def test_a_script_reads_what_happened_and_why(cluster):
+def test_script_reads_events_with_their_causes(cluster):
     group = Teller.create_group().launch(cluster, name="shouters")
     (pid,) = group.pid().wait()
     group.shout().wait()
@@ -41,7 +41,7 @@ def test_a_script_reads_what_happened_and_why(cluster):
     assert node.namespace == ""
 
 
-async def test_a_stream_goes_on_while_things_happen_and_ends_with_its_task(cluster):
+async def test_event_stream_follows_new_events_and_ends_with_its_task(cluster):
     stream = cluster.events(since=None, follow=True)
     first = asyncio.create_task(anext_of(stream))
     await asyncio.sleep(0)  # it asks where "now" is, before the launch on the same connection
@@ -63,6 +63,6 @@ async def anext_of(stream):
     return await stream.__anext__()
 
 
-def test_an_unknown_kind_is_named(cluster):
+def test_unknown_kind_of_event_is_an_error_that_names_it(cluster):
     with pytest.raises(UsageError, match="worker_exploded"):
         cluster.events(kinds=["worker_exploded"])

@@ -108,7 +108,7 @@ async def test_no_call_of_a_local_cluster_blocks(pulse):
         await asyncio.gather(scene.local.stop(async_op=True), scene.other.stop(async_op=True))
 
 
-async def test_a_private_cluster_starts_and_ends_beside_the_loop(pulse):
+async def test_start_and_end_of_a_private_cluster_do_not_block_the_loop(pulse):
     with no_blocking():
         before = pulse.beats
         async with Cluster.connect(num_nodes=1) as cluster:

@@ -24,7 +24,7 @@ class Pid(Worker):
         return os.getpid()
 
 
-def test_a_stream_ends_with_its_cluster_and_goes_on_after_the_head_s_restart(local_cluster):
+def test_event_stream_survives_a_head_restart_and_ends_with_its_cluster(local_cluster):
     local = local_cluster(num_nodes=1)
     cluster = local.cluster()
     seen: list[ClusterEvent] = []
@@ -49,7 +49,7 @@ def test_a_stream_ends_with_its_cluster_and_goes_on_after_the_head_s_restart(loc
     reader.join(pace.PATIENCE_S)
 
 
-def test_the_command_line_follows(local_cluster):
+def test_command_line_follows_events(local_cluster):
     local = local_cluster(num_nodes=1)
     cluster = local.cluster()
     command = [sys.executable, "-m", "rlinf_actors.cli.main", "events", "-f", "--json", "--head", local.head]

@@ -34,7 +34,7 @@ class TestProcess:
         assert about["pid"] != os.getpid()
         assert about["executable"] == sys.executable
 
-    def test_k_threads(self, cluster):
+    def test_max_concurrency_gives_a_worker_several_threads(self, cluster):
         group = lw.Greeter.create_group().launch(cluster, max_concurrency=3)
         group.greet().wait()
         assert len(group.about().wait()[0]["threads"]) == 4
@@ -49,7 +49,7 @@ class TestProcess:
         group.open_gate().wait()
         assert waiting.wait() == ["through"]
 
-    def test_a_method_that_spins_keeps_nobody_from_reaching_the_worker(self, cluster):
+    def test_worker_stays_reachable_while_a_method_spins(self, cluster):
         group = lw.Greeter.create_group().launch(cluster, name="busy")
         group.wait_ready()
         spinning = group.spin()
@@ -59,7 +59,7 @@ class TestProcess:
         spinning.cancel()
         group.shutdown(grace=0.0)
 
-    def test_attributes(self, cluster):
+    def test_worker_attributes_have_the_values_of_its_placement(self, cluster):
         first, second = lw.many(cluster, lw.Greeter, 2, name="attrs").attributes().wait()
         assert second == {
             "_rank": 1, "_world_size": 2, "_group_name": "attrs", "_worker_name": "attrs:1", "_cluster_node_rank": 0,
@@ -70,12 +70,12 @@ class TestProcess:
         }  # fmt: skip
         assert first["_rank"] == 0
 
-    def test_who_it_is(self, cluster):
+    def test_worker_knows_its_rank_group_and_node(self, cluster):
         info = lw.many(cluster, lw.Greeter, 2, name="infos").who().wait()[1]
         assert info.address == WorkerAddress("infos", 1)
         assert (info.rank, info.group_world_size, info.cluster_node_rank, info.node_ip) == (1, 2, 0, "127.0.0.1")
 
-    def test_is_it_alive(self, cluster):
+    def test_is_alive_reports_the_state_of_workers(self, cluster):
         group = lw.Greeter.create_group().launch(cluster, name="asks")
         other = lw.Greeter.create_group().launch(cluster, name="asked").wait_ready()
         assert group.alive("asked:0").wait() == [True]
@@ -85,7 +85,7 @@ class TestProcess:
 
 
 class TestEnvironment:
-    def test_every_variable_of_the_contract(self, cluster):
+    def test_worker_environment_has_every_documented_variable(self, cluster):
         first, second = lw.many(cluster, lw.Greeter, 2, name="envs", env_vars={"MINE": "x"}).environ().wait()
         assert not [name for name in SECTION_4 if name not in second]
         assert (second["GROUP_NAME"], second["WORKER_NAME"]) == ("envs", "envs:1")
@@ -96,18 +96,18 @@ class TestEnvironment:
         assert second["CLUSTER_NAMESPACE"] == cluster.namespace
         assert second["MINE"] == "x"
 
-    def test_one_that_is_too_long_for_a_message_is_refused_and_the_name_is_free(self, cluster):
+    def test_environment_too_large_for_a_message_is_refused_and_the_name_stays_free(self, cluster):
         with pytest.raises(UsageError, match=r"a Launch of 1.* bytes is not sent: .* pass large data as arguments"):
             lw.Greeter.create_group().launch(cluster, name="long", env_vars={"BIG": "x" * (15 << 20)})
         lw.Greeter.create_group().launch(cluster, name="long").greet().wait()
 
-    def test_the_drivers_home_stays_at_home(self, monkeypatch, cluster):
+    def test_environment_of_the_driver_is_not_sent_to_workers(self, monkeypatch, cluster):
         monkeypatch.setenv("ONLY_OF_THE_DRIVER", "1")
         assert "ONLY_OF_THE_DRIVER" not in lw.Greeter.create_group().launch(cluster).environ().wait()[0]
 
 
 class TestPorts:
-    def test_nobody_is_given_a_port_that_a_worker_holds(self, cluster):
+    def test_port_that_a_worker_holds_is_given_to_no_other(self, cluster):
         group = lw.many(cluster, lw.Greeter, 2)
         master = int(group.environ().wait()[0]["MASTER_PORT"])
         held = group.ports(20).wait()
@@ -116,7 +116,7 @@ class TestPorts:
         assert len(ours) == 41
         assert not ours & {*ephemeral[0], *ephemeral[1]}
 
-    def test_a_port_that_its_worker_releases_can_be_bound_by_anybody(self, cluster):
+    def test_port_that_a_worker_releases_can_be_bound(self, cluster):
         group = lw.Greeter.create_group().launch(cluster)
         ((port,),) = group.ports(1).wait()
         assert group.can_bind(port).wait() == [False]
@@ -126,12 +126,12 @@ class TestPorts:
             group.release(port).wait()
 
     @pytest.mark.torch
-    def test_init_process_group_just_works(self, cluster):
+    def test_init_process_group_works_without_settings(self, cluster):
         group = lw.many(cluster, lw.Reducer, 2)
         assert group.all_reduce().wait() == [3.0, 3.0]
 
     @pytest.mark.torch
-    def test_tensors_travel(self, cluster):
+    def test_tensors_arrive_as_arguments_and_results(self, cluster):
         import torch
 
         group = lw.Greeter.create_group().launch(cluster)
@@ -142,7 +142,7 @@ class TestPorts:
 
 
 class TestStreams:
-    async def test_items_of_all_ranks(self, cluster):
+    async def test_stream_yields_items_of_all_ranks(self, cluster):
         group = await lw.many(cluster, lw.Looped, 2)
         got = [pair async for pair in group.numbers(100)]
         for rank in range(2):
@@ -160,13 +160,13 @@ class TestStreams:
         assert await group.plain() == [True]
         assert (await group.made_so_far())[0] == made
 
-    def test_blocking_and_large_items(self, cluster):
+    def test_blocking_iteration_yields_large_items(self, cluster):
         group = lw.Looped.create_group().launch(cluster)
         for n, (rank, array) in enumerate(group.arrays(40)):
             assert (rank, array[0], array.shape) == (0, n, (50_000,))
             array[:] = 0
 
-    async def test_an_error_ends_it(self, cluster):
+    async def test_error_ends_the_stream(self, cluster):
         group = await lw.Looped.create_group().launch(cluster)
         items = group.dries_up().__aiter__()
         assert await items.__anext__() == (0, 1)
@@ -176,7 +176,7 @@ class TestStreams:
 
 
 class TestEnds:
-    async def test_a_deadline_ends_the_wait_and_the_coroutine(self, cluster):
+    async def test_timeout_ends_the_wait_and_the_coroutine(self, cluster):
         group = await lw.Looped.create_group().launch(cluster)
         result = group.with_timeout(60).forever()
         assert await group.plain() == [True]  # it has begun: one whose time is over before that is never run
@@ -190,7 +190,7 @@ class TestEnds:
             await result
         assert await group.was_cancelled() == [True]
 
-    def test_calls_that_wait_for_their_turn_can_be_given_up(self, cluster, tmp_path):
+    def test_queued_calls_can_be_cancelled(self, cluster, tmp_path):
         """That they are never run is shown with the executor: here the news races with the turn."""
         group = lw.Greeter.create_group().launch(cluster)
         os.mkfifo(tmp_path / "go")
@@ -205,7 +205,7 @@ class TestEnds:
         assert held.wait() == [None]
         assert group.greet().wait() == ["hello you from 0"]
 
-    async def test_cancelling_a_coroutine(self, cluster):
+    async def test_cancel_interrupts_a_running_coroutine(self, cluster):
         group = await lw.Looped.create_group().launch(cluster)
         result = group.forever()
         assert await group.plain() == [True]
@@ -214,7 +214,7 @@ class TestEnds:
             await result
         assert await group.was_cancelled() == [True]
 
-    async def test_a_cancelled_task_leaves_the_call_alone(self, cluster):
+    async def test_cancelled_task_does_not_cancel_its_call(self, cluster):
         group = await lw.Looped.create_group().launch(cluster)
         result = group.wait_for_gate()
         task = asyncio.ensure_future(result.async_wait())
@@ -224,7 +224,7 @@ class TestEnds:
         await group.open_gate()
         assert await result == ["through"]
 
-    def test_timers_of_workers(self, cluster):
+    def test_timers_of_workers_reach_the_caller(self, cluster):
         group = lw.many(cluster, lw.Greeter, 2)
         result = group.timed()
         reduced, per_rank = result.consume_durations("sum", return_per_rank=True)

@@ -1,4 +1,4 @@
-"""What goes wrong, and what the caller is told."""
+"""Failures, and the errors that callers get."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TestExceptions:
         assert error.remote_traceback in str(error) + "\n"
         assert isinstance(error.__cause__, ValueError)
 
-    def test_caught_by_its_own_type_and_everything_lives_on(self, cluster):
+    def test_exception_is_caught_by_its_type_and_the_worker_goes_on(self, cluster):
         group = lw.many(cluster, lw.Greeter, 2, name="pair")
         for _ in range(2):
             try:
@@ -42,7 +42,7 @@ class TestExceptions:
                 pytest.fail("nothing was raised")
         assert group.greet().wait() == ["hello you from 0", "hello you from 1"]
 
-    async def test_in_asyncio(self, cluster):
+    async def test_exception_is_raised_in_asyncio(self, cluster):
         group = await lw.many(cluster, lw.Greeter, 2, name="pair")
         try:
             await group.bad(1)
@@ -53,13 +53,13 @@ class TestExceptions:
         assert got[0] == "fine"
         self.check(got[1])
 
-    def test_a_class_of_the_users_own(self, cluster):
+    def test_exception_of_a_users_class_is_raised(self, cluster):
         group = lw.Greeter.create_group().launch(cluster)
         with pytest.raises(lw.OddError, match="3 at here") as caught:
             group.custom().wait()
         assert caught.value.code == 3
 
-    def test_a_wrong_call(self, cluster):
+    def test_wrong_arguments_are_a_type_error(self, cluster):
         group = lw.Greeter.create_group().launch(cluster)
         with pytest.raises(TypeError, match="unexpected keyword argument 'nam'"):
             group.greet(nam="x").wait()
@@ -74,7 +74,7 @@ class TestExceptions:
             group._set_up()
         assert group.greet().wait() == ["hello you from 0"]
 
-    def test_a_constructor_that_raises(self, cluster):
+    def test_error_of_a_constructor_is_raised(self, cluster):
         group = lw.many(cluster, lw.Greeter, 3, "hi", 1, name="half")
         call = group.greet()
         with pytest.raises(ValueError, match=r"half:1 on .* raised ValueError: no greeting on rank 1"):
@@ -85,7 +85,7 @@ class TestExceptions:
         again = lw.many(cluster, lw.Greeter, 1, name="half")
         assert again.greet().wait() == ["hello you from 0"]
 
-    def test_constructor_arguments_that_do_not_pickle(self, cluster):
+    def test_constructor_arguments_that_cannot_be_pickled_are_an_error(self, cluster):
         with pytest.raises(SerializationError) as caught:
             lw.Greeter.create_group(greeting={"x": threading.Lock()}).launch(cluster)
         assert caught.value.path == "greeting['x']"
@@ -99,7 +99,7 @@ class _MakesLock:
 
 
 class TestDeaths:
-    def test_kill_minus_nine_in_a_call(self, cluster):
+    def test_killed_worker_fails_its_call(self, cluster):
         group = lw.many(cluster, lw.Greeter, 2, name="mortal").wait_ready()
         group.execute_on(1).complain("all is not well").wait()
         pid = group.execute_on(1).about().wait()[0]["pid"]
@@ -117,27 +117,27 @@ class TestDeaths:
         with pytest.raises(WorkerDiedError):
             group.execute_on(1).greet().wait()
 
-    def test_the_others_go_on(self, cluster):
+    def test_other_ranks_go_on_after_a_death(self, cluster):
         group = lw.many(cluster, lw.Greeter, 2, name="mortal").wait_ready()
         with pytest.raises(WorkerDiedError):
             group.execute_on(0).kills_itself().wait()
         assert group.execute_on(1).greet().wait() == ["hello you from 1"]
 
     @pytest.mark.parametrize("code", [0, 3])
-    def test_an_exit_code(self, cluster, code):
+    def test_error_has_the_exit_code_of_the_worker(self, cluster, code):
         group = lw.Greeter.create_group().launch(cluster, name="exits")
         with pytest.raises(WorkerDiedError, match=f"exited with code {code}") as caught:
             group.exits(code).wait()
         assert (caught.value.exit_code, caught.value.signal) == (code, None)
         assert caught.value.stderr_tail[-1] == "last words"
 
-    async def test_a_crash_in_asyncio(self, cluster):
+    async def test_crash_of_a_worker_is_raised_in_asyncio(self, cluster):
         group = await lw.Greeter.create_group().launch(cluster, name="crashes")
         with pytest.raises(WorkerDiedError, match="SIGSEGV"):
             await group.kills_itself(signal.SIGSEGV)
 
     @pytest.mark.parametrize(("how", "said"), [("exit", "exited with code 7"), ("kill", "SIGKILL")])
-    def test_in_the_constructor(self, cluster, how, said):
+    def test_death_in_the_constructor_fails_the_group(self, cluster, how, said):
         group = lw.ExitsInInit.create_group(how).launch(cluster, name="stillborn")
         with pytest.raises(WorkerDiedError, match=said) as caught:
             group.wait_ready()
@@ -145,7 +145,7 @@ class TestDeaths:
         with pytest.raises(WorkerDiedError):
             group.anything().wait()
 
-    def test_sys_exit_in_the_constructor_is_its_error(self, cluster):
+    def test_sys_exit_in_the_constructor_fails_the_group(self, cluster):
         group = lw.ExitsInInit.create_group("sys.exit").launch(cluster, name="stillborn")
         with pytest.raises(WorkerError, match="SystemExit: 8"):
             group.wait_ready()

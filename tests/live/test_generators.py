@@ -26,7 +26,7 @@ def test_a_script_iterates_all_ranks_and_each_runs_on_its_main_thread(cluster, c
 
 
 @pytest.mark.parametrize("cls", [Generating, AsyncGenerating])
-def test_leaving_the_loop_closes_it_on_the_main_thread(cluster, cls):
+def test_leaving_the_loop_closes_the_generator_on_the_main_thread(cluster, cls):
     group = lw.many(cluster, cls, 1)
     for _, (k, _) in group.rollouts(10**9):
         if k == 20:
@@ -36,7 +36,7 @@ def test_leaving_the_loop_closes_it_on_the_main_thread(cluster, cls):
     assert 21 <= made <= 21 + WINDOW + 1
 
 
-async def test_in_asyncio_aclose_and_cancel_close_it(cluster):
+async def test_aclose_and_cancel_close_the_generator(cluster):
     group = await lw.many(cluster, Generating, 1)
     stream = group.rollouts(10**9)
     async for _, (k, _) in stream:
@@ -56,7 +56,7 @@ async def test_in_asyncio_aclose_and_cancel_close_it(cluster):
     assert (await group.how_it_went())[0][1] == "main"
 
 
-def test_a_stream_that_waits_for_its_caller_has_the_turn(cluster):
+def test_stream_that_waits_for_its_caller_blocks_other_calls(cluster):
     group = lw.many(cluster, Generating, 1)
     stream = group.rollouts(10**9)
     items = iter(stream)
@@ -68,7 +68,7 @@ def test_a_stream_that_waits_for_its_caller_has_the_turn(cluster):
     assert queued.wait()[0][1] == "main"
 
 
-def test_with_an_event_loop_other_calls_run_meanwhile(cluster):
+def test_other_calls_run_between_items_on_an_event_loop(cluster):
     group = lw.many(cluster, AsyncGenerating, 1)
     items = iter(group.rollouts(10**9))
     next(items)
@@ -77,7 +77,7 @@ def test_with_an_event_loop_other_calls_run_meanwhile(cluster):
     assert group.how_it_went().wait()[0][1] == "main"
 
 
-def test_with_k_threads_it_takes_one_of_them(cluster):
+def test_stream_occupies_one_of_several_threads(cluster):
     group = lw.many(cluster, Generating, 1, max_concurrency=2)
     items = iter(group.rollouts(10**9))
     _, (_, thread) = next(items)
@@ -87,7 +87,7 @@ def test_with_k_threads_it_takes_one_of_them(cluster):
 
 
 @pytest.mark.parametrize("cls", [Generating, AsyncGenerating])
-def test_the_end_of_its_caller_closes_it(cluster, cls, tmp_path):
+def test_end_of_the_caller_closes_the_generator(cluster, cls, tmp_path):
     group = lw.many(cluster, cls, 1, str(tmp_path), name="source")
     group.wait_ready()
     caller = lw.many(cluster, Generating, 1)
@@ -97,7 +97,7 @@ def test_the_end_of_its_caller_closes_it(cluster, cls, tmp_path):
     assert (tmp_path / "closed").read_text() == "main"
 
 
-def test_errors_and_deaths_end_it(cluster):
+def test_errors_and_deaths_end_the_stream(cluster):
     group = lw.many(cluster, Generating, 1)
     items = iter(group.breaks())
     assert next(items) == (0, 1)
@@ -108,7 +108,7 @@ def test_errors_and_deaths_end_it(cluster):
     assert caught.value.signal == signal.SIGKILL
 
 
-def test_a_child_that_comes_back_at_a_yield_ends(cluster):
+def test_forked_child_that_returns_at_a_yield_ends(cluster):
     group = lw.many(cluster, Generating, 1)
     (_, (child, parent)), (_, (code, same)) = list(group.forks())
     assert child
@@ -116,7 +116,7 @@ def test_a_child_that_comes_back_at_a_yield_ends(cluster):
     assert not os.path.exists(f"/proc/{child}")
 
 
-def test_what_is_no_generator_and_what_has_a_deadline_say_so(cluster):
+def test_stream_of_no_generator_or_with_a_deadline_is_an_error(cluster):
     group = lw.many(cluster, Generating, 1)
     with pytest.raises(SerializationError, match=r"cannot pickle 'generator' object. To stream its items make makes"):
         group.makes_a_list().wait()

@@ -18,7 +18,7 @@ from rlinf_actors.testing import LocalCluster
 pytestmark = pytest.mark.live
 
 
-def test_without_keys():
+def test_handles_travel_between_nodes_without_keys():
     with LocalCluster(2) as local, local.cluster() as cluster:
         counter = lw.on_every_node(cluster, hw.Counter, name="counter")
         holder = lw.on_every_node(cluster, hw.Holder, name="holder")
@@ -31,7 +31,7 @@ def test_without_keys():
         assert kind == "WorkerDiedError"
 
 
-def test_the_first_use_in_a_running_loop_does_not_wait_for_the_head():
+def test_first_use_of_a_handle_in_a_running_loop_does_not_wait_for_the_head():
     with LocalCluster(2, options=pace.timers(beat_s=0.1)) as local, local.cluster() as cluster:
         counter = lw.many(cluster, hw.Counter, 1, name="counter")
         counter.add().wait()
@@ -58,11 +58,11 @@ def said(keyed, who, what):
     return done.stdout.strip()
 
 
-def test_handles_between_nodes_with_keys(keyed):
+def test_handles_travel_between_nodes_with_keys(keyed):
     assert said(keyed, "ann", "send") == "[[1], [2], [3], [4]]"
 
 
-def test_a_detached_group_is_its_drivers_alone(keyed):
+def test_detached_group_is_reachable_only_with_its_drivers_key(keyed):
     assert said(keyed, "ann", "leave") == "[['it']]"
     refused = said(keyed, "bob", "find")
     assert "may not join namespace 'standing': it is the job of driver 'ann'" in refused

@@ -42,12 +42,12 @@ def holder(cluster):
     return lw.many(cluster, hw.Holder, 1, name="holder")
 
 
-def test_a_handle_as_an_argument(counter, holder):
+def test_handle_arrives_as_an_argument(counter, holder):
     assert holder.calls(counter, 3).wait() == [[3, 3]]
     assert counter.add(1).wait() == [4, 4]
 
 
-def test_a_view_as_an_argument(counter, holder):
+def test_view_arrives_as_an_argument(counter, holder):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert holder.calls(counter.execute_on(1), 3).wait() == [[3]]
@@ -55,23 +55,23 @@ def test_a_view_as_an_argument(counter, holder):
         assert holder.streams(counter.execute_on(1)).wait() == [[0, 1, 2]]
 
 
-def test_calls_of_one_process_keep_their_order_from_the_first_on(counter, holder):
+def test_calls_of_one_process_through_a_handle_keep_their_order(counter, holder):
     sums = [sum(range(i + 1)) for i in range(50)]
     assert holder.calls_in_order(counter, 50).wait() == [sums]
     assert counter.order().wait()[0] == [0, *range(50)]
 
 
-def test_handles_inside_an_object(counter, holder):
+def test_handles_arrive_inside_an_object(counter, holder):
     box = hw.Box({"a": [counter, counter.execute_on(0)], "b": [counter.execute_on([1])]})
     assert holder.calls_inside(box).wait() == [[[1, 1], [2], [2]]]
 
 
-def test_a_handle_in_the_arguments_of_a_constructor(cluster, counter):
+def test_handle_arrives_as_an_argument_of_a_constructor(cluster, counter):
     group = hw.Holder.create_group(counter).launch(cluster, NodePlacementStrategy([0]), name="constructed")
     assert group.calls_own().wait() == [[1, 1]]
 
 
-def test_a_handle_as_a_result_is_the_owners_own(cluster, counter):
+def test_owner_gets_its_own_handle_back_as_a_result(cluster, counter):
     group = hw.Holder.create_group(counter).launch(cluster, NodePlacementStrategy([0]), name="giver")
     [back] = group.gives().wait()
     assert isinstance(back, WorkerGroup)
@@ -79,7 +79,7 @@ def test_a_handle_as_a_result_is_the_owners_own(cluster, counter):
     assert back.add(2).wait() == [2, 2]
 
 
-def test_a_handle_as_a_message_and_in_a_broadcast(cluster, counter, holder):
+def test_handle_arrives_as_a_message_and_in_a_broadcast(cluster, counter, holder):
     other = lw.many(cluster, hw.Holder, 1, name="other")
     got = other.receives("holder")
     holder.sends(counter, "other").wait()
@@ -90,7 +90,7 @@ def test_a_handle_as_a_message_and_in_a_broadcast(cluster, counter, holder):
         assert sorted(results) == [2, 3]
 
 
-def test_a_handle_as_an_item_of_a_channel(cluster, counter, holder):
+def test_handle_arrives_as_an_item_of_a_channel(cluster, counter, holder):
     channel = Channel.create("of-handles")
     channel.put({"handle": counter.execute_on(1)})
     assert channel.get()["handle"].add(1).wait() == [1]
@@ -101,12 +101,12 @@ def test_a_handle_as_an_item_of_a_channel(cluster, counter, holder):
     channel.close()
 
 
-def test_what_a_received_handle_tells(counter, holder):
+def test_received_handle_shows_name_size_and_ranks(counter, holder):
     text = "<WorkerGroup 'counter' of 2 Counter>"
     assert holder.facts(counter).wait() == [(text, 2, [0, 1], 2, False)]
 
 
-def test_a_worker_by_its_address(counter, holder):
+def test_worker_can_be_called_by_its_address(counter, holder):
     assert holder.calls_address(hw.Counter, WorkerAddress("counter", 1)).wait() == [[1]]
     assert holder.calls_address(hw.Counter, WorkerAddress("counter")).wait() == [[1, 2]]
     with pytest.raises(PlacementError, match="rank 7 is not in group 'counter'"):
@@ -117,7 +117,7 @@ def test_a_worker_by_its_address(counter, holder):
         WorkerGroup.from_address(hw.Counter, WorkerAddress("nowhere", 0))
 
 
-def test_pickle_and_copy_by_the_user(counter):
+def test_handle_can_be_pickled_and_copied_by_the_user(counter):
     for again in (pickle.loads(pickle.dumps(counter)), copy.copy(counter), copy.deepcopy([counter])[0]):  # noqa: S301
         assert again is not counter
         assert again.control.group is counter.control.group
@@ -127,7 +127,7 @@ def test_pickle_and_copy_by_the_user(counter):
     assert view.add(1).wait() == [1]
 
 
-def test_a_worker_whose_environment_lacks_the_class(cluster, holder, tmp_path, monkeypatch):
+def test_handle_works_in_a_worker_that_lacks_the_class(cluster, holder, tmp_path, monkeypatch):
     module = tmp_path / "only_here.py"
     module.write_text(
         "from rlinf_actors import Worker\n"
@@ -147,7 +147,7 @@ def test_a_worker_whose_environment_lacks_the_class(cluster, holder, tmp_path, m
     ]
 
 
-def test_a_death_is_seen_through_a_received_handle(counter, holder):
+def test_received_handle_reports_a_death(counter, holder):
     [(kind, text)] = holder.kills(counter.execute_on(1)).wait()
     assert kind == "WorkerDiedError"
     assert "counter:1" in text
@@ -158,7 +158,7 @@ def test_a_death_is_seen_through_a_received_handle(counter, holder):
         counter.add().wait()
 
 
-def test_a_restart_is_seen_through_a_received_handle(cluster, holder):
+def test_received_handle_follows_a_restart(cluster, holder):
     policy = RestartPolicy.on_failure(backoff_s=0.01)
     group = hw.Counter.create_group(10).launch(cluster, NodePlacementStrategy([0]), name="phoenix", restart=policy)
     assert holder.calls(group).wait() == [[11]]
@@ -166,7 +166,7 @@ def test_a_restart_is_seen_through_a_received_handle(cluster, holder):
     assert holder.calls(group).wait() == [[11]]
 
 
-def test_a_group_that_ended_before_the_handle_was_used(counter, holder):
+def test_handle_of_a_group_that_has_ended_raises(counter, holder):
     holder.keeps(counter).wait()
     counter.shutdown()
     kind, text = holder.error(counter).wait()[0]
@@ -174,7 +174,7 @@ def test_a_group_that_ended_before_the_handle_was_used(counter, holder):
     assert "its group 'counter' was shut down" in text
 
 
-def test_a_namesake_is_another_group(cluster, counter, holder):
+def test_handle_of_an_ended_group_does_not_reach_a_group_of_the_same_name(cluster, counter, holder):
     old = pickle.dumps(counter)
     counter.shutdown()
     again = lw.many(cluster, hw.Counter, 2, name="counter")
@@ -185,18 +185,18 @@ def test_a_namesake_is_another_group(cluster, counter, holder):
     assert holder.calls(again).wait() == [[2, 2]]
 
 
-def test_shut_down_through_a_received_handle(counter, holder):
+def test_received_handle_can_shut_the_group_down(counter, holder):
     holder.shuts_down(counter).wait()
     with pytest.raises(GroupClosedError):
         counter.add().wait()
 
 
-def test_a_worker_does_not_wait_for_itself_through_a_handle(holder):
+def test_worker_that_waits_for_itself_through_a_handle_gets_an_error(holder):
     said = holder.waits_for_itself(holder).wait()[0]
     assert said.startswith("UsageError: holder:0 waits for its own gives()")
 
 
-def test_another_namespace(counter, monkeypatch):
+def test_handle_of_another_namespace_is_refused(counter, monkeypatch):
     carried = pickle.dumps(counter)
     monkeypatch.setattr(counter.control.runtime, "namespace", "elsewhere")
     foreign = pickle.loads(  # noqa: S301
@@ -206,7 +206,7 @@ def test_another_namespace(counter, monkeypatch):
         foreign.add().wait()
 
 
-def test_what_was_not_awaited_is_no_value(cluster, counter, holder):
+def test_result_that_was_not_awaited_cannot_be_pickled(cluster, counter, holder):
     first = r"args\[0\] cannot be pickled: it is the "
     result, stream, channel = counter.add(1), counter.count(1), Channel.create("of-results")
     works = [
@@ -229,7 +229,7 @@ def test_what_was_not_awaited_is_no_value(cluster, counter, holder):
 
 
 class TestInALoop:
-    def test_calls_wait_for_the_look_and_for_the_launch(self, cluster):
+    def test_calls_wait_for_the_look_up_and_for_the_launch(self, cluster):
         async def use() -> None:
             caller = hw.AsyncHolder.create_group().launch(cluster, NodePlacementStrategy([0]), name="caller")
             await caller
@@ -243,7 +243,7 @@ class TestInALoop:
 
         asyncio.run(use())
 
-    def test_a_group_given_to_the_constructor_of_the_next(self, cluster):
+    def test_group_can_be_passed_to_the_constructor_of_another(self, cluster):
         async def use() -> None:
             group = hw.Counter.create_group().launch(cluster, NodePlacementStrategy([0]), name="counter")
             next_one = hw.Holder.create_group(group).launch(cluster, NodePlacementStrategy([0]), name="next")
@@ -253,7 +253,7 @@ class TestInALoop:
 
 
 class TestReadiness:
-    """`await group` of a handle that another process made waits for the constructors too."""
+    """`await group` also waits for the constructors if another process made the handle."""
 
     @pytest.fixture
     def gate(self, tmp_path):
@@ -261,7 +261,7 @@ class TestReadiness:
         os.mkfifo(path)
         return path
 
-    def test_it_waits_for_the_constructors(self, cluster, gate):
+    def test_await_of_a_received_handle_waits_for_the_constructors(self, cluster, gate):
         caller = lw.many(cluster, hw.AsyncHolder, 1, name="caller")
         group = lw.many(cluster, hw.Gated, 1, str(gate), name="gated")
         waits = caller.awaits(group)
@@ -270,7 +270,7 @@ class TestReadiness:
         assert waits.wait() == [""]
         assert group.wait_ready() is group
 
-    def test_a_constructor_that_fails(self, cluster, gate):
+    def test_await_of_a_received_handle_raises_a_constructors_error(self, cluster, gate):
         caller = lw.many(cluster, hw.AsyncHolder, 1, name="caller")
         group = lw.many(cluster, hw.Gated, 1, str(gate), True, name="gated")
         waits = caller.awaits(group)
@@ -281,7 +281,7 @@ class TestReadiness:
         [said] = waits.wait()
         assert said.startswith(("WorkerStartError: ", "GroupClosedError: "))
 
-    def test_one_that_is_up_is_ready_though_it_is_busy(self, cluster, gate):
+    def test_running_group_is_ready_although_it_is_busy(self, cluster, gate):
         caller = lw.many(cluster, hw.AsyncHolder, 1, name="caller")
         group = lw.many(cluster, hw.Gated, 1, name="gated")
         busy = group.opens(str(gate))

@@ -1,4 +1,4 @@
-"""kill -9 of the head: what runs goes on, what is asked meanwhile waits, and the next head finds all of it."""
+"""kill -9 of the head: workers go on, requests wait, and the next head finds the whole state again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def launch(cluster, name, cls=hw.Steady):
 
 @contextmanager
 def headless(local):
-    """Without the head; it is there again afterwards, and knows its nodes."""
+    """Run the block without the head. Afterwards the head is up again and knows its nodes."""
     local.kill_agent(0)
     try:
         yield
@@ -138,7 +138,7 @@ def watch(pid):
     return os.pidfd_open(pid)
 
 
-def test_groups_of_a_driver_that_dies_meanwhile_end(lab, local, tmp_path):
+def test_groups_of_a_driver_that_dies_without_a_head_end(lab, local, tmp_path):
     # first: later on the agentd that watches the driver is the one that is killed with the head
     with driver(tmp_path, local, "sys.stdin.readline()", "first") as (other, pids):
         ends = [watch(pid) for pid in pids]
@@ -149,7 +149,7 @@ def test_groups_of_a_driver_that_dies_meanwhile_end(lab, local, tmp_path):
             lw.wait_for_end(end)
 
 
-def test_all_goes_on_and_what_was_asked_meanwhile_is_done(lab, local, tmp_path):
+def test_jobs_go_on_without_a_head_and_waiting_requests_are_done_afterwards(lab, local, tmp_path):
     group = launch(lab, "mine")
     pids = group.pid().wait()
     doomed = launch(lab, "doomed")
@@ -199,7 +199,7 @@ def test_sigterm_to_an_agentd_with_the_head_ends_no_job(lab, local):
     assert group.pid().wait() == pids
 
 
-def test_a_restart_of_the_unit_of_an_agentd_with_the_head_keeps_its_workers_too(lab, local):
+def test_restart_of_the_unit_of_agentd_with_the_head_keeps_workers(lab, local):
     group = hw.Steady.create_group().launch(lab, NodePlacementStrategy([0, 1]), name="beside")
     pids = group.pid().wait()
     with Load(group) as load:
@@ -214,7 +214,7 @@ def test_a_restart_of_the_unit_of_an_agentd_with_the_head_keeps_its_workers_too(
     assert group.pid().wait() == pids
 
 
-def test_a_worker_that_dies_meanwhile_is_told_as_it_ended(lab, local):
+def test_death_of_a_worker_without_a_head_is_reported_afterwards(lab, local):
     group = launch(lab, "mortal")
     pids = group.pid().wait()
     with headless(local):
@@ -228,7 +228,7 @@ def test_a_worker_that_dies_meanwhile_is_told_as_it_ended(lab, local):
     assert group.execute_on(1).pid().wait() == pids[1:]
 
 
-def test_who_attaches_afterwards_hears_of_a_rank_that_had_ended_before(lab, local, tmp_path):
+def test_later_handle_knows_a_rank_that_ended_before_the_heads_restart(lab, local, tmp_path):
     group = launch(lab, "half")
     pids = group.pid().wait()
     os.kill(pids[0], signal.SIGKILL)
@@ -253,7 +253,7 @@ def test_who_attaches_afterwards_hears_of_a_rank_that_had_ended_before(lab, loca
         assert [int(other.stdout.readline()) for _ in range(2)] == [pids[1], signal.SIGKILL]
 
 
-def test_a_name_that_nobody_has_is_not_found_after_the_nodes_are_back(lab, local):
+def test_unknown_group_name_is_an_error_after_the_nodes_are_back(lab, local):
     with headless(local):
         finding = later(
             lambda: lab.runtime.io.submit(lab.runtime.groups.find("mine", "nobody")).result(pace.PATIENCE_S)
@@ -262,7 +262,7 @@ def test_a_name_that_nobody_has_is_not_found_after_the_nodes_are_back(lab, local
         finding()
 
 
-def test_an_emergency_stop_survives_the_head(lab, local):
+def test_emergency_stop_survives_a_killed_head(lab, local):
     assert cli(local, "estop", "--reason", "smoke").returncode == 0
     with headless(local):
         pass
@@ -271,8 +271,8 @@ def test_an_emergency_stop_survives_the_head(lab, local):
     assert "smoke" not in cli(local, "status").stdout
 
 
-def test_a_stream_ends_with_a_consumer_on_another_machine(lab, local, tmp_path):
-    """Without shared memory no process is watched by its neighbors: as between machines, the head tells of ends."""
+def test_stream_ends_with_a_consumer_on_another_machine(lab, local, tmp_path):
+    """Without shared memory no worker watches processes of its machine: as between machines, the head reports ends."""
     strategy = NodePlacementStrategy([1])
     group = hw.Pipe.create_group().launch(lab, strategy, name="pipe")
     path = lw.script(

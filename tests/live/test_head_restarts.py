@@ -1,4 +1,4 @@
-"""A head of its own that is stopped by SIGTERM and started again: jobs go on. And one that ends for good."""
+"""A head that is stopped by SIGTERM and started again, and a head that ends for good."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Load:
 
 
 @pytest.mark.timeout(0)
-def test_restarts_by_sigterm_lose_no_call_no_message_and_no_item(site, request, figures: Figures):
+def test_head_restarts_by_sigterm_lose_no_call_message_or_item(site, request, figures: Figures):
     restarts = request.config.getoption("head_restarts")
     with Cluster(num_nodes=1, head=site.address, namespace="mine") as cluster:
         two = NodePlacementStrategy([0, 0])
@@ -195,7 +195,7 @@ def test_restarts_by_sigterm_lose_no_call_no_message_and_no_item(site, request, 
     assert site.log().count("SIGTERM: jobs continue") == restarts
 
 
-def test_children_of_workers_go_on_over_a_restart(site):
+def test_children_of_workers_survive_a_head_restart(site):
     with Cluster(num_nodes=1, head=site.address, namespace="mine") as cluster:
         two = NodePlacementStrategy([0, 0])
         group = Parent.create_group().launch(cluster, two, name="p")
@@ -222,7 +222,7 @@ def test_head_stop_ends_the_cluster_for_good(site):
         (pid,) = group.pid().wait(pace.PATIENCE_S)
         end = os.pidfd_open(pid)
         assert site.head.poll() is None
-        site.cli("head", "stop", code=64)  # nobody there to ask
+        site.cli("head", "stop", code=64)  # no head answers
         assert group.step().wait(pace.PATIENCE_S) == [1]
         assert "steady" in site.cli("head", "stop", "--yes", "--reason", "maintenance")
         lw.wait_for_end(end)
@@ -284,7 +284,7 @@ def driver(site: Site) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 
 
 @pytest.mark.parametrize("how", ["end", "shutdown"])
-def test_a_dead_head_holds_no_driver_that_ends(site, how):
+def test_driver_can_end_while_the_head_is_dead(site, how):
     with driver(site) as (process, ends):
         site.head.kill()
         site.head.wait()
@@ -299,7 +299,7 @@ def test_a_dead_head_holds_no_driver_that_ends(site, how):
 
 
 def test_workers_end_within_a_second_of_their_driver_and_the_head(site, figures: Figures):
-    """Their agent sees the driver's end, and that no head answers. Nobody starts a head here."""
+    """Their agentd sees the driver's end and gets no answer from the head. No new head starts here."""
     with driver(site) as (process, ends), Control() as control:
         site.head.kill()
         process.kill()
@@ -313,7 +313,7 @@ def test_workers_end_within_a_second_of_their_driver_and_the_head(site, figures:
     assert after - stall <= 1.0, f"{after:.2f} s, of which the machine stood still for {stall:.2f} s by a control timer"
 
 
-def test_a_head_without_state_ends_its_cluster_and_says_so():
+def test_head_without_its_state_ends_the_cluster_and_logs_it():
     with subprocess.Popen(
         [*COMMAND, "head", "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

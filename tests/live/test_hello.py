@@ -21,7 +21,7 @@ pytestmark = pytest.mark.live
 
 
 class TestCluster:
-    def test_what_it_is(self, cluster):
+    def test_cluster_shows_its_facts(self, cluster):
         assert cluster.num_nodes == 1
         node = cluster.get_node_info(0)
         assert node.node_rank == 0
@@ -37,7 +37,7 @@ class TestCluster:
         with pytest.raises(PlacementError, match="node 1 is not in this cluster"):
             cluster.get_node_info(1)
 
-    def test_one_a_process(self, cluster):
+    def test_process_has_one_cluster(self, cluster):
         assert Cluster() is cluster
         assert Cluster(num_nodes=1) is cluster
         with pytest.raises(ConfigError, match="num_nodes=2 was asked for"):
@@ -46,7 +46,7 @@ class TestCluster:
 
 
 class TestGroups:
-    def test_ranks_and_names(self, cluster):
+    def test_workers_have_ranks_and_names(self, cluster):
         group = lw.many(cluster, lw.Greeter, 3, "hey", name="trio")
         assert group.greet().wait() == [f"hey you from {rank}" for rank in range(3)]
         assert group.worker_group_name == "trio"
@@ -60,10 +60,10 @@ class TestGroups:
         results = [group.greet(str(n)) for n in range(20)]
         assert [result.wait()[0] for result in results] == [f"hello {n} from 0" for n in range(20)]
 
-    def test_default_name_is_the_classs(self, cluster):
+    def test_default_name_of_a_group_is_its_class(self, cluster):
         assert lw.Greeter.create_group().launch(cluster).worker_group_name == "worker_group_Greeter"
 
-    def test_a_name_in_use(self, cluster):
+    def test_name_in_use_is_refused(self, cluster):
         first = lw.Greeter.create_group().launch(cluster, name="taken")
         with pytest.raises(ValueError, match="taken"):
             lw.Greeter.create_group().launch(cluster, name="taken")
@@ -97,7 +97,7 @@ class TestGroups:
         with pytest.raises(GroupNotFoundError):
             WorkerGroup.from_group_name(lw.Closes, "closing")
 
-    async def test_the_async_block(self, cluster, tmp_path):
+    async def test_async_block_shuts_the_group_down(self, cluster, tmp_path):
         mark = tmp_path / "closed"
         async with lw.Closes.create_group(str(mark)).launch(cluster, name="closing2") as group:
             pid = (await group.get_name(), group.worker_info_list[0].info.address.get_name())
@@ -114,12 +114,12 @@ class TestGroups:
         with pytest.raises(GroupClosedError):
             stuck.wait()
 
-    def test_allocate(self, cluster):
+    def test_allocate_places_workers(self, cluster):
         group = cluster.allocate(lw.Greeter, "single", cls_args=("yo",), env_vars={"MINE": "1"})
         assert group.greet().wait() == ["yo you from 0"]
         assert group.environ().wait()[0]["MINE"] == "1"
 
-    def test_attach_in_the_same_process(self, cluster):
+    def test_group_can_be_found_by_name_in_the_same_process(self, cluster):
         lw.Greeter.create_group("att").launch(cluster, name="attached").wait_ready()
         assert WorkerGroup.from_group_name(lw.Greeter, "attached").greet().wait() == ["att you from 0"]
         with pytest.raises(GroupNotFoundError, match="nobody"):
@@ -132,7 +132,7 @@ class TestGroups:
         with pytest.raises(UsageError, match=r"Clashes\.execute_on"):
             Clashes.create_group()
 
-    def test_large_and_odd_values(self, cluster):
+    def test_large_and_unusual_values_are_returned_unchanged(self, cluster):
         np = pytest.importorskip("numpy")
         group = lw.many(cluster, lw.Greeter, 2)
         array = np.arange(3_000_000, dtype=np.float64)
@@ -145,7 +145,7 @@ class TestGroups:
         assert back["f"](1) == 2
         assert group.execute_on(1).echo(None).wait() == [None]
 
-    def test_a_local_class_goes_by_value(self, cluster):
+    def test_local_class_is_sent_by_value(self, cluster):
         offset = 5
 
         class Local(lw.Greeter):

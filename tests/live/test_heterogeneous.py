@@ -51,7 +51,7 @@ def launch(cluster: Any, cfg: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_one_node_in_two_groups_with_an_interpreter_each(local_cluster: Any) -> None:
+def test_node_in_two_groups_uses_the_interpreter_of_each(local_cluster: Any) -> None:
     other = other_interpreter()
     cfg = config(
         1,
@@ -80,7 +80,7 @@ def test_one_node_in_two_groups_with_an_interpreter_each(local_cluster: Any) -> 
 
 
 def test_load_time_variables_of_one_group_do_not_reach_the_other(local_cluster: Any) -> None:
-    """With one interpreter: the templates differ by nothing else."""
+    """Both groups use one interpreter: their templates differ only by these variables."""
     cfg = config(
         1,
         {"left": {"node_group": "one", "placement": "0:0-1"}, "right": {"node_group": "two", "placement": "0:0-1"}},
@@ -94,7 +94,7 @@ def test_load_time_variables_of_one_group_do_not_reach_the_other(local_cluster: 
     assert told == [None, None]
 
 
-def test_nodes_of_several_kinds(local_cluster: Any) -> None:
+def test_workers_get_the_settings_of_different_nodes(local_cluster: Any) -> None:
     cfg = config(
         3,
         {
@@ -134,14 +134,14 @@ def test_contradictory_settings_start_nothing(local_cluster: Any) -> None:
     agreed = hetero_workers.Teller.create_group().launch(
         cluster,
         PackedPlacementStrategy(0, 0),
-        name="one",  # the name is free: the group that was refused did not take it
+        name="one",  # the name is free: the refused group did not take it
         env_vars={"CUDA_VISIBLE_DEVICES": "described-0-0"},
     )
     assert agreed.tell("CUDA_VISIBLE_DEVICES").wait(60)[0]["env"] == {"CUDA_VISIBLE_DEVICES": "described-0-0"}
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_numa_binding(local_cluster: Any, start_method: str) -> None:
+def test_workers_are_bound_to_numa_nodes(local_cluster: Any, start_method: str) -> None:
     local = local_cluster(1, [{"accelerators": 2, "numa_nodes": [0, -1]}])
     cluster = local.cluster()
     bound, unbound = (
@@ -173,7 +173,7 @@ def make_nodes(root: Path, *cpulists: str) -> dict[str, str]:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
-def test_several_numa_nodes(local_cluster: Any, tmp_path: Path) -> None:
+def test_worker_can_be_bound_to_several_numa_nodes(local_cluster: Any, tmp_path: Path) -> None:
     first, second, *rest = sorted(os.sched_getaffinity(0))
     env = make_nodes(tmp_path, str(first), ",".join(map(str, [second, *rest])))
     cluster = local_cluster(1, [{"accelerators": 2, "numa_nodes": [0, 1]}], env=env).cluster()

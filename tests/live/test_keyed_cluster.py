@@ -22,7 +22,7 @@ def cluster():
         yield made
 
 
-def test_a_join_token_is_good_once(cluster):
+def test_join_token_can_be_used_once(cluster):
     token = cluster.token("n1")
     cluster.keys("join", token, at="n1")
     again = cluster.cli("keys", "join", token, at="thief", code=77)
@@ -31,7 +31,7 @@ def test_a_join_token_is_good_once(cluster):
     assert "was used for key" in cluster.until("refused", "join token of agent 'n1'")
 
 
-def test_members_work_together_until_the_node_s_key_is_revoked(cluster):
+def test_node_works_until_its_key_is_revoked(cluster):
     cluster.node("n2")
     cluster.join("ann", "--driver")
     ann = cluster.driver("ann", "2", "ann's job", "pids")
@@ -58,7 +58,7 @@ def test_members_work_together_until_the_node_s_key_is_revoked(cluster):
     gone(first)
 
 
-def test_revoking_a_driver_s_key_ends_it_and_its_workers(cluster):
+def test_revoked_key_ends_its_driver_and_workers(cluster):
     cluster.join("eve", "--driver")
     eve = cluster.driver("eve", "1", "eve's job", "pids")
     pid = int(eve.line())
@@ -73,7 +73,7 @@ def test_revoking_a_driver_s_key_ends_it_and_its_workers(cluster):
     cluster.until("refused", "key of driver 'eve'", "revoked it")
 
 
-def test_a_node_changes_its_key_and_the_old_one_goes_on_for_a_while(cluster):
+def test_node_can_change_its_key_and_the_old_key_stays_valid_for_a_while(cluster):
     before = cluster.node("n3")
     old = keyfile.load(cluster.folder("n3") / "agent.key")
     new = cluster.keys("rotate", at="n3")
@@ -85,19 +85,19 @@ def test_a_node_changes_its_key_and_the_old_one_goes_on_for_a_while(cluster):
     assert "node_id" in cluster.agentd("n3", "--connect", cluster.address).said
 
 
-def test_the_head_s_machine_needs_no_enrolment(cluster):
+def test_heads_machine_needs_no_enrolment(cluster):
     assert cluster.driver("head", "1", "kim's job", "pids").line().isdigit()
     assert "kim" in cluster.cli("keys", "list", "--head", str(cluster.place / "r-head"), at="nobody").out
 
 
-def test_who_has_no_key_is_told_so(cluster):
+def test_process_without_a_key_gets_an_error_that_says_so(cluster):
     nobody = cluster.driver("nobody", "1", "job", "pids")
     assert nobody.line() == "AuthenticationError"
     with pytest.raises(AuthenticationError):
         cluster.ask(GetStatus(), at="nobody")
 
 
-def test_a_head_that_was_killed_knows_its_keys_and_whose_a_job_is(cluster):
+def test_restarted_head_knows_its_keys_and_the_owners_of_jobs(cluster):
     cluster.join("gail", "--driver")
     gail = cluster.driver("gail", "1", "gail's job", "pids")
     assert gail.line().isdigit()
@@ -116,7 +116,7 @@ def test_a_head_that_was_killed_knows_its_keys_and_whose_a_job_is(cluster):
     assert gail.end()[0] == 3
 
 
-def test_a_new_head_key_reaches_the_others_by_trust(cluster):
+def test_new_head_key_is_accepted_after_the_trust_command(cluster):
     cluster.join("hal", "--driver")
     cluster.join("n5")
     new = cluster.keys("rotate", "--role", "head")
@@ -139,7 +139,7 @@ def test_a_new_head_key_reaches_the_others_by_trust(cluster):
     with subprocess.Popen(command, env=cluster.env("n5"), stderr=subprocess.PIPE, text=True) as agentd:
         assert agentd.stderr is not None
         assert any(f"not registered yet: {told}" in line for line in agentd.stderr)
-        agentd.terminate()  # it goes on trying
+        agentd.terminate()  # agentd keeps trying
         assert agentd.wait(pace.PATIENCE_S) == 0
     cluster.keys("trust", new["public"], at="hal")
     assert isinstance(cluster.ask(GetStatus(), at="hal"), Status)

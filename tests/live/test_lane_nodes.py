@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.live, pytest.mark.torch]
 BY_LANE = {PATHS: "cpu=lane"}
 
 
-def test_broadcast_from_node_to_node_and_on_from_there(local_cluster):
+def test_broadcast_by_lanes_is_relayed_on_each_node(local_cluster):
     cluster = local_cluster(4).cluster()
     strategy = NodePlacementStrategy([0, 1, 2, 3, 1, 3])
     group = lanes.LaneTalker.create_group().launch(cluster, strategy, name="a", env_vars=BY_LANE)

@@ -1,4 +1,4 @@
-"""Robots that one group alone may move: refusals across drivers, ends of owners, and waiting."""
+"""Claims on robots: refusals across drivers, ends of owners, and waiting launches."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ def leases(cluster):
 
 @pytest.mark.parametrize("namespace", ["theirs", "mine"])
 @pytest.mark.parametrize("cls", ["Mover", "StubbornMover"])
-def test_the_second_group_hears_whose_the_arm_is_and_gets_it_once_the_owner_is_killed(
-    lab, local, tmp_path, cls, namespace
-):
+def test_second_group_is_told_the_arms_owner_and_gets_the_arm_after_its_death(lab, local, tmp_path, cls, namespace):
     with owner(tmp_path, local, cls, namespace) as other:
         with pytest.raises(HardwareInUseError) as refused:
             ah.Mover.create_group().launch(lab, ah.on(1, 0), name="second")
@@ -92,7 +90,7 @@ def test_the_second_group_hears_whose_the_arm_is_and_gets_it_once_the_owner_is_k
     print(f"the arm of a {cls} was launched on {1000 * free:.0f} ms after kill -9 of its owner")
 
 
-def test_the_arm_of_a_worker_that_was_killed_is_free(lab, local, tmp_path):
+def test_arm_of_a_killed_worker_is_free(lab, local, tmp_path):
     with owner(tmp_path, local):
         mine = ah.Mover.create_group().launch(lab, ah.on(1), name="mine").wait_ready()
         (worker,) = mine.control.group.states.values()
@@ -103,21 +101,21 @@ def test_the_arm_of_a_worker_that_was_killed_is_free(lab, local, tmp_path):
             ah.Mover.create_group().launch(lab, ah.on(0))
 
 
-def test_after_a_shutdown_the_arm_is_free(lab):
+def test_arm_is_free_after_a_shutdown(lab):
     for _ in range(2):
         group = ah.Mover.create_group().launch(lab, ah.on(0, 1), name="again").wait_ready()
         group.shutdown()
         assert leases(lab) == {}
 
 
-def test_after_a_launch_that_failed_the_next_one_has_the_arm_whatever_its_name(lab):
+def test_failed_launch_frees_its_arm_for_a_group_of_any_name(lab):
     with pytest.raises(WorkerError, match="no arm answers"):
         ah.BadMover.create_group().launch(lab, ah.on(0), name="bad").wait_ready()
     with ah.Mover.create_group().launch(lab, ah.on(0), name="good") as group:
         assert group.where().wait() == ["10.9.0.1"]
 
 
-def test_a_launch_that_waits_is_withdrawn_by_a_shutdown_and_raises_at_its_time(lab):
+def test_waiting_launch_ends_by_a_shutdown_and_by_its_timeout(lab):
     async def main():
         holder = await ah.Mover.create_group().launch(lab, ah.on(0), name="holder")
         waiting = ah.Mover.create_group().launch(lab, ah.on(0), name="waiting", wait_for_hardware=600)
@@ -148,7 +146,7 @@ class OnWarning(logging.Handler):
         self.seen.set()
 
 
-def test_ctrl_c_withdraws_a_launch_that_waits(lab, local, tmp_path, monkeypatch):
+def test_ctrl_c_withdraws_a_waiting_launch(lab, local, tmp_path, monkeypatch):
     handler, submit = OnWarning(), lab.runtime.io.submit
 
     def interrupted(work):
@@ -175,6 +173,6 @@ def test_ctrl_c_withdraws_a_launch_that_waits(lab, local, tmp_path, monkeypatch)
             assert leases(lab) == {"LeasedArm 10.9.0.1": ("mine", "after", ["after:0"], "held")}
 
 
-def test_a_wait_must_be_a_time(lab):
+def test_invalid_wait_for_hardware_is_refused(lab):
     with pytest.raises(UsageError, match="wait_for_hardware is -1"):
         ah.Mover.create_group().launch(lab, ah.on(0), wait_for_hardware=-1)

@@ -1,4 +1,4 @@
-"""Every socket that listens in a running cluster is in the table of docs/explanation/security.md, and insists on it."""
+"""Every listening socket of a running cluster is in the table of docs/explanation/security.md, and behaves so."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def row(socket: Listening, local: LocalCluster) -> tuple[str, str]:
     return whose, where
 
 
-def test_what_listens_is_what_the_documentation_says():
+def test_listening_sockets_are_those_of_the_security_page():
     with LocalCluster(2, env={"PYTHONPATH": str(Path(__file__).parent)}) as local:
         cluster = local.cluster()
         group = attacked_workers.Counter.create_group().launch(

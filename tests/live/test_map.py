@@ -19,7 +19,7 @@ from rlinf_actors.compat import timeout
 pytestmark = pytest.mark.live
 
 
-def test_ten_thousand_items_without_an_event_loop(cluster):
+def test_map_handles_ten_thousand_items_without_an_event_loop(cluster):
     group = lw.many(cluster, Mapper, 3)
     before = threading.active_count()
     values = []
@@ -30,7 +30,7 @@ def test_ten_thousand_items_without_an_event_loop(cluster):
     assert list(group.double.map(range(1_000), ordered=True)) == [2 * n for n in range(1_000)]
 
 
-async def test_ten_thousand_items_beside_other_tasks(cluster):
+async def test_map_handles_ten_thousand_items_beside_other_tasks(cluster):
     group = await lw.many(cluster, Mapper, 3)
     turns = 0
 
@@ -47,7 +47,7 @@ async def test_ten_thousand_items_beside_other_tasks(cluster):
     assert turns > 100
 
 
-def test_a_slow_consumer_holds_up_the_drawing(cluster):
+def test_slow_consumer_pauses_the_drawing_of_a_live_map(cluster):
     group = lw.many(cluster, Mapper, 2)
     drawn = []
 
@@ -57,7 +57,7 @@ def test_a_slow_consumer_holds_up_the_drawing(cluster):
             yield n
 
     for taken, _ in enumerate(group.double.map(items(), max_in_flight=3), 1):
-        group.double(0).wait()  # the workers have run all that they were given before
+        group.double(0).wait()  # the workers have run all calls that they received before
         assert len(drawn) == taken + 6
         if taken == 20:
             break
@@ -65,7 +65,7 @@ def test_a_slow_consumer_holds_up_the_drawing(cluster):
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_items_of_a_killed_worker_go_to_the_others(cluster, ordered):
+def test_items_of_a_killed_worker_go_to_other_ranks(cluster, ordered):
     group = lw.many(cluster, Mapper, 3).wait_ready()
     results = group.method(Mapper.pid_after).map(range(500), max_in_flight=4, ordered=ordered)
     numbers, pids, killed = [], set(), 0
@@ -80,7 +80,7 @@ def test_items_of_a_killed_worker_go_to_the_others(cluster, ordered):
     assert killed in pids
 
 
-def test_a_worker_that_dies_of_an_item_is_restarted_and_takes_items_again(cluster):
+def test_worker_that_an_item_killed_is_restarted_and_gets_items_again(cluster):
     policy = RestartPolicy.on_failure(max_restarts=3, within_s=300, backoff_s=0)
     group = lw.many(cluster, Mapper, 2, restart=policy).wait_ready()
     view = group.execute_on(1)
@@ -88,14 +88,14 @@ def test_a_worker_that_dies_of_an_item_is_restarted_and_takes_items_again(cluste
     assert view.double(1).wait() == [2]
 
 
-def test_an_item_that_costs_every_worker_is_given_up(cluster):
+def test_item_that_kills_every_worker_ends_the_map(cluster):
     policy = RestartPolicy.on_failure(max_restarts=9, within_s=300, backoff_s=0)
     group = lw.many(cluster, Mapper, 1, restart=policy).wait_ready()
     with pytest.raises(WorkerDiedError, match=r"die\(\) may have run for items 0 of map\(\).*was sent 3 times"):
         list(group.die.map([1]))
 
 
-def test_items_of_a_method_that_may_run_once_are_not_given_to_others(cluster):
+def test_items_of_a_method_that_is_not_idempotent_are_not_repeated(cluster):
     group = lw.many(cluster, Mapper, 2).wait_ready()
     values = []
     with pytest.raises(WorkerDiedError, match=r"die_once\(\) may have run for items .*\b13\b") as caught:
@@ -104,13 +104,13 @@ def test_items_of_a_method_that_may_run_once_are_not_given_to_others(cluster):
     assert 13 not in values
 
 
-def test_all_workers_dead(cluster):
+def test_map_fails_when_all_workers_are_dead(cluster):
     group = lw.many(cluster, Mapper, 2).wait_ready()
     with pytest.raises(WorkerDiedError):
         list(group.die.map(itertools.count()))
 
 
-async def test_leaving_the_loop_cancels_what_runs(cluster):
+async def test_leaving_the_loop_cancels_the_running_calls(cluster):
     group = await lw.many(cluster, AsyncMapper, 1)
     assert sorted([n async for n in group.method(AsyncMapper.meet).map(range(3), max_in_flight=3)]) == [0, 1, 2]
     results = group.stay.map(range(9), max_in_flight=2)
@@ -126,14 +126,14 @@ async def test_leaving_the_loop_cancels_what_runs(cluster):
             pass
 
 
-def test_a_loop_that_was_left_leaves_the_group_usable(cluster):
+def test_group_stays_usable_after_a_map_is_left(cluster):
     group = lw.many(cluster, Mapper, 2)
     for _ in group.double.map(itertools.count(), max_in_flight=50):
         break
     assert group.double.scatter([1, 5]).wait() == [2, 10]
 
 
-async def test_inside_workers(cluster):
+async def test_map_works_inside_workers(cluster):
     mappers = await lw.many(cluster, Mapper, 2, name="mappers")
     others = await lw.many(cluster, AsyncMapper, 2)
     assert await others.over.scatter(["mappers"] * 2, [1, 2, 3]) == [[2, 4, 6]] * 2

@@ -1,4 +1,4 @@
-"""Workers whose peer is killed or does not read: how their operations end, what they keep, what waiting costs."""
+"""Workers whose peer is killed or does not receive: how their operations end, their memory and their CPU time."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ WAYS = ["send", "256 MiB", "recv", "256 MiB from it", "broadcast from it", "broa
 
 
 @pytest.mark.parametrize("memory", ["shared", "sent"])
-def test_a_peer_that_is_killed_ends_everything_and_nothing_is_left_of_it(cluster, memory):
-    """SIGKILL while the survivors wait for it: PeerDiedError at all of them, and nothing of it remains open."""
+def test_killed_peer_fails_all_operations_and_leaves_nothing_open(cluster, memory):
+    """A peer is killed by SIGKILL while others wait for it: all get PeerDiedError, and no resource of the peer stays
+    open.
+    """
     env = {SEND_WINDOW: str(16 * MIB)} | ({} if memory == "shared" else {SHARED_MEMORY: "0"})
     survivors = lw.many(cluster, ew.Survivor, 3, name="survivor", env_vars=env)
     survivors.meet_all([("survivor", [0, 1, 2])], ("survivor", 0)).wait()
@@ -63,7 +65,7 @@ def test_a_peer_that_is_killed_ends_everything_and_nothing_is_left_of_it(cluster
 
 @pytest.mark.parametrize("memory", ["shared", "sent"])
 @pytest.mark.parametrize(("size", "window", "times"), [(MIB, 64 * MIB, 4), (20_000, 64 * MIB, 2), (10, 8 * MIB, 2)])
-def test_a_receiver_that_does_not_read_costs_no_more_than_the_window(cluster, size, window, times, memory):
+def test_idle_receiver_costs_the_sender_at_most_the_window(cluster, size, window, times, memory):
     env = {SEND_WINDOW: str(window)} | ({} if memory == "shared" else {SHARED_MEMORY: "0"})
     a = lw.many(cluster, ew.Bounded, 1, name="a", env_vars=env)
     b = lw.many(cluster, ew.Bounded, 1, name="b", env_vars=env)
@@ -82,7 +84,7 @@ def test_a_receiver_that_does_not_read_costs_no_more_than_the_window(cluster, si
     assert b.held_bytes().wait() == [0]
 
 
-def test_a_worker_that_waits_uses_no_cpu(cluster):
+def test_waiting_worker_uses_no_cpu(cluster):
     """Blocked in recv, in a coroutine's recv and in a broadcast, while another works: in the same time, no ticks."""
     spinner = lw.many(cluster, ew.Spinner, 1, name="spinner")
     waits = lw.many(cluster, mw.Talker, 2, name="waits")

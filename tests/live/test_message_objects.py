@@ -18,7 +18,7 @@ GROUPS = [("a", 0), ("b", [0, 1, 2])]
 
 @pytest.mark.parametrize("memory", ["shared", "sent"])
 @pytest.mark.parametrize("with_torch", [False, pytest.param(True, marks=pytest.mark.torch)], ids=["plain", "torch"])
-def test_every_kind_comes_as_it_was_sent(cluster, with_torch, memory):
+def test_every_kind_of_object_arrives_unchanged(cluster, with_torch, memory):
     assert not with_torch or importlib.util.find_spec("torch")
     env = {} if memory == "shared" else {SHARED_MEMORY: "0"}
     a = lw.many(cluster, ow.Keeper, 1, name="a", env_vars=env)
@@ -31,7 +31,7 @@ def test_every_kind_comes_as_it_was_sent(cluster, with_torch, memory):
         sent.wait()
 
 
-def test_the_comparison_sees_a_difference():
+def test_comparison_of_objects_detects_a_difference():
     ours = message_zoo.zoo(with_torch=False)
     for name, animal in message_zoo.zoo(with_torch=False).items():
         assert message_zoo.differs(ours[name], animal) == ""

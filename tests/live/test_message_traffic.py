@@ -18,7 +18,7 @@ NAMES = ("a", "b", "c")
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["in peace", "with a death"])
-def test_random_traffic(kill):
+def test_random_traffic_keeps_order_and_contents(kill):
     cluster = Cluster(num_nodes=1)
     try:
         window = {SEND_WINDOW: str(4 << 20)}

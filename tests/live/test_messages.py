@@ -1,4 +1,4 @@
-"""send, recv and broadcast between real workers, and what becomes of them when one is killed."""
+"""send, recv and broadcast between real workers, some of which are killed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_sync_and_async_sends_arrive_in_order(pair):
     assert [v if isinstance(v, int) else int(v[0]) + 2 for v in got] == list(range(30))
 
 
-def test_both_send_first(pair):
+def test_two_workers_may_both_send_first(pair):
     a, b = pair
     big = np.arange(32 * MIB, dtype=np.uint8)
     first, second = a.swap(big, "b"), b.swap(big[::-1].copy(), "a")
@@ -65,7 +65,7 @@ def test_a_worker_may_send_to_itself(pair):
     assert a.swap("me", "a").wait() == ["me"]
 
 
-def test_ranks_and_piggyback(launched):
+def test_messages_reach_ranks_and_carry_a_piggyback(launched):
     a, b = launched("a", 2), launched("b")
     a.execute_on(1).say([1, 2], "b", [0], piggyback_payload={"step": 7}).wait()
     a.execute_on(0).say("zero", "b").wait()
@@ -73,14 +73,14 @@ def test_ranks_and_piggyback(launched):
     assert b.hear("a", 0).wait() == ["zero"]
 
 
-def test_before_the_receiver_is_constructed(launched):
+def test_message_sent_before_the_receiver_is_constructed_arrives(launched):
     a = launched("a")
-    b = launched("b")  # not waited for
+    b = launched("b")  # the test does not wait for it
     a.say("early", "b").wait()
     assert b.hear("a").wait() == ["early"]
 
 
-def test_what_was_sent_outlives_its_sender(pair):
+def test_sent_message_outlives_its_sender(pair):
     a, b = pair
     a.say(np.ones(MIB, np.uint8), "b").wait()
     a.say("last", "b", async_op=False).wait()
@@ -94,7 +94,7 @@ def test_what_was_sent_outlives_its_sender(pair):
 # --- errors before anything is sent ---
 
 
-def test_what_cannot_be_meant(pair):
+def test_wrong_addresses_and_arguments_are_refused(pair):
     a, b = pair
     with pytest.raises(GroupNotFoundError, match="no group 'nobody' is running"):
         a.say(1, "nobody").wait()
@@ -114,14 +114,14 @@ def test_what_cannot_be_meant(pair):
     assert b.hear("a").wait() == ["first"]
 
 
-def test_what_cannot_be_pickled_is_the_senders_error_and_the_next_arrives(pair):
+def test_object_that_cannot_be_pickled_fails_its_send_only(pair):
     a, b = pair
     assert a.say_unpicklable("b").wait() == [SerializationError.__name__]
     a.say("next", "b").wait()
     assert b.hear("a").wait() == ["next"]
 
 
-def test_a_forked_child_can_send_as_itself_only(pair):
+def test_forked_child_can_send_only_as_itself(pair):
     a, b = pair
     assert a.say_from_a_child("b").wait() == ["UsageError"]
     assert b.hear("a", [0, 0]).wait() == ["from a child"]
@@ -130,7 +130,7 @@ def test_a_forked_child_can_send_as_itself_only(pair):
 # --- time ---
 
 
-def test_a_timeout_takes_no_message(pair):
+def test_recv_that_times_out_takes_no_message(pair):
     a, b = pair
     with pytest.raises(TimeoutError, match=r"no message came within 0\.05 s"):
         b.hear("a", timeout=0.05).wait()
@@ -167,7 +167,7 @@ def test_a_message_larger_than_the_window_goes_alone(launched):
 # --- death ---
 
 
-def test_killed_while_a_send_waits_for_the_window(launched):
+def test_killed_receiver_fails_a_send_that_waits_for_the_window(launched):
     a, b = launched("a", env_vars=SMALL_WINDOW), launched("b")
     a.start_sends([np.zeros(MIB, np.uint8)] * 16, "b").wait()
     sending = a.say(np.zeros(MIB, np.uint8), "b")
@@ -180,7 +180,7 @@ def test_killed_while_a_send_waits_for_the_window(launched):
         a.say("more", "b").wait()
 
 
-def test_killed_in_the_middle_of_a_large_tensor(launched):
+def test_worker_killed_during_a_large_tensor_fails_its_peer(launched):
     a, b = launched("a"), launched("b")
     a.say("hello", "b").wait()
     pid = b.pid().wait()[0]
@@ -195,7 +195,7 @@ def test_killed_in_the_middle_of_a_large_tensor(launched):
     assert a.shared_in_use().wait() == [0]
 
 
-def test_killed_while_a_recv_waits_for_it(pair):
+def test_killed_sender_fails_a_waiting_recv(pair):
     a, b = pair
     a.say("hello", "b").wait()
     b.hear("a").wait()
@@ -210,7 +210,7 @@ def test_killed_while_a_recv_waits_for_it(pair):
         b.hear("a").wait()
 
 
-def test_a_group_that_ends_ends_what_waits_for_it(pair):
+def test_ended_group_fails_operations_that_wait_for_it(pair):
     a, b = pair
     a.say("hello", "b").wait()
     b.hear("a").wait()
@@ -222,7 +222,7 @@ def test_a_group_that_ends_ends_what_waits_for_it(pair):
     b_waits.wait()
 
 
-def test_a_successor_of_the_same_name_is_another_sender(launched):
+def test_relaunched_group_of_the_same_name_is_another_sender(launched):
     b = launched("b")
     first = launched("a")
     first.say("old", "b").wait()
@@ -237,7 +237,7 @@ def test_a_successor_of_the_same_name_is_another_sender(launched):
 # --- coroutines ---
 
 
-def test_in_coroutines(launched):
+def test_messages_work_in_coroutines(launched):
     a, b = launched("a", cls=mw.AsyncTalker), launched("b", cls=mw.AsyncTalker)
     got = b.hear_many(1000, "a")
     a.say_many(list(range(1000)), "b").wait()
@@ -254,7 +254,7 @@ def test_a_cancelled_recv_loses_nothing(launched):
     assert got.wait() == ["kept"]
 
 
-def test_then(launched):
+def test_then_runs_on_a_received_message(launched):
     a, b = launched("a", cls=mw.AsyncTalker), launched("b", cls=mw.AsyncTalker)
     chained = b.chained("a")
     a.say_many(["go"], "b").wait()
@@ -268,7 +268,7 @@ def members_of(*groups):
     return [(name, list(range(count))) for name, count in groups]
 
 
-def test_broadcast_over_two_groups(launched):
+def test_broadcast_reaches_two_groups(launched):
     a, b = launched("a", 2), launched("b", 5)
     groups = members_of(("a", 2), ("b", 5))
     value = {"weights": np.arange(MIB), "step": 1}
@@ -297,7 +297,7 @@ def test_broadcasts_in_a_row_keep_their_order(launched):
         ]
 
 
-def test_a_broadcast_by_default_goes_to_the_own_group_and_a_stranger_is_refused(launched):
+def test_broadcast_goes_to_the_own_group_and_refuses_a_source_outside(launched):
     a, b = launched("a", 3), launched("b")
     first, rest = a.execute_on(0).give(5, None), a.execute_on(1, 2).give(None, None)
     assert first.wait() + rest.wait() == ["mine", 5, 5]
@@ -312,8 +312,8 @@ def test_a_broadcast_by_default_goes_to_the_own_group_and_a_stranger_is_refused(
     [("b", True, range(6)), ("b", False, ())],
     ids=["source", "leaf"],
 )
-def test_a_member_that_is_killed_ends_the_broadcast_of_all_that_wait(launched, victim, is_source, cut_off):
-    """The victim never takes part; who does not depend on it gets the object, nobody waits for ever."""
+def test_killed_member_ends_the_broadcast_for_all_that_wait(launched, victim, is_source, cut_off):
+    """The victim never takes part. Members that do not depend on it get the object; no member waits for ever."""
     group, lost = launched("a", 6), launched(victim)
     members = [(victim, 0), ("a", list(range(6)))]
     source = (victim if is_source else "a", 0)
@@ -334,7 +334,7 @@ def test_a_member_that_is_killed_ends_the_broadcast_of_all_that_wait(launched, v
             group.execute_on(n).give(value, members, source).wait()
 
 
-def test_a_source_that_cannot_send_ends_the_turn_of_all_and_the_next_works(launched):
+def test_failed_broadcast_ends_for_all_members_and_the_next_works(launched):
     group = launched("a", 3)
     groups = members_of(("a", 3))
     waiting = group.execute_on(1, 2).give(None, groups)

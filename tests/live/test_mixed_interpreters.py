@@ -105,7 +105,7 @@ def groups(cluster):
     return {minor: on(cluster, minor) for minor in (10, 11, 12, 13)}
 
 
-def test_who_is_there(groups):
+def test_workers_run_on_their_own_python_and_numpy(groups):
     found = {minor: group.versions().wait()[0] for minor, group in groups.items()}
     ours = int(numpy.__version__.partition(".")[0])
     assert found == {10: (10, 1), 11: (sys.version_info[1], ours), 12: (12, ours), 13: (13, 0)}
@@ -113,7 +113,7 @@ def test_who_is_there(groups):
 
 
 @pytest.mark.parametrize("minor", OTHERS)
-def test_values_and_code_by_reference_as_arguments_and_results(groups, minor):
+def test_values_and_importable_functions_travel_between_interpreters(groups, minor):
     sent = mw.expected(has_numpy(minor))
     (back,) = groups[minor].back(sent, has_numpy(minor)).wait()
     assert mw.same(back, sent)
@@ -122,7 +122,7 @@ def test_values_and_code_by_reference_as_arguments_and_results(groups, minor):
 
 
 @pytest.mark.parametrize("minor", OTHERS)
-def test_errors_with_their_types_and_tracebacks(groups, minor):
+def test_errors_keep_type_and_traceback_between_interpreters(groups, minor):
     with pytest.raises(mw.ArmFault, match=rf"on{minor}:0 .* raised mixed_workers.ArmFault: joint 3") as caught:
         groups[minor].fail(True).wait()
     assert isinstance(caught.value, WorkerError)
@@ -134,7 +134,7 @@ def test_errors_with_their_types_and_tracebacks(groups, minor):
 
 
 @pytest.mark.parametrize(("sender", "receiver"), ARROWS)
-def test_messages_between_workers(groups, sender, receiver):
+def test_messages_travel_between_interpreters(groups, sender, receiver):
     a, b, arrays = groups[sender], groups[receiver], has_numpy(sender, receiver)
     works = [a.say(f"on{receiver}", arrays), b.hear(f"on{sender}", arrays)]
     assert [work.wait() for work in works] == [[None], [True]]
@@ -143,14 +143,14 @@ def test_messages_between_workers(groups, sender, receiver):
 
 
 @pytest.mark.parametrize("first", [10, 11, 12])
-def test_a_broadcast_to_all(groups, first):
+def test_broadcast_reaches_all_interpreters(groups, first):
     ranks = [(f"on{first}", [0]), *((f"on{minor}", [0]) for minor in (10, 11, 12) if minor != first)]
     works = [groups[minor].share(ranks, f"on{first}", True) for minor in (10, 11, 12)]
     assert [work.wait() for work in works] == [[True]] * 3
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_channels_from_all_of_them(groups, cluster, host):
+def test_channels_work_between_all_interpreters(groups, cluster, host):
     channel = Channel.create(f"items{host}", node_rank=host)
     for sender, receiver in ARROWS:
         arrays = has_numpy(sender, receiver)
@@ -163,7 +163,7 @@ def test_channels_from_all_of_them(groups, cluster, host):
     channel.close()
 
 
-def test_a_robot_on_a_node_of_3_10_reports_to_all(groups, cluster):
+def test_robot_on_python_3_10_reports_to_all_interpreters(groups, cluster):
     for name in ("arm", "arm-again"):  # the lease ends with its group
         arm = mw.Arm.create_group().launch(cluster, ah.on(0), name=name)
         assert arm.about().wait() == [(ah.ADDRESSES[0], 10, True)]
@@ -209,7 +209,7 @@ def test_a_function_by_value_is_refused_wherever_it_goes(groups, cluster):
     assert twelve.take_by_value(channel).wait() == [[1, "next"]]  # it went back, for those who can read it
 
 
-def test_what_numpy_1_cannot_read_is_refused_with_words(groups):
+def test_value_that_numpy_1_cannot_read_is_an_error_that_says_so(groups):
     with pytest.raises(WorkerError, match=r"a random generator of numpy 2 \(PCG64\) cannot be read by numpy 1\.26"):
         groups[10].apply(mw.half, numpy.random.default_rng(1)).wait()
     (generator,) = groups[10].random().wait()

@@ -49,7 +49,7 @@ def driver(tmp_path, local, source):
         process.wait(pace.PATIENCE_S)
 
 
-def test_two_drivers_do_not_disturb_one_another(local, shared, tmp_path):
+def test_two_drivers_work_independently(local, shared, tmp_path):
     mine = lw.on_every_node(shared, lw.Greeter, "mine", name="same")
     source = """
         cluster = Cluster(num_nodes=2, head=HEAD)
@@ -69,7 +69,7 @@ def test_two_drivers_do_not_disturb_one_another(local, shared, tmp_path):
     assert mine.greet().wait() == ["mine you from 0", "mine you from 1"]
 
 
-def test_another_driver_of_the_namespace_attaches_and_uses_it_in_full(local, shared, tmp_path):
+def test_second_driver_of_a_namespace_can_use_its_groups(local, shared, tmp_path):
     mine = lw.on_every_node(shared, lw.Looped, name="open").wait_ready()
     source = """
         cluster = Cluster(num_nodes=2, head=HEAD, namespace="shared")
@@ -90,7 +90,7 @@ def test_another_driver_of_the_namespace_attaches_and_uses_it_in_full(local, sha
     assert mine.plain().wait() == [True, True]
 
 
-def test_other_namespaces_are_out_of_sight(local, shared, tmp_path):
+def test_groups_of_other_namespaces_are_invisible(local, shared, tmp_path):
     lw.on_every_node(shared, lw.Greeter, name="hidden").wait_ready()
     source = """
         cluster = Cluster(num_nodes=2, head=HEAD, namespace="elsewhere")
@@ -140,16 +140,16 @@ class TestFromWorkers:
         assert caught.value.worker == "callers:0"
         assert "callees:0" in str(caught.value)
 
-    def test_a_worker_that_waits_for_itself_is_told_so(self, shared):
+    def test_worker_that_calls_and_awaits_itself_gets_an_error(self, shared):
         caller = lw.Caller.create_group().launch(shared, name="selfish")
         with pytest.raises(UsageError, match="waits for its own"):
             caller.call_self().wait()
 
-    def test_cluster_in_a_worker_is_its_own(self, shared):
+    def test_cluster_in_a_worker_belongs_to_its_job(self, shared):
         caller = lw.Caller.create_group().launch(shared, name="callers")
         assert caller.cluster().wait() == [(2, "shared", True)] * caller.world_size
 
-    def test_a_group_made_by_a_worker_ends_with_it(self, shared):
+    def test_group_launched_by_a_worker_ends_with_the_worker(self, shared):
         caller = lw.Caller.create_group().launch(shared, name="makers")
         assert caller.execute_on(0).launch_group("made").wait() == [["nested you from 0"]]
         attached = WorkerGroup.from_group_name(lw.Greeter, "made")

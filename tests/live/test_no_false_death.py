@@ -74,7 +74,7 @@ def node_states(cluster):
     return [node.state for node in status.nodes]
 
 
-def test_workers_that_hold_the_gil_block_their_loop_or_are_stopped(cluster, hold_s, figures: Figures):
+def test_busy_or_stopped_workers_are_not_declared_dead(cluster, hold_s, figures: Figures):
     with groups(cluster, [0, 1, 1]) as (busy, looped):
         pids = busy.pid().wait(pace.PATIENCE_S)
         with stopped(pids[2]):
@@ -90,7 +90,7 @@ def test_workers_that_hold_the_gil_block_their_loop_or_are_stopped(cluster, hold
 
 
 @pytest.mark.parametrize("what", ["the head", "an agentd for less than its lease"])
-def test_a_stopped_daemon_costs_no_worker_and_calls_go_on(local, cluster, hold_s, what, figures: Figures):
+def test_stopped_daemon_ends_no_worker_and_calls_go_on(local, cluster, hold_s, what, figures: Figures):
     node, seconds = (0, hold_s) if what == "the head" else (1, hold_s / 8)
     with groups(cluster, [0, 1]) as (busy, looped):
         pids = busy.pid().wait(pace.PATIENCE_S)

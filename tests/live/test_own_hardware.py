@@ -56,7 +56,7 @@ def infos(cluster: Cluster) -> list[list[LookingArmInfo]]:
     return [cluster.get_node_info(rank).get_hardware_infos("LookingArm") for rank in range(2)]
 
 
-def test_each_node_is_asked_in_the_environment_of_its_group(two_nodes):
+def test_hardware_is_enumerated_in_the_environment_of_the_node_group(two_nodes):
     config = section(
         {"node_rank": 1, "port": "/dev/ttyB", "grip": "three"}, {"node_rank": 0, "port": "/dev/ttyA"},
         **with_variables(ARM_NIC="eth7"),
@@ -83,7 +83,7 @@ def test_each_node_is_asked_in_the_environment_of_its_group(two_nodes):
         assert [entry.info.hardware_infos for entry in attached.worker_info_list] == [[first], [second]]
 
 
-def test_without_configs_the_type_alone_decides(two_nodes):
+def test_type_without_configs_enumerates_alone(two_nodes):
     with two_nodes.cluster(cluster_cfg=section(**with_variables(ARM_PORTS="/dev/a,/dev/b"))) as cluster:
         none, found = infos(cluster)
         assert none == []
@@ -108,7 +108,7 @@ ARM = {"node_rank": 1, "port": "p"}
         ("raise", WHERE, "LookingArm.enumerate raised OSError for node 1: no bus (on node node1)"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_on_a_node_names_it(two_nodes, mode, path, message):
+def test_error_of_a_hardware_type_names_its_node(two_nodes, mode, path, message):
     config = section({"node_rank": 0, "port": "q"}, ARM, **with_variables(ARM_MODE=mode))
     with pytest.raises(ConfigError) as caught:
         two_nodes.cluster(cluster_cfg=config)
@@ -116,7 +116,7 @@ def test_what_goes_wrong_on_a_node_names_it(two_nodes, mode, path, message):
     assert caught.value.path == path
 
 
-def test_a_type_that_hangs_is_ended(two_nodes, monkeypatch, tmp_path):
+def test_hardware_type_that_hangs_is_ended(two_nodes, monkeypatch, tmp_path):
     monkeypatch.setattr(cluster_hardware, "LIMIT_S", 12.0)  # it must get as far as to hang
     marker = tmp_path / "pid"
     config = section(ARM, **with_variables(ARM_MODE="hang", ARM_PID_FILE=str(marker)))
@@ -125,13 +125,13 @@ def test_a_type_that_hangs_is_ended(two_nodes, monkeypatch, tmp_path):
     assert not Path(f"/proc/{marker.read_text()}").exists()
 
 
-def test_an_interpreter_that_is_not_there(two_nodes):
+def test_missing_interpreter_of_a_node_is_named(two_nodes):
     lost = {"env_configs": [{"node_ranks": 1, "python_interpreter_path": "/nowhere/python"}]}
     with pytest.raises(ConfigError, match=r"node node1 cannot say .*: interpreter /nowhere/python does not exist"):
         two_nodes.cluster(cluster_cfg=section(ARM, **lost))
 
 
-def test_a_type_that_one_node_does_not_know(two_nodes, monkeypatch, tmp_path):
+def test_hardware_type_that_a_node_lacks_is_an_error(two_nodes, monkeypatch, tmp_path):
     """Node 1's interpreter has no such module: its path is the driver's, less the directory of the module."""
     monkeypatch.setattr(cluster_hardware, "import_paths", list)
     with pytest.raises(ConfigError) as caught:
@@ -147,7 +147,7 @@ def test_a_type_that_one_node_does_not_know(two_nodes, monkeypatch, tmp_path):
     assert "set RLINF_EXT_MODULE to its module for that node's agentd" in text
 
 
-def test_the_module_of_the_nodes_own_environment(two_nodes, monkeypatch):
+def test_hardware_type_is_loaded_from_the_node_groups_environment(two_nodes, monkeypatch):
     """RLINF_EXT_MODULE of the group's environment, where the driver's own paths lead nowhere."""
     monkeypatch.setattr(cluster_hardware, "import_paths", list)
     monkeypatch.setattr(cluster_hardware, "_extensions", lambda kind: [])
@@ -169,7 +169,7 @@ def test_a_worker_where_the_module_is_missing_says_what_to_install(two_nodes, mo
     assert "Install the package that has module looking_hardware there" in text
 
 
-def test_a_plan_asks_the_nodes_too(two_nodes, tmp_path):
+def test_plan_enumerates_hardware_on_the_nodes(two_nodes, tmp_path):
     config = section(**with_variables(ARM_PORTS="/dev/a,/dev/b", PYTHONPATH=HERE, RLINF_EXT_MODULE="looking_hardware"))
     config["node_groups"][0]["node_ranks"] = 1
     config["component_placement"] = {"mover": {"node_group": "lab", "placement": "0-1"}}
@@ -185,14 +185,14 @@ def test_a_plan_asks_the_nodes_too(two_nodes, tmp_path):
     assert "node node1 cannot say which LookingArm it has: " in str(failed.exception)
 
 
-def test_an_agent_that_dies_of_it():
+def test_agentd_that_dies_during_the_enumeration_is_reported_as_lost():
     lost = r"hardware: node node1 .* was lost while it looked for its LookingArm"
     options = pace.timers(beat_s=0.2, lease_s=3)
     with LocalCluster(num_nodes=2, options=options) as local, pytest.raises(NodeLostError, match=lost):
         local.cluster(cluster_cfg=section(ARM, **with_variables(ARM_MODE="agent")))
 
 
-async def test_a_driver_that_gives_up_ends_the_look(two_nodes, monkeypatch, tmp_path):
+async def test_cancelled_driver_ends_the_enumeration(two_nodes, monkeypatch, tmp_path):
     monkeypatch.setattr(cluster_hardware, "LIMIT_S", 600.0)  # that is not what ends it
     pipe = tmp_path / "pid"
     os.mkfifo(pipe)
@@ -250,14 +250,14 @@ SCRIPT = """
 """
 
 
-def test_a_type_that_only_the_script_registers_is_asked_there_on_its_own_machine(tmp_path):
+def test_type_registered_by_the_script_is_enumerated_on_the_scripts_machine(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "['p']\n"), done.stderr
 
 
-async def test_a_type_of_the_scripts_on_another_machine_says_where_to_put_it(monkeypatch):
+async def test_type_registered_by_the_script_is_an_error_on_another_machine(monkeypatch):
     monkeypatch.setattr(LookingArm, "__module__", "__main__")
     state = NodeState(NodeReport("id", "far", "10.0.0.9", "another host", 8, 0, "3.11", "py"), "inc", 0, "ready", 0.0)
     lab = section({"node_rank": 0, "port": "/dev/ttyA"})

@@ -1,4 +1,4 @@
-"""Workers that failed and are started again, under their rank."""
+"""Failed workers that are restarted under their rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LATER = RestartPolicy.on_failure(backoff_s=300, backoff_max_s=300)
 
 
 def kill(group, rank=0):
-    """kill -9 of a rank; returns when the caller of a call in flight was told."""
+    """kill -9 of a rank; returns after the open call of that rank has failed."""
     view = group.execute_on(rank)
     pid = view.pid().wait()[0]
     under_way = view.block()
@@ -74,7 +74,7 @@ def test_an_exit_code_is_a_failure_and_zero_is_not(cluster):
         group.execute_on(1).pid().wait()
 
 
-def test_it_gives_up_and_says_why(cluster):
+def test_restarts_end_at_the_limit_with_a_reason(cluster):
     group = lw.many(cluster, Mortal, 1, restart=RestartPolicy.on_failure(max_restarts=2, within_s=300, backoff_s=0))
     for _ in range(2):
         kill(group)
@@ -85,7 +85,7 @@ def test_it_gives_up_and_says_why(cluster):
     group.control.group.gone.wait(pace.PATIENCE_S)
 
 
-def test_a_constructor_that_fails_again_counts(cluster):
+def test_failed_constructor_of_a_restarted_worker_counts_as_a_restart(cluster):
     group = lw.many(cluster, Mortal, 1, "", 1, restart=AT_ONCE)
     kill(group)
     with pytest.raises(WorkerDiedError, match="restarted 3 times") as caught:
@@ -93,27 +93,27 @@ def test_a_constructor_that_fails_again_counts(cluster):
     assert "ValueError: the checkpoint of incarnation 3 is broken" in "\n".join(caught.value.stderr_tail)
 
 
-def test_who_exits_in_the_constructor_is_started_again(cluster):
+def test_worker_that_exits_in_its_constructor_is_restarted(cluster):
     group = lw.many(cluster, LateMortal, 2, restart=AT_ONCE)
     group.wait_ready()
     assert group.count().wait() == [1, 1]
 
 
-def test_without_a_policy_who_exits_in_the_constructor_ends_the_group(cluster):
+def test_exit_in_a_constructor_without_a_restart_policy_ends_the_group(cluster):
     group = lw.many(cluster, LateMortal, 2)
     with pytest.raises(WorkerDiedError, match="exited with code 4"):
         group.wait_ready()
     group.control.group.gone.wait(pace.PATIENCE_S)
 
 
-def test_a_group_that_never_came_up_is_not_restarted(cluster):
+def test_group_that_was_never_ready_is_not_restarted(cluster):
     group = lw.many(cluster, Mortal, 1, "", 0, restart=AT_ONCE)
     with pytest.raises(ValueError, match="incarnation 0 is broken"):
         group.wait_ready()
     group.control.group.gone.wait(pace.PATIENCE_S)
 
 
-async def test_in_asyncio_with_an_async_hook(cluster):
+async def test_async_on_restart_runs_in_asyncio(cluster):
     group = await lw.many(cluster, AsyncMortal, 1, restart=SOON)
     (pid,) = await group.pid()
     numbers = aiter(group.numbers())
@@ -124,7 +124,7 @@ async def test_in_asyncio_with_an_async_hook(cluster):
     assert await group.state() == [(1, True)]
 
 
-def test_shutdown_ends_who_waits_for_a_restart(cluster):
+def test_shutdown_ends_calls_that_wait_for_a_restart(cluster):
     group = lw.many(cluster, Mortal, 2, restart=LATER)
     kill(group, 1)
     waiting = group.execute_on(1).pid()
@@ -135,14 +135,14 @@ def test_shutdown_ends_who_waits_for_a_restart(cluster):
     assert again.tell("x").wait() == [["constructed", "x"]]
 
 
-def test_a_deadline_ends_a_call_that_waits_for_a_restart(cluster):
+def test_timeout_ends_a_call_that_waits_for_a_restart(cluster):
     group = lw.many(cluster, Mortal, 1, restart=LATER)
     kill(group)
     with pytest.raises(TimeoutError):
         group.with_timeout(0.2).pid().wait()
 
 
-def test_a_handle_in_another_worker_reaches_the_new_one(cluster):
+def test_handle_in_another_worker_reaches_the_restarted_worker(cluster):
     lw.many(cluster, Mortal, 1, name="mortal", restart=SOON)
     other = lw.many(cluster, Mortal, 1, name="asker")
     assert other.ask_other("mortal", "a").wait() == [["constructed", "a"]]
@@ -151,7 +151,7 @@ def test_a_handle_in_another_worker_reaches_the_new_one(cluster):
     assert found[:2] == ["constructed", "restarted 1"]
 
 
-def test_messages_from_and_to_a_new_worker(cluster, tmp_path):
+def test_restarted_worker_exchanges_messages(cluster, tmp_path):
     os.mkfifo(tmp_path / "taking")
     group = lw.many(cluster, Mortal, 2, str(tmp_path), restart=SOON)
     first, second = group.execute_on(0), group.execute_on(1)
@@ -169,7 +169,7 @@ def test_messages_from_and_to_a_new_worker(cluster, tmp_path):
     assert (sent.wait(), taken.wait()) == ([None], ["d"])
 
 
-def test_a_consumer_that_is_started_again_gets_what_the_first_one_had_not_acknowledged(cluster):
+def test_restarted_consumer_gets_the_items_its_predecessor_did_not_acknowledge(cluster):
     channel = Channel.create("items")
     group = lw.many(cluster, cw.User, 1, name="consumer", restart=SOON)
     for item in "ab":
@@ -185,7 +185,7 @@ def test_a_consumer_that_is_started_again_gets_what_the_first_one_had_not_acknow
     channel.close()
 
 
-def test_a_driver_that_is_killed_in_a_back_off_leaves_nothing(tmp_path):
+def test_driver_killed_during_a_back_off_leaves_no_process(tmp_path):
     source = """
         import os, signal
         from restart_workers import Mortal
@@ -210,7 +210,7 @@ def test_a_driver_that_is_killed_in_a_back_off_leaves_nothing(tmp_path):
     lw.wait_for_end(pidfd)
 
 
-def test_a_new_rank_0_and_its_master_port(cluster):
+def test_restarted_rank_0_has_a_new_master_port(cluster):
     group = lw.many(cluster, Mortal, 2, restart=SOON)
     before = group.environ("MASTER_PORT").wait()
     assert before[0] == before[1] != "0"
@@ -222,7 +222,7 @@ def test_a_new_rank_0_and_its_master_port(cluster):
     assert group.environ("MASTER_PORT").wait() == [now[0], now[0]]
 
 
-def test_who_ended_first_is_in_the_error_of_the_next(cluster):
+def test_error_of_a_death_names_the_first_worker_of_the_group_that_ended(cluster):
     group = lw.many(cluster, Mortal, 2, name="pair").wait_ready()
     kill(group, 1)
     with pytest.raises(WorkerDiedError, match=r"the first of its group to end, .* was pair:1 on .*signal 9"):

@@ -1,4 +1,4 @@
-"""Calls that are sent again to a worker that was started again, with real deaths."""
+"""Calls that are sent again to a restarted worker, with real deaths."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_call_whose_worker_dies_runs_again(cluster, tmp_path, policy):
     assert runs(tmp_path, "dies_in_rank-0") == 1
 
 
-def test_a_worker_that_was_killed_from_outside(cluster, tmp_path):
+def test_call_of_a_killed_worker_runs_again(cluster, tmp_path):
     group = launched(cluster, tmp_path, SOON)
     os.mkfifo(tmp_path / "begun")
     pid = group.pid().wait()[0]
@@ -48,7 +48,7 @@ def test_a_worker_that_was_killed_from_outside(cluster, tmp_path):
     assert result.wait() == [1]
 
 
-def test_every_other_call_runs_once_at_most(cluster, tmp_path):
+def test_call_without_retries_runs_at_most_once(cluster, tmp_path):
     group = launched(cluster, tmp_path)
     with pytest.raises(UsageError, match=r"Counted.plain_dies\(\) is not marked idempotent"):
         group.with_retries(3).plain_dies()
@@ -61,7 +61,7 @@ def test_every_other_call_runs_once_at_most(cluster, tmp_path):
     assert (runs(tmp_path, "plain_dies"), runs(tmp_path, "dies_in_rank-0")) == (1, 1)
 
 
-def test_the_number_of_tries_is_kept(cluster, tmp_path):
+def test_number_of_retries_is_limited(cluster, tmp_path):
     group = launched(cluster, tmp_path)
     with pytest.raises(WorkerDiedError, match=r"dies_in_rank\(\) was sent 3 times; the last time: worker .*signal 9"):
         group.with_retries(2).dies_in_rank(0, 99).wait()
@@ -69,7 +69,7 @@ def test_the_number_of_tries_is_kept(cluster, tmp_path):
     assert group.pid().wait()  # the third restart
 
 
-def test_a_worker_that_is_not_started_again_ends_the_tries(cluster, tmp_path):
+def test_worker_that_is_not_restarted_ends_the_retries(cluster, tmp_path):
     policy = RestartPolicy.on_failure(max_restarts=2, within_s=300, backoff_s=0)
     group = launched(cluster, tmp_path, policy)
     with pytest.raises(WorkerDiedError, match=r"was sent 3 times.* restarted 2 times within 300 s, and is not again"):
@@ -77,7 +77,7 @@ def test_a_worker_that_is_not_started_again_ends_the_tries(cluster, tmp_path):
     assert runs(tmp_path, "dies_in_rank-0") == 3
 
 
-def test_a_deadline_and_a_cancel_end_a_call_that_waits_for_a_restart(cluster, tmp_path):
+def test_timeout_and_cancel_end_a_retried_call_that_waits_for_a_restart(cluster, tmp_path):
     group = launched(cluster, tmp_path, LATER)
     with pytest.raises(TimeoutError, match=r"dies_in_rank\(\) had 0.8 s and did not return from .* is not up yet"):
         group.with_retries(1).with_timeout(0.8).dies_in_rank(0, 99).wait()
@@ -86,7 +86,7 @@ def test_a_deadline_and_a_cancel_end_a_call_that_waits_for_a_restart(cluster, tm
     assert runs(tmp_path, "dies_in_rank-0") == 1
 
 
-def test_an_exception_is_not_tried_again(cluster, tmp_path):
+def test_call_that_raised_is_not_retried(cluster, tmp_path):
     group = launched(cluster, tmp_path)
     with pytest.raises(ValueError, match="raised ValueError: no"):
         group.with_retries(3).raises().wait()
@@ -101,12 +101,12 @@ def test_the_same_arguments_are_sent_again(cluster, tmp_path):
     assert result.attempts == [2]
 
 
-async def test_in_asyncio(cluster, tmp_path):
+async def test_retries_work_in_asyncio(cluster, tmp_path):
     group = await launched(cluster, tmp_path)
     assert await group.with_retries(1).dies_in_rank(0, 1) == [("survived", 0)]
 
 
-def test_a_handle_by_name_retries_too_and_knows_the_policy(cluster, tmp_path):
+def test_handle_found_by_name_can_retry_calls(cluster, tmp_path):
     launched(cluster, tmp_path, name="counted").wait_ready()
     found = WorkerGroup.from_group_name(Counted, "counted")
     assert found.with_retries(1).dies_in_rank(0, 1).wait() == [("survived", 0)]

@@ -1,4 +1,4 @@
-"""Faults that a reading of the core found, each as a user would meet it."""
+"""Regressions of the core, each as a user meets them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def hands(rlinf_cluster):
     return rw.Hands.create_group().launch(rlinf_cluster, name="hands")
 
 
-def test_arguments_are_a_snapshot(hands):
+def test_caller_may_change_arguments_after_a_call(hands):
     array = np.ones(500_000)
     total = hands.total(array)
     array[:] = 0
     assert total.wait() == [500_000.0]
 
 
-def test_results_are_a_snapshot(hands):
+def test_worker_may_change_a_returned_object(hands):
     kept = hands.kept()
     hands.wipe().wait()
     assert kept.wait()[0].sum() == 500_000.0
 
 
-def test_an_error_whose_text_is_no_utf8_reaches_the_caller(hands):
+def test_error_whose_text_is_not_utf8_reaches_the_caller(hands):
     with pytest.raises(FileNotFoundError) as caught:
         hands.odd_file_name().wait()
     assert isinstance(caught.value, WorkerError)
@@ -44,7 +44,7 @@ def test_an_error_with_a_property_that_raises_reaches_the_caller(hands):
         hands.odd_error().wait()
 
 
-def test_a_name_is_free_again_once_its_launch_has_failed(rlinf_cluster):
+def test_name_is_free_after_its_launch_failed(rlinf_cluster):
     for _ in range(3):
         with pytest.raises(WorkerError) as caught:
             rw.Hands.create_group(odd=True).launch(rlinf_cluster, name="again").wait_ready()
@@ -62,7 +62,7 @@ def test_several_threads_read_one_result(hands):
     assert [array.sum() for array in read] == [500_000.0] * 4
 
 
-def test_handles_found_at_once_are_one(hands):
+def test_handles_found_at_the_same_time_are_one_object(hands):
     hands.wait_ready()
     found = []
     threads = [
@@ -75,7 +75,7 @@ def test_handles_found_at_once_are_one(hands):
     assert len({id(handle.control.group) for handle in found}) == 1
 
 
-def test_a_coroutine_worker_that_waits_for_itself_is_told(rlinf_cluster):
+def test_coroutine_worker_that_waits_for_itself_gets_an_error(rlinf_cluster):
     group = rw.Notes.create_group().launch(rlinf_cluster, name="notes")
     with pytest.raises(UsageError, match="never end"):
         group.waits_for_itself().wait()
@@ -89,7 +89,7 @@ def test_calls_of_a_coroutine_worker_start_in_order(rlinf_cluster):
     assert group.noted().wait() == [["first", "second"]]
 
 
-def test_a_fork_of_the_driver_is_told_that_it_has_no_connections(hands):
+def test_forked_child_of_a_driver_gets_an_error_that_it_has_no_connections(hands):
     hands.wait_ready()
     read, write = os.pipe()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""Whatever ends around a robot worker: on_lease_lost runs, the arm's last command is stop, and nothing follows it."""
+"""Whatever ends around a robot worker, on_lease_lost runs and stop is the arm's last command."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("cls", "method", "options"), STREAMS)
-def test_sigterm_to_a_worker(cluster, arm, cls, method, options):
+def test_sigterm_to_a_worker_stops_its_arm(cluster, arm, cls, method, options):
     group = launch(cluster, arm, cls, **options)
     pid = group.pid().wait()[0]
     call = getattr(group, method)()
@@ -71,7 +71,7 @@ def test_sigterm_to_a_worker(cluster, arm, cls, method, options):
             call.wait()
 
 
-def test_the_template_is_killed(cluster, arm):
+def test_killed_template_stops_the_arm(cluster, arm):
     group = launch(cluster, arm, rk.Streamer)
     parent = group.parent().wait()[0]
     call = group.moves()
@@ -82,7 +82,7 @@ def test_the_template_is_killed(cluster, arm):
         call.wait()
 
 
-def test_a_worker_that_is_started_again_has_its_robot(cluster, arm):
+def test_restarted_worker_keeps_its_robot(cluster, arm):
     policy = RestartPolicy.on_failure(max_restarts=1, within_s=300, backoff_s=0.2)
     group = launch(cluster, arm, rk.Streamer, restart=policy)
     pid = group.pid().wait()[0]
@@ -114,7 +114,7 @@ def test_the_robot_is_safe_before_the_class_is_constructed(cluster, arm):
         group.wait_ready()
 
 
-def test_what_the_hook_raises_is_printed_and_the_reason_comes_first(cluster, arm):
+def test_error_of_on_lease_lost_is_printed_after_the_reason(cluster, arm):
     group = launch(cluster, arm, rk.Raising)
     call = group.moves()
     arm.until_streaming()
@@ -128,20 +128,20 @@ def test_what_the_hook_raises_is_printed_and_the_reason_comes_first(cluster, arm
 
 
 class TestOrderlyEnds:
-    def test_a_close_that_returned_needs_no_hook(self, cluster, arm):
+    def test_on_lease_lost_does_not_run_after_a_close_that_returned(self, cluster, arm):
         group = launch(cluster, arm, rk.Closing)
         group.wait_ready()
         group.shutdown()
         assert [one.text for one in arm.until_closed()][1:] == ["move 0.000000", "closed"]
 
     @pytest.mark.parametrize("cls", [rk.BadlyClosing, rk.Streamer])
-    def test_without_one_the_hook_runs(self, cluster, arm, cls):
+    def test_on_lease_lost_runs_at_a_shutdown_without_a_close_that_returned(self, cluster, arm, cls):
         group = launch(cluster, arm, cls)
         group.wait_ready()
         group.shutdown()
         assert [one.text for one in arm.until_closed()][-2:] == ["stop", "closed"]
 
-    def test_the_end_of_the_driver_that_shuts_nothing_down(self, arm):
+    def test_driver_that_ends_without_a_shutdown_stops_the_arm(self, arm):
         with Cluster(cluster_cfg=rk.config(arm.address())["cluster"]) as cluster:
             group = launch(cluster, arm, rk.Streamer)
             group.streams_beside().wait()
@@ -160,16 +160,16 @@ class TestTheHook:
             group.pid().wait()
         assert not ran.exists()
 
-    def test_a_worker_cannot_keep_a_process_that_is_not_there(self, cluster, arm):
+    def test_keep_for_stop_refuses_a_process_that_does_not_exist(self, cluster, arm):
         group = launch(cluster, arm, rk.Streamer)
         with pytest.raises(UsageError, match="env:0 cannot keep process 0 for its stop: there is no such process"):
             group.keep_for_stop(0).wait()
 
-    def test_a_coroutine_is_refused(self, cluster, arm):
+    def test_async_on_lease_lost_is_refused(self, cluster, arm):
         with pytest.raises(UsageError, match=r"AsyncHook.on_lease_lost is an async def: .* Make it a plain def"):
             launch(cluster, arm, rk.AsyncHook)
 
-    def test_a_class_without_one_gets_a_warning(self, cluster, arm, caplog):
+    def test_class_without_on_lease_lost_gets_a_warning(self, cluster, arm, caplog):
         launch(cluster, arm, rk.NoHook).wait_ready()
         (warning,) = [record.getMessage() for record in caplog.records if "on_lease_lost" in record.getMessage()]
         assert f"NoHook has no on_lease_lost(), and SimulatedArm {arm.address()} would go on" in warning
@@ -200,14 +200,14 @@ def drive(tmp_path, config, **env) -> subprocess.Popen[str]:
     )
 
 
-def test_the_driver_is_killed(arm, tmp_path):
+def test_killed_driver_stops_the_arm(arm, tmp_path):
     with drive(tmp_path, rk.config(arm.address())) as driver:
         arm.until_streaming()
         driver.kill()
         rk.stopped_last(arm.until_closed())
 
 
-def test_the_private_agentd_is_killed(cluster, arm):
+def test_killed_private_agentd_stops_the_arm(cluster, arm):
     group = launch(cluster, arm, rk.Streamer)
     call = group.moves()
     arm.until_streaming()
@@ -219,7 +219,7 @@ def test_the_private_agentd_is_killed(cluster, arm):
         call.wait()
 
 
-def test_agentd_stands_still_while_the_worker_holds_the_gil(arm, cluster):
+def test_stopped_agentd_stops_the_arm_while_the_worker_holds_the_gil(arm, cluster):
     """Its guard cannot run and its agentd cannot kill it: its template does, before the lease is over."""
     group = launch(cluster, arm, rk.Streamer)
     call = group.moves_and_holds_the_gil(20 * int(pace.slowness))
@@ -261,34 +261,34 @@ class TestSeveralNodes:
         arm.until_streaming()
         return call
 
-    def test_agentd_is_killed(self, local, arm, call):
+    def test_killed_agentd_stops_the_arm(self, local, arm, call):
         os.kill(local.nodes[1].pid, signal.SIGKILL)
         rk.stopped_last(arm.until_closed())
         with pytest.raises((WorkerDiedError, NodeLostError), match=r"SimulatedArm|node1"):
             call.wait()
 
-    def test_agentd_stands_still(self, local, arm, call):
+    def test_stopped_agentd_stops_the_arm(self, local, arm, call):
         os.kill(local.nodes[1].pid, signal.SIGSTOP)
         rk.stopped_last(arm.until_closed())
         with pytest.raises(NodeLostError, match=r"its agentd was silent for .* the lease of SimulatedArm .* is over"):
             call.wait()
         os.kill(local.nodes[1].pid, signal.SIGCONT)
 
-    def test_the_head_stands_still(self, local, arm, call):
+    def test_stopped_head_stops_the_arm(self, local, arm, call):
         os.kill(local.nodes[0].pid, signal.SIGSTOP)
         rk.stopped_last(arm.until_closed())
         os.kill(local.nodes[0].pid, signal.SIGCONT)
         with pytest.raises((WorkerDiedError, NodeLostError), match=r"no word from the head for|its agentd was silent"):
             call.wait()
 
-    def test_the_driver_is_killed(self, local, arm, config, tmp_path):
+    def test_killed_driver_stops_the_arm(self, local, arm, config, tmp_path):
         with drive(tmp_path, config, **local.driver_env) as driver:
             arm.until_streaming()
             driver.kill()
             rk.stopped_last(arm.until_closed())
 
     @pytest.mark.parametrize("how", ["command", "button"])
-    def test_the_emergency_stop_is_in_time_and_not_led_astray_by_a_private_cluster(
+    def test_emergency_stop_finds_the_head_despite_a_private_cluster(
         self, local, arm, call, tmp_path, monkeypatch, how
     ):
         """Nobody names a head; a script with a private cluster runs on the head's machine."""
@@ -330,7 +330,7 @@ class TestSeveralNodes:
         with pytest.raises(WorkerDiedError, match="emergency stop by"):
             call.wait()
 
-    def test_the_emergency_stop(self, local, arm, call, config, capsys):
+    def test_emergency_stop_stops_the_arm(self, local, arm, call, config, capsys):
         assert app.run(["estop", "--reason", "a hand in the cell", "--json"]) == 0
         pressed = json.loads(capsys.readouterr().out)
         (hit,) = pressed["hits"]

@@ -1,4 +1,4 @@
-"""A machine that has too little of something: it works, or the error names the limit and the fix; nothing hangs."""
+"""A machine with too few resources: work succeeds or the error names the limit and the fix; nothing hangs."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def apart(*options, prepare):
     return ["unshare", *within]
 
 
-def test_256_open_files(tmp_path, rlinf_leak_check):
+def test_256_open_files_suffice_or_are_named(tmp_path, rlinf_leak_check):
     done = run(tmp_path, FEW_FILES)
     first, refused, last = done.stdout.splitlines()
     assert (first, last) == (f"few {[1] * 8}", f"few {[2] * 8}"), "those that run are not touched"
@@ -107,12 +107,12 @@ def test_256_open_files(tmp_path, rlinf_leak_check):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_dev_shm_of_1_mib(tmp_path, rlinf_leak_check):
+def test_dev_shm_of_1_mib_suffices_or_is_named(tmp_path, rlinf_leak_check):
     done = run(tmp_path, SMALL_SHM, apart("--mount", prepare="mount -t tmpfs -o size=1m tmpfs /dev/shm"))
     assert done.stdout == f"{[8 << 20] * 2} 256\n", done.stderr
 
 
-def test_every_port_taken(tmp_path, rlinf_leak_check):
+def test_exhausted_ports_are_named(tmp_path, rlinf_leak_check):
     done = run(tmp_path, NO_PORTS, apart("--net", prepare="ip link set lo up"))
     late, port, early = done.stdout.splitlines()
     for line, kind in ((late, "late WorkerStartError"), (port, "port ")):
@@ -147,7 +147,7 @@ def pids_cgroup():
 
 
 @pytest.mark.parametrize("limit", [1, 4], ids=["for the driver", "for its agentd"])
-def test_too_few_processes(tmp_path, pids_cgroup, rlinf_leak_check, limit):
+def test_exhausted_pids_limit_of_the_driver_is_named(tmp_path, pids_cgroup, rlinf_leak_check, limit):
     (pids_cgroup / "pids.max").write_text(str(limit))
     done = run(tmp_path, FEW_PROCESSES, arguments=[str(pids_cgroup)])
     assert f"cgroup {pids_cgroup} may have {limit} processes and threads together" in done.stdout, done.stderr

@@ -44,7 +44,7 @@ def run(tmp_path, body, **env):
     return lw.run_script(tmp_path, HEADER + lw.dedent(body), **env)
 
 
-def test_a_class_of_the_script_itself(tmp_path):
+def test_class_of_the_script_can_be_launched(tmp_path):
     done = run(
         tmp_path,
         """
@@ -56,7 +56,7 @@ def test_a_class_of_the_script_itself(tmp_path):
     assert (done.returncode, done.stdout) == (0, "[41]\n"), done.stderr
 
 
-def test_a_script_whose_standard_descriptors_are_closed(tmp_path):
+def test_script_with_closed_standard_descriptors_works(tmp_path):
     done = tmp_path / "done"
     path = lw.script(
         tmp_path,
@@ -101,7 +101,7 @@ class TestOutput:
         assert len(logged) == 1
         assert logged[0].startswith(f"[talkers:0@{node}] [INFO ")
 
-    def test_every_line_comes_also_at_the_end(self, tmp_path):
+    def test_every_line_is_shown_at_the_end_of_the_driver(self, tmp_path):
         done = run(
             tmp_path,
             """
@@ -182,7 +182,7 @@ class TestOutput:
         assert f"are kept in {tmp_path / 'kept'}" in done.stderr
         assert [path.read_text() for path in (tmp_path / "kept").rglob("g-0.out")] == ["before\nafter\n"]
 
-    def test_files_of_a_log_directory(self, tmp_path):
+    def test_log_directory_has_the_files_of_workers(self, tmp_path):
         done = run(
             tmp_path,
             f"""
@@ -199,7 +199,7 @@ class TestOutput:
         assert [path.read_text() for path in err] == ["kept too\n"]
         assert "talkers" in out[0].name
 
-    def test_a_group_may_be_silent(self, tmp_path):
+    def test_output_of_a_group_can_be_switched_off(self, tmp_path):
         done = run(
             tmp_path,
             f"""
@@ -228,7 +228,7 @@ class TestExitCodes:
             ("group.add(1).cancel()", 0),
         ],
     )
-    def test_of_scripts(self, tmp_path, body, code):
+    def test_exit_codes_of_scripts_show_failures(self, tmp_path, body, code):
         done = run(
             tmp_path,
             "cluster = Cluster(num_nodes=1)\ngroup = Mine.create_group().launch(cluster)\ngroup.wait_ready()\n"
@@ -280,7 +280,7 @@ class TestExitCodes:
             rest = driver.stderr.read()
         assert rest.count("could not be brought up") + rest.count("bad() in") == 0, rest
 
-    def test_a_failed_launch_that_nobody_looks_at(self, tmp_path):
+    def test_unseen_failed_launch_sets_the_exit_code(self, tmp_path):
         done = run(
             tmp_path,
             """
@@ -296,7 +296,7 @@ class TestExitCodes:
         assert "RuntimeError: " in done.stderr
         assert "no arm" in done.stderr
 
-    def test_a_constructor_that_raises_is_seen_where_a_call_raises_it(self, tmp_path):
+    def test_constructors_error_is_seen_if_a_call_raises_it(self, tmp_path):
         done = run(
             tmp_path,
             """
@@ -414,17 +414,17 @@ class TestNothingRemains:
             lw.wait_for_end(pidfd)
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-    def test_of_a_killed_driver(self, tmp_path, rlinf_leak_check, number):
+    def test_killed_driver_leaves_nothing(self, tmp_path, rlinf_leak_check, number):
         driver, pidfds, _ = self.start(tmp_path, self.WAIT)
         driver.send_signal(number)
         self.gone(driver, pidfds)
 
     @pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)", "raise SystemExit", "1 / 0"])
-    def test_of_a_driver_that_ends(self, tmp_path, rlinf_leak_check, end):
+    def test_driver_that_ends_leaves_nothing(self, tmp_path, rlinf_leak_check, end):
         driver, pidfds, _ = self.start(tmp_path, end)
         self.gone(driver, pidfds)
 
-    def test_of_one_driver_among_two_on_a_head(self, tmp_path, local_cluster):
+    def test_driver_that_ends_leaves_nothing_beside_another_on_its_head(self, tmp_path, local_cluster):
         local = local_cluster(1)
         path = lw.script(
             tmp_path,
@@ -449,7 +449,7 @@ class TestNothingRemains:
         assert mine.greet().wait() == ["hello you from 0"]
 
 
-def test_a_notebook(tmp_path):
+def test_notebook_cells_work_on_one_running_loop(tmp_path):
     """Cells on one running loop, as ipykernel runs them: top-level await, and code that blocks."""
     done = run(
         tmp_path,

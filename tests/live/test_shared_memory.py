@@ -42,7 +42,7 @@ def settled(cluster, group) -> int:
     return memory(cluster).used
 
 
-def test_a_large_argument_is_lent_and_a_large_result_too(cluster, holders):
+def test_large_arguments_and_results_are_lent(cluster, holders):
     array = np.arange(MIB, dtype=np.float64)
     assert holders.is_shared(array).wait() == [True, True]
     assert holders.is_shared(np.zeros(100)).wait() == [False, False]
@@ -54,7 +54,7 @@ def test_a_large_argument_is_lent_and_a_large_result_too(cluster, holders):
     assert holders.lends().wait() == [0, 0]
 
 
-def test_arguments_are_kept_as_long_as_somebody_has_them(cluster, holders):
+def test_memory_of_an_argument_is_kept_while_a_worker_uses_it(cluster, holders):
     array = np.full(MIB, 3, np.uint8)
     for _ in range(4):
         holders.keep(array).wait()
@@ -66,14 +66,14 @@ def test_arguments_are_kept_as_long_as_somebody_has_them(cluster, holders):
     assert holders.total().wait() == [0, 0]
 
 
-def test_ranks_do_not_see_what_others_write_into_a_shared_argument(holders):
+def test_writes_into_a_shared_argument_are_invisible_to_other_ranks(holders):
     for number in range(10, 13):  # the same memory again and again
         answers = holders.fill(np.full(MIB, number, np.uint8)).wait()
         assert [before for before, _ in answers] == [[number], [number]]
         assert [np.unique(value).tolist() for _, value in answers] == [[1], [2]]
 
 
-def test_who_keeps_more_than_there_is_room_for_has_it_in_memory_of_its_own(cluster, holders):
+def test_arguments_beyond_the_arena_are_copied_into_the_workers_memory(cluster, holders):
     one = holders.execute_on(0)
     size = memory(cluster).size // 8
     for n in range(12):
@@ -84,7 +84,7 @@ def test_who_keeps_more_than_there_is_room_for_has_it_in_memory_of_its_own(clust
     assert settled(cluster, holders) == 0
 
 
-def test_a_worker_that_was_killed_holds_nothing(cluster, holders):
+def test_killed_worker_frees_the_memory_it_was_lent(cluster, holders):
     holders.keep(np.zeros(4 * MIB, np.uint8)).wait()
     for pid in holders.pid().wait():
         os.kill(pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ def test_a_worker_that_was_killed_holds_nothing(cluster, holders):
     assert memory(cluster).used == 0
 
 
-def test_a_caller_that_was_killed_holds_no_results(cluster, holders):
+def test_killed_caller_frees_results_it_was_lent(cluster, holders):
     caller = Holder.create_group().launch(cluster, name="caller")
     caller.echo_through("holders", np.zeros(MIB, np.uint8)).wait()
     assert holders.lends().wait() == [MIB, MIB]
@@ -125,7 +125,7 @@ def test_results_outlive_their_worker(cluster):
 
 
 @pytest.mark.parametrize("side", ["driver", "worker"])
-def test_without_shared_memory_everything_is_sent(side, tmp_path):
+def test_everything_is_sent_by_socket_without_shared_memory(side, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(

@@ -97,9 +97,7 @@ def test_strangers_cost_little_and_reach_nothing(local: LocalCluster, request: p
 
 
 @pytest.mark.timeout(600)
-def test_idle_connections_keep_no_node_from_joining(
-    local: LocalCluster, request: pytest.FixtureRequest, figures: Figures
-):
+def test_node_can_join_despite_idle_connections(local: LocalCluster, request: pytest.FixtureRequest, figures: Figures):
     count = request.config.option.idle_connections
     head = [one for one in listening([local.nodes[0].pid]) if one.path == "" or one.path.endswith("/head")]
     assert len(head) == 2

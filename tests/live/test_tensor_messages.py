@@ -17,7 +17,7 @@ def pair(cluster):
     return [lw.many(cluster, tw.TensorTalker, 1, name=name) for name in "ab"]
 
 
-def test_into_a_tensor(pair):
+def test_message_is_received_into_a_tensor(pair):
     a, b = pair
     for async_op in (False, True):
         a.say_tensor((300, 400), 2.5, "b").wait()
@@ -40,7 +40,7 @@ def test_a_tensor_may_change_when_send_has_returned(pair):
     assert hearing.wait() == [[True] * 30]
 
 
-def test_one_that_is_not_contiguous_is_refused_and_nothing_is_sent(pair):
+def test_tensor_that_is_not_contiguous_is_refused_and_not_sent(pair):
     a, b = pair
     said = a.say_not_contiguous("b").wait()[0].splitlines()
     assert [line.split(" is a tensor")[0] for line in said] == ["object['a']", "object"]
@@ -48,7 +48,7 @@ def test_one_that_is_not_contiguous_is_refused_and_nothing_is_sent(pair):
     assert b.hear("a").wait() == ["first"]
 
 
-def test_many_kinds_at_once(pair):
+def test_tensors_of_many_kinds_travel_in_one_message(pair):
     a, b = pair
     value = {
         "bf16": torch.ones(5, dtype=torch.bfloat16),
@@ -68,7 +68,7 @@ def test_many_kinds_at_once(pair):
     assert torch.equal(got["nested"][0][1]["deep"], torch.zeros(3, dtype=torch.complex64))
 
 
-def test_a_broadcast_tensor_is_each_members_own(cluster):
+def test_each_member_owns_its_broadcast_tensor(cluster):
     group = lw.many(cluster, tw.TensorTalker, 5, name="g")
     try:
         assert group.give_and_change([("g", list(range(5)))], 20).wait() == [[True] * 20] * 5

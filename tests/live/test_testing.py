@@ -23,7 +23,7 @@ pytestmark = pytest.mark.live
 PLUGIN = ["-p", "pytest_asyncio.plugin", "-p", "rlinf_actors.testing.pytest_plugin", "-p", "no:cacheprovider", "-q"]
 
 
-def test_it_does_without_this_users_own_keys(local_cluster, tmp_path, monkeypatch):
+def test_local_cluster_ignores_the_users_keys(local_cluster, tmp_path, monkeypatch):
     """They may be of a real cluster, or unusable."""
     folder = tmp_path / "rlinf-actors" / "keys"
     folder.mkdir(mode=0o755, parents=True)
@@ -34,7 +34,7 @@ def test_it_does_without_this_users_own_keys(local_cluster, tmp_path, monkeypatc
     assert {path.read_text() for path in folder.iterdir()} == {"no key\n"}
 
 
-def test_described_hardware_is_what_the_cluster_sees(local_cluster):
+def test_cluster_sees_the_described_hardware(local_cluster):
     local = local_cluster(
         2,
         [
@@ -53,7 +53,7 @@ def test_described_hardware_is_what_the_cluster_sees(local_cluster):
     assert second.node_ip == "127.0.0.2"
 
 
-def test_workers_on_described_accelerators(local_cluster):
+def test_workers_run_on_described_accelerators(local_cluster):
     local = local_cluster(2, {"accelerators": 2, "model": "A800"})
     group = lw.Greeter.create_group().launch(local.cluster())
     environs = group.environ().wait()
@@ -67,13 +67,13 @@ def test_workers_on_described_accelerators(local_cluster):
     assert {env["CUDA_VISIBLE_DEVICES"] for env in seen} == {"0,1"}
 
 
-async def test_in_asyncio(rlinf_leak_check):
+async def test_local_cluster_works_in_asyncio(rlinf_leak_check):
     async with LocalCluster(2) as local, local.connect() as cluster:
         group = await lw.on_every_node(cluster, lw.Where)
         assert [node for node, _ in await group.where()] == [0, 1]
 
 
-def test_who_asks_for_a_node_whose_agentd_has_ended_is_told_so(local_cluster):
+def test_kill_of_a_node_whose_agentd_has_ended_is_an_error(local_cluster):
     local = local_cluster(2, options=pace.timers(beat_s=0.2, lease_s=3))
     local.kill_agent(1)
     with pytest.raises(RlinfActorsError, match=r"(?s)restart_agent\(1\).*node node-1 is registered"):
@@ -81,7 +81,7 @@ def test_who_asks_for_a_node_whose_agentd_has_ended_is_told_so(local_cluster):
     assert local.cluster(num_nodes=1).num_nodes == 1
 
 
-def test_a_killed_node_is_gone_with_all_that_ran_on_it(local_cluster):
+def test_killed_node_leaves_no_process(local_cluster):
     local = local_cluster(2, options=pace.timers(beat_s=0.2, lease_s=3))
     group = lw.on_every_node(local.cluster(), lw.Where)
     (_, here), (_, there) = group.where().wait()
@@ -97,7 +97,7 @@ def test_a_killed_node_is_gone_with_all_that_ran_on_it(local_cluster):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_an_agentd_that_was_killed_is_started_again(local_cluster, rank):
+def test_killed_agentd_can_be_restarted(local_cluster, rank):
     local = local_cluster(2)
     cluster = local.cluster()
     address, before = local.head, local.nodes[rank].pid
@@ -112,7 +112,7 @@ def test_an_agentd_that_was_killed_is_started_again(local_cluster, rank):
         assert [node for node, _ in lw.on_every_node(cluster, lw.Where).where().wait()] == [0, 1]
 
 
-def test_the_head_s_port_is_nobody_elses_while_the_head_is_away(local_cluster):
+def test_heads_port_stays_reserved_while_the_head_is_away(local_cluster):
     local = local_cluster(1)
     host, port = local.head.split(":")
     local.kill_agent(0)
@@ -143,7 +143,7 @@ def test_start_that_takes_too_long_leaves_nothing(rlinf_leak_check):
     assert caught.value.missing_ranks == (0,)
 
 
-def test_ends_with_the_process_that_made_it(rlinf_leak_check):
+def test_local_cluster_ends_with_its_process(rlinf_leak_check):
     """kill -9 of the owner: the leak check waits for the rest to go."""
     code = textwrap.dedent(
         """
@@ -271,7 +271,7 @@ class TestPlugin:
         assert said in done.stdout
         assert "2 passed, 1 error" in done.stdout
 
-    def test_a_semaphore_of_another_program_is_none(self):
+    def test_semaphore_of_another_program_is_no_leak(self):
         code = "import multiprocessing as m; it = m.get_context('spawn').Lock(); print(flush=True); input()"
         command = ["setsid", "--fork", sys.executable, "-c", code]  # nobody's child
         before = leaks._shm()
@@ -283,7 +283,7 @@ class TestPlugin:
             assert [name for name in new if not leaks._used_by_others(name)] == []
             other.communicate(b"\n")  # until it has ended
 
-    def test_memory_that_another_program_has_opened_and_will_map_is_none(self, tmp_path, monkeypatch):
+    def test_memory_that_another_program_has_opened_is_no_leak(self, tmp_path, monkeypatch):
         monkeypatch.setattr(leaks, "SHM", str(tmp_path))
         code = f"it = open({str(tmp_path / 'made')!r}, 'w'); print(flush=True); input(); it.close()"
         command = ["setsid", "--fork", sys.executable, "-c", code]  # nobody's child
@@ -295,7 +295,7 @@ class TestPlugin:
             other.communicate(b"\n")  # until it has ended
         assert not leaks._used_by_others("made")
 
-    def test_loading_it_loads_next_to_nothing(self):
+    def test_plugin_imports_few_modules(self):
         code = (
             "import sys, pytest; before = set(sys.modules); import rlinf_actors.testing.pytest_plugin; "
             "new = {m.partition('.')[0] for m in set(sys.modules) - before}; "

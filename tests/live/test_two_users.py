@@ -1,4 +1,4 @@
-"""Two users of one machine, with the defaults: the second neither sees, nor attaches to, nor stops the first one's."""
+"""Two users of one machine, with the defaults: the second cannot see, attach to or stop the cluster of the first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def place() -> Iterator[str]:
         yield path
 
 
-def test_a_private_cluster_listens_by_no_tcp_at_all():
+def test_private_cluster_has_no_tcp_listener():
     with Cluster(num_nodes=1) as cluster:
         Theirs.create_group().launch(cluster).pid().wait()
         agentd = cluster._daemon._process.pid
@@ -56,7 +56,7 @@ def test_a_private_cluster_listens_by_no_tcp_at_all():
         assert all(name.startswith(cluster._daemon.run_dir) for name in names), "an abstract one has no permissions"
 
 
-def test_another_user_comes_in_nowhere(place):
+def test_another_user_is_rejected_at_every_socket(place):
     with LocalCluster(num_nodes=1) as local:
         cluster = local.cluster(namespace=NAMESPACE)
         group = Theirs.create_group().launch(cluster, name="theirs")

@@ -1,4 +1,4 @@
-"""Workers that really stand still: shown, told and alive; busy ones are shown as busy."""
+"""Workers that stand still are shown as unresponsive and stay alive; busy workers are shown as busy."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_stopped_worker_is_unresponsive_until_it_goes_on(local, capsys):
     assert pulses.until(lambda pulse: pulse is None) is None
 
 
-def test_who_holds_the_gil_is_unresponsive_and_its_call_returns(local):
+def test_worker_that_holds_the_gil_is_unresponsive_and_its_call_returns(local):
     cluster = local.cluster()
     group = Sleeper.create_group().launch(cluster, name="g")
     before = last_of(cluster)
@@ -124,7 +124,7 @@ def test_who_holds_the_gil_is_unresponsive_and_its_call_returns(local):
     next_of(cluster, "worker_responsive", after=event.seq)
 
 
-def test_a_stopped_template_is_named(local):
+def test_stopped_template_is_reported(local):
     cluster = local.cluster()
     group = Sleeper.create_group().launch(cluster, name="g")
     (template,) = group.template().wait()

@@ -1,4 +1,4 @@
-"""os.fork() in user code: the child ends, the rank goes on, and what the child cannot do it is told at once."""
+"""os.fork() in user code: the child ends, the rank goes on, and operations of the child fail at once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_child_forked_in_a_coroutine_ends(groups, method, how):
     group.counted().wait(pace.PATIENCE_S)
 
 
-def test_a_child_that_awaits_ends(groups):
+def test_forked_child_that_awaits_ends(groups):
     group = groups["event loop"]
     assert ended(group, group.fork_and_await()) == 1
     group.counted().wait(pace.PATIENCE_S)
@@ -77,7 +77,7 @@ def test_multiprocessing_goes_on_working(groups, executor):
     assert groups[executor].multiprocess().wait(pace.PATIENCE_S) == [[1, 2, 3]]
 
 
-def test_a_forked_child_of_a_worker_hears_at_once_what_it_cannot_do(shared_cluster):
+def test_operations_of_a_workers_forked_child_fail_at_once(shared_cluster):
     channel = Channel.create("forked")
     group = lw.many(shared_cluster, fw.Forks, 1, name="users")
     lw.many(shared_cluster, fw.Other, 1, name="other")
@@ -123,7 +123,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_forked_child_of_a_driver_hears_at_once_what_it_cannot_do(tmp_path):
+def test_operations_of_a_drivers_forked_child_fail_at_once(tmp_path):
     done = lw.run_script(tmp_path, DRIVER.format(here=str(Path(__file__).parent)))
     assert done.returncode == 0, done.stderr
     *heard, last = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""A client that knows docs/reference/wire.md, pyzmq and msgpack, and nothing of rlinf-actors."""
+"""A client that uses only docs/reference/wire.md, pyzmq and msgpack, without rlinf-actors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def head(local):
     return f"ipc://{local.nodes[0].run_dir}/head"
 
 
-def test_it_sees_and_calls_what_is_there(cluster, head):
+def test_wire_client_lists_and_calls_groups(cluster, head):
     job = cluster.namespace
     lw.many(cluster, Plain, 2, name="plain").wait_ready()
     assert says(head, job) == {"nodes": [[0, "node0", "ready"]], "groups": ["plain"]}
@@ -84,7 +84,7 @@ def test_it_sees_and_calls_what_is_there(cluster, head):
     assert says(head, job, "plain", 0, "large", 300_000) == {"bytes": 300_000}
 
 
-def test_what_it_cannot_have_it_is_told(cluster, head):
+def test_wire_client_gets_an_error_for_what_it_cannot_read(cluster, head):
     job = cluster.namespace
     lw.many(cluster, Plain, 1, name="told").wait_ready()
     for arguments, said in [
@@ -98,7 +98,7 @@ def test_what_it_cannot_have_it_is_told(cluster, head):
         assert said in done.stderr
 
 
-def test_with_a_key_over_tcp(cluster, local):
+def test_wire_client_works_with_a_key_over_tcp(cluster, local):
     lw.many(cluster, Plain, 1, name="keyed").wait_ready()
     (key,) = Path(local.keys).glob("*.key")
     assert says(f"tcp://{local.head}", cluster.namespace, "keyed", 0, "add", 1, 2, "--key", key) == 3

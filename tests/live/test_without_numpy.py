@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
 
 
-def test_tensors_go_all_ways_without_numpy(tmp_path):
+def test_tensors_travel_in_all_ways_without_numpy(tmp_path):
     python = environments.without(tmp_path / "env", "numpy")
     env = {**os.environ, "PYTHONPATH": f"{PROJECT}:{HERE}"}
     done = subprocess.run(

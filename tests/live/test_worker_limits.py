@@ -11,7 +11,7 @@ from rlinf_actors.cgroups.roots import find
 pytestmark = pytest.mark.live
 
 
-def test_a_worker_beyond_its_memory_is_known_to_be_out_of_memory(rlinf_cluster):
+def test_worker_beyond_its_memory_limit_is_reported_as_out_of_memory(rlinf_cluster):
     if why := find().missing(1, 1):
         pytest.skip(why)
     group = lw.many(rlinf_cluster, lw.Eater, 2, memory_limit="300MiB", pids_limit=100).wait_ready()
@@ -21,7 +21,7 @@ def test_a_worker_beyond_its_memory_is_known_to_be_out_of_memory(rlinf_cluster):
     assert group.execute_on(0).eat(1).wait() == [1], "the other one has a limit of its own"
 
 
-def test_a_limit_that_cannot_hold_is_refused(rlinf_leak_check, monkeypatch, tmp_path):
+def test_limit_that_cannot_be_enforced_is_refused(rlinf_leak_check, monkeypatch, tmp_path):
     (tmp_path / "agentd.toml").write_text('[workers]\ncgroup = "off"\n')
     monkeypatch.setenv("RLINF_ACTORS_CONFIG", str(tmp_path / "agentd.toml"))
     with lw.Cluster(num_nodes=1) as cluster:
@@ -42,7 +42,7 @@ def test_an_exhausted_pids_limit_is_named(cluster, what):
     assert group.start(what, 2).wait() == [None], "the worker goes on"
 
 
-def test_a_worker_that_cannot_have_its_threads_says_which_limit_is_met(cluster):
+def test_worker_that_cannot_start_threads_names_the_limit(cluster):
     if why := find().missing(None, 1):
         pytest.skip(why)
     group = lw.many(cluster, lw.Forker, 1, pids_limit=24, max_concurrency=30)
