@@ -32,7 +32,7 @@ REMEMBERED = 1024
 
 
 class ChildPeers:
-    """The Peers of all child members that this process exchanges messages with."""
+    """Finds and keeps the connections (Peers) of this process to the child members that it exchanges messages with."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -40,10 +40,16 @@ class ChildPeers:
         self._children: dict[WorkerAddress, _Child] = {}
 
     def find(self, group: RemoteGroup, address: WorkerAddress, found: Found) -> None:
-        """Call *found* with the Peer of the child at *address*, or with the error of the look-up. Any thread.
+        """Find the child member at *address*, and call *found* with its Peer. Any thread.
 
-        If the Peer is known, `find` calls *found* before it returns; otherwise the loop thread calls *found* later. The
-        Peer of a child that has ended has its `error` set. *found* must not raise.
+        If this process has a connection to a living child at this address, *found* is called before this returns.
+        Otherwise the parent worker is asked, and the loop thread calls *found* later. If the child has ended, the
+        Peer's `error` says how. If the parent worker cannot be asked, *found* gets an exception instead of a Peer.
+
+        Args:
+            group: group of the parent worker.
+            address: address of the child member.
+            found: the callback; it must not raise.
         """
         with self._lock:
             child = self._children.get(address)
@@ -67,7 +73,11 @@ class ChildPeers:
             return [child.peer for child in self._children.values() if child.peer is not None]
 
     def follow(self, found: Callable[[], Found]) -> None:
-        """For each look-up under way, make a callback by *found* and call it with the outcome. Any thread."""
+        """Wait for the look-ups that are under way: one new callback is called when each of them ends. Any thread.
+
+        Args:
+            found: called once for each look-up; returns the callback, which gets a Peer or an exception.
+        """
         with self._lock:
             children = list(self._children.values())
         for child in children:
@@ -75,7 +85,7 @@ class ChildPeers:
 
 
 class _Child:
-    """The look-up of one child address, and the Peer of the process that has the address now."""
+    """One address of a child member: its Peer if the child is known, and the callbacks that wait for its look-up."""
 
     def __init__(self, runtime: Runtime, address: WorkerAddress) -> None:
         self.peer: Peer | None = None
@@ -95,9 +105,11 @@ class _Child:
         return not self._asking and peer is not None and peer.error is not None
 
     def enter(self, found: Found) -> tuple[Peer | None, bool]:
-        """Return the Peer if it is known; otherwise keep *found*, to be called when the look-up has ended.
+        """Return the Peer of the living child, or keep *found* until the look-up of the child has ended.
 
-        The second item of the result is True if the caller must start the look-up by `ask`.
+        Returns:
+            The Peer, or None if *found* is called later; and True if no look-up is under way yet, so that the caller
+            must start one by `ask`.
         """
         with self._lock:
             if not self._asking and self.peer is not None and self.peer.error is None:
@@ -112,7 +124,7 @@ class _Child:
                 self._waiting.append(found())
 
     def _answer(self, outcome: Peer | Exception) -> None:
-        """Call all waiting callbacks with *outcome*, including callbacks that are added meanwhile."""
+        """End the look-up: call all waiting callbacks with *outcome*, including callbacks that are added meanwhile."""
         while True:
             with self._lock:
                 waiting, self._waiting = self._waiting, []
@@ -125,7 +137,7 @@ class _Child:
     # --- asking the worker; loop thread ---
 
     def ask(self, group: RemoteGroup) -> None:
-        """Ask the parent worker for its protocol version, and then for the child's endpoint."""
+        """Start the look-up: ask the parent worker, a rank of *group*, for the endpoint of the child."""
         worker = group.peers[self._address.rank_path[0]]
         if worker.error is not None:
             self._worker_gone(group, worker, worker.error)
@@ -184,7 +196,13 @@ class _Child:
     # --- the link to it; loop thread ---
 
     def _adopt(self, group: RemoteGroup, worker: Peer, id: str) -> Peer:
-        """Make the Peer of the process that has the address now. *id* is its worker id, "" if unknown."""
+        """Make the Peer of the child process that has the address now, and keep it as the Peer of the address.
+
+        Args:
+            group: group of the parent worker.
+            worker: Peer of the parent worker.
+            id: worker id of the child, "" if unknown.
+        """
         needed = lambda: self._runtime.io.call(self._connect, group)  # noqa: E731
         lost = lambda old: self._lost(group, worker, old)  # noqa: E731
         runtime, rank = self._runtime, self._address.rank
@@ -201,7 +219,10 @@ class _Child:
             peer.connect(endpoint, self._runtime.host, group.token, lambda: None)
 
     def _lost(self, group: RemoteGroup, worker: Peer, old: Peer) -> None:
-        """Replace *old*, whose connection was lost and re-established, because messages may be missing."""
+        """Give the child a new Peer, because the connection of its Peer *old* was interrupted and messages may be lost.
+
+        Operations that wait on *old* fail with ConnectionLostError. *worker* is the Peer of the parent worker.
+        """
         if self.peer is not old or old.error is not None:
             return
         self._adopt(group, worker, old.worker_id).succeed(old)

@@ -18,11 +18,11 @@ from rlinf_actors.wire.values import Extension
 
 
 class Readiness(Promise[None]):
-    """A Promise that ends when all workers of a group that this process launched are constructed, or one has failed.
+    """The promise that a launched group gets ready; only the process that launched the group has one.
 
-    LostErrors reports the error if no caller sees it. All calls on the group fail with the same error object, so the
-    error counts as seen when any of them raises it. LostErrors reads `shared`, `loop`, `cause`, `raised` and
-    `describe`; see lost_errors.FailedOperation.
+    The promise resolves when all workers are constructed. If one worker fails, the promise fails with the worker's
+    error, and so does every call on the group. If neither the launching code nor a call raises that error, LostErrors
+    reports it; for LostErrors this class has the members of lost_errors.FailedOperation.
     """
 
     shared = True
@@ -47,7 +47,7 @@ class Readiness(Promise[None]):
         return CallTimeoutError(f"{self._what} was not ready within {timeout:g} s; it goes on: {late}")
 
     def seen(self) -> None:
-        """Record that a caller got the error, so that LostErrors does not report it."""
+        """Record that a caller got the error of the launch, so that LostErrors does not report it."""
         if self._unseen:
             self._unseen = False
             self._lost.seen(self)
@@ -74,17 +74,17 @@ class Readiness(Promise[None]):
 
 @dataclass
 class Construction:
-    """What the process that launched a group needs to construct its workers.
+    """The class, arguments and options with which the process that launched a group constructs the workers.
 
     Attributes:
         cls: "module:qualname" of the worker class, or "" if *parts* contain the class itself.
-        parts: the encoded payload (class or None, args, kwargs, extras). Encoded once and shared by all ranks.
-        max_concurrency: number of threads for a class without ``async def``; 0 to use the main thread.
+        parts: the pickled constructor arguments, with the class if workers cannot import it; the same for all ranks.
+        max_concurrency: number of threads that run calls if the class has no ``async def``; 0: the main thread does.
         extensions: modules that register the hardware types of the workers.
         again: True if failed workers are restarted, and therefore constructed again.
-        detach: True if this process gives up ownership of the group when all workers are constructed.
+        detach: True if the head becomes the owner of the group when all workers are constructed.
         constructed: worker id of each constructed worker, by rank.
-        lost: reports the error of a group that cannot come up; None if the launching code always waits for the group.
+        lost: reports the error of a launch that failed while no code waited; None if the launching code always waits.
     """
 
     cls: str

@@ -21,7 +21,7 @@ IDLE_S = 1.0
 
 
 class DeadlineTimer:
-    """One scheduled function call, as `DeadlineTimers.start` returns it."""
+    """A function that the timer thread will call at a set time, unless it is cancelled; see `DeadlineTimers.start`."""
 
     __slots__ = ("_at", "_function", "_timers")
 
@@ -31,9 +31,9 @@ class DeadlineTimer:
         self._function: Callable[[], object] | None = function
 
     def cancel(self) -> None:
-        """Cancel the call if the function has not started.
+        """Cancel the timer: if its function has not started, the function is never called.
 
-        Any thread, also in a destructor; calling twice is harmless.
+        May be called on any thread, in a destructor, and more than once.
         """
         self._timers._cancel(self)
 
@@ -42,7 +42,10 @@ class DeadlineTimer:
 
 
 class DeadlineTimers:
-    """Timers on one thread, which starts with the first timer and ends `IDLE_S` after the last timer."""
+    """Calls functions after a delay, for code without an event loop, such as a channel's get with a timeout.
+
+    One thread calls all functions. The thread starts with the first timer and ends `IDLE_S` after the last timer.
+    """
 
     def __init__(self) -> None:
         self._heap: list[DeadlineTimer] = []
@@ -50,7 +53,7 @@ class DeadlineTimers:
         forks.watch(self)
 
     def note_fork(self) -> None:
-        """Drop all timers in a forked child, which has neither the timer thread nor the waiting code of its parent."""
+        """Drop all timers. Called in a forked child, because its parent's timer thread does not exist there."""
         self._changed = threading.Condition()  # reentrant: a destructor may cancel while its own thread is in here
         self._heap.clear()
         self._live = 0
@@ -112,7 +115,7 @@ class DeadlineTimers:
             function = due = None  # what they hold may be large, and the next wait long
 
     def _first(self) -> DeadlineTimer | None:
-        """Return the timer that is due first, or None. Remove cancelled timers before it from the heap."""
+        """Return the pending timer that is due first, or None if no timer is pending. Forget cancelled timers."""
         if not self._live:
             self._heap.clear()
         while self._heap and self._heap[0]._function is None:

@@ -39,7 +39,7 @@ S = TypeVar("S")
 
 
 def call_all(callbacks: Iterable[Callable[..., object]], *args: object) -> None:
-    """Call each of *callbacks* with *args*. Log an exception as an internal error and go on with the next callback."""
+    """Call each callback with *args*. If a callback raises, log an internal error and go on with the next callback."""
     for callback in callbacks:
         try:
             callback(*args)
@@ -48,13 +48,15 @@ def call_all(callbacks: Iterable[Callable[..., object]], *args: object) -> None:
 
 
 class Future(Generic[T]):
-    """The outcome of an operation; a subclass sets the outcome by `_finish`. Any thread.
+    """The result of an operation that may still be running; base of what group calls, receives and gets return.
+
+    A Future ends once, with a value or an error. Any number of threads and tasks may wait for it.
+
+    A subclass ends the Future by `_finish`. If the subclass sets ``_lazy = True``, `_make_result` converts the value
+    into the result, once, on the first thread that waits for the result.
 
     Args:
         what: name of the operation, for errors and log lines.
-
-    A subclass with ``_lazy = True`` converts the value that was set into the result by `_make_result`. The conversion
-    runs once, on the first thread that takes the outcome.
     """
 
     # defaults of the class: a process may make 100,000 futures a second, and few of them set all of these
@@ -75,11 +77,11 @@ class Future(Generic[T]):
     # --- waiting ---
 
     def done(self) -> bool:
-        """Return True if the outcome is set. Never blocks."""
+        """Return True if the operation has ended, with a result or an error. Never blocks."""
         return self._finished
 
     def wait(self, timeout: float | None = None) -> T:
-        """Block until the outcome is set; then return the value or raise the error.
+        """Block until the operation has ended; then return its result or raise its error.
 
         Args:
             timeout: seconds to wait; None waits without limit.
@@ -107,7 +109,7 @@ class Future(Generic[T]):
         return self._outcome()
 
     async def async_wait(self) -> T:
-        """Wait for the outcome without blocking the event loop; the same as ``await`` on this object."""
+        """Wait for the result without blocking the event loop. The same as ``await`` on this object."""
         return await self
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -129,7 +131,7 @@ class Future(Generic[T]):
         return self._outcome()
 
     def _outcome(self) -> T:
-        """Return the value or raise the error. Call only after the outcome was set."""
+        """Return the result or raise the error of an operation that has ended. Must not be called earlier."""
         if self._lazy:
             with self._converting:
                 if self._lazy and self._error is None:
@@ -145,14 +147,17 @@ class Future(Generic[T]):
         return value
 
     def _make_result(self, value: Any) -> T:
-        """Convert *value* into the result (only if `_lazy`). An exception raised here becomes the outcome."""
+        """Return the result made of *value*. Each subclass with ``_lazy = True`` implements this.
+
+        If this raises, the operation has failed with that error.
+        """
         raise NotImplementedError
 
     def _timeout_error(self, timeout: float) -> CallTimeoutError:
         return CallTimeoutError(f"{self._what} was not done within {timeout:g} s; it goes on")
 
     def _check_blocking(self) -> None:
-        """Raise UsageError if waiting on the current thread would never end."""
+        """Raise UsageError if the operation itself needs this thread, so that a wait on this thread would never end."""
 
     def __reduce__(self) -> Any:
         raise SerializationError(
@@ -172,7 +177,7 @@ class Future(Generic[T]):
         return True
 
     def _on_done(self, callback: Callable[[], object]) -> None:
-        """Call *callback* when the outcome is set; at once if the outcome is already set."""
+        """Call *callback* when the operation ends; at once if it has already ended."""
         with self._lock:
             if not self._finished:
                 self._callbacks = (*self._callbacks, callback)
@@ -185,19 +190,19 @@ class Future(Generic[T]):
 
 
 class Promise(Future[T]):
-    """A Future whose outcome any code may set by `resolve` or `reject`."""
+    """A Future that any code may end: by `resolve` with a value, or by `reject` with an error."""
 
     def resolve(self, value: T) -> bool:
-        """Set the value. Return False if an outcome was already set. Any thread."""
+        """End the operation with *value*. Return False, and change nothing, if it had already ended. Any thread."""
         return self._finish(value)
 
     def reject(self, error: BaseException) -> bool:
-        """Set the error. Return False if an outcome was already set. Any thread."""
+        """End the operation with *error*. Return False, and change nothing, if it had already ended. Any thread."""
         return self._finish(None, error)
 
     @property
     def error(self) -> BaseException | None:
-        """The error, or None if there is no outcome yet or the outcome is a value."""
+        """The error with which the operation ended; None if it has not ended, or has ended with a value."""
         return self._error
 
 
@@ -206,20 +211,23 @@ THEN_THREADS = 8
 
 
 class _Threads:
-    """A pool of up to THEN_THREADS daemon threads. A thread ends when no function is queued."""
+    """A pool of at most THEN_THREADS threads, which run the functions given to `AsyncWork.then`.
+
+    A thread ends when no function is queued.
+    """
 
     def __init__(self) -> None:
         self.note_fork()
         forks.watch(self)
 
     def note_fork(self) -> None:
-        """Drop threads and queued functions in a forked child; the parent process runs its own queue."""
+        """Forget all threads and queued functions; called in a forked child, because the parent process runs them."""
         self._lock = threading.Lock()
         self._due: collections.deque[Callable[[], None]] = collections.deque()
         self._running = 0
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Queue *function* to run on a pool thread. Any thread. Raises RuntimeError if no thread can be started."""
+        """Run *function* on the next free thread of the pool. Raises RuntimeError if no thread can be started."""
         with self._lock:
             self._due.append(function)
             if self._running == THEN_THREADS:
@@ -268,9 +276,9 @@ class AsyncWork(Promise[T]):
 
     @classmethod
     def of(cls, io: IoThread, coroutine: Coroutine[Any, Any, T], what: str) -> AsyncWork[T]:
-        """Run *coroutine* on the I/O thread and return its result as an AsyncWork. Any thread.
+        """Start *coroutine* on the I/O thread, and return an AsyncWork that ends with its result. Any thread.
 
-        Dropping the returned work does not stop the coroutine. *what* names the operation in errors.
+        If the caller drops the returned work, the coroutine goes on. *what* names the operation in errors.
 
         Raises:
             UsageError: the I/O thread was stopped, or this process is a fork.
@@ -279,7 +287,11 @@ class AsyncWork(Promise[T]):
 
     @classmethod
     def of_future(cls, future: concurrent.futures.Future[T], what: str) -> AsyncWork[T]:
-        """Return an AsyncWork with the outcome of *future*, which must come from the I/O thread. Any thread."""
+        """Return an AsyncWork that ends when *future* ends, with the same value or error. Any thread.
+
+        *future* must come from the I/O thread: if it is cancelled, the error is that the Cluster was shut down. *what*
+        names the operation in errors.
+        """
         work: AsyncWork[T] = AsyncWork(what)
 
         def ended(future: concurrent.futures.Future[T]) -> None:
@@ -295,7 +307,7 @@ class AsyncWork(Promise[T]):
 
     @classmethod
     def on_thread(cls, function: Callable[[], T], what: str) -> AsyncWork[T]:
-        """Run the blocking *function* on a new thread and return its result as an AsyncWork. Any thread."""
+        """Run *function*, which may block, on a new thread, and return an AsyncWork that ends with its result."""
         work: AsyncWork[T] = AsyncWork(what)
 
         def run() -> None:
@@ -311,10 +323,10 @@ class AsyncWork(Promise[T]):
 
     @classmethod
     def made_of(cls, source: Future[S], make: Callable[[S], T], what: str) -> AsyncWork[T]:
-        """Return an AsyncWork whose value is ``make(value of source)`` and which ends when *source* ends.
+        """Return an AsyncWork that ends when *source* ends; its result is ``make(result of source)``.
 
-        *make* runs once, on the first thread that takes the outcome, so it may unpickle and call user code. An error of
-        *source* or of *make* becomes the error of the work.
+        *make* runs once, on the first thread that waits for the result, so it may unpickle and call user code. If
+        *source* or *make* fails, the work fails with the same error. *what* names the operation in errors.
         """
         return _Mapped(source, make, what)
 
@@ -341,9 +353,9 @@ class AsyncWork(Promise[T]):
         return _Then(self, functools.partial(fn, *args, **kwargs), getattr(fn, "__name__", "a function"))
 
     def _want(self) -> None:
-        """Record that `then` needs the outcome, even if no caller waits for this work.
+        """Called by `then`, which needs the outcome of this work even if no code waits for the work.
 
-        A pending receive overrides this.
+        Does nothing here. A pending receive overrides it.
         """
 
     def _outcome(self) -> T:
@@ -399,9 +411,10 @@ class _Then(AsyncWork[Any]):
             self._end(None, error)
 
     def _run(self) -> None:
-        """Take the outcome of the preceding work, call the function, and set the outcome.
+        """Call the function that `then` was given, and end this work with what the function returns or raises.
 
-        If the function returns an AsyncWork, its outcome becomes the outcome of this work.
+        If the preceding work has failed, the function is not called, and this work fails with the same error. If the
+        function returns an AsyncWork, this work ends when the returned work does, with the same outcome.
         """
         call, self._call = self._call, None  # its arguments may be large, and the work may be kept for long
         try:

@@ -47,11 +47,14 @@ STOP_TIMEOUT_S = 30.0
 
 
 class GroupRegistry:
-    """The groups that this process has handles of.
+    """Knows every group that this process has a handle of, and sends this process's requests about groups to the head.
+
+    Each driver or worker process has one.
 
     Attributes:
         closed: True if the process is ending and must not start new requests.
-        failures: number of groups that could not come up, plus the number of workers of owned groups that died.
+        failures: number of groups launched here that could not come up, plus the number of workers of such groups
+            that died.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -69,14 +72,17 @@ class GroupRegistry:
         self._stopping_failed: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def all(self) -> list[RemoteGroup]:
-        """Return the groups whose workers the head reports to this process."""
+        """Return the groups that this process has launched or looked up; the head reports changes of their workers."""
         return list(self._groups.values())
 
     def get(self, namespace: str, name: str) -> RemoteGroup | None:
         return self._groups.get((namespace, name))
 
     def existing(self, namespace: str, name: str) -> RemoteGroup | None:
-        """Return the group of this name if this process knows the group and it has not ended, else None. Any thread."""
+        """Return the running group of this name if this process has a handle of it, else None. Any thread.
+
+        The head is not asked, so the group may have ended without this process knowing it.
+        """
         with self._lock:
             for (of, called, _), group in self._known.items():
                 over = group.closing or group.gone.done() or (not group.found and group.ready.error is not None)
@@ -85,7 +91,7 @@ class GroupRegistry:
         return None
 
     def handles(self) -> Handles:
-        """Return the message that describes this process's groups to a restarted head."""
+        """Return the message by which a restarted head learns which groups this process uses or is about to launch."""
         handles = [group.handle() for group in self._groups.values() if not group.gone.done()]
         return Handles(handles, [id for group in self._launching for id in group.launched])
 
@@ -105,9 +111,9 @@ class GroupRegistry:
         Args:
             namespace, name: namespace and name of the group.
             node_names: node name of each rank, for error messages.
-            construction: how this process constructs the workers.
-            launched: worker ids, by rank.
-            wait_s: seconds that the launch may wait for hardware.
+            construction: the class and arguments with which this process will construct the workers.
+            launched: worker id of each rank.
+            wait_s: seconds that the launch may wait until other groups have freed the robots that it needs.
         """
         group = self._make(
             namespace,
@@ -132,15 +138,16 @@ class GroupRegistry:
         wait_s: float,
         connect: Callable[[], Awaitable[object]] | None,
     ) -> RemoteGroup:
-        """Return the RemoteGroup for a handle that another process sent.
+        """Return the RemoteGroup of a group whose handle another process sent. Does not ask the head.
 
-        The first use of the group asks the head for it.
+        The head is asked for the group's workers when the group is used for the first time.
 
         Args:
             namespace, name, launch: namespace, name and launch id of the group.
             node_names: node name of each rank, for error messages.
             wait_s: seconds that the head waits for the group's launch before it answers that there is no such group.
-            connect: waits until this process has a session with the head; None if it has one. Runs on the loop thread.
+            connect: coroutine function that connects this process to the head; None if the process is connected. It
+                runs on the loop thread, before the head is asked.
         """
         with self._lock:
             group = self._known.get((namespace, name, launch))
@@ -157,7 +164,10 @@ class GroupRegistry:
         launch: str,
         reach: Callable[[RemoteGroup], object] | None = None,
     ) -> RemoteGroup:
-        """Make the RemoteGroup of a group that another process launched. The caller holds the lock."""
+        """Make and keep the RemoteGroup of a group that another process launched. The caller holds the lock.
+
+        *reach* asks the head for the group when the group is first used; None if the head has described it already.
+        """
         group = self._make(namespace, name, node_names, soon=self._runtime.io.call, launch=launch, reach=reach)
         self._known[namespace, name, launch] = group
         return group
@@ -172,13 +182,13 @@ class GroupRegistry:
     async def find(
         self, namespace: str, name: str, *, ended: bool = False, launch: str = "", wait_s: float = 0.0
     ) -> RemoteGroup:
-        """Return the group of this name, asking the head if this process does not know the group.
+        """Return the group of this name. If this process does not know a running group of the name, ask the head.
 
         Args:
             namespace, name: namespace and name of the group.
-            ended: True to return also a group that has ended; calls on that group fail with the reason of its end.
+            ended: True to return a group that has ended too; calls on that group fail, and the error says why it ended.
             launch: launch id that the group must have, "" for any.
-            wait_s: seconds that the head waits for the group to be launched.
+            wait_s: seconds for which the head waits if there is no such group yet, because it may be launched soon.
 
         Raises:
             GroupNotFoundError: the namespace has no such group.
@@ -210,7 +220,11 @@ class GroupRegistry:
         return found[0]
 
     def _known_as(self, state: GroupState) -> RemoteGroup:
-        """Return the RemoteGroup of an unused handle of the group that *state* describes, or a new RemoteGroup."""
+        """Return the RemoteGroup of the group that *state* describes.
+
+        If this process has a handle of the group that it has not used, return the RemoteGroup of that handle, so that
+        all handles of the group share one. Otherwise make a new RemoteGroup.
+        """
         workers = sorted(state.workers, key=lambda worker: worker.rank)
         launch = _launch_of(state)
         with self._lock:
@@ -220,7 +234,9 @@ class GroupRegistry:
             return self._new_user(state.namespace, state.name, [worker.node_ip for worker in workers], launch)
 
     async def reach(self, group: RemoteGroup) -> None:
-        """Wait until the head has described *group*, whose handle another process sent.
+        """Ask the head for the workers of *group*, unless this process knows them, and wait for the answer.
+
+        Only a group whose handle another process sent can be unknown.
 
         Raises:
             GroupNotFoundError: the group has ended.
@@ -239,7 +255,10 @@ class GroupRegistry:
             task.add_done_callback(lambda _: self._reaching.pop(group, None))
 
     async def _reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]] | None) -> Exception | None:
-        """Ask the head for the group. Return the error if that fails, else None."""
+        """Ask the head for *group*, after this process has connected by *connect*. Return None, or the error.
+
+        After an error, the calls that wait for the group have failed with the same error.
+        """
         try:
             if connect is not None:
                 await connect()
@@ -262,13 +281,13 @@ class GroupRegistry:
     # --- launching ---
 
     async def launch(self, message: Launch, group: RemoteGroup) -> None:
-        """Send *message* to the head to launch *group*, which `new` has made.
+        """Ask the head by *message* to launch *group*, which `new` has made, and wait for the answer.
 
-        With get_if_exists, *group* may become a handle of the running group of the same name.
+        If *message* sets get_if_exists and a group of this name is running, *group* becomes a handle of that group.
 
         Raises:
             NameInUseError: the name is taken in this namespace.
-            HardwareInUseError: another group holds a robot, and `message.wait_s` seconds have passed.
+            HardwareInUseError: another group still held a robot of this launch after `message.wait_s` seconds.
         """
         key = (message.namespace, message.group)
 
@@ -301,7 +320,11 @@ class GroupRegistry:
                 self._launching.remove(group)
 
     def _become(self, group: RemoteGroup, state: GroupState) -> None:
-        """Turn *group*, whose launch found a running group of its name, into a handle of that group (get_if_exists)."""
+        """Turn *group* into a handle of the running group that *state* describes.
+
+        Called if a launch with get_if_exists has found a running group of the same name. If this process has got
+        another handle of that group since the launch began, *group* fails instead: its caller may launch again.
+        """
         launch = _launch_of(state)
         with self._lock:
             known = self._known.get((state.namespace, state.name, launch))
@@ -316,7 +339,10 @@ class GroupRegistry:
         group.become(state, self._runtime.io.call)
 
     def _detach(self, group: RemoteGroup) -> None:
-        """Ask the head to take over the ownership of *group*, whose workers are all constructed."""
+        """Make the head the owner of *group*, so that the group outlives this process; called when it is constructed.
+
+        If the head does not agree, the launch of the group fails.
+        """
 
         async def detach() -> None:
             try:
@@ -330,7 +356,7 @@ class GroupRegistry:
         self._tasks.start(detach(), f"detach {group.name}")
 
     def _construction_failed(self, group: RemoteGroup) -> None:
-        """Stop a group that cannot come up, or that cannot construct a restarted worker. Any thread."""
+        """Stop *group*, because a worker of it could not be started or constructed. Any thread."""
         self.failures += not group.came_up
         if self._runtime.io.inside():
             self._stop_failed(group)  # at once: the next launch under its name waits for this
@@ -338,7 +364,7 @@ class GroupRegistry:
             self._runtime.io.call(self._stop_failed, group)
 
     def withdraw(self, group: RemoteGroup) -> None:
-        """Stop *group*, because the code that launched it was interrupted and does not use it. Any thread."""
+        """Stop *group*, because the launch was interrupted, as by Ctrl-C. Returns at once. Any thread."""
         self._runtime.io.call(self._stop_failed, group)
 
     def _stop_failed(self, group: RemoteGroup) -> None:
@@ -353,7 +379,7 @@ class GroupRegistry:
         task.add_done_callback(lambda _: self._stopping_failed.pop(key, None))
 
     def _head_grace_s(self) -> float:
-        """Return the seconds for which a request waits for a restarting head."""
+        """Return how many seconds a request to the head may wait for its answer, because the head may be restarting."""
         head = self._runtime.head
         welcome = head.welcome if head is not None else None
         return welcome.head_grace_s if welcome is not None else HEAD_GRACE_S
@@ -361,9 +387,9 @@ class GroupRegistry:
     # --- stopping ---
 
     async def stop(self, group: RemoteGroup, grace_s: float) -> None:
-        """Stop the workers of *group* and wait until they have ended.
+        """Ask the head to stop *group*, and wait until its workers have ended.
 
-        The head sends SIGTERM, and SIGKILL *grace_s* seconds later. After a failure the group can be stopped again.
+        The workers get SIGTERM, and *grace_s* seconds later SIGKILL. If this raises, it may be called again.
         """
         group.closing = True
         try:
@@ -379,9 +405,10 @@ class GroupRegistry:
                 del self._groups[(group.namespace, group.name)]
 
     async def stop_or_leave(self, group: RemoteGroup, grace_s: float) -> None:
-        """Stop *group* like `stop`.
+        """Stop *group* and wait until its workers have ended, but do not wait for a head that may be restarting.
 
-        If the head stays silent for SILENT_HEAD_S, return and let the stop go on in the background.
+        The workers get SIGTERM, and *grace_s* seconds later SIGKILL. If the head stays silent for SILENT_HEAD_S, this
+        logs a warning and returns; the request goes on in the background until the head is back.
         """
         stopping = self._stopping.get(group)
         if stopping is None:
@@ -401,9 +428,10 @@ class GroupRegistry:
         )  # fmt: skip
 
     async def stop_owned(self, grace_s: float) -> bool:
-        """Stop all groups that this process owns.
+        """Stop all groups that this process owns, because the process shuts down; wait until their workers have ended.
 
-        Return False, and cancel the stop requests, if the head stays silent for SILENT_HEAD_S.
+        The workers get SIGTERM, and *grace_s* seconds later SIGKILL. Return True if the head has answered. If the head
+        stays silent for SILENT_HEAD_S, cancel the requests, log a warning and return False.
         """
         groups = [group for group in self.all() if group.owned and not group.gone.done()]
         stops = [self.stop(group, grace_s) for group in groups]
@@ -427,7 +455,10 @@ class GroupRegistry:
         return False
 
     async def _ended_before_silence(self, stop: asyncio.Future[Any]) -> bool:
-        """Wait for *stop* until the head has been silent for SILENT_HEAD_S. Return True if *stop* has ended."""
+        """Wait until *stop* has ended, or until the head has been silent for SILENT_HEAD_S.
+
+        Return True if *stop* has ended. *stop* is not cancelled.
+        """
         waits, head = [stop], self._runtime.head
         if head is not None:
             waits.append(self._tasks.start(head.silent(SILENT_HEAD_S), "waiting for the head's silence"))
@@ -444,19 +475,19 @@ class GroupRegistry:
             log.warning("a group was not stopped by this process: %s", error)
 
     def close_all(self, error: Callable[[RemoteGroup], RlinfActorsError]) -> None:
-        """End every call on every group with the error that *error* returns for the group."""
+        """Fail every call on every group and close the links to the workers. *error* returns the error for a group."""
         for group in self.all():
             group.close(error(group))
 
     def clear(self) -> None:
-        """Cancel all requests and drop all groups."""
+        """Cancel all requests to the head and forget all groups, because this process closes its connections."""
         self._tasks.cancel()
         self._groups.clear()
 
     # --- what the head reports ---
 
     def workers_changed(self, body: WorkerChanged) -> None:
-        """Apply the head's report of changed workers to their group."""
+        """Handle the head's notice that workers of a group have started or ended, or were restarted."""
         group = self.get(body.namespace, body.group)
         if group is not None:
             self._note_deaths(group, body.workers)
@@ -465,7 +496,10 @@ class GroupRegistry:
                 del self._groups[(body.namespace, body.group)]  # the head reports no more of it
 
     def _note_deaths(self, group: RemoteGroup, workers: Sequence[WorkerState]) -> None:
-        """Count workers of owned groups that died, and log a death that no pending call will raise."""
+        """If a worker of a group that this process owns has died, count it in `failures`.
+
+        If no call to the worker is pending, log its death too, because no caller would get the error.
+        """
         for worker in workers:
             before, exit = group.states.get(worker.rank), worker.exit
             if exit is None or orderly(group.name, exit) or group.closing or not group.owned:
@@ -479,5 +513,8 @@ class GroupRegistry:
 
 
 def _launch_of(state: GroupState) -> str:
-    """Return the launch id of the group that *state* describes, "" if no worker has an id."""
+    """Return the launch id of the group that *state* describes, which tells it from other groups of the same name.
+
+    "" if no worker in *state* has an id.
+    """
     return next((launch_of(worker.id) for worker in state.workers if worker.id), "")

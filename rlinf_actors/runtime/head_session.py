@@ -48,18 +48,18 @@ HEAD_GRACE_S = 120.0
 
 
 class HeadSession:
-    """The session of one process with the head.
+    """Keeps this driver or worker registered with the head: sends the hello and heartbeats, and detects a lost head.
 
     Args:
         network: makes the connection.
         endpoint: endpoint of the head.
-        hello: introduces this process; sent again if the head no longer knows this process.
-        on_notice: called with every notice that is not about the session itself.
+        hello: the message that registers this process; sent again if the head no longer knows this process.
+        on_notice: called with each message that the head sends unasked, except those about the session itself.
         on_silence: called once, with the reason, when the session has ended: the network is cut, no head came back in
             time, or the head does not accept this process again.
         on_return: called when a restarted head has accepted this process again.
         on_given_up: called instead of *on_silence*, with the reason, if the head has declared this process dead.
-        on_failed: called with a notice whose handler raised, and the error.
+        on_failed: called if *on_notice* has raised, with the notice and the error.
     """
 
     def __init__(
@@ -113,7 +113,12 @@ class HeadSession:
     async def request(
         self, body: Body, timeout: float | None = None, on_reply: Callable[[Body], None] | None = None
     ) -> Body:
-        """Send a request to the head, now or when the head is back; see ControlClient.request.
+        """Send a request to the head and return the answer. While a head restarts, the request waits for the new head.
+
+        Args:
+            body: the request.
+            timeout: seconds to wait for the answer, None for no limit.
+            on_reply: called with the answer as it arrives, before any notice that the head sent after the answer.
 
         Raises:
             ClusterTimeoutError: no answer in *timeout* seconds. The message says whether the head was silent.
@@ -131,9 +136,10 @@ class HeadSession:
             ) from None
 
     async def silent(self, seconds: float) -> None:
-        """Wait until the head has been silent for *seconds*.
+        """Wait until the head has sent no sign of life for *seconds*. Does not return while the head answers.
 
-        The time counts from the first call of this method after the head's last answer.
+        The seconds count from the first call of this method since the head's last sign of life. So of several callers,
+        the later ones wait only for the rest of the time.
         """
         loop = asyncio.get_running_loop()
         asked = loop.time()
@@ -149,9 +155,9 @@ class HeadSession:
         self._client.notify(body)
 
     def close(self, reason: str, linger_ms: int = 200, error: RlinfActorsError | None = None) -> None:
-        """Send a Goodbye and close the connection. Pending requests fail with *error*.
+        """End the session: send the head a Goodbye with *reason*, and close the connection.
 
-        Messages that are not sent after *linger_ms* milliseconds are dropped.
+        Pending requests fail with *error*. Messages that are still unsent after *linger_ms* milliseconds are dropped.
         """
         self._closed = True
         self._tasks.cancel()
@@ -159,9 +165,10 @@ class HeadSession:
         self._client.close(linger_ms, error)
 
     async def _first_welcome(self, timeout: float | None) -> Welcome:
-        """Send the hello until the head accepts it, and return the Welcome.
+        """Send the first hello, and return the head's answer, a Welcome.
 
-        A worker retries if its key is refused: a restarted head knows the key only after its agentds have reconnected.
+        If a worker's key is refused, the worker tries again until *timeout* seconds have passed, because a restarted
+        head knows the keys of workers only when their agentds have reconnected.
         """
         loop = asyncio.get_running_loop()
         until = math.inf if timeout is None else loop.time() + timeout
@@ -179,10 +186,12 @@ class HeadSession:
             await self._connect_again(until)
 
     async def _connect_again(self, until: float = math.inf) -> None:
-        """Pause, then make a new connection; repeat if no connection can be made (no free file descriptor).
+        """Pause, then replace the connection to the head by a new one.
+
+        If that fails, as without a free file descriptor, pause longer and try again, until the loop's time is *until*.
 
         Raises:
-            ClusterTimeoutError: no connection could be made before the loop time *until*.
+            ClusterTimeoutError: no connection could be made by then.
         """
         loop = asyncio.get_running_loop()
         while True:
@@ -209,13 +218,16 @@ class HeadSession:
         return answer
 
     def own_robots(self) -> None:
-        """Send OWNER_BEATS heartbeats per robot lease from now on, because this process owns robot workers."""
+        """Send heartbeats more often from now on, because this process owns workers that hold robots.
+
+        A robot's lease may depend on these heartbeats, so OWNER_BEATS of them are sent in the time of one lease.
+        """
         if self.welcome is not None:
             self._beat_s = min(self._beat_s, self.welcome.robot_lease_s / OWNER_BEATS)
             self._beat()  # the next beat may be due only after a whole interval of before
 
     async def _keep_session(self) -> None:
-        """Send heartbeats and watch the head. Return when the failure detector has declared the head lost."""
+        """Send heartbeats and watch for the head's answers, until the failure detector has declared the head lost."""
         loop = asyncio.get_running_loop()
         self._detector.heard(loop.time())
         next_beat = loop.time() + self._beat_s * random.random()
@@ -253,7 +265,7 @@ class HeadSession:
         self._detector.check_failed(asyncio.get_running_loop().time())
 
     def _report_if_lost(self, now: float) -> bool:
-        """Call `on_silence` if the failure detector has declared the head lost. Return True in that case."""
+        """If the failure detector has declared the head lost, call `on_silence` and return True; else return False."""
         reason = self._detector.verdict(now)
         if reason is not None and not self._closed:
             self._on_silence(reason)
@@ -280,9 +292,10 @@ class HeadSession:
         self._on_notice(body)
 
     def _restarting(self) -> None:
-        """Hold requests back until the restarting head has accepted this process again.
+        """Hold requests back from now on, because the head has announced that it restarts.
 
-        The hello is sent when the connection is re-established, or when the head has missed heartbeats.
+        They are sent when the new head has accepted this process. The hello to the new head is sent later: when the
+        connection is re-established, or when the head has left heartbeats unanswered.
         """
         if self._beats is None:
             return  # not welcomed yet: the first hello is repeated
@@ -292,7 +305,10 @@ class HeadSession:
         self._say(self._backoff.failed(now, text))
 
     def _greet_again(self) -> None:
-        """Send the hello again, because the head does not know this process or messages may be lost."""
+        """Register with the head again, and hold requests back until the head has accepted this process.
+
+        Called if the head does not know this process, or if messages to the head or from the head may be lost.
+        """
         if self._beats is None:
             self._client.repeat_first()  # lost before it was answered
         elif not self._away:
@@ -337,9 +353,10 @@ class HeadSession:
 
 
 class WatchedClients:
-    """The drivers and workers of the job whose ends this process waits for. Loop thread.
+    """Calls back when a driver or worker of the job ends, which the head reports. Loop thread.
 
-    *notify* sends a notice to the head.
+    Args:
+        notify: sends the head a message that needs no answer.
     """
 
     def __init__(self, notify: Callable[[Body], None]) -> None:
@@ -347,9 +364,16 @@ class WatchedClients:
         self._watched: dict[str, list[Callable[[], None]]] = {}
 
     def watch(self, incarnation: str, on_gone: Callable[[], None]) -> Callable[[], None]:
-        """Call *on_gone* when the client with this incarnation has ended, or soon if it has ended already.
+        """Ask the head to report the end of a driver or worker, and then call *on_gone*.
 
-        Return a function that cancels the watch.
+        If the client has ended already, *on_gone* is called when the head has answered so.
+
+        Args:
+            incarnation: incarnation of the driver's or worker's process.
+            on_gone: called once, after the end.
+
+        Returns:
+            A function that cancels the watch.
         """
         known = self._watched.setdefault(incarnation, [])
         known.append(on_gone)
@@ -365,10 +389,10 @@ class WatchedClients:
         return unwatch
 
     def renew(self) -> None:
-        """Send all watches to a head that was restarted."""
+        """Ask a restarted head to report the ends of all watched clients too."""
         if self._watched:
             self._notify(WatchClients(list(self._watched)))
 
     def gone(self, incarnation: str) -> None:
-        """Call the callbacks that watch the client with this incarnation, because it has ended."""
+        """Call all callbacks that wait for the end of this client. Called when the head has reported the end."""
         call_all(self._watched.pop(incarnation, ()))

@@ -35,17 +35,17 @@ Source = tuple[str, str]
 
 
 class LogPrinter:
-    """Prints workers' output as ``[group:rank@node] text`` on stdout and stderr.
+    """Prints the output of a job's workers in the driver, as ``[group:rank@node] text`` on stdout and stderr.
 
-    A progress bar, which rewrites its line by carriage returns, keeps one line of the terminal up to date. If the
-    output is not a terminal, only the last state of the bar is printed.
+    The output of a worker's progress bar, which rewrites its line by carriage returns, is shown on the last line of the
+    terminal. If the driver's output is not a terminal, only the last state of the bar is printed.
 
     Args:
-        shown: called on the printer's thread with a LogCredit for printed lines, which lets the sender send more.
+        shown: called on the printer's thread after lines were printed, with a LogCredit to send to the head: the agentd
+            that sent the lines may then send more.
 
     Attributes:
-        left: number of lines that were not printed, by node and by the file or directory of the logs there ("" if
-            unknown).
+        left: number of lines that were not printed. The key is the node and the path of its log files ("" if unknown).
     """
 
     def __init__(self, shown: Callable[[Body], None]) -> None:
@@ -62,7 +62,10 @@ class LogPrinter:
         exhaustion.start(self._thread)
 
     def show(self, lines: LogLines) -> None:
-        """Queue lines for printing. Any thread. The flow control by LogCredit bounds the length of the queue."""
+        """Queue *lines*, which an agentd has sent, for printing. Any thread.
+
+        The queue stays short, because an agentd sends more lines only after it got a LogCredit for printed ones.
+        """
         self.left_out(lines.node, lines.where, lines.left)
         self._queue.put(lines)
 
@@ -86,11 +89,11 @@ class LogPrinter:
             self._queue.put(None)
 
     def hurry(self) -> None:
-        """From now on, count the remaining lines instead of printing them."""
+        """Print no more lines, because the driver ends: lines that are still queued are only counted, in `left`."""
         self._until = 0.0
 
     def left_out(self, node: str, where: str, lines: int) -> None:
-        """Add *lines* to the lines of *node* in `left`; *where* is the file or directory of the node's logs, or ""."""
+        """Count that *lines* lines of *node* are not printed. *where* is the path of its log files, "" if unknown."""
         if lines:
             with self._lock:  # of the loop thread and the printer's
                 self.left[node, where] = self.left.get((node, where), 0) + lines
@@ -124,9 +127,9 @@ class LogPrinter:
         self._tried(self._show_bar)
 
     def _tried(self, action: Callable[..., None], *args: object) -> bool:
-        """Call *action*, which writes to a stream. Return False if it failed.
+        """Call *action*, which writes to stdout or stderr. Return False if it raised; no exception leaves this method.
 
-        No error may end the printer's thread, because the senders wait for a LogCredit.
+        An exception would end the printer's thread, and the agentds would wait for a LogCredit without end.
         """
         try:
             action(*args)
@@ -156,13 +159,13 @@ class LogPrinter:
             _put(out, "".join(printed))
 
     def _clear(self) -> None:
-        """Remove the progress bar from the last line of the terminal."""
+        """If the last line of the terminal shows a progress bar, clear the line."""
         out, self._open = self._open, None
         if out is not None:
             _put(out, "\r\x1b[K")
 
     def _show_bar(self) -> None:
-        """Show the progress bar that changed last, if its output is a terminal."""
+        """Show the progress bar that changed last on the last line of the terminal, or no bar if all have ended."""
         for (prefix, stream), text in reversed(self._bars.items()):
             out = _stream(stream)
             width = _columns(out) if out is not None else 0
@@ -176,7 +179,7 @@ class LogPrinter:
         self._clear()
 
     def _finish_bars(self) -> None:
-        """Print the last state of each progress bar as a line."""
+        """Print the last state of each progress bar as a line of its own, because the printer ends."""
         self._tried(self._clear)
         for (prefix, stream), text in self._bars.items():
             out = _stream(stream)
@@ -186,7 +189,7 @@ class LogPrinter:
 
 
 def say(text: str) -> None:
-    """Print a line of this library to stderr. Not through logging, whose level may hide that lines are missing."""
+    """Print *text* to stderr with the library's name before it. Logging is not used: its level might hide *text*."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # stderr is closed
             _put(sys.stderr, f"[rlinf-actors] {text}\n")
@@ -223,5 +226,5 @@ def _columns(out: TextIO) -> int:
 
 
 def _counted(texts: Iterable[str]) -> int:
-    """Return the number of lines in *texts*, without the updates of progress bars."""
+    """Return how many of *texts* are lines; updates of progress bars do not count."""
     return sum(not text.endswith(UPDATE) for text in texts)

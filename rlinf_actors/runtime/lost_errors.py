@@ -36,11 +36,14 @@ Later = Callable[[float, Callable[[], object]], object]
 
 
 class FailedOperation(Protocol):
-    """A failed call, stream or launch."""
+    """A failed call, stream or launch, as LostErrors needs it to report the error."""
 
     @property
     def cause(self) -> Exception | None:
-        """The error object if other operations may have failed with the same object, else None."""
+        """The error object, if other operations may have failed with the same object; else None.
+
+        LostErrors reports an error object once, however many operations it ended.
+        """
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -48,17 +51,20 @@ class FailedOperation(Protocol):
 
     @property
     def shared(self) -> bool:
-        """True for a launch: once a call on the group raises the launch's error, the launch counts as seen."""
+        """True for a launch: if a call on the group has raised the launch's error, the error is not reported."""
 
     def describe(self) -> str:
-        """Return the full error text for the log. Any thread: must not unpickle."""
+        """Return the text of the error for the log. Called on any thread, so it must not unpickle (run user code)."""
 
     def raised(self) -> BaseException:
-        """Return the error as the caller would get it. Call on the thread of `loop` only."""
+        """Return the exception that waiting for the operation raises. Called on the thread of `loop` only."""
 
 
 class _Open:
-    """A failure that no caller has seen. The reference is strong until the failure is reported, then weak."""
+    """A failed operation whose error no caller has got.
+
+    `held` keeps the operation alive until its error is reported; after that only the weak reference `ref` is kept.
+    """
 
     __slots__ = ("held", "ref", "reported")
 
@@ -69,11 +75,13 @@ class _Open:
 
 
 class LostErrors:
-    """The failures that no caller has seen. Any thread.
+    """Reports the errors of failed calls, streams and launches that no caller gets as an exception. Any thread.
+
+    Each driver or worker process has one.
 
     Args:
-        change_exit_code: True to change the script's exit code from 0 to 1 if an error was lost.
-        later: starts a timer.
+        change_exit_code: True to make the script's exit code 1 instead of 0 if no caller got some error by the end.
+        later: calls a function after a number of seconds, on a thread of the runtime.
 
     Attributes:
         count: number of reported errors.
@@ -91,14 +99,16 @@ class LostErrors:
 
     @property
     def script_failed(self) -> bool:
-        """True if the script ends with an exception or a non-zero code. Always False without *change_exit_code*."""
+        """True if the script ends by an exception or a non-zero exit code. Always False without *change_exit_code*."""
         return self._exit_code is not None and self._exit_code.chosen
 
     def failed(self, failed: FailedOperation, *, awaited: bool) -> None:
-        """Register a failure, to be reported after GRACE_S unless `seen` is called before.
+        """Register a failed operation. If *awaited* is False, its error is reported after GRACE_S.
+
+        It is not reported if `seen` is called before.
 
         Args:
-            failed: the failed operation; `seen` and `collected` must be given the same object.
+            failed: the failed operation; `seen` and `collected` are called with the same object.
             awaited: True if code is waiting for the operation and gets the error as an exception.
         """
         record = self._open[id(failed)] = _Open(failed, held=not awaited)
@@ -115,21 +125,24 @@ class LostErrors:
         self._known(failed)
 
     def _known(self, failed: FailedOperation) -> None:
-        """Count the launch that failed with the same error object as seen too."""
+        """If a launch has failed with the same error object as *failed*, do not report the launch's error any more."""
         sharing = self._shared.pop(id(failed.cause), None)
         if sharing is not None:
             self._open.pop(id(sharing), None)
 
     def collected(self, failed: FailedOperation) -> None:
-        """Count a failure that no caller has seen as lost. Called by the operation's destructor."""
+        """If no caller has got the error of *failed*, count it as lost: report it, and change the script's exit code.
+
+        Called by the destructor of the operation, because no caller can get the error any more.
+        """
         record = self._open.pop(id(failed), None)
         if record is not None:
             self._lost(failed, record)
 
     def close(self) -> None:
-        """Report all failures that no caller has seen, and log errors that an event loop's handler has not taken.
+        """Report every error that no caller has got. Log every error that waits for an event loop's exception handler.
 
-        Called when the connection to the cluster begins to close, and again after the connection was closed.
+        Called when the process begins to disconnect from the cluster, and again after it has disconnected.
         """
         for take in list(self._handed):
             take()
@@ -167,9 +180,9 @@ class LostErrors:
         self._hand_over(failed, text, loop)
 
     def _hand_over(self, failed: FailedOperation, text: str, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the failure to the loop's exception handler.
+        """Report *failed* to the exception handler of *loop*.
 
-        Log it if the loop does not run the handler in LOOP_PATIENCE_S.
+        If *loop* does not run the handler within LOOP_PATIENCE_S, write *text* to the log instead.
         """
         turn = threading.Lock()  # the first to acquire it reports
 
@@ -202,11 +215,11 @@ def _log(text: str) -> None:
 
 
 class _ExitCode:
-    """Changes exit code 0 to 1 if an error was lost. Other codes given to sys.exit, and 1 after an exception, stay.
+    """Makes the script's exit code 1 instead of 0 if no caller got some error. Other exit codes stay as they are.
 
-    Python does not publish its exit code, so sys.exit is wrapped while a cluster is connected. (``raise SystemExit(3)``
-    is not noticed and becomes 1.) All exit handlers run as usual: a C exit handler, the last step of the process,
-    changes the code.
+    While a cluster is connected, sys.exit and sys.excepthook are replaced, because Python does not tell which exit code
+    the script has chosen. (``raise SystemExit(3)`` is not noticed and becomes 1.) All exit handlers run as usual; a C
+    exit handler, the last step of the process, sets the code.
     """
 
     _current: ClassVar[_ExitCode | None] = None
@@ -222,14 +235,17 @@ class _ExitCode:
 
     @classmethod
     def watched(cls) -> _ExitCode:
-        """Return the _ExitCode of this process, made on first use. The caller must `release` it."""
+        """Return the only _ExitCode of this process, made on first use. The caller must `release` it later."""
         if cls._current is None:
             cls._current = cls()
         cls._current._users += 1
         return cls._current
 
     def release(self) -> None:
-        """Give the instance back. The last user restores sys.exit and sys.excepthook, unless an error was lost."""
+        """End one use of this object. The end of the last use restores sys.exit and sys.excepthook.
+
+        They are not restored if an error was lost, because the exit code must still be changed.
+        """
         self._users -= 1
         if self._users or self.lost:
             return

@@ -27,7 +27,10 @@ HEAD_FIRST_S = 1.0
 
 
 class _Path:
-    """The failure detector of one machine that has awaited workers. A check uses the endpoint of any of them."""
+    """One other machine with workers that this process waits for, and the failure detector of that machine.
+
+    `received` has the number of messages that had arrived from each of these workers at the last turn.
+    """
 
     def __init__(self, detector: FailureDetector, now: float) -> None:
         self.detector = detector
@@ -37,7 +40,9 @@ class _Path:
 
 
 class NodeReachability:
-    """Checks all machines whose workers this process waits for.
+    """Fails calls to workers on machines that this process cannot reach, although the head may reach them.
+
+    A driver or worker has one. It checks each other machine that has a worker for which this process waits.
 
     Args:
         network: makes the reachability checks.
@@ -57,7 +62,7 @@ class NodeReachability:
         self._tasks.start(self._tend(beat_s, lease_s), "watching other nodes")
 
     def close(self) -> None:
-        """Stop checking. Calling twice is harmless."""
+        """Stop all checks. Calling twice is harmless."""
         for path in self._paths.values():
             path.checks.cancel()
         self._paths.clear()
@@ -91,7 +96,7 @@ class NodeReachability:
             self._judge(path, peers, now)
 
     def _awaited(self) -> dict[str, list[tuple[Peer, str]]]:
-        """Return the awaited workers on other machines, with their TCP endpoints, by machine."""
+        """Return the Peer and TCP endpoint of each awaited worker, by machine. This machine is left out."""
         found: dict[str, list[tuple[Peer, str]]] = {}
         for group in self._groups():
             for rank, state in group.states.items():

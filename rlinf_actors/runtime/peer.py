@@ -66,22 +66,22 @@ _ANSWERS = (frames.Ok, frames.Item, frames.Raised, frames.Runs)
 
 
 class Pending(Protocol):
-    """A registered call that waits for its answer or answers."""
+    """A call that waits for one or more answers of a worker; the Peer of the worker keeps it until the call ends."""
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """Handle an answer. Return True if no further answer will come. Loop thread."""
+        """Handle one answer of the worker. Return True if it was the last one. Called on the loop thread."""
 
     def fail(self, error: Exception) -> None:
-        """End the call with *error*, because the worker is gone. Any thread."""
+        """End the call with *error*, because the worker has ended or cannot be reached. Called on any thread."""
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A pending call with one answer.
+    """A pending call that has one answer and is handled by two callbacks; only one of them is called, once.
 
     Attributes:
-        answered: called with the answer. Loop thread.
-        failed: called with the error if the worker is gone. Any thread.
+        answered: called on the loop thread with the answer.
+        failed: called on any thread with an error, if the worker has ended or cannot be reached.
     """
 
     answered: Callable[[frames.AnyFrame, AuthenticatedParts], object]
@@ -104,15 +104,15 @@ class Peer:
         name: name of the worker, ``group:rank``.
         rank: rank of the worker.
         node: node name of the worker, for error messages.
-        needed: called once, when the first message waits for the link. Any thread.
-        lost: called with this Peer when the connection was lost and re-established. Loop thread.
+        needed: called once, on any thread, when the first message waits for the link; it leads to `connect`.
+        lost: called on the loop thread with this Peer, when the connection was lost and re-established.
         me: worker id of this process, "" in a driver.
 
     Attributes:
         worker_id: id of the worker, "" while unknown.
-        succeeds: identities of earlier links to this worker whose connections were lost.
-        wanted: True if a message was sent, or the link is needed for another reason.
-        received: number of messages that have arrived.
+        succeeds: identities of the earlier links to this worker whose connections were lost; the Join names them.
+        wanted: True if the link is needed: a message was sent, or this Peer replaces one whose connection was lost.
+        received: number of messages that have arrived from the worker.
     """
 
     def __init__(
@@ -158,12 +158,12 @@ class Peer:
 
     @property
     def connected(self) -> bool:
-        """True if the link was made. Messages may still wait for the worker's answer to the offer of shared memory."""
+        """True if `connect` has made the link. Messages may still wait in the backlog until the link is ready."""
         return self._joined is not None
 
     @property
     def awaited(self) -> bool:
-        """True if this process waits for the worker: it has pending calls, listeners or `on_gone` callbacks."""
+        """True if this process waits for the worker: it has a pending call, a listener or an `on_gone` callback."""
         return self.error is None and bool(self.pending or self._listeners or self._watchers)
 
     def connect(
@@ -173,11 +173,13 @@ class Peer:
         token: str,
         first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None],
     ) -> None:
-        """Make the link; send the backlog when the link is ready. Fail this Peer if no link can be made. Loop thread.
+        """Make the link to the worker, and send the backlog when the link is ready. Loop thread.
+
+        If no link can be made, this Peer fails.
 
         Args:
             endpoint: endpoint where the worker listens.
-            host: host key of this process; ipc is used if the endpoint has the same host key.
+            host: host key of this process; if the endpoint has the same key, the link is a unix socket, else TCP.
             token: token of the job.
             first: called when the link is ready; returns the message to send before all others, or None.
         """
@@ -229,7 +231,10 @@ class Peer:
             self._link = link  # last: a thread that sees the link sends without the lock, and must not overtake
 
     def succeed(self, old: Peer) -> None:
-        """Take over from *old*, the Peer of the same worker process whose connection was lost."""
+        """Become the successor of *old*, a Peer of the same worker process, whose connection was lost.
+
+        The Join of this Peer's link then tells the worker which earlier links were lost.
+        """
         self.worker_id, self.wanted = old.worker_id, True
         # a link that brought nothing may never have joined: the worker may not know that its predecessors are lost
         self.succeeds = [*([] if old.received else old.succeeds), old.link_identity]
@@ -248,9 +253,13 @@ class Peer:
     # --- calls ---
 
     def open(self, pending: Pending, call: int = 0) -> int:
-        """Register a pending call and return its number. *call* is the number, 0 for a new number. Any thread.
+        """Register a pending call, and return the number that the call's message must have. Any thread.
 
-        If the Peer has failed, the call fails at once.
+        If this Peer has failed, the call fails at once.
+
+        Args:
+            pending: gets the answers to the call, or the error.
+            call: the number if the caller has one, such as for a call to several ranks; 0 for a new number.
         """
         call = call or new_call()
         self.pending[call] = pending
@@ -259,19 +268,22 @@ class Peer:
         return call
 
     def exception(self, frame: frames.Raised, parts: AuthenticatedParts) -> Exception:
-        """Return the exception that the worker raised. Unpickles it, so not on the loop thread."""
+        """Return the exception that the worker raised, unpickled from *frame* and *parts*.
+
+        Must not be called on the loop thread, because unpickling runs user code.
+        """
         return failure.decode(frame, parts, worker=self.name, rank=self.rank, node=self.node)
 
     def forget(self, call: int) -> None:
-        """Cancel a call here and at the worker. Any thread."""
+        """Cancel the call with this number: ignore its answers, and ask the worker to cancel it. Any thread."""
         if self.pending.pop(call, None) is not None:
             self.send(frames.Cancel(call))
 
     def listen(self, listener: Callable[[frames.AnyFrame], object]) -> int:
-        """Register a listener and return its number.
+        """Call *listener* with each frame of `_LISTENED` that carries a new number, and return that number.
 
-        The listener gets each frame of `_LISTENED` that carries the number. The registration ends when the worker is
-        gone, or by `ignore`.
+        Messages and channels use this for answers that come after a call. The listener is removed by `ignore`, or when
+        this Peer fails.
         """
         number = new_call()
         self._listeners[number] = listener
@@ -281,7 +293,10 @@ class Peer:
         self._listeners.pop(number, None)
 
     def on_gone(self, callback: Callable[[Exception], object]) -> None:
-        """Call *callback* with the error when the worker is gone; at once if it is already gone. Any thread."""
+        """Call *callback* with the error when this Peer fails, because the worker has ended or cannot be reached.
+
+        If the Peer has already failed, *callback* is called at once. Any thread.
+        """
         with self._lock:
             if self.error is None:
                 self._watchers.append(callback)
@@ -291,19 +306,22 @@ class Peer:
     def send(
         self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True
     ) -> None:
-        """Send a message, or keep it in the backlog until the link is ready. Any thread.
+        """Send a message to the worker; until the link is ready, keep it in the backlog. Any thread.
 
-        A failed Peer drops the message.
+        If this Peer has failed, the message is dropped.
 
         Args:
             frame, parts: the message.
-            now: True to hand the message to the socket on this thread if nothing is queued before it; saves a wake-up.
-            alone: True if the parts are sent to no other worker; the worker may then write to lent parts.
+            now: True to write to the socket on this thread if no message waits before this one, which is faster.
+            alone: True if the parts are sent to no other worker. Parts in shared memory may then be writable there.
         """
         self.post(frames.encode(frame), parts, now=now, alone=alone)
 
     def post(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True) -> None:
-        """Send a message like `send`, with an already encoded header."""
+        """Send a message whose header is already encoded; until the link is ready, keep it in the backlog. Any thread.
+
+        Parameters and effects are as for `send`. A call to several ranks is encoded once and posted to each.
+        """
         link = self._link
         if link is None:
             with self._lock:
@@ -322,11 +340,16 @@ class Peer:
         link.send(header, parts, now=now)
 
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
-        """Return *parts* with large parts copied into shared memory that this worker can open; see Lending.store."""
+        """Copy large parts into shared memory before they are sent, if the worker can open it and there is room.
+
+        Returns:
+            The parts, with the copies in place of the originals; and True if the caller may change its buffers now,
+            because every large part that could change has been copied.
+        """
         return self._lending.store(parts)
 
     def fail(self, error: Exception) -> None:
-        """Fail every pending and later call to the worker with *error*, because the worker is gone. Any thread."""
+        """Fail every pending and later call on this Peer with *error*, because the worker cannot answer. Any thread."""
         with self._lock:
             if self.error is None:
                 self.error = error
@@ -346,17 +369,18 @@ class Peer:
     # --- the owner's side ---
 
     def constructing(self, create: int) -> None:
-        """Withhold exceptions that answer calls, until `release`. *create* is the call number of the Create.
+        """Withhold exceptions that answer calls until `release`, because the worker is being constructed. Loop thread.
 
-        Loop thread.
+        If the constructor raises, the worker answers the waiting calls with that exception, and then the Create. The
+        owner of the group fails these calls by the answer to the Create, so that the user gets one error, once.
 
-        If a worker's constructor raises, the worker answers the waiting calls with that exception, and then the Create
-        too. The owner fails the calls with the error of the Create, so that the user gets one error, once.
+        Args:
+            create: call number of the Create, the message that has the worker constructed.
         """
         self._create = create
 
     def release(self) -> None:
-        """Deliver the withheld exceptions to their calls. Loop thread."""
+        """End what `constructing` began: fail the calls whose exceptions were withheld. Loop thread."""
         self._create = 0
         withheld, self._withheld = self._withheld, {}
         for frame, parts in withheld.values():
@@ -399,18 +423,21 @@ class Peer:
             self.pending.pop(frame.id, None)
 
     def _rejected(self, why: str, for_good: bool) -> None:
-        """Count a failed handshake.
+        """Handle a failed handshake of the link. If the process at the endpoint is not the worker, fail this Peer.
 
-        Fail the Peer if the link does not try again (*for_good*) or HANDSHAKES have failed.
+        One failed handshake may only mean that the worker ended meanwhile. So this Peer fails after HANDSHAKES
+        failures without any message from the worker, or at once if the link does not try again.
 
-        A worker that ends during a handshake causes the same event, but only once.
+        Args:
+            why: why the handshake failed.
+            for_good: True if the link does not try again.
         """
         self._handshakes_failed += 1
         if for_good or (self._handshakes_failed >= HANDSHAKES and not self.received):
             self.fail(AuthenticationError(f"{self.name} on {self.node} refused: {why}"))
 
     def _handler_failed(self, _peer: bytes, error: InternalError) -> None:
-        """Fail the call whose message could not be handled. If the message belongs to no call, fail the whole peer."""
+        """A message could not be handled: fail its call with *error*, or this whole Peer if it belongs to no call."""
         frame = self._handling
         if isinstance(frame, _ANSWERS):
             pending = self.pending.pop(frame.id, None)
@@ -420,7 +447,7 @@ class Peer:
             self.fail(error)
 
     def _send_at_once(self, frame: frames.AnyFrame) -> None:
-        """Send a frame about shared memory, before the backlog if the link is not ready. Loop thread."""
+        """Send a frame about shared memory without waiting until the link is ready. Loop thread."""
         if self._joined is not None:
             self._joined.send(frames.encode(frame))
 
@@ -432,7 +459,10 @@ MAX_ASKED = 16
 
 
 class LateReport(Promise[None]):
-    """Asks late workers what their user code is running. Ends when every connected worker has answered. Any thread."""
+    """Asks workers that have not answered in time what their code is running, for the text of a timeout error.
+
+    The promise resolves when every worker with a link has answered. Any thread.
+    """
 
     def __init__(self, peers: Sequence[Peer]) -> None:
         super().__init__("the answer of late workers")
@@ -459,7 +489,7 @@ class LateReport(Promise[None]):
             self.resolve(None)
 
     def describe(self) -> str:
-        """Return what each worker is running, as text for an error message. Withdraw the unanswered requests."""
+        """Return a text that says what each worker is running, or that it does not answer. Ignore later answers."""
         for peer, call in self._calls.items():
             peer.pending.pop(call, None)
         texts = [f"{peer.name} on {peer.node} {self._text(peer)}" for peer in self._peers[:MAX_ASKED]]
@@ -482,9 +512,9 @@ class LateReport(Promise[None]):
 
 
 def late_text(peers: Sequence[Peer], timeout: float) -> str:
-    """Ask the late workers in *peers* what they are running, and return the answers as text.
+    """Ask workers that have not answered in time what they are running; return a text for the timeout error.
 
-    Blocks for at most ANSWER_S, and for at most *timeout* seconds.
+    Blocks for at most ANSWER_S, and not longer than about *timeout* seconds, which the caller's wait took.
     """
     report = LateReport(peers)
     with contextlib.suppress(CallTimeoutError):

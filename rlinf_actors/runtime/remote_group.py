@@ -37,28 +37,31 @@ from rlinf_actors.wire.values import ExitReport, GroupHandle, GroupState, Worker
 
 
 class RemoteGroup:
-    """One group as this process knows it.
+    """One group as this process knows it: its connections (Peers), the last reports of the head, and its construction.
+
+    All handles of the group in this process share one RemoteGroup.
 
     Args:
-        network, identity, host: makes the links; identity and host key of this process.
+        network: makes the links to the workers.
+        identity, host: identity and host key of this process.
         namespace, name: namespace and name of the group.
         node_names: node name of each rank, for error messages.
-        construction: given if this process owns the group; else None.
-        on_failure: called if the group cannot come up, or if a restarted worker cannot be constructed.
+        construction: how to construct the workers, if this process owns the group; else None.
+        on_failure: called with this group if it cannot come up, or if a restarted worker cannot be constructed.
         soon: runs a function on the loop thread; callable from any thread. If given, the link to a worker is made when
             it is first needed; otherwise all links are made as the workers come up.
         me: worker id of this process, "" in a driver.
         launch: launch id (model.restart.launch_of), which tells the group from others of the same name; "" until the
             head reports it.
-        reach: asks the head for the group, after which the registry calls `adopt`. Given for a handle that another
-            process sent.
-        on_constructed: called once when a group that is to be detached is constructed; must lead to a call of
-            `detached`.
+        reach: asks the head to describe the group, after which the registry calls `adopt`. None unless another process
+            sent the handle.
+        on_constructed: called with this group when all workers of a group that will be detached are constructed; the
+            registry then makes the head the owner, and calls `detached`.
 
     Attributes:
         came_up: False if the group could not be constructed.
-        launched: worker ids by rank, of any incarnation.
-        patience_s: seconds that the head may take to hear of the launch.
+        launched: a worker id of each rank, by which the head recognizes the group.
+        patience_s: seconds for which a look-up of the group waits at the head if the launch has not arrived there yet.
         takes_running: True if the launch may return a running group of the same name (get_if_exists). Until the head
             has answered, this process does not know which group it is.
     """
@@ -115,25 +118,28 @@ class RemoteGroup:
 
     @property
     def launch(self) -> str:
-        """The launch id, "" while it is unknown."""
+        """The launch id, which tells this group from others of the same name; "" while it is unknown."""
         return self._launch or (launch_of(self.launched[0]) if self.launched else "")
 
     @property
     def found(self) -> bool:
-        """True if the head has described the group to this process."""
+        """True if the head has described the workers of this group to this process."""
         return bool(self.states)
 
     def serves(self, rank: int) -> bool:
-        """True if the worker of *rank* is running, and constructed if this process owns the group."""
+        """True if the worker of *rank* is running. If this process owns the group, the worker must also be constructed.
+
+        `map` sends items to such ranks first.
+        """
         state = self.states.get(rank)
         if state is None or state.state != "running" or state.id != self.peers[rank].worker_id:
             return False
         return self._construction is None or self._construction.constructed.get(rank) == state.id
 
     def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Call *callback* on the loop thread when the result of `serves` may have changed.
+        """Call *callback* on the loop thread each time that the result of `serves` may have changed for some rank.
 
-        Return a function that removes the callback.
+        Return a function that removes the callback. Any thread.
         """
         with self._lock:
             self._watchers = (*self._watchers, callback)
@@ -150,15 +156,15 @@ class RemoteGroup:
         return [rank_id(peer.worker_id) for peer in self.peers] == [rank_id(worker.id) for worker in workers]
 
     def handle(self) -> GroupHandle:
-        """Return the state of every worker, including ended workers, for a restarted head."""
+        """Return the last known state of each worker, also of ended ones, to send to a restarted head."""
         return GroupHandle(self.namespace, self.name, list(self.states.values()))
 
     # --- readiness of another process's group ---
 
     def request_ready(self) -> Promise[None]:
-        """Return `ready`. Any thread.
+        """Return the promise that resolves when all workers are constructed. Any thread.
 
-        If another process constructs the workers, ask them to answer when they are constructed.
+        If another process constructs the workers, this asks each worker to report when it is constructed.
         """
         ready = self.ready
         if not self.owned and self._soon is not None and not ready.done():
@@ -166,12 +172,12 @@ class RemoteGroup:
         return ready
 
     def look_up(self) -> None:
-        """Ask the head for the group, if another process sent the handle and the head has not described the group."""
+        """Ask the head for the workers of this group if they are unknown, because another process sent the handle."""
         if not self.found and self._reach is not None:
             self._reach(self)
 
     def _ask_workers(self) -> None:
-        """Ask each living worker to answer when it is constructed, unless the workers were asked already."""
+        """Ask each living worker to report when it is constructed. Do nothing if the workers were asked already."""
         if not self.found and self._reach is not None:
             self._ready_requested = True  # `adopt` goes on
             self.look_up()
@@ -196,7 +202,13 @@ class RemoteGroup:
         self._worker_ready(peer, error)
 
     def _worker_ready(self, peer: Peer, error: Exception | None) -> None:
-        """Record that a worker is constructed, or that *error* keeps it from being constructed. Any thread."""
+        """Handle the answer of a worker to `_ask_workers`. Any thread.
+
+        Args:
+            peer: the worker's Peer.
+            error: None if the worker is constructed; else why it is not. If the error came because the worker was
+                restarted or its connection was lost, the worker is asked again.
+        """
         successor = self.peers[peer.rank]
         if error is not None and successor is not peer and successor.error is None and not self.ready.done():
             self._ask_worker(successor)  # it was restarted, or its connection was made anew
@@ -208,7 +220,7 @@ class RemoteGroup:
                 self.ready.resolve(None)
 
     def unreachable(self, error: Exception) -> None:
-        """Fail all waiting calls, because the head could not be asked for the group. A later call asks again."""
+        """Fail all waiting calls on this group, because the head could not be asked for it. A later call asks again."""
         ready, self.ready = self.ready, Promise(f"group {self.name!r}")
         ready.reject(error)
         for peer in self.peers:
@@ -217,7 +229,7 @@ class RemoteGroup:
     # --- the head's reports ---
 
     def adopt(self, state: GroupState) -> None:
-        """Apply the head's description of the whole group."""
+        """Take over the head's description of the group: its token, its class, and the state of every worker."""
         self.token, self.cls, self.detail = state.token, state.cls, state.detail
         self.launched = self.launched or [worker.id for worker in state.workers if worker.id]
         self.update(state.workers)
@@ -225,9 +237,14 @@ class RemoteGroup:
             self._ask_workers()
 
     def become(self, state: GroupState, soon: Callable[..., object]) -> None:
-        """Turn this group into a handle of the running group of the same name (get_if_exists).
+        """Become a handle of the running group that *state* describes, which has the same name.
 
-        Calls that wait for this launch are sent to the ranks of the running group.
+        Called if a launch with get_if_exists has found that group running. Calls that wait for this launch go to the
+        ranks of the running group, and fail if it has another number of ranks.
+
+        Args:
+            state: the head's description of the running group.
+            soon: runs a function on the loop thread; callable from any thread.
         """
         self.owned, self._construction, self._soon = False, None, soon
         self._launch, self.launched = "", []
@@ -244,7 +261,10 @@ class RemoteGroup:
         self.adopt(state)
 
     def update(self, workers: Sequence[WorkerState]) -> None:
-        """Apply the head's report of some workers."""
+        """Handle a report of the head: connect to workers that run, and fail calls to workers that have ended.
+
+        A restarted worker gets a new Peer.
+        """
         for worker in workers:
             if not 0 <= worker.rank < len(self.peers):
                 continue  # of an earlier or later group of this name
@@ -268,9 +288,9 @@ class RemoteGroup:
         call_all(self._watchers)
 
     def _succeed(self, worker: WorkerState) -> bool:
-        """Install a new Peer for a restarted worker.
+        """If *worker* is a later incarnation of the known worker of its rank, give the rank a new Peer; return True.
 
-        Return False if *worker* is of another group, or no newer than the known one.
+        Return False if *worker* belongs to another group, or if its incarnation is not newer.
         """
         old, before = self.peers[worker.rank], self.states.get(worker.rank)
         restarts = before.restarts if before is not None else -1
@@ -305,7 +325,7 @@ class RemoteGroup:
         return peer
 
     def _replace(self, old: Peer, error: Exception) -> Peer:
-        """Install a new Peer for the rank of *old* and return it. Pending calls of *old* fail with *error*."""
+        """Give the rank of *old* a new Peer and return it. Calls that are pending on *old* fail with *error*."""
         peer = self._peer(old.rank, old.node)
         # before `fail`: callers that are told of the end call again, and must find the new peer
         self.peers = [*self.peers[: old.rank], peer, *self.peers[old.rank + 1 :]]
@@ -318,7 +338,10 @@ class RemoteGroup:
             self._soon(self._connect_rank, rank)
 
     def _link_lost(self, old: Peer) -> None:
-        """Replace *old*, whose connection was lost and re-established, because messages may be missing."""
+        """Give a rank a new Peer, because the connection of its Peer *old* was interrupted and messages may be lost.
+
+        Calls that are pending on *old* fail. If this process was still constructing the group, the launch fails.
+        """
         if self.peers[old.rank] is not old or old.error is not None:
             return
         error = ConnectionLostError(
@@ -384,7 +407,10 @@ class RemoteGroup:
             self.construction_failed(error)
 
     def _constructed(self, peer: Peer) -> None:
-        """Record that the worker of *peer* is constructed. After the last one, resolve `ready` or detach the group."""
+        """Record that the worker of *peer* is constructed.
+
+        If it was the last worker, the group is ready, or is detached first if the launch asked for that.
+        """
         construction = self._construction
         assert construction is not None
         construction.constructed[peer.rank] = peer.worker_id
@@ -399,12 +425,12 @@ class RemoteGroup:
                 self.ready.resolve(None)
 
     def detached(self) -> None:
-        """Record that the group is up and that the head has taken over its ownership."""
+        """Record that the head now owns this group instead of this process, and that the group is ready."""
         self.owned = False
         self.ready.resolve(None)
 
     def construction_failed(self, error: Exception) -> None:
-        """Fail the group and every call on it with *error*, if the group is not up yet and has not failed before."""
+        """Fail the launch, and every call on the group, with *error*. Do nothing if the launch has already ended."""
         if not self.ready.done():
             self.came_up = isinstance(error, GroupClosedError)  # else its owner shut it down before it was up
             self._on_failure(self)
@@ -415,27 +441,33 @@ class RemoteGroup:
         return [peer for peer in self.peers if constructed.get(peer.rank) != peer.worker_id or not peer.worker_id]
 
     def error_was_raised(self) -> None:
-        """Record that launch() raised the error of `ready`, so that LostErrors does not report it."""
+        """Record that the launching code got the error of the launch, so that LostErrors does not report it."""
         if isinstance(self.ready, Readiness):
             self.ready.seen()
 
     # --- the end ---
 
     def fail(self, error: Exception) -> None:
-        """Fail every pending and later call on this group with *error*. Any thread."""
+        """Fail the launch if it is under way, and each pending and later call on this group, with *error*. Any thread."""
         self.ready.reject(error)
         for peer in self.peers:
             peer.fail(error)
 
     def end_calls(self, error: Exception | None = None) -> None:
-        """Fail all calls and close the links. The workers may still run."""
+        """Fail all calls on this group and close the links to its workers, which may still run.
+
+        *error* is the error of the calls; None for a GroupClosedError.
+        """
         self.closing = True
         self.fail(error or self._closed_error())
         for peer in self.peers:
             peer.close()
 
     def close(self, error: Exception | None = None) -> None:
-        """Fail all calls, close the links and resolve `gone`, because the group has ended for this process."""
+        """Record that the group has ended for this process: fail all calls, close the links, and resolve `gone`.
+
+        *error* is the error of the calls; None for a GroupClosedError.
+        """
         self.end_calls(error)
         self.gone.resolve(None)
 
@@ -444,7 +476,14 @@ class RemoteGroup:
 
 
 def death(report: ExitReport, worker: str, rank: int, node: str) -> RlinfActorsError:
-    """Return the error that callers get for a worker that ended as *report* says."""
+    """Return the error of calls to a worker that has ended.
+
+    Args:
+        report: how the worker ended.
+        worker: name of the worker, ``group:rank``.
+        rank: rank of the worker.
+        node: name of the worker's node.
+    """
     if report.kind == "start_failed":
         return WorkerStartError(f"{worker} on {node} {ending(report)}", worker=worker, node=node)
     if report.kind == "node_lost":

@@ -58,9 +58,13 @@ IDLE_S = 10.0
 
 
 def shared_memory(limit: int, io: IoThread) -> Arena | None:
-    """Make the shared-memory arena of this process, of at most *limit* bytes and a quarter of the machine's memory.
+    """Make the shared-memory arena of this process. Its blocks are given back to the operating system when it is idle.
 
     Return None if *limit* is 0 or shared memory is not available.
+
+    Args:
+        limit: maximum size in bytes; a quarter of the machine's memory is another maximum.
+        io: the I/O thread, which runs the timer that finds the arena idle.
     """
     limit = min(limit, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
     if limit <= 0:
@@ -101,16 +105,17 @@ _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
 class Runtime:
-    """The I/O thread and the connections of one driver or worker process.
+    """The I/O thread, the sockets and the session with the head of one driver or worker process.
 
-    Methods may be called on any thread but the I/O thread, unless said otherwise.
+    Groups, messages and channels work through it. Methods may be called on any thread but the I/O thread, unless said
+    otherwise.
 
     Args:
         role: "driver" or "worker".
         namespace: namespace of the job.
         worker_id: id of this worker, given by its agentd or parent worker; "" in a driver.
         parent: worker id of the worker that this process is a child of; "" if it is not a child.
-        token: token of the job, in a worker; a driver gets its token from the head.
+        token: token of the job, in a worker; "" in a driver, which gets the token from the head.
         security: security settings of the sockets.
         on_lost: called on the loop thread, with the reason, when the head ends this session.
         on_given_up: called on the loop thread, with the reason, when the head has declared this process dead.
@@ -172,7 +177,7 @@ class Runtime:
     # --- the head ---
 
     async def connect(self, endpoint: str, timeout: float | None) -> Welcome:
-        """Start the session with the head. Loop thread.
+        """Register this process with the head at *endpoint*, and return the head's answer. Loop thread.
 
         Raises:
             ClusterTimeoutError: no answer in *timeout* seconds.
@@ -216,9 +221,17 @@ class Runtime:
     async def ask(
         self, body: Body, kind: type[T], timeout: float | None = None, on_reply: Callable[[Any], None] | None = None
     ) -> T:
-        """Send a request to the head and return its answer, which must be of type *kind*. Loop thread.
+        """Send a request to the head and return its answer. Loop thread.
 
-        See ControlClient.request for *timeout* and *on_reply*. If the head rejects the request, its error is raised.
+        Args:
+            body: the request.
+            kind: class of the expected answer.
+            timeout: seconds to wait for the answer, None for no limit.
+            on_reply: called with the answer as it arrives, before any notice that the head sent after the answer.
+
+        Raises:
+            ProtocolError: the answer is of another class.
+            RlinfActorsError: there is no session, the head did not answer in time, or it rejected the request.
         """
         if self._gone is not None:
             raise self._gone
@@ -230,19 +243,19 @@ class Runtime:
         return answer
 
     async def nodes(self, num_nodes: int, timeout: float | None) -> Nodes:
-        """Wait until the cluster has *num_nodes* nodes, and return the nodes; see client_messages.GetNodes.
+        """Wait until *num_nodes* nodes have registered with the head; return the nodes with their ranks. Loop thread.
 
-        Loop thread.
+        If nodes are missing after *timeout* seconds, ClusterTimeoutError names them. None waits without limit.
         """
         # the head keeps the time and names missing nodes; the limit here is for a head that went away
         return await self.ask(GetNodes(num_nodes, timeout), Nodes, None if timeout is None else timeout + 5.0)
 
     async def status(self, namespace: str | None) -> Status:
-        """Return the head's status of nodes and groups; *namespace* None for the groups of all jobs. Loop thread."""
+        """Ask the head for the states of all nodes and of the groups of *namespace*, None for all jobs. Loop thread."""
         return await self.ask(GetStatus(namespace), Status, 10.0)
 
     async def stop_cluster(self) -> None:
-        """Stop an embedded cluster and print the remaining output of its workers. Loop thread."""
+        """Stop the private cluster of this driver, and print the remaining output of its workers. Loop thread."""
         self._ending = True
         if self.head is not None:
             await self.head.request(StopCluster(stay=True), 10.0)
@@ -251,10 +264,10 @@ class Runtime:
             self._stopped = True  # no head is left for a Goodbye
 
     async def flush_output(self) -> None:
-        """Wait until the last output of this job's workers is printed, at most 2 * END_S + ANSWER_S. Loop thread.
+        """Get and print the output of this job's workers that has not arrived, because the driver ends. Loop thread.
 
-        Asks the head to have the agentds send the output, waits for the last lines of each agentd, and then for the
-        printer.
+        The head asks the agentds to send it. This waits until each agentd has sent its last lines, and then until the
+        lines are printed, for at most 2 * END_S + ANSWER_S. `output_left` then says if some output may be missing.
         """
         head, loop = self.head, asyncio.get_running_loop()
         if head is None or head.welcome is None or self._gone is not None:
@@ -282,11 +295,11 @@ class Runtime:
 
     @property
     def output_left(self) -> bool:
-        """True if some output of workers was not shown, or may not have been shown."""
+        """True if some output of workers was not printed in the driver, or if that is unknown."""
         return self._output_cut or bool(self._printer is not None and self._printer.left)
 
     def _report_lines_not_shown(self) -> None:
-        """Print how many lines were not shown, and which log files contain them."""
+        """Print how many lines of workers' output were not printed in the driver, and which log files have them."""
         left = dict(self._printer.left) if self._printer is not None else {}
         places = {node: place for node, place in left if place}
         for node, place in list(left):
@@ -303,20 +316,20 @@ class Runtime:
 
     @property
     def protocol(self) -> int:
-        """The protocol version of the session with the head, 0 without a session. Any thread."""
+        """The protocol version that this process and the head use, 0 without a session. Any thread."""
         welcome = self.head.welcome if self.head is not None else None
         return welcome.protocol if welcome is not None else 0
 
     # --- the end ---
 
     def daemon_died(self, reason: str) -> None:
-        """Fail all calls on all groups, because the embedded agentd has died and every worker with it. Loop thread."""
+        """Fail all calls on all groups, because the private agentd has died, and every worker with it. Loop thread."""
         self._end_all(RlinfActorsError(f"the cluster is gone: {reason}\n{_START_AGAIN}"))
 
     def head_lost(self, reason: str) -> None:
-        """Close the session and fail all calls, because the head is lost or has declared this process dead.
+        """Close the session and fail all calls on all groups, because the session with the head has ended. Loop thread.
 
-        Loop thread.
+        *reason* says why, for the error messages: the head is lost, or has declared this process dead.
         """
         self._end_all(NodeLostError(f"{reason}; its workers end without it. {_START_AGAIN}"))
 
@@ -387,7 +400,11 @@ class Runtime:
             log.warning("the head sent a %s, which this process does not expect", type(body).__name__)
 
     def _notice_failed(self, body: Body, error: InternalError) -> None:
-        """Fail the group, or all groups, that a notice is about, because the handler of the notice raised *error*."""
+        """Handle an internal error: this process failed to handle a notice of the head.
+
+        If the notice is about workers of a group, fail all calls on the group with *error*. If the head has ended the
+        session by it, fail all calls on all groups.
+        """
         if isinstance(body, WorkerChanged):
             group = self.groups.get(body.namespace, body.group)
             if group is not None:
@@ -396,7 +413,7 @@ class Runtime:
             self._end_all(error)
 
     def _head_returned(self) -> None:
-        """Renew the subscriptions at a restarted head that has accepted this process again."""
+        """Tell a restarted head what it does not know: which groups this process uses, and whose ends it waits for."""
         self.watched.renew()
         self._tell(self.groups.handles())
 
@@ -406,6 +423,9 @@ class Runtime:
 
 
 def _runs_tests() -> bool:
-    """True in a pytest run, whose exit code reports its tests. False in a script that only imports pytest."""
+    """Return True if pytest runs in this process: lost errors must not change pytest's exit code.
+
+    Return False in a script that only imports pytest.
+    """
     plugin = sys.modules.get("rlinf_actors.testing.pytest_plugin")  # pytest has loaded it if it runs
     return plugin is not None and bool(plugin.runs)
