@@ -448,7 +448,7 @@ class RemoteGroup:
     # --- the end ---
 
     def fail(self, error: Exception) -> None:
-        """Fail the launch if it is under way, and each pending and later call on this group, with *error*. Any thread."""
+        """Fail the launch, if it has not ended, and all calls on this group, also later ones. Any thread."""
         self.ready.reject(error)
         for peer in self.peers:
             peer.fail(error)
