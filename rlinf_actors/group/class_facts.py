@@ -38,12 +38,13 @@ _WRAPPERS = (staticmethod, classmethod, functools.partialmethod)
 
 @dataclass(frozen=True)
 class Method:
-    """A public method of a worker class, as its callers see it.
+    """What a caller must know about a public method of a worker class.
 
     Attributes:
         streams: True if the method is a generator; its result is then a stream of items.
         idempotent: True if the method may run more than once for one call (Worker.idempotent).
-        concurrent: number of threads of this method beside the main thread (Worker.concurrent); 0 if it has none.
+        concurrent: number of threads that run this method beside the main thread (Worker.concurrent); 0: the method
+            runs on the main thread.
     """
 
     streams: bool = False
@@ -53,12 +54,12 @@ class Method:
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """What a handle must know about a worker class. A process that receives the handle may not have the class.
+    """What the handle of a group must know about the worker class, which the process of the handle may not have.
 
     Attributes:
         name: name of the class.
         methods: public methods by name, including inherited ones.
-        own: names of the public methods that the user's classes define.
+        own: names of the public methods that the user's classes define, without those of Worker.
         private: names of the private methods, including inherited ones.
         cls: the class, or None if this process has only a handle.
     """
@@ -105,7 +106,10 @@ def public_methods(cls: type) -> dict[str, Method]:
 
 
 def names_of_functions(cls: type) -> dict[Any, str]:
-    """Return the name of each method of a class and its bases, by what `function_of` returns for the method."""
+    """Return a mapping from function to name for all methods of *cls* and its bases.
+
+    It finds the name of a method that a caller gives as an object. The keys are what `function_of` returns.
+    """
     found: dict[Any, str] = {}
     for klass in cls.__mro__:
         for name, member in vars(klass).items():
@@ -118,7 +122,10 @@ def names_of_functions(cls: type) -> dict[Any, str]:
 
 
 def function_of(member: Any) -> Any:
-    """Return the object that identifies a method, whether given by its class, by a subclass, or from ``vars(cls)``."""
+    """Return the plain function of a method, to compare methods: equal however the method was obtained.
+
+    *member* is an attribute of the class or of a subclass, or a value of ``vars(cls)``.
+    """
     member = getattr(member, "__func__", member)
     for attribute in ("__partialmethod__", "_partialmethod"):  # of Python 3.13 and later, and of earlier ones
         member = getattr(member, attribute, member)
@@ -126,9 +133,13 @@ def function_of(member: Any) -> Any:
 
 
 def check_class(cls: type, base: type) -> None:
-    """Raise UsageError if a public method has a reserved name, or if ``@Worker.concurrent()`` does not fit its method.
+    """Raise UsageError if a worker class has a method that no group can call.
 
-    Classes from *base* (Worker) on in the method resolution order are not checked for reserved names.
+    That is a method with a name that groups reserve, or with ``@Worker.concurrent()`` if it is private or async.
+
+    Args:
+        cls: the worker class.
+        base: Worker, whose own methods and those of its bases may have reserved names.
     """
     for klass in cls.__mro__:
         if klass is base:
@@ -159,7 +170,7 @@ def check_class(cls: type, base: type) -> None:
 
 
 def check_lease_hook(cls: type) -> None:
-    """Raise UsageError if on_lease_lost is a coroutine function: the event loop may not run when the hook is needed."""
+    """Raise UsageError if on_lease_lost is an ``async def``: when it is called, the event loop may not run."""
     hook = inspect.unwrap(getattr(cls, LEASE_HOOK, None) or (lambda: None))
     if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
         raise UsageError(

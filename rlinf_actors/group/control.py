@@ -46,14 +46,16 @@ log = logging.getLogger(__name__)
 
 
 class GroupControl:
-    """The operations of a group, reachable as ``group.control`` whatever methods the worker class has.
+    """The library's operations on a group, such as shutdown, as ``group.control``.
+
+    A method of the worker class may hide an operation of the same name on the group itself; it never hides it here.
 
     Attributes:
         name: name of the group.
         cls_name: name of the worker class.
         methods: public methods of the worker class, by name.
-        facts: what the handle knows about the worker class.
-        yielded: names in `YIELDING` that the class defines as methods.
+        facts: names and properties of the methods of the worker class.
+        yielded: names of the library's operations on a group that methods of the worker class hide.
     """
 
     _handle_cls: ClassVar[Any]  # WorkerGroup; its module imports this one and sets it
@@ -72,7 +74,7 @@ class GroupControl:
 
     @property
     def control(self) -> GroupControl:
-        """This object: ``group.control`` and ``group.control.control`` are the same."""
+        """This object itself, so that ``group.control.control`` is ``group.control``."""
         return self
 
     @property
@@ -82,7 +84,7 @@ class GroupControl:
 
     @property
     def restarts(self) -> bool:
-        """False if the group does not restart failed workers; True also if this is unknown."""
+        """False if failed workers of the group are not restarted; True if they are, or if this is unknown."""
         return self._detail.restarts
 
     @property
@@ -92,51 +94,66 @@ class GroupControl:
 
     @property
     def models(self) -> dict[int, str]:
-        """Accelerator model by rank, "" for a rank without accelerators."""
+        """The accelerator model of each rank, "" for a rank without accelerators."""
         return dict(enumerate(self._detail.models))
 
     @property
     def hardware(self) -> dict[int, list[HardwareInfo]]:
-        """Robots or other configured hardware, by rank."""
+        """The robots or other configured hardware of each rank, without ranks that have none."""
         return {rank: [info_of(piece) for piece in pieces] for rank, pieces in self._detail.hardware.items()}
 
     @property
     def _detail(self) -> group_spec.GroupDetail:
-        """The launcher's record of the group, decoded once."""
+        """The record of the group that the launching process made: placements, models and hardware."""
         text = self.group.detail
         if self._read[0] != text:
             self._read = (text, group_spec.decode(text, self.name))
         return self._read[1]
 
     def method(self, function: Callable[..., Any]) -> RemoteMethod[..., Any]:
-        """Return a method of the worker class with its types; see WorkerGroup.method."""
+        """Return a callable that calls *function*, a method of the worker class, on all ranks; with its types.
+
+        The same as `WorkerGroup.method`.
+        """
         name = self.name_of(function)
         return RemoteMethod(self, name, self.methods[name], None, ONCE)
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the worker class with its types; see WorkerGroup.call."""
+        """Call *function*, a method of the worker class, on all ranks and return the result of the call.
+
+        The same as `WorkerGroup.call`.
+        """
         return self.method(function)(*args, **kwargs)
 
     def with_timeout(self, seconds: float) -> Any:
-        """Return a view whose calls have a deadline; see WorkerGroup.with_timeout."""
+        """Return a view of all ranks whose calls end after *seconds*, with CallTimeoutError if no answer came.
+
+        The same as `WorkerGroup.with_timeout`.
+        """
         # by the class: the attribute of the handle may be the worker's own method
         return self._handle_cls.with_timeout(self._handle_cls(self), seconds)
 
     def with_retries(self, n: int) -> Any:
-        """Return a view whose calls are sent again after the death of a worker; see WorkerGroup.with_retries."""
+        """Return a view of all ranks whose calls are sent again, at most *n* times per rank, when a worker dies.
+
+        The same as `WorkerGroup.with_retries`.
+        """
         return self._handle_cls.with_retries(self._handle_cls(self), n)
 
     @staticmethod
     def from_address(worker_cls: type, address: WorkerAddress, async_op: bool = False) -> Any:
-        """Return a view of the worker at an address; see WorkerGroup.from_address."""
+        """Return a view of the worker at *address*, or of all workers for the address of a group.
+
+        The same as `WorkerGroup.from_address`.
+        """
         return GroupControl._handle_cls.from_address(worker_cls, address, async_op)
 
     def name_of(self, function: Callable[..., Any]) -> str:
-        """Return the name of a public method of the worker class.
+        """Return the name by which workers know *function*, a public method of the worker class.
 
         Args:
-            function: the method as an attribute of the class or of a base. A handle from another process, which has no
-                class, looks at the function's ``__name__`` only.
+            function: the method, as an attribute of the class or of a base. If this process got the handle from another
+                process, it may not have the class; then only the function's ``__name__`` counts.
 
         Raises:
             UsageError: the class has no such public method.
@@ -159,7 +176,10 @@ class GroupControl:
         )
 
     def worker_infos(self) -> list[WorkerInfo]:
-        """Return where each rank runs, in rank order. The information is complete when the group is ready."""
+        """Return the node, port, accelerators and robots of each worker, in rank order.
+
+        Before the group is ready, some of it may be missing.
+        """
         infos = []
         by_rank = {placement.rank: placement for placement in self.placements}
         models, hardware = self.models, self.hardware
@@ -180,15 +200,21 @@ class GroupControl:
         return infos
 
     def states(self) -> dict[int, WorkerState]:
-        """Return the head's last report of each worker, by rank. `pulse` is set for a worker that does not answer."""
+        """Return the state of each worker by rank, as the head last reported it. Ranks without a report are missing."""
         return dict(self.group.states)
 
     def wait_ready(self, timeout: float | None = None) -> None:
-        """Block until every worker is constructed; raise the error of the launch. See WorkerGroup.wait_ready."""
+        """Block until every worker is constructed, or raise the error of the launch.
+
+        The same as `WorkerGroup.wait_ready`, except that it returns None.
+        """
         self.group.request_ready().wait(timeout)
 
     def shutdown(self, grace: float = 5.0, async_op: bool | None = None) -> Any:
-        """End the workers; see WorkerGroup.shutdown."""
+        """End the workers: call their ``_close()`` if the class has it, send SIGTERM, after *grace* seconds SIGKILL.
+
+        The same as `WorkerGroup.shutdown`.
+        """
         if async_op is None:
             async_op = asyncio._get_running_loop() is not None
         if async_op:
@@ -197,11 +223,14 @@ class GroupControl:
         return None
 
     async def shutdown_async(self, grace: float = 5.0) -> None:
-        """Stop the workers; see WorkerGroup.shutdown. Cancelling the caller leaves the shutdown running."""
+        """End the workers like `shutdown`, without blocking the event loop.
+
+        If the task that awaits this is cancelled, the shutdown goes on.
+        """
         await self.shutdown(grace, async_op=True)
 
     def shutdown_blocking(self, grace: float = 5.0) -> None:
-        """Stop the workers and block until they have ended."""
+        """End the workers like `shutdown`, and block until they have ended."""
         self._begin_shutdown(grace).result()
 
     def _begin_shutdown(self, grace: float) -> concurrent.futures.Future[None]:
@@ -218,7 +247,10 @@ class GroupControl:
         return self.group.gone.done() and not shutdown.cancelled() and shutdown.exception() is None
 
     async def _end(self, grace: float) -> None:
-        """Call ``_close()`` on the workers if the class has it, then stop the workers. Loop thread."""
+        """Call ``_close()`` on the workers if their class has it, and then stop them. Loop thread.
+
+        *grace* is the maximum of seconds for ``_close()``, and also the time from SIGTERM to SIGKILL.
+        """
         group = self.group
         try:
             await self.runtime.groups.reach(group)
@@ -241,17 +273,19 @@ class GroupControl:
 
 
 class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A handle as it is sent to another process, as MessagePack. New fields may be added only with defaults.
+    """The message by which a handle of a group is sent to another process, encoded as MessagePack.
+
+    New fields need a default value, so that processes of different versions understand one another.
 
     Attributes:
         namespace, name, launch: namespace, name and launch id of the group.
         cls: name of the worker class.
         methods: names of the public methods.
-        own: indices in `methods` of the methods that the user's classes define.
+        own: indices in `methods` of the methods that the user's classes define; the other ones are those of Worker.
         private: names of the private methods.
         size: number of ranks.
-        detail: the group's record at the head (group_spec.GroupDetail), as JSON.
-        flagged: facts of the methods that stream, are idempotent or are concurrent, by name.
+        detail: the record of the group that its launcher made (group_spec.GroupDetail), as JSON.
+        flagged: properties of the methods that stream, are idempotent or are concurrent, by name.
         wait_s: seconds for which the head waits for the group's launch; 0 if the head has already answered the launch.
     """
 
@@ -269,10 +303,11 @@ class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def state_of(control: GroupControl) -> bytes:
-    """Return the encoded handle of a group.
+    """Encode the handle of a group, to send it to another process.
 
     Raises:
-        SerializationError: the head has not answered a launch with get_if_exists, which may select another group.
+        SerializationError: the group was launched with get_if_exists, and the head has not answered yet; it is unknown
+            whether the handle will be of this group or of a running one.
     """
     group, facts = control.group, control.facts
     if group.takes_running and not group.found:
@@ -298,7 +333,10 @@ def state_of(control: GroupControl) -> bytes:
 
 
 def control_of(carried: bytes) -> GroupControl:
-    """Return the GroupControl for an encoded handle that another process sent. Does not ask the head.
+    """Decode a handle that another process sent, and return its GroupControl. Does not ask the head.
+
+    Args:
+        carried: what `state_of` returned in the other process.
 
     Raises:
         UsageError: no Cluster is running in this process.
@@ -341,7 +379,10 @@ def control_of(carried: bytes) -> GroupControl:
 
 
 def attach(cls: type, name: str) -> AsyncWork[GroupControl]:
-    """Return an AsyncWork that looks up a running group by its name; see WorkerGroup.from_group_name."""
+    """Ask the head for the running group named *name*, and return an AsyncWork with the group's GroupControl.
+
+    *cls* is the worker class of the group. The work fails with GroupNotFoundError if there is no such group.
+    """
     from rlinf_actors.cluster.cluster import Cluster
 
     async def find(cluster: Cluster) -> tuple[Runtime, RemoteGroup]:
