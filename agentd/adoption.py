@@ -48,7 +48,9 @@ KILLED_S = 1.0  # seconds to wait for the end of a killed process, which may han
 
 @dataclass
 class Survivors:
-    """The templates and workers of an earlier agentd that `take_inventory` found."""
+    """What `take_inventory` found of earlier agentds in this run directory: templates and workers that go on, and
+    workers that it ended.
+    """
 
     ledger: OrderLedger  # the head's orders to earlier agentds, on disk
     templates: list[SurvivingTemplate] = field(default_factory=list)
@@ -64,7 +66,7 @@ class Survivors:
 
 
 class _UnfitError(Exception):
-    """A template cannot be taken over. `can_ask`: True if the template may still react to SIGTERM."""
+    """Raised if a template cannot be taken over. *can_ask* is True if the template may still react to SIGTERM."""
 
     def __init__(self, why: str, can_ask: bool = True) -> None:
         super().__init__(why)
@@ -72,8 +74,10 @@ class _UnfitError(Exception):
 
 
 async def take_inventory(run_dir: str, keep: bool) -> Survivors:
-    """Find the templates and workers of an earlier agentd in *run_dir*, whose lock the caller holds; end those that
-    cannot be taken over, or all if not *keep*.
+    """Find the templates and workers that an earlier agentd left in *run_dir*, so that this agentd can take them over.
+
+    Templates that cannot be taken over are ended with their workers; if *keep* is false, all are. The caller holds the
+    lock of the run directory.
 
     Raises:
         OSError: the directory cannot be read or written.
@@ -106,7 +110,9 @@ async def take_inventory(run_dir: str, keep: bool) -> Survivors:
 
 
 def other_protocols(run_dir: str) -> list[int]:
-    """Return the protocols of the running templates whose protocol this agentd does not speak."""
+    """Return the protocol versions of the running templates in *run_dir* that this agentd cannot take over because it
+    does not speak their version.
+    """
     found = []
     for record in _records(run_dir).values():
         pidfd = -1 if _is_spoken(record) else _open(record)
@@ -120,7 +126,7 @@ def other_protocols(run_dir: str) -> list[int]:
 
 
 def _records(run_dir: str) -> dict[str, TemplateRecord]:
-    """Return the records of templates in *run_dir*, by their path without suffix."""
+    """Return the records of the templates in *run_dir*. The key is the path of the template's files without suffix."""
     found = {}
     for path in sorted(Path(run_dir, "t").glob("*.json")):
         try:
@@ -143,12 +149,14 @@ def _is_spoken(record: TemplateRecord) -> bool:
 
 
 def _open(record: TemplateRecord) -> int:
-    """Return a pidfd of the process that *record* names, -1 if the process has ended."""
+    """Return a pidfd of the template process that *record* names, or -1 if that process has ended."""
     return procfs.open_pidfd(record.pid, record.started) if record.boot == boot_id() else -1
 
 
 async def _take_over(stem: str, record: TemplateRecord, keep: bool, survivors: Survivors) -> SurvivingTemplate | None:
-    """Take over the template of *record*. If that fails, end it, add its workers to `lost`, and return None."""
+    """Connect to the running template of *record*, and return it with its workers. If that fails, end the template, add
+    its workers to `survivors.lost`, and return None. Return None also if the template has ended already.
+    """
     pidfd = _open(record)
     if pidfd < 0:
         return None
@@ -191,8 +199,12 @@ async def _ask(
 
 
 async def _receive_inventory(sock: socket.socket) -> tuple[list[SurvivingWorker], template_protocol.Inventory]:
-    """Receive a template's workers, and the packet that ends its answer. Raise OSError if the template ends,
-    RemoteWireError for another packet, and asyncio.TimeoutError after ANSWER_S.
+    """Receive a template's answer: its workers, and the Inventory packet that ends the answer.
+
+    Raises:
+        OSError: the template has ended.
+        RemoteWireError: the template sent another packet.
+        asyncio.TimeoutError: the answer takes longer than ANSWER_S.
     """
     loop, workers = asyncio.get_running_loop(), list[SurvivingWorker]()
     readable = asyncio.Event()
@@ -212,7 +224,9 @@ async def _receive_inventory(sock: socket.socket) -> tuple[list[SurvivingWorker]
 
 
 def _receive_packets(sock: socket.socket, workers: list[SurvivingWorker]) -> template_protocol.Inventory | None:
-    """Append the workers received so far to *workers*. Return the packet that ends the list, None until it comes."""
+    """Receive the packets that wait on *sock*, and append the workers in them to *workers*. Return the Inventory packet
+    that ends the template's answer, or None if that packet has not arrived yet.
+    """
     while True:
         try:
             data = sock.recv(template_protocol.MAX_PACKET)
@@ -229,9 +243,10 @@ def _receive_packets(sock: socket.socket, workers: list[SurvivingWorker]) -> tem
 
 
 async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, survivors: Survivors) -> None:
-    """End a template that cannot be taken over, within a few seconds. Add its workers to `lost`, with the reason *why*.
+    """End a template that cannot be taken over; this takes a few seconds at most. Add its workers and the reason *why*
+    to `survivors.lost`, and their processes to `survivors.processes`.
 
-    *can_ask*: True to send SIGTERM first, so that the template can end its workers itself.
+    If *can_ask* is true, the template first gets SIGTERM, so that it can end its workers itself.
     """
     for id, processes in processes_below(pid).items():
         survivors.processes.setdefault(id, {}).update(processes)
@@ -245,9 +260,10 @@ async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, survivors:
 
 
 def processes_below(template: int) -> dict[str, dict[int, int]]:
-    """Return the descendants of a template by worker id ("" if unknown), in the form of Survivors.processes.
+    """Return the descendants of a template by worker id ("" if unknown). Each is a pid with its start in clock ticks
+    since boot.
 
-    The worker mark of a process, of its parent or of its session tells the worker.
+    The worker id is read from the worker mark of the process, of its parent, or of the leader of its session.
     """
     stats = [stat for pid in procfs.subtree(template)[1:] if (stat := procfs.stat(pid)) is not None]
     owners: dict[int, str] = {}
@@ -264,9 +280,11 @@ def processes_below(template: int) -> dict[str, dict[int, int]]:
 
 
 async def sweep(ids: Collection[str], processes: dict[int, int], patience_s: float = 0.0) -> None:
-    """Kill all processes of the workers *ids*, and *processes*: pids with their starts in clock ticks since boot.
+    """Kill all processes of the workers *ids*, and also *processes*, which maps pids to their starts in clock ticks
+    since boot. Wait until the search for them is over.
 
-    *patience_s*: seconds that they get first, to make robots safe and end by themselves.
+    If *patience_s* is more than 0, the processes first get that many seconds to make robots safe and to end by
+    themselves.
     """
     if not ids and not processes:
         return
@@ -292,10 +310,10 @@ def _signal(pidfd: int, number: int) -> None:
 
 
 def spared(result: str, was_stopped: bool) -> str:
-    """Return why `agentd --reap` must leave the workers running; "" if it must end them.
+    """Return the reason why `agentd --reap` must leave the workers running, or "" if it must end them.
 
-    *result* is systemd's $SERVICE_RESULT, "" if a person runs the command. *was_stopped*: True if the last agentd was
-    told to end with its workers.
+    *result* is systemd's $SERVICE_RESULT, or "" if a person runs the command. *was_stopped* is True if the last agentd
+    was told to end with its workers.
     """
     if was_stopped or result in ("", "timeout"):  # timeout: it did not react to the order to stop, and was killed
         return ""
@@ -305,11 +323,12 @@ def spared(result: str, was_stopped: bool) -> str:
 
 
 def reap(config: Config, result: str, keeper: str = "") -> int:
-    """End the templates, workers and processes that the last agentd left, unless `spared` forbids it. Return the exit
-    code.
+    """Carry out `agentd --reap`: end the templates, workers and other processes that the last agentd left. Return the
+    exit code. Takes some seconds at most.
 
-    *config* names the run directory and the parent of the workers' cgroups. *keeper* is the socket of the keeper in
-    rlinf-workers@.service, "" without that unit. Takes some seconds at most.
+    If `spared` returns a reason to leave the workers running, end nothing. *config* names the run directory and the
+    parent of the workers' cgroups. *result* is systemd's $SERVICE_RESULT. *keeper* is the socket of the keeper in
+    rlinf-workers@.service, or "" without that unit.
 
     Raises:
         ConfigError: an agentd runs in that directory, or the directory belongs to another user.

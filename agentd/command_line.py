@@ -143,7 +143,9 @@ def _run(config: Any, options: dict[str, Any], stderr: DaemonStderr) -> int:
 
 
 def _ends(work: Callable[[], int], stderr: DaemonStderr, failed: Callable[[int, str], None]) -> int:
-    """Return the exit code of *work*. If *work* raises, print one line, and call *failed* with exit code and line."""
+    """Run *work* and return its exit code. If *work* raises an exception, print the error on one line, call *failed*
+    with the exit code and that line, and return the exit code.
+    """
     try:
         return work()
     except ConfigError as error:
@@ -163,7 +165,9 @@ def _ends(work: Callable[[], int], stderr: DaemonStderr, failed: Callable[[int, 
 
 
 def _say(stderr: DaemonStderr, code: int, text: str, ready_fd: int | None = None) -> int:
-    """Print *text* on stderr and return *code*. Write both to *ready_fd*, the pipe to the driver, if there is one."""
+    """Print the error *text* on stderr and return *code*. If a driver started agentd, *ready_fd* is the pipe to the
+    driver, and *code* and *text* are written to it too.
+    """
     stderr.say(text)
     if ready_fd is not None:
         import json

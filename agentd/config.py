@@ -50,7 +50,7 @@ MIN_ROBOT_LEASE_S = 0.5
 
 @dataclass(frozen=True)
 class Config:
-    """agentd's configuration."""
+    """agentd's configuration, from the files, the environment and the command line. Frozen."""
 
     head: bool = False  # True if the head runs in this process
     listen: str | None = None  # HOST:PORT of that head; None for unix sockets only
@@ -94,7 +94,8 @@ class Config:
 def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     """Return agentd's configuration, checked.
 
-    *arguments* come from the command line: fields of Config, and `config`, the path of the file; None means not given.
+    *arguments* are the options of the command line: fields of Config, and `config`, the path of agentd.toml. None
+    stands for an option that was not given.
 
     Raises:
         ConfigError: a file cannot be read, a key is unknown, or a value is invalid.
@@ -125,8 +126,10 @@ def load(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
 
 
 def for_reaping(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
-    """Return the configuration for `agentd --reap`. If a file is invalid, return only the run directory that the
-    command line or systemd names, since leftovers must be ended all the same.
+    """Return the configuration for `agentd --reap`.
+
+    If a file is invalid, the result has only the run directory that the command line or systemd names. So processes
+    that agentd left can be ended in spite of the invalid file.
 
     Raises:
         ConfigError: a file is invalid, and neither the command line nor systemd names a run directory.
@@ -142,7 +145,9 @@ def for_reaping(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Con
 
 
 def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Settings) -> None:
-    """Decide whether the head runs here: by the command line (*given*), else by RLINF_HEAD, else by the files."""
+    """Set in *values*, fields of Config, whether the head runs in this agentd. The options of the command line
+    (*given*) decide; without them RLINF_HEAD decides, and without RLINF_HEAD the files.
+    """
     if given.get("head") or given.get("listen"):
         values.update(head=True, connect=None)
     elif given.get("connect"):
@@ -156,7 +161,9 @@ def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Set
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the values in one TOML file, by field of Config. Raise ConfigError if the file or a value is wrong."""
+    """Return the values in one TOML file. The keys are fields of Config. Raise ConfigError if the file cannot be read
+    or a key or value is wrong.
+    """
     try:
         tables = tomllib.loads(path.read_text())
     except OSError as error:
@@ -176,7 +183,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _file_struct() -> type[msgspec.Struct]:
-    """Return the struct of agentd.toml: a field for each table, None for each key that the file does not have."""
+    """Return the type to which agentd.toml is converted: a struct with one field for each table. A key that the file
+    does not have is None.
+    """
     types = get_type_hints(Config)
     tables: list[tuple[str, Any, Any]] = []
     for table, keys in KEYS.items():
@@ -191,7 +200,9 @@ def _field(table: str, key: str) -> str:
 
 
 def key_of(field_name: str) -> str:
-    """Return the key of agentd.toml that sets a field of Config, such as ``node.name``; by default the field's name."""
+    """Return the key of agentd.toml that sets a field of Config, such as ``node.name``. Return the field's name if no
+    key sets the field.
+    """
     keys = (f"{table}.{key}" for table, keys in KEYS.items() for key in keys if _field(table, key) == field_name)
     return next(keys, field_name)
 
@@ -235,7 +246,9 @@ def _checked(config: Config) -> Config:
 
 
 def check_files(config: Config) -> None:
-    """Raise ConfigError if the hardware description cannot be read, or if the cgroup directory cannot be used."""
+    """Raise ConfigError if the file that describes the hardware cannot be read, or if the configured cgroup directory
+    cannot be used.
+    """
     if config.described is not None and not os.access(config.described, os.R_OK):
         raise ConfigError(f"is {config.described!r}, which cannot be read", path="hardware.described")
     try:
@@ -245,7 +258,9 @@ def check_files(config: Config) -> None:
 
 
 def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) -> str:
-    """Return the default parent directory of workers' log files: for an embedded agentd, inside its run directory."""
+    """Return the directory in which workers' log files are kept if none is configured. An embedded agentd keeps them in
+    its run directory.
+    """
     if config.embedded:
         return os.path.join(run_dir, "logs")
     if os.getuid() == 0:
@@ -255,7 +270,9 @@ def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) ->
 
 
 def inherited_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of agentd that workers inherit: those in UTF-8, and not those of agentd's systemd unit."""
+    """Return the environment variables that workers inherit from agentd. Variables that are not UTF-8 and variables of
+    agentd's systemd unit are left out.
+    """
     kept = {name: value for name, value in environ.items() if name not in FOR_THE_UNIT_ALONE}
     for name in list(kept):
         try:
@@ -273,7 +290,7 @@ _OF_NO_EFFECT = ("files",)
 
 @dataclass(frozen=True)
 class Changes:
-    """The result of `reload`."""
+    """The result of `reload`: the new configuration, and the keys of agentd.toml that changed."""
 
     config: Config  # from now on
     applied: tuple[str, ...]  # keys of agentd.toml that differ and take effect now
@@ -281,7 +298,9 @@ class Changes:
 
 
 def reload(current: Config, fresh: Config) -> Changes:
-    """Compare the running configuration *current* with *fresh*, just read, and apply the fields in RELOADABLE."""
+    """Return the running configuration *current* with the new values of the fields in RELOADABLE, and the keys that
+    changed. *fresh* is the configuration that was read again after SIGHUP.
+    """
     changed = [
         field.name
         for field in fields(Config)
@@ -295,8 +314,9 @@ def reload(current: Config, fresh: Config) -> Changes:
 
 
 def own_key(config: Config, settings: Settings) -> KeyFile | None:
-    """Return this agentd's key file; None for an embedded agentd, or without keys. On loopback, the default is the
-    user's own key file. Raise ConfigError if the key file cannot be used.
+    """Return the key file of this agentd, or None if it is embedded or has no key.
+
+    On loopback, the default is the user's own key file. Raise ConfigError if the key file cannot be used.
     """
     if config.embedded:  # unix sockets only
         return None
@@ -307,21 +327,27 @@ def own_key(config: Config, settings: Settings) -> KeyFile | None:
 
 
 def named(config: Config, key: KeyFile | None) -> Config:
-    """Return *config* with the node name in the agent's key file, unless the configuration names the node."""
+    """Return *config* with the node name in the key file, if the configuration has no node name and *key* is the key of
+    an agentd; otherwise return *config* unchanged.
+    """
     if key is None or key.role != "agent" or config.name is not None:
         return config
     return replace(config, name=key.name)
 
 
 def check_addresses(config: Config, security: Security) -> None:
-    """Raise ConfigError unless the head's TCP address is on loopback, agentd has a key, or `insecure` is set."""
+    """Raise ConfigError if agentd would use the head's TCP address without protection: the address is not on loopback,
+    agentd has no key, and `insecure` is not set.
+    """
     endpoint = _endpoint(config)
     if endpoint:
         security.mechanism(endpoint, "listen on" if config.head else "connect to")
 
 
 def _endpoint(config: Config) -> str:
-    """Return the TCP endpoint that the head here listens on, or that agentd connects to; "" for unix sockets only."""
+    """Return the TCP endpoint on which the head in this process listens, or to which agentd connects if the head runs
+    elsewhere. Return "" if only unix sockets are used.
+    """
     if config.head:
         return endpoint_of(config.listen, "--listen") if config.listen is not None else ""
     if config.connect is None or config.connect.startswith("ipc://"):

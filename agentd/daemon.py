@@ -48,9 +48,10 @@ OK, FOR_GOOD = 0, 3
 
 
 class StatusReporter:
-    """Reports agentd's state to systemd, and once, through *ready_fd*, to the driver that started agentd (-1: none).
+    """Reports agentd's state to systemd, and once to the driver that started agentd. Loop thread only.
 
-    *manager* sends nothing if a driver owns this process. Loop thread only.
+    *manager* is the connection to systemd; it sends nothing if a driver owns this agentd. *ready_fd* is the pipe to
+    that driver, or -1 if no driver waits.
     """
 
     def __init__(self, manager: Manager, ready_fd: int) -> None:
@@ -61,7 +62,9 @@ class StatusReporter:
         self.hardware = ""  # of this node, for people
 
     def ready(self, text: str) -> None:
-        """Report READY to systemd. Called after the first attempt to reach the head, which may still be down."""
+        """Report READY to systemd, with *text* as status. Called after the first attempt to reach the head, even if
+        that attempt failed.
+        """
         if not self._ending:
             self._text = f"{text}; {self.hardware}"
             self._manager.ready(self._text)
@@ -76,17 +79,21 @@ class StatusReporter:
         self._manager.reloaded(f"{trouble}; {self._text}" if trouble else self._text)
 
     def ending(self, text: str) -> None:
-        """Report STOPPING to systemd. May be called again."""
+        """Report STOPPING to systemd, with *text* as status. May be called again."""
         self._ending = True
         self._manager.stopping(text)
 
     def failed(self, code: int, text: str) -> None:
-        """Report the error that ends agentd to systemd, and to the driver if the driver has got no line yet."""
+        """Report to systemd the error that ends agentd. Report the error also to the driver, if the driver still waits
+        for agentd to be ready.
+        """
         self._manager.status(text)
         self._tell_driver({"error": text, "code": code})
 
     def stopped(self, code: int) -> None:
-        """Tell the driver, if it has got no line yet, that agentd was stopped before it was ready."""
+        """Report to the driver that agentd was stopped before it was ready. If the driver no longer waits for that, do
+        nothing.
+        """
         self._tell_driver({"error": "agentd was stopped before it was ready", "code": code})
 
     def _tell_driver(self, line: Mapping[str, object]) -> None:
@@ -99,7 +106,9 @@ class StatusReporter:
 
 
 class Daemon:
-    """One agentd process. Call `run` once, on the main thread. *arguments*: options of the command line."""
+    """One agentd process. Call `run` once, on the main thread. *arguments* are the options of the command line; SIGHUP
+    loads the configuration with them again.
+    """
 
     def __init__(self, config: Config, arguments: Mapping[str, object]) -> None:
         self._config = config
@@ -195,7 +204,9 @@ class Daemon:
         return network
 
     def _start_head(self, network: ZmqNetwork, run_dir: str, stack: contextlib.AsyncExitStack) -> HeadServer | None:
-        """Set the head's endpoint; start the head in this process and return it if the configuration says so."""
+        """Set the endpoint of the head. If the configuration says that the head runs in this process, start the head
+        and return it; otherwise return None.
+        """
         config = self._config
         if not config.head:
             assert config.connect is not None
@@ -241,7 +252,9 @@ class Daemon:
         head.close(ended or "the head is being restarted", restarting=not ended)  # then drivers and agents wait for it
 
     def _publish_record(self, kind: str, endpoints: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
-        """Write the record by which `rlinf-actors estop` and others find the head (net.head_records)."""
+        """Write a record on this machine by which `rlinf-actors estop` and other commands find the head
+        (net.head_records). The record is removed when *stack* closes.
+        """
         from rlinf_actors.net import head_records
 
         config, key = self._config, self._key
@@ -335,8 +348,12 @@ class Daemon:
         return FOR_GOOD if self._cluster_ended and not config.embedded and end.code == OK else end.code
 
     async def _check_version(self, network: ZmqNetwork, run_dir: str) -> None:
-        """Raise ProtocolMismatchError if the head does not serve this version of agentd, and the inventory would end
-        workers of another version. They run on, so that an agentd of their version can take them over.
+        """Raise ProtocolMismatchError instead of ending workers of another version, if the head refuses this version of
+        agentd.
+
+        If the run directory has templates of another version, taking inventory would end them and their workers. If the
+        head refuses this agentd anyway, these workers must run on, so that an agentd of their version can take them
+        over.
         """
         from agentd.adoption import other_protocols
         from agentd.session import why_not_served
@@ -440,11 +457,11 @@ class Daemon:
 
 
 def watch_owner(pid: int, started: int, ended: Callable[[], None], stack: contextlib.AsyncExitStack) -> None:
-    """Call *ended* once, on the running loop, when the process *pid* ends, the driver that owns agentd. Closing *stack*
-    stops the watch.
+    """Call *ended* once, on the running loop, when the driver that owns agentd ends. The watch stops when *stack*
+    closes.
 
-    *started* is the driver's start in clock ticks since boot, which tells it from a later process with its pid; 0 if
-    unknown.
+    *pid* is the driver's process. *started* is its start in clock ticks since boot, or 0 if unknown; the start tells
+    the driver from a later process with the same pid.
 
     Raises:
         RlinfActorsError: the driver has ended already.

@@ -21,7 +21,9 @@ NONE = AcceleratorType.NO_ACCEL.value
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """A worker's request for accelerators. `number` tells the request from others of that worker."""
+    """A worker's request to hold some accelerators of its node alone. `number` distinguishes the requests of one
+    worker.
+    """
 
     worker: str
     number: int
@@ -29,30 +31,38 @@ class DeviceRequest:
 
 
 class LockTable:
-    """The locks of one node. A worker has at most one request, waiting or granted. Pure."""
+    """The requests for the accelerators of one node, waiting or granted; at most one for each worker. Pure."""
 
     def __init__(self) -> None:
         self._held: dict[str, DeviceRequest] = {}
         self._waiting: dict[str, DeviceRequest] = {}
 
     def ask(self, wanted: DeviceRequest) -> list[DeviceRequest]:
-        """Add a request, and drop the worker's earlier request. Return the requests that are granted now."""
+        """Add a worker's request, and remove the earlier request of that worker. Return the requests that are granted
+        now.
+        """
         self._drop(wanted.worker)
         self._waiting[wanted.worker] = wanted
         return self._grant()
 
     def release(self, worker: str, number: int) -> list[DeviceRequest]:
-        """Remove a worker's request if it has this number. Return the requests that are granted now."""
+        """Remove the request of *worker*, waiting or granted, if it has this number. Return the requests that are
+        granted now because of that.
+        """
         request = self._held.get(worker) or self._waiting.get(worker)
         return self.remove(worker) if request is not None and request.number == number else []
 
     def remove(self, worker: str) -> list[DeviceRequest]:
-        """Remove a worker's request, if there is one. Return the requests that are granted now."""
+        """Remove the request of *worker*, waiting or granted, if there is one. Return the requests that are granted now
+        because of that.
+        """
         self._drop(worker)
         return self._grant()
 
     def ahead_of(self, worker: str) -> tuple[list[str], list[str]]:
-        """Return the holders of accelerators that *worker* waits for, and the workers that asked for them earlier."""
+        """Return two lists of workers for which *worker* waits: those that hold accelerators in its request, and those
+        that requested such accelerators earlier and still wait.
+        """
         wanted = self._waiting[worker].devices
         before = list(self._waiting)[: list(self._waiting).index(worker)]
         return (
@@ -76,11 +86,14 @@ class LockTable:
 
 
 def devices_of(spec: WorkerSpec, resources: Sequence[ResourceReport]) -> frozenset[str]:
-    """Return the names of a worker's physical accelerators, which are the same names for every worker of the node.
+    """Return the names of the physical accelerators that a worker uses. Each accelerator has the same name for all
+    workers of the node.
 
-    *spec* says in its environment on which of the node's *resources* the worker was placed. These accelerators count,
-    even if the worker sees others too; all accelerators of the node if it was placed on the node; none if it uses none.
-    Slices of one device have names of their own if the vendor's tools tell them apart.
+    The environment in *spec* says on which of the node's *resources* the worker was placed. The result has these
+    accelerators, even if the worker sees others too. If the worker was placed on the whole node, the result has all
+    accelerators; if the worker uses none, the result is empty.
+
+    Slices of one device have different names if the vendor's tools distinguish the slices.
     """
     if spec.env.get("ACCELERATOR_TYPE", NONE) in ("", NONE):
         return frozenset()
@@ -105,7 +118,9 @@ class _Asker:
 
 
 class DeviceLocks:
-    """Grants one node's accelerators to the workers on it, whichever job they belong to."""
+    """The locks of one node's accelerators: grants them to workers, in the order of their requests, whichever job a
+    worker belongs to. If a worker has waited for *patience_s* seconds, a notice tells it which workers it waits for.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, resources: Sequence[ResourceReport], patience_s: float = PATIENCE_S
@@ -122,7 +137,9 @@ class DeviceLocks:
         packet: template_protocol.LockDevices | template_protocol.UnlockDevices,
         send: Callable[[template_protocol.ToTemplate], None],
     ) -> None:
-        """Handle a worker's request or release of its accelerators. *send* sends a packet to the worker's template."""
+        """Carry out a worker's request to lock or unlock its accelerators. The answer to the worker is passed to
+        *send*, which sends a packet to the worker's template.
+        """
         self._cancel_notice(spec.id)
         if isinstance(packet, template_protocol.UnlockDevices):
             self._send_grants(self._table.release(spec.id, packet.request))

@@ -32,7 +32,7 @@ NO_TEMPLATE = "its template does not answer"
 
 @dataclass(frozen=True)
 class HealthTimes:
-    """Times in seconds, from the configuration."""
+    """The times of the checks of workers' health, in seconds, from the configuration."""
 
     probe_s: float = 2.0  # between two probes
     unresponsive_s: float = 5.0
@@ -41,7 +41,9 @@ class HealthTimes:
 
 @dataclass
 class _WorkerState:
-    """The health of one worker. `reported` was last sent to the head; `since` is when the reported condition began."""
+    """The health of one worker: its last answer, the health that was last reported to the head, and the time `since`
+    when the reported condition began.
+    """
 
     template: int
     answered_at: float
@@ -52,7 +54,9 @@ class _WorkerState:
 
 @dataclass
 class HealthTable:
-    """The workers that are up, with the pids of their templates."""
+    """Decides from the answers of workers and templates whether a worker is unresponsive or runs a long call. Pure.
+    `workers` has the workers that are up.
+    """
 
     silent_s: float = 5.0
     long_s: float = 10.0
@@ -69,13 +73,17 @@ class HealthTable:
         self._asked_at.pop(template, None)
 
     def to_probe(self, now: float) -> list[int]:
-        """Return the pids of the templates to probe now: those that have workers and have answered the last probe."""
+        """Return the pids of the templates to which a probe is sent now: each template that has workers and has
+        answered its last probe.
+        """
         due = {worker.template for worker in self.workers.values()} - self._asked_at.keys()
         self._asked_at.update(dict.fromkeys(due, now))
         return sorted(due)
 
     def answered(self, template: int, pongs: Iterable[Pong], now: float) -> None:
-        """Record a template's answer to a probe: *pongs* are the answers of its workers that it has received."""
+        """Record that the template with pid *template* answered a probe. *pongs* are the answers of its workers that
+        the template has received.
+        """
         late = now - self._asked_at.pop(template, now)
         if late > LATE_S:
             for worker in self.workers.values():
@@ -87,13 +95,15 @@ class HealthTable:
                 known.answered_at, known.pong = now, pong
 
     def stalled(self, seconds: float, now: float) -> None:
-        """Record that agentd stood still for *seconds*, which must not count as silence of workers."""
+        """Record that agentd itself stood still for *seconds*. This time does not count as silence of workers or
+        templates.
+        """
         for worker in self.workers.values():
             worker.answered_at = min(worker.answered_at + seconds, now)
         self._asked_at = {template: min(at + seconds, now) for template, at in self._asked_at.items()}
 
     def changes(self, now: float) -> list[WorkerHealth]:
-        """Return the health that has changed since the last call."""
+        """Return the health of each worker whose health has changed since the last call."""
         return [change for worker in self.workers.values() if (change := self._change(worker, now)) is not None]
 
     def _change(self, worker: _WorkerState, now: float) -> WorkerHealth | None:
@@ -116,7 +126,9 @@ class HealthTable:
 
 
 class HealthMonitor:
-    """Probes the templates of workers that are up, and calls *report* with changes. Without workers no timer runs."""
+    """Probes the templates that have workers, on a timer, and calls *report* when the health of workers changes.
+    Without workers no timer runs.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, report: Callable[[WorkersHealth], None], times: HealthTimes
@@ -149,7 +161,7 @@ class HealthMonitor:
         self._report_changes(now)
 
     def close(self) -> None:
-        """Stop probing. May be called again."""
+        """Stop probing templates. May be called again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -48,7 +48,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Keeper:
-    """The keeper's state; `run` is its main loop. *stays*: True to go on without an agentd and without templates."""
+    """The keeper's connections and children; `run` is its main loop. If *stays* is true, the keeper goes on without an
+    agentd and without children.
+    """
 
     def __init__(self, listener: socket.socket, stays: bool = False) -> None:
         self._listener = listener
@@ -66,7 +68,9 @@ class Keeper:
         self._wakeup, self._signals = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
-        """Serve agentd until no child is left and no agentd is connected; with `stays`, until SIGTERM."""
+        """Serve agentd, and return when the keeper has no child and no agentd is connected. If `stays` is true, return
+        only after SIGTERM.
+        """
         signal.set_wakeup_fd(self._signals, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -99,7 +103,9 @@ class Keeper:
         self._stop_asked = True  # `run` acts on it: a handler may run between a waitpid and what follows from it
 
     def _stop(self) -> None:
-        """Send SIGTERM to all templates, which then end their workers. Kill the templates after TEMPLATES_S."""
+        """Send SIGTERM to all templates, which then end their workers. Templates that still run after TEMPLATES_S are
+        killed by the main loop.
+        """
         self._stopping = True
         self._kill_templates_at = time.monotonic() + TEMPLATES_S
         for pid in self._ready:
@@ -108,7 +114,9 @@ class Keeper:
     # --- processes ---
 
     def _tend_children(self) -> bool:
-        """Reap ended children; kill orphans and templates whose time is over. Return True if no child is left."""
+        """Reap ended children, and kill the orphans and templates whose grace is over. An orphan is a process that an
+        ended template left. Return True if the keeper has no child.
+        """
         if 0 < self._kill_templates_at <= time.monotonic():
             self._kill_templates_at = 0.0
             for pid in self._ready:
@@ -129,7 +137,9 @@ class Keeper:
         return not found
 
     def _reap(self, pid: int) -> bool:
-        """Reap a child if it has ended, and report its exit status to agentd. Return True if it had ended."""
+        """Reap the child *pid* if it has ended. Report its exit status to agentd if it was a template or can have been
+        a worker. Return True if the child had ended.
+        """
         leads = session(pid) == pid
         ended, status = os.waitpid(pid, os.WNOHANG)
         if not ended:
@@ -142,7 +152,9 @@ class Keeper:
         return True
 
     def _start(self, order: dict[str, object], fds: list[int]) -> None:
-        """Start a template by *order* (argv, env) and *fds* (see `become`). Send agentd its pid, start and pidfd."""
+        """Start a template with the argv and env of *order* and the descriptors *fds*. Send agentd the template's pid,
+        start and pidfd. Raise OSError if the template cannot be started.
+        """
         argv, env = order["argv"], order["env"]
         assert isinstance(argv, list)
         assert isinstance(env, dict)
@@ -262,11 +274,14 @@ class Keeper:
 
 
 def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) -> None:
-    """Execute a template's program in this process, a fresh fork of the keeper *parent*. Raise OSError if that fails.
+    """Turn this process, a fresh fork of the keeper with pid *parent*, into a template by execve. Raise OSError if that
+    fails.
 
-    The kernel kills the template together with the keeper until the template has finished its imports, since an
-    importing template cannot notice agentd's end. *fds*: socket to agentd, file for stdout and stderr, and optionally
-    the pidfd of the driver that owns agentd.
+    *fds* are the socket to agentd, the file for stdout and stderr, and optionally the pidfd of the driver that owns
+    agentd.
+
+    The process asks the kernel to kill it when the keeper ends. The template cancels this after its imports. During the
+    imports it could not notice the end of agentd itself.
     """
     os.setsid()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -287,7 +302,8 @@ def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) ->
 
 
 def receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
-    """Receive a packet, b"" at the end of the connection, and at most *most* descriptors, set to close on exec.
+    """Receive one packet from *sock*. Return its data (b"" at the end of the connection), and its file descriptors, of
+    which there are at most *most*. The descriptors are closed on exec.
 
     Raise OSError if no packet waits, or if the connection is broken.
     """
@@ -298,24 +314,32 @@ def receive(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
 
 
 def began(pid: int) -> int:
-    """Return the start of a process that is not reaped yet, in clock ticks since boot."""
+    """Return the start time of the process *pid*, in clock ticks since boot. The process is a child that is
+    not reaped.
+    """
     return int(stat(pid)[19])
 
 
 def is_dying(pid: int) -> bool:
-    """True if the main thread of a process that is not reaped yet has ended. Its other threads may still be ending."""
+    """Return True if the main thread of a child that is not reaped yet has ended. Its other threads may still be
+    ending.
+    """
     return stat(pid)[0] in (b"Z", b"X")
 
 
 def stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the third, the state, on."""
+    """Return the fields of /proc/PID/stat, without the first two (pid and name). So the first field returned is the
+    state of the process.
+    """
     with open(f"/proc/{pid}/stat", "rb") as file:
         text = file.read()
     return text[text.rindex(b")") + 2 :].split()
 
 
 def children() -> list[int]:
-    """Return the pids of this process's children, including zombies. Works because the keeper has one thread."""
+    """Return the pids of this process's children, including zombies. It reads only the children of the main thread: the
+    keeper has no other thread.
+    """
     pid, found = os.getpid(), list[int]()
     try:
         with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:
@@ -333,7 +357,7 @@ def children() -> list[int]:
 
 
 def session(pid: int) -> int:
-    """Return the session id of a process, 0 if the process does not exist."""
+    """Return the session id of a process, or 0 if the process does not exist."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -341,7 +365,9 @@ def session(pid: int) -> int:
 
 
 def kill(pid: int) -> None:
-    """Send SIGKILL to a child, whose pid cannot be reused before the keeper reaps it."""
+    """Send SIGKILL to the child *pid*. The pid cannot be another process's, because the keeper has not reaped the
+    child.
+    """
     with contextlib.suppress(PermissionError):  # it has become another user
         os.kill(pid, signal.SIGKILL)
 

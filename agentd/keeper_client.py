@@ -41,7 +41,7 @@ _STATUSES = 1024  # how many exit statuses are kept for processes whose ends age
 
 @dataclass(frozen=True)
 class Started:
-    """A process that the keeper has started. `began`: its start in clock ticks since boot."""
+    """A process that the keeper has started for agentd. `began` is its start in clock ticks since boot."""
 
     pid: int
     pidfd: int
@@ -50,7 +50,9 @@ class Started:
 
 @dataclass
 class _StartOrder:
-    """A request to the keeper to start a process. `fds` are closed after the answer, or if the request fails."""
+    """A request to the keeper to start a process. The descriptors in `fds` are closed when the keeper has answered or
+    the request has failed.
+    """
 
     argv: Sequence[str]
     env: dict[str, str]
@@ -69,7 +71,7 @@ class _StartOrder:
 
 
 def remove_files(path: str) -> None:
-    """Remove the socket *path* of a keeper that has ended, and the file with its stderr."""
+    """Remove the files that an ended keeper left: its socket *path*, and the file with its stderr beside it."""
     for name in (path, f"{path}.err"):
         Path(name).unlink(missing_ok=True)
 
@@ -91,13 +93,17 @@ def connect(path: str) -> socket.socket:
 
 
 def listener_pid(sock: socket.socket) -> int:
-    """Return the pid of the process that listens at the other end of *sock*, 0 if another user owns that process."""
+    """Return the pid of the process that listens at the other end of *sock*, or 0 if that process belongs to another
+    user.
+    """
     pid, uid = peer_of(sock)
     return pid if uid == os.getuid() else 0
 
 
 def pid_of(path: str) -> int | None:
-    """Return the pid of the keeper that listens on *path*, None without one. Never blocks."""
+    """Return the pid of the keeper that listens on *path*, or None if no keeper of this user listens there. Never
+    blocks.
+    """
     try:
         with connect(path) as sock:
             return listener_pid(sock) or None
@@ -106,7 +112,7 @@ def pid_of(path: str) -> int | None:
 
 
 async def wait_for_end(pidfd: int, timeout_s: float) -> bool:
-    """Wait until a process ends. Return True if it ended within *timeout_s*."""
+    """Wait until the process of *pidfd* ends, for at most *timeout_s*. Return True if the process has ended."""
     loop = asyncio.get_running_loop()
     end = asyncio.Event()
     loop.add_reader(pidfd, end.set)
@@ -120,7 +126,9 @@ async def wait_for_end(pidfd: int, timeout_s: float) -> bool:
 
 
 def become_keeper(path: str) -> NoReturn:
-    """Replace this process, the main process of rlinf-workers@.service, by a keeper that listens on *path*."""
+    """Replace the program of this process by a keeper that listens on *path*. This process is the main process of the
+    unit rlinf-workers@.service.
+    """
     if why := enter_leaf():
         log.warning("memory_limit and pids_limit are unavailable: %s", why)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -132,7 +140,8 @@ def become_keeper(path: str) -> NoReturn:
 
 
 class KeeperClient:
-    """The connection to the keeper. It is made when first needed, and made again after the end of a keeper.
+    """agentd's connection to the keeper. agentd connects when it first needs the keeper, and connects again after the
+    end of a keeper.
 
     Args:
         run_dir: directory for the socket of a keeper that agentd starts itself.
@@ -161,7 +170,9 @@ class KeeperClient:
         self._waiting: dict[int, Callable[[int | None], None]] = {}
 
     def begin(self) -> None:
-        """Connect to the keeper, or start one, without waiting for its answer. Raise OSError if that fails."""
+        """Connect to the keeper; if agentd starts its keepers itself and none runs, start one. Do not wait for the
+        keeper's answer. Raise OSError if the keeper cannot be reached or started.
+        """
         if self._socket is not None:
             return
         try:
@@ -180,7 +191,8 @@ class KeeperClient:
         self._expect()
 
     def start(self, argv: Sequence[str], env: dict[str, str], fds: Sequence[int]) -> asyncio.Future[Started]:
-        """Ask the keeper to start a process. If the keeper does not answer, kill it and ask another keeper, once.
+        """Ask the keeper to start a process. If the keeper does not answer, kill it and ask another keeper; this is
+        done once.
 
         Args:
             argv: command line; argv[0] is the path of the program.
@@ -188,8 +200,8 @@ class KeeperClient:
             fds: descriptor 3 of the process, the file for its stdout and stderr, and optionally its descriptor 4.
 
         Returns:
-            A future of the process, which raises OSError if the process cannot be started. If the future is cancelled,
-                a process that starts later is killed.
+            A future of the process. The future raises OSError if the process cannot be started. If the future is
+                cancelled and the process starts later, the process is killed.
 
         Raises:
             OSError: the keeper cannot be reached.
@@ -205,15 +217,19 @@ class KeeperClient:
         return order.started
 
     def ready(self, pid: int) -> None:
-        """Tell the keeper that template *pid* has finished its imports, and notices agentd's end itself from now on."""
+        """Tell the keeper that the template with this pid has finished its imports. From now on the template itself
+        notices the end of agentd, so the keeper need not kill it then.
+        """
         if self._socket is not None:
             with contextlib.suppress(OSError):  # the keeper has ended
                 self._socket.send(json.dumps({"do": "ready", "pid": pid}).encode())
 
     def when_ended(self, pids: Iterable[int], done: Callable[[dict[int, int]], None]) -> None:
-        """Call *done* with the wait statuses of these ended processes, by pid, without those that stay unknown.
+        """Ask for the wait statuses of ended processes. *done* is called with the statuses by pid; a status that stays
+        unknown is left out.
 
-        *done* is called at once if all statuses are known or no keeper is connected, and after STATUS_S at the latest.
+        *done* is called at once if all statuses are known or no keeper is connected. Otherwise it is called when the
+        keeper has sent the statuses, after STATUS_S at the latest.
         """
         wanted = set(pids)
         found = {pid: self._statuses.pop(pid) for pid in wanted & self._statuses.keys()}
@@ -240,12 +256,14 @@ class KeeperClient:
         self._waiting.update({pid: partial(told, pid) for pid in missing})
 
     def abandon(self) -> None:
-        """Disconnect from the keeper and leave it to the next agentd."""
+        """Disconnect from the keeper, which runs on for the next agentd."""
         self._disconnect()
         self._forget()
 
     async def close(self) -> None:
-        """Disconnect from the keeper, which has no processes left. Wait for its end if agentd started it."""
+        """Disconnect from the keeper after the end of all templates. If agentd started the keeper, wait for its end
+        too.
+        """
         pidfd = -1
         with contextlib.suppress(OSError):
             pidfd = procfs.pidfd_of(self.pid) if self.pid and self._starts else -1
@@ -262,7 +280,9 @@ class KeeperClient:
     # --- the keeper's process ---
 
     def _start_keeper(self) -> socket.socket:
-        """Start a keeper. Return a connection, made before the keeper runs, since a keeper without an agentd ends."""
+        """Start a keeper and return a connection to it. The connection is made before the keeper runs, because a keeper
+        to which no agentd is connected ends.
+        """
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             Path(self._path).unlink(missing_ok=True)  # of a keeper that has ended
             listener.bind(self._path)
@@ -287,7 +307,9 @@ class KeeperClient:
         return connected
 
     def _on_keeper_end(self, why: str) -> None:
-        """Send the unanswered requests to another keeper. A request that two keepers have left unanswered fails."""
+        """Handle the end or silence of the keeper: send the unanswered requests to another keeper. A request that has
+        already been sent to two keepers fails with the reason *why*.
+        """
         orders, self._orders = self._orders, deque()
         self._disconnect()
         self._reap()
@@ -300,7 +322,9 @@ class KeeperClient:
                 order.fail(error)
 
     def _reap(self) -> None:
-        """Wait for the end of the keeper that agentd started, which has closed its socket, and reap it."""
+        """Reap the keeper that agentd started and that has closed its connection. If the keeper still runs, reap it
+        when it ends.
+        """
         child, self._child = self._child, None
         if child is None or child.poll() is not None:
             self._reap_what_it_left()
@@ -320,14 +344,14 @@ class KeeperClient:
         self._reap_what_it_left()
 
     def _reap_what_it_left(self) -> None:
-        """Reap the ended processes that the keeper did not reap before its own end: agentd is their parent now."""
+        """Reap the ended processes that an ended keeper had not reaped. The kernel has made agentd their parent."""
         for pid in self._unreaped:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         self._unreaped.clear()
 
     def _forget(self) -> None:
-        """Stop watching keepers, which have ended or outlive agentd."""
+        """Stop watching for the ends of keepers. They have ended, or they outlive this agentd."""
         for pidfd in self._ending:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
@@ -354,7 +378,7 @@ class KeeperClient:
         self._expect()
 
     def _expect(self) -> None:
-        """Start the timer ANSWER_S if the keeper owes an answer."""
+        """If the keeper owes an answer, start the timer after which the keeper is killed because it does not answer."""
         if self._silence is None and (self._orders or not self._greeted):
             self._silence = self._loop.call_later(ANSWER_S, self._on_silence)
 

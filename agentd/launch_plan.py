@@ -56,7 +56,9 @@ BOOTSTRAP = (
 
 @dataclass(frozen=True)
 class TemplateKey:
-    """What decides from which template a worker is forked. Workers with equal keys can share a template."""
+    """The properties by which a worker's template is chosen: interpreter, load-time variables, and preloaded modules.
+    Workers with equal keys can be forked from one template.
+    """
 
     interpreter: str
     variables: tuple[tuple[str, str], ...]
@@ -65,7 +67,7 @@ class TemplateKey:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """How to start one worker: the key of its template, its environment, and its log files."""
+    """The decisions about the start of one worker: the key of its template, its environment, and its log files."""
 
     key: TemplateKey
     env: dict[str, str]
@@ -104,7 +106,7 @@ class Site:
 
 
 def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchPlan:
-    """Decide how a worker is started on this node.
+    """Return how the worker of *spec* is started on this node, whose environment for workers is *node_env*.
 
     Raises:
         WorkerStartError: the interpreter is missing or not allowed, the environment cannot be passed to a process, or a
@@ -127,10 +129,10 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
 
 
 def process_environment(node_env: Mapping[str, str], asked: Mapping[str, str], merge_mode: str) -> dict[str, str]:
-    """Return the node's environment overridden by the variables *asked*. Raise ValueError if a process cannot have
-    them.
+    """Return the environment of a process: *node_env*, overridden by the variables *asked*.
 
-    *merge_mode*, "append" or "override", is for variables with search paths (model.placement.merge_paths).
+    *merge_mode*, "append" or "override", says what happens to variables with search paths
+    (model.placement.merge_paths). Raise ValueError if a name or value cannot be in an environment.
     """
     env = merge_paths(node_env, asked, merge_mode)
     for name, value in env.items():
@@ -145,7 +147,9 @@ def template_key(interpreter: str, env: Mapping[str, str], preload: Sequence[str
 
 
 def template_environment(key: TemplateKey, node_env: Mapping[str, str]) -> dict[str, str]:
-    """Return a template's environment: the node's, but with the load-time variables of *key*."""
+    """Return the environment of a template: *node_env*, but with the load-time variables of *key*, which take effect
+    when a program is loaded.
+    """
     env = {name: value for name, value in node_env.items() if not _LOAD_TIME.match(name)}
     env.update(key.variables)
     tunables = env.get("GLIBC_TUNABLES", "")
@@ -161,16 +165,18 @@ def log_paths(spec: WorkerSpec, log_dir: str) -> tuple[str, str]:
 
 
 def file_name(name: str) -> str:
-    """Return *name* if it can be a file name; otherwise a cleaned name with a hash, which keeps it distinct."""
+    """Return *name* if it can be a file name. Otherwise return *name* with other characters replaced and a hash added,
+    so that different names stay different.
+    """
     clean = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:120].lstrip(".") or "_"
     return clean if clean == name else f"{clean}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def find_interpreter(wanted: str | None, env: Mapping[str, str], rules: Rules) -> str:
-    """Return the path of an interpreter that may be started on this node. Raise ValueError, with advice, if there is
-    none.
+    """Return the path of the interpreter *wanted*, which may be a path or a name to search in PATH of *env*; None
+    stands for agentd's own interpreter.
 
-    *wanted* is a path, or a name to search in PATH of *env*; None for agentd's own interpreter.
+    Raise ValueError, with advice, if the interpreter does not exist or may not be started on this node.
     """
     if wanted is None or wanted == rules.own:
         return rules.own
@@ -216,10 +222,11 @@ def make_site(
     keeps: bool,
     keeper: str = "",
 ) -> Site:
-    """Decide where the workers of this node run, and prepare their cgroups. Loop thread.
+    """Return the settings that all workers of this node share. Prepare the parent directories of their cgroups, and
+    kill what is left in the cgroups of earlier workers. Loop thread.
 
-    *keeps*: True if workers may outlive this agentd. *keeper*: socket of the keeper in rlinf-workers@.service, ""
-    without that unit. Raise ConfigError if the configured cgroup directory cannot be used.
+    *keeps* is True if workers may outlive this agentd. *keeper* is the socket of the keeper in rlinf-workers@.service,
+    or "" without that unit. Raise ConfigError if the configured cgroup directory cannot be used.
     """
     cgroups = find_roots(config, keeper)
     clear_cgroups(asyncio.get_running_loop(), cgroups)  # of an earlier agentd's workers
@@ -254,17 +261,19 @@ def make_site(
 
 
 def allowed_interpreters(config: Config, report: NodeReport) -> tuple[str, ...] | None:
-    """Return the directories of allowed interpreters, None for any: as configured, or by default any on loopback."""
+    """Return the directories below which workers' interpreters must be, or None if any interpreter is allowed. Without
+    a configured list, any is allowed on a node with a loopback address.
+    """
     if config.interpreters is None and not is_loopback(report.ip):
         return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, "/opt", "/usr", os.path.expanduser("~"))))
     return config.interpreters
 
 
 def find_roots(config: Config, keeper: str) -> Roots:
-    """Find where workers' cgroups can be made, make their parents, and log which limits are unavailable.
+    """Return the directories in which workers' cgroups are made, and prepare them. Log which limits are unavailable.
 
-    *keeper*: socket of the keeper in rlinf-workers@.service, in whose cgroup workers run; "" without that unit. Raise
-    ConfigError if the configured cgroup directory cannot be used.
+    *keeper* is the socket of the keeper in rlinf-workers@.service, or "" without that unit; with that unit, workers run
+    in the keeper's cgroup. Raise ConfigError if the configured cgroup directory cannot be used.
     """
     pid = pid_of(keeper) if keeper else None
     if keeper and pid is None:

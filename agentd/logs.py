@@ -39,10 +39,10 @@ _END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 
 
 def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
-    """Return the complete lines in *data*, and their size in bytes. If *final*, an unfinished last line counts as
-    complete.
+    """Return the complete lines in *data*, and their size in bytes. If *final* is true, an unfinished last line counts
+    as complete.
 
-    A lone carriage return ends a line of a progress bar: the line gets UPDATE at its end, and the next line replaces
+    A lone carriage return ends a line of a progress bar. Such a line gets UPDATE at its end, and the next line replaces
     it. A line is cut after MAX_LINE bytes.
     """
     lines: list[str] = []
@@ -70,7 +70,9 @@ Position = tuple[int, int]  # number of bytes of a log file that were read, and 
 
 @dataclass
 class _File:
-    """A log file, and how far agentd has read it. The template renames a file that grows too large to PATH.1."""
+    """A worker's log file, and how far agentd has read it. If the file grows too large, the template renames it to
+    PATH.1 and begins a new file.
+    """
 
     path: str
     stream: str  # "out" or "err"
@@ -80,8 +82,8 @@ class _File:
     fault: str = ""  # the last reading error that was reported
 
     def read(self) -> tuple[bytes, bool]:
-        """Return the next bytes after `offset`, at most MAX_LINE, and True if they end a renamed file. A renamed file
-        is read to its end first.
+        """Return the next unread bytes, at most MAX_LINE. Return also True if these bytes are the last of a renamed
+        file. A renamed file is read to its end before the new file.
 
         Raises:
             OSError: the file cannot be read.
@@ -101,7 +103,7 @@ class _File:
             return os.pread(file.fileno(), MAX_LINE, self.offset), False
 
     def left(self) -> int:
-        """Return the number of lines that were not read. Any thread."""
+        """Return the number of lines of the log file that agentd has not read. Any thread."""
         lines = 0
         for path in (f"{self.path}.1", self.path):
             try:
@@ -116,7 +118,7 @@ class _File:
         return lines
 
     def more(self) -> bool:
-        """True if the file has output that was not read."""
+        """Return True if the log file has output that agentd has not read."""
         try:
             found = os.stat(self.path)
         except OSError:  # `read` says so
@@ -124,7 +126,9 @@ class _File:
         return found.st_size > self.offset or self.inode not in (0, found.st_ino)
 
     def _rest(self) -> bytes:
-        """Return the next unread bytes of the renamed file."""
+        """Return the next unread bytes of the renamed file, at most MAX_LINE; b"" if there are none or the file is
+        lost.
+        """
         try:
             with open(f"{self.path}.1", "rb", buffering=0, opener=_opened) as file:
                 if os.fstat(file.fileno()).st_ino == self.inode:
@@ -136,7 +140,7 @@ class _File:
 
 
 def _count(file: io.FileIO, start: int) -> int:
-    """Return the number of lines after byte *start*, counting an unfinished last line."""
+    """Return the number of lines after byte *start* of a file. An unfinished last line counts as a line."""
     file.seek(start)
     lines, last = 0, b"\n"
     while data := file.read(_COUNTED):
@@ -163,13 +167,15 @@ class _Owner:
 
 
 class LogForwarder:
-    """Sends the output of this node's workers to the jobs that own them.
+    """Reads the log files of this node's workers, and sends their lines to the jobs that own the workers. Loop thread
+    only.
 
     Args:
         node: name of this node, for LogLines.
-        report: called with each LogLines for the head.
-        on_read: called with a worker's id, the positions in its stdout and stderr files, and True if both were read to
-            their ends. Call `grew` when the files have grown after that.
+        report: called with each LogLines message for the head.
+        on_read: called when a worker's files have been read, with the worker's id, the positions in its stdout and
+            stderr files, and True if both were read to their ends. In that case nothing more is read until `grew` is
+            called.
     """
 
     def __init__(
@@ -192,7 +198,9 @@ class LogForwarder:
         self._tasks = Tasks(loop)
 
     def pause(self) -> None:
-        """Read no output until `resume`: while no head is connected, output cannot reach its owners."""
+        """Read no workers' output until `resume` is called. Used while no head is connected, when output cannot reach
+        its owners.
+        """
         self._paused = True
 
     def resume(self) -> None:
@@ -203,10 +211,9 @@ class LogForwarder:
     def add(
         self, id: str, name: str, owner: str, out_path: str, err_path: str, at: tuple[Position, Position] | None = None
     ) -> None:
-        """Forward the output of a worker, from the positions *at*, or from the present ends of its files, which may not
-        exist yet.
+        """Begin to send the output of the worker *id*. *name* is its GROUP:RANK, and *owner* the namespace of its job.
 
-        *name* is GROUP:RANK, *owner* the namespace of the worker's job.
+        Reading begins at the positions *at*, or else at the present ends of the files. The files need not exist yet.
         """
         out, err = at or (_end_of(out_path), _end_of(err_path))
         files = [_File(out_path, "out", *out), _File(err_path, "err", *err)]
@@ -214,23 +221,27 @@ class LogForwarder:
         self._owners.setdefault(owner, _Owner())
 
     def grew(self, ids: list[str]) -> None:
-        """Read and send the new output of these workers."""
+        """Read and send the new output of the workers *ids*, whose log files have grown."""
         self._pending.update(dict.fromkeys(id for id in ids if id in self._workers))
         self._pump()
 
     def lost(self, id: str, text: str) -> None:
-        """Tell the owner that a worker's output cannot be written because of *text*; "" if it can be written again."""
+        """Tell the job of worker *id* that the worker's output is lost because of the error *text*. An empty *text*
+        says that output is written again.
+        """
         self._note(id, f"output is lost: {text}" if text else "output is written again")
 
     def _note(self, id: str, text: str) -> None:
-        """Log *text*, and send it to the worker's owner as a line of stderr."""
+        """Log *text* in agentd's log, and send it to the job of worker *id* as a line of the worker's stderr."""
         log.warning("worker %s: %s", id, text)
         worker = self._workers.get(id)
         if worker is not None:
             self._report(LogLines(worker.owner, self._node, [(worker.name, "err", f"[rlinf-actors] {text}")]))
 
     def finish(self, id: str) -> None:
-        """Send the rest of an ended worker's output: as much as its owner has credit for, the rest later."""
+        """Send the unread output of the ended worker *id*, as far as its job has credit. Wait some time for credit for
+        the rest.
+        """
         worker = self._workers.get(id)
         if worker is None or worker.final:
             return
@@ -241,7 +252,9 @@ class LogForwarder:
             worker.drop = self._loop.call_later(_PATIENCE_S, self._drop, [worker])
 
     def flush(self, owner: str, wait_s: float) -> None:
-        """Send an ending owner's output for at most *wait_s* seconds, then a final LogLines that counts the rest."""
+        """Send the unread output of the ending job *owner* for at most *wait_s* seconds. The last message is a final
+        LogLines, with the number of lines that were not sent.
+        """
 
         def end() -> None:
             del self._flushing[owner]
@@ -254,16 +267,17 @@ class LogForwarder:
         self._pump()
 
     def _answer_flushes(self) -> None:
-        """End the flush of each owner whose output is all sent, with a LogLines that has final=True."""
+        """Send the final LogLines to each ending job whose output is completely sent."""
         waiting = {self._workers[id].owner for id in self._pending}
         for owner in [owner for owner in self._flushing if owner not in waiting]:
             self._flushing.pop(owner).cancel()
             self._report(LogLines(owner, self._node, [], final=True))
 
     def _drop(self, workers: list[_WorkerLogs], flushed: str | None = None) -> None:
-        """Report to the owner of *workers* how many of their lines will not be sent, and forget the ended workers.
+        """Report to the job of *workers* how many of their lines will not be sent, and forget those workers that have
+        ended.
 
-        *flushed*: the owner, if its `flush` ends now; None otherwise.
+        *flushed* is the job's namespace if the job is ending and waits for a final LogLines; None otherwise.
         """
 
         async def count(files: list[_File], owner: str) -> None:
@@ -281,7 +295,9 @@ class LogForwarder:
             self._on_read(worker.id, (out.offset, out.inode), (err.offset, err.inode), True)
 
     def end(self) -> None:
-        """Tell each owner how many lines will not be sent, since agentd ends. Call it after the last worker's end."""
+        """Tell each job how many lines of its workers will not be sent because agentd ends. Call it after the last
+        worker's end.
+        """
         for owner in list(self._owners):
             files = [file for worker in self._of(owner) for file in worker.files]
             paths = [file.path for file in files if file.more()]
@@ -293,7 +309,7 @@ class LogForwarder:
         return [worker for worker in self._workers.values() if worker.owner == owner]
 
     def credit(self, chars: int, owner: str) -> None:
-        """Allow *owner* to get more lines, whose total cost is at most *chars*."""
+        """Allow agentd to send more lines to the job *owner*. Their total cost is at most *chars*."""
         state = self._owners.get(owner)
         if state is not None:
             state.credit = min(state.credit + chars, WINDOW)
@@ -325,7 +341,9 @@ class LogForwarder:
             self._loop.call_soon(pump)
 
     def _pump(self, whole: bool = False) -> None:
-        """Read unread output, in turns, as far as its owners have credit: about _TURN bytes, or all if *whole*."""
+        """Read unread output, as far as the jobs that own it have credit, and send it. Read about _TURN bytes and leave
+        the rest for the loop's next turn; if *whole* is true, read all.
+        """
         if self._paused:
             return
         budget, ended, touched = _TURN, [], {}
@@ -353,7 +371,9 @@ class LogForwarder:
             self._answer_flushes()
 
     def _read(self, worker: _WorkerLogs, file: _File) -> int:
-        """Collect one chunk of lines from *file* for the owner. Return its size in bytes, 0 at the end of the file."""
+        """Read one chunk of lines from *file* of *worker*, and collect the lines for the worker's job. Return the size
+        of the chunk in bytes, or 0 if there is nothing to read.
+        """
         owner = self._owners[worker.owner]
         if owner.credit <= 0:
             return 1 if file.more() else 0
@@ -388,7 +408,9 @@ class LogForwarder:
 
 
 def _where(paths: list[str]) -> str:
-    """Return the path, or the common directory of several paths, as UTF-8 text of at most MAX_PATH characters."""
+    """Return where the unsent lines can be read: the path, or the common directory of several paths, as UTF-8 text of
+    at most MAX_PATH characters; "" for no path.
+    """
     if not paths:
         return ""
     where = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.dirname(path) for path in paths])
@@ -396,12 +418,14 @@ def _where(paths: list[str]) -> str:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open a log file without following a link or waiting for a FIFO's writer: a worker may have replaced it."""
+    """Open a log file. Do not follow a link and do not wait for the writer of a FIFO, because a worker may have put one
+    in place of the file.
+    """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _end_of(path: str) -> tuple[int, int]:
-    """Return a file's size and inode; (0, 0) if the file does not exist or cannot be read."""
+    """Return the size and inode of a file, or (0, 0) if the file does not exist or cannot be read."""
     try:
         found = os.stat(path)
     except OSError:

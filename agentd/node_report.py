@@ -33,7 +33,9 @@ _OUTSIDE = "192.0.2.1"
 
 
 class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The contents of --hardware's file, for nodes without real hardware. Missing values are this machine's."""
+    """The contents of the file that the option --hardware names, for nodes without real hardware. Values that the file
+    does not have are those of this machine.
+    """
 
     resources: list[ResourceReport] = []
     env_vars: dict[str, str] = {}
@@ -46,7 +48,9 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_described(path: str) -> Described:
-    """Read the file of --hardware. Raise ConfigError if it cannot be read, or does not have the form of Described."""
+    """Read the file that the option --hardware names. Raise ConfigError if the file cannot be read or has not the form
+    of Described.
+    """
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Described)
     except OSError as error:
@@ -56,7 +60,9 @@ def read_described(path: str) -> Described:
 
 
 def node_id(config: Config, run_dir: str) -> str:
-    """Return the configured node id, or a hash of machine, network, user and run directory, the same after restarts."""
+    """Return the configured id of this node. Without one, return a hash of machine, network, user and run directory,
+    which is the same after a restart.
+    """
     if config.node_id:
         return config.node_id
     try:
@@ -69,11 +75,11 @@ def node_id(config: Config, run_dir: str) -> str:
 
 
 def address(config: Config, listen: str, head: str) -> str:
-    """Return this node's address: as configured, else the address where the head in this process listens, else this
-    machine's address on the route to the head. Raise ConfigError if there is no route to the head.
+    """Return the address of this node: the configured address; else the address on which the head in this process
+    listens; else this machine's address on the route to the head.
 
-    *listen* is the host that the head in this process listens on, *head* the host of the head elsewhere; "" without
-    one.
+    *listen* is the host on which the head in this process listens, *head* the host of a head elsewhere; each is "" if
+    there is no such head. Raise ConfigError if there is no route to the head.
     """
     if config.ip:
         return config.ip
@@ -93,11 +99,12 @@ def address(config: Config, listen: str, head: str) -> str:
 def report(
     config: Config, probe: ProbeReport, described: Described | None, ip: str, id: str, environ: Mapping[str, str]
 ) -> NodeReport:
-    """Return the report of this node for the head.
+    """Return the description of this node that agentd sends to the head: address, hardware, labels and some environment
+    variables.
 
-    From the environment *environ* of agentd it has only the variables that decide which devices and interfaces workers
-    use, so that a launch cannot contradict them. Other variables may hold secrets. *described* replaces the hardware of
-    the *probe* on nodes that only pretend to have hardware; None on others.
+    The variables are taken from agentd's environment *environ*. Only those that decide which devices and interfaces
+    workers use are reported, so that a launch cannot contradict them; other variables may hold secrets. If *described*
+    is given, this node only pretends to have hardware, and *described* replaces the hardware that *probe* found.
     """
     given = described or Described()
     own = {**environ, **given.env_vars, **config.env}
@@ -124,13 +131,15 @@ def report(
 
 
 def summary(report: NodeReport) -> str:
-    """Return the numbers of accelerators and robots in a report, as text for people."""
+    """Return the numbers of accelerators and robots in *report*, as text for people."""
     counts = [f"{len(one.infos)} {one.type}" for one in report.resources if one.infos]
     return ", ".join(counts) or "no accelerators or robots"
 
 
 def without_devices() -> ProbeReport:
-    """Return a probe's result for this machine without its accelerators, which goes with described hardware."""
+    """Return a report of this machine without accelerators, as the probe would. Used instead of a probe on nodes whose
+    hardware is described by a file.
+    """
     return ProbeReport(
         hostname=os.uname().nodename,
         num_cpus=len(os.sched_getaffinity(0)),
@@ -146,12 +155,15 @@ _CHILD = "rlinf_actors.hardware.probe_child:enumerate_main"
 
 
 class HardwareQueries:
-    """Enumerates hardware of a user's type for drivers. Main thread only: a query's process ends with the thread that
-    started it.
+    """Runs the hardware queries of drivers: each enumerates the hardware of a type that the user defined, in a process
+    of its own.
+
+    Main thread only, because a query's process ends with the thread that started it.
 
     Args:
         rules: which interpreters may be started on this node.
-        root: directory that has only rlinf_actors in it, since another interpreter has other packages.
+        root: directory that has only rlinf_actors in it; it is the import path of queries, whose interpreters may have
+            other packages than agentd's.
         environment: returns the node's environment; called at every query.
         described: True if this node only pretends to have hardware.
     """
@@ -165,7 +177,9 @@ class HardwareQueries:
         self._mode = "described" if described else "real"
 
     async def query(self, question: HardwareQuestion) -> HardwareAnswer:
-        """Enumerate hardware in a process, and return what it found or why it failed. Cancelling kills the process."""
+        """Enumerate hardware in a process. Return the hardware that was found, or the reason why the enumeration
+        failed. Cancelling kills the process.
+        """
         try:
             env = process_environment(self._environment(), question.env, question.path_env_merge_mode)
             python = find_interpreter(question.interpreter, env, self._rules)
@@ -180,7 +194,9 @@ class HardwareQueries:
 
 
 def read_answer(end: ChildEnd, whose: str, limit_s: float) -> HardwareAnswer:
-    """Return the answer that a query's process wrote, or a failure that names the query (*whose*) and the cause."""
+    """Return the answer that the process of a hardware query wrote before its end. If there is none, return a failure
+    with the cause; *whose* names the query in that text, and *limit_s* is its time limit.
+    """
     fault = fault_of(end, whose, limit_s)
     if fault:
         return HardwareAnswer(kind="failed", text=f"{fault}; it was killed" if end.hung else fault)

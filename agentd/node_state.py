@@ -109,7 +109,7 @@ PROCESSES_KEPT = 4096  # how many ends of client processes agentd keeps, to repe
 
 @dataclass
 class Policy:
-    """Times from the configuration, in seconds."""
+    """agentd's times for workers without a head and for its own stop, in seconds, from the configuration."""
 
     head_grace_s: float = 120.0  # how long workers live while the head's machine answers but no head does
     stop_grace_s: float = 3.0  # time between SIGTERM and SIGKILL when agentd stops
@@ -117,7 +117,9 @@ class Policy:
 
 @dataclass
 class AgentState:
-    """The state of one agentd; see the module's theory of operation."""
+    """The state of one agentd: makes every decision of its session with the head, without I/O. agentd.session passes
+    events in and carries out the commands that come out.
+    """
 
     new_incarnation: Callable[[], str]  # returns a new name for each incarnation of this node
     random: Callable[[], float]  # returns a number between 0 and 1, which spreads beats and retries
@@ -142,7 +144,9 @@ class AgentState:
         self._detector = FailureDetector(self.policy.head_grace_s)
 
     def handle(self, event: e.Event, now: float) -> list[e.Command]:
-        """Change the state by *event* and return the commands to carry out, in order. ProtocolError: a bug."""
+        """Apply *event* to agentd's state, and return the commands to carry out, in order. Raise ProtocolError if the
+        state does not allow the event, which is a bug.
+        """
         self._out = []
         self._end_leases(now)  # first: a beat that waited unread while this process stood still must not revive one
         if isinstance(event, e.StartSession):
@@ -186,11 +190,13 @@ class AgentState:
         return self._out
 
     def listed_workers(self) -> list[RunningWorker]:
-        """Return the workers for a hello: running, or ended with exit reports that the head may not have."""
+        """Return the workers that agentd lists in a hello to the head: those that run, and those that have ended and
+        whose exit reports the head may not have.
+        """
         return self._workers.listed()
 
     def next_deadline(self) -> float:
-        """Return the time at which `handle` must get a Tick; infinity if no deadline is set."""
+        """Return the time at which `handle` must be called with a Tick, or infinity if no deadline is set."""
         times = [self._leases.deadline, min(self._orphaned_at.values(), default=math.inf) + ORPHANS_S]
         if self.session is SessionState.JOINED:
             times.append(self._next_beat)
@@ -211,7 +217,9 @@ class AgentState:
         self._out.append(e.SayHello(self.incarnation, timeout_s, self._backoff.pause() if again else 0.0, anew=again))
 
     def _hello_again(self) -> None:
-        """Say hello on the same connection, since the head does not know this node, or messages were lost."""
+        """Register with the head again on the same connection, because the head does not know this node or messages
+        were lost.
+        """
         if self.session is SessionState.JOINED:
             self._step("forgotten")
             self._say_hello()
@@ -260,7 +268,7 @@ class AgentState:
             self._out.append(e.EndAgent(78, f"the head refused this node: {error}"))
 
     def _reset(self, reason: str) -> None:
-        """End all workers, and then register again as a new incarnation."""
+        """End all workers because of *reason*, and then register with the head as a new incarnation of this node."""
         self._step("cut_off")
         self._out.append(e.LogStatus(f"workers end: {reason}", warns=True))
         self._acknowledged(self._workers.forget_ends())
@@ -276,7 +284,7 @@ class AgentState:
         self._say_hello(again=True)
 
     def _head_away(self, text: str, now: float, *, urgent: bool = False, warns: bool = False) -> None:
-        """Log that the head is away. Repetitions of the line are rare (ReconnectBackoff)."""
+        """Log *text*, which says that the head does not answer. If that lasts, the line is repeated only rarely."""
         line = self._backoff.failed(now, text)
         if line:
             self._out.append(e.LogStatus(line, urgent, warns))
@@ -311,7 +319,7 @@ class AgentState:
         self._judge_silence(now)
 
     def _depends_on_head(self) -> bool:
-        """True if silence of the head has consequences: this node is registered, or has workers."""
+        """Return True if the head's silence has consequences here: this node is registered, or has workers."""
         joining = self.session is SessionState.JOINING
         return self.session is SessionState.JOINED or (joining and bool(self._workers.running))
 
@@ -342,7 +350,9 @@ class AgentState:
     # --- notices of the head ---
 
     def _answers(self, beat: Beat) -> bool:
-        """True if this node's head answers a beat; a connection to ourselves would echo our own beats."""
+        """Return True if *beat* is an answer of the head with which this node is registered. Our own beats can come
+        back if agentd's connection ends at agentd itself; they are no answers.
+        """
         return beat.incarnation != "" and beat.incarnation == self._epoch
 
     def _notice(self, body: Body, now: float) -> None:
@@ -427,8 +437,8 @@ class AgentState:
             self._out.append(e.EndsAcknowledged(ids))
 
     def _send(self, body: Body) -> None:
-        """Send *body* to the head, or queue it until the head has registered this node. Output is not queued but
-        dropped.
+        """Send *body* to the head. While this node is not registered, queue the message for later, but drop workers'
+        output.
         """
         if self.session in (SessionState.JOINED, SessionState.DRAINING):
             self._out.append(e.SendNotice(body))

@@ -32,14 +32,17 @@ _STOPPING = "stopping"
 
 @dataclass
 class RunDir:
-    """A directory of mode 0700 that only this agentd uses: it holds a lock until `close`."""
+    """The run directory of this agentd, of mode 0700. A lock keeps other agentds from using the directory until
+    `close`.
+    """
 
     path: str
     lock: int
 
     @classmethod
     def open(cls, wanted: str | None, environ: Mapping[str, str]) -> RunDir:
-        """Create or open the directory *wanted* (this user's default if None), and lock it.
+        """Create or open the run directory *wanted* and lock it. If *wanted* is None, use this user's default
+        directory.
 
         Raises:
             ConfigError: the path is too long for unix sockets, others can use the directory, or another agentd uses it.
@@ -69,18 +72,20 @@ class RunDir:
         return cls(path, lock)
 
     def begin(self) -> None:
-        """Forget that the last agentd in this directory was told to end (see `was_stopping`)."""
+        """Remove the record that the last agentd in this directory was told to end (see `mark_stopping`)."""
         Path(self.path, _STOPPING).unlink(missing_ok=True)
 
     def mark_stopping(self) -> None:
-        """Record on disk that this agentd ends its workers; `agentd --reap` then ends any that are left."""
+        """Record on disk that this agentd was told to end with its workers. If workers are left after its end, `agentd
+        --reap` ends them because of this record.
+        """
         try:
             Path(self.path, _STOPPING).touch(0o600)
         except OSError as error:  # a full disk must not keep agentd from ending
             log.warning("cannot write down that this agentd was stopped: %s", error)
 
     def close(self) -> None:
-        """Release the lock. May be called again."""
+        """Release the lock of the run directory. May be called again."""
         if self.lock >= 0:
             os.close(self.lock)
             self.lock = -1
@@ -94,7 +99,9 @@ def default_run_dir(environ: Mapping[str, str]) -> str:
 
 
 def was_stopping(path: str) -> bool:
-    """True if the last agentd in directory *path* was told to end with its workers, and may not have finished that."""
+    """Return True if the last agentd in the run directory *path* was told to end with its workers, and may have left
+    some.
+    """
     return os.path.exists(os.path.join(path, _STOPPING))
 
 
@@ -103,7 +110,9 @@ def boot_id() -> str:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file atomically, readable by this user alone. If that fails, raise OSError and leave no file."""
+    """Write *data* to a file that only this user can read, atomically. If that fails, raise OSError and leave the old
+    file, if there was one.
+    """
     fresh = path.with_suffix(".tmp")
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -115,7 +124,9 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def make_directories(run_dir: Path) -> str:
-    """Make the directories of templates and workers. Return the import path of our package in the run directory."""
+    """Make the subdirectories of the run directory, and a link to the package rlinf_actors in one of them. Return that
+    subdirectory, which is the import path of templates.
+    """
     for name in ("w", "t", "l", "pkg"):
         (run_dir / name).mkdir(mode=0o700, exist_ok=True)
     package = run_dir / "pkg" / "rlinf_actors"
@@ -132,9 +143,11 @@ def remove_template_files(stem: str) -> None:
 
 
 class OrderLedger:
-    """The head's orders on disk, one file for each StartWorkers, until the head has acknowledged the ends of all its
-    workers. The next agentd learns from them which workers there were, even if their templates have ended. *directory*
-    None: write nothing.
+    """The head's orders to start workers, kept on disk so that the next agentd knows which workers were started, even
+    if their templates have ended.
+
+    There is one file for each StartWorkers. The file is removed when the head has acknowledged the ends of all workers
+    in it. If *directory* is None, nothing is written.
     """
 
     def __init__(self, directory: Path | None) -> None:
@@ -144,7 +157,9 @@ class OrderLedger:
         self._numbers = count(1)
 
     def read(self) -> dict[str, RunningWorker]:
-        """Return the workers of earlier agentds' orders, by id, whose ends are not acknowledged."""
+        """Return the workers, by id, in the orders that earlier agentds wrote. Workers whose whole order is
+        acknowledged are no longer on disk.
+        """
         found: dict[str, RunningWorker] = {}
         if self._directory is None:
             return found
@@ -163,7 +178,9 @@ class OrderLedger:
         return found
 
     def write(self, order: StartWorkers) -> None:
-        """Write an order, before its workers start. Raise OSError if that fails."""
+        """Write the order to disk. Called before its workers start, or when they get a new owner. Raise OSError if that
+        fails.
+        """
         if self._directory is None or not order.workers:
             return
         path = self._directory / f"{os.getpid()}-{next(self._numbers)}.start"
@@ -173,7 +190,9 @@ class OrderLedger:
         self._enter(path, order)
 
     def acknowledged(self, ids: Iterable[str]) -> None:
-        """Remove the files of orders whose workers' exit reports the head now has."""
+        """Record that the head has the exit reports of the workers *ids*. Remove the file of each order in which no
+        other worker is left.
+        """
         for id in ids:
             path = self._file_of.pop(id, None)
             if path is not None:
@@ -183,7 +202,7 @@ class OrderLedger:
                     path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove all files, since all workers have ended."""
+        """Remove the files of all orders, because all workers have ended."""
         self.acknowledged(list(self._file_of))
 
     def _enter(self, path: Path, order: StartWorkers) -> None:

@@ -48,7 +48,9 @@ log = logging.getLogger(__name__)
 
 
 async def why_not_served(network: Network, endpoint: str) -> str:
-    """Ask the head for its version. Return why the head would refuse this agentd, "" if it would not, or is silent."""
+    """Ask the head at *endpoint* for its protocol versions. Return the reason why the head would refuse this agentd, or
+    "" if the head would accept it or does not answer.
+    """
     client = ControlClient(network, endpoint, secret_identity("agent:asks"), lambda body: None, lambda: None)
     try:
         status = await client.request(GetStatus(""), HELLO_TIMEOUT_S)
@@ -67,14 +69,16 @@ async def why_not_served(network: Network, endpoint: str) -> str:
 
 
 class Session:
-    """One agentd's session with the head. Loop thread only. Call `attach` first, then `adopt` if there is anything to
-    adopt, then `run`.
+    """One agentd's session with the head: registers this node, sends beats, and carries out the head's orders. Loop
+    thread only.
+
+    Call `attach` first, then `adopt` if an earlier agentd left workers, then `run`.
 
     Args:
         report: description of this node for the head.
         is_head: True if the head runs in this process.
-        keeps: True if workers outlive this process, for the next agentd of this node. They wait for a lease, after
-            which the head reports the node lost, or for head_grace_s if the head ends with this process.
+        keeps: True if workers outlive this agentd. They wait for the next agentd of this node: for a lease, after which
+            the head reports the node lost, or for head_grace_s if the head ends with this process.
         query_hardware: enumerates hardware for a client; cancelled when that client no longer waits.
         on_registered: called each time the head has registered this node.
         on_status: called with a line for people when the session's state changes.
@@ -120,11 +124,14 @@ class Session:
         self._done: asyncio.Future[e.EndAgent] = self._loop.create_future()
 
     def attach(self, workers: Workers) -> None:
-        """Set the workers of this node, which the session orders to start and stop, and which call `report`."""
+        """Set *workers*, which starts and stops the workers of this node on orders of the session, and which calls
+        `report` with messages for the head.
+        """
         self._workers = workers
 
     def adopt(self, workers: list[RunningWorker], lost: dict[str, str], since: float) -> None:
-        """Take over the workers of an earlier agentd, which `Workers.adopt` returned. Call this before `run`.
+        """Enter the workers of an earlier agentd into the session's state. Call this before `run`, with what
+        `Workers.adopt` returned.
 
         Args:
             workers: running workers, and ended workers whose exit reports the head may not have.
@@ -135,7 +142,8 @@ class Session:
         self._shell.handle(e.WorkersAdopted(workers, since))
 
     async def run(self) -> e.EndAgent:
-        """Register with the head and serve it until agentd must end. Return exit code and reason.
+        """Register this node with the head and serve the head until agentd must end. Return agentd's exit code and the
+        reason.
 
         Cancelling closes the session and leaves the workers running.
         """
@@ -149,18 +157,20 @@ class Session:
         self._shell.handle(e.WorkersReported(report))
 
     def stop(self, reason: str, grace_s: float | None = None) -> None:
-        """End all workers, tell the head goodbye, and let `run` return. A second call may shorten the grace.
+        """End all workers, say goodbye to the head, and let `run` return. A second call can shorten the grace.
 
-        *grace_s*: seconds between SIGTERM and SIGKILL; None for `Policy.stop_grace_s`.
+        *grace_s* is the time between SIGTERM and SIGKILL; None stands for `Policy.stop_grace_s`.
         """
         self._shell.handle(e.StopAgent(reason, grace_s))
 
     def hand_over(self, reason: str) -> None:
-        """Let `run` return without a message to the head; the workers go on for the next agentd."""
+        """Let `run` return without a message to the head. The workers run on for the next agentd."""
         self._shell.handle(e.HandOver(reason))
 
     def describe(self, report: NodeReport, stop_grace_s: float) -> None:
-        """Set a new description of this node, which the next hello carries, and the grace of the next stop."""
+        """Set a new description of this node, and the grace of the next stop. The description is sent with the next
+        hello to the head.
+        """
         self._report = report
         self._state.policy.stop_grace_s = stop_grace_s
 
@@ -307,7 +317,9 @@ class Session:
     # --- watched client processes ---
 
     def _watch(self, watch: Watch) -> None:
-        """Watch a client process by a pidfd. Without a free descriptor, try again after AGAIN_S."""
+        """Begin to watch a client process, as the head ordered, by a pidfd. If no file descriptor is free, try again
+        after AGAIN_S.
+        """
         is_retry = self._watch_retries.pop(watch.incarnation, None) is not None
         fd = -1
         try:

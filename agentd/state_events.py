@@ -34,87 +34,93 @@ Report = Union[WorkerReady, WorkerExited, WorkersHealth, LogLines]  # a message 
 
 
 class StartSession(msgspec.Struct, frozen=True):
-    """agentd is set up, and may say hello to the head. The first event, except for WorkersAdopted."""
+    """Event: agentd is set up, so the state can say hello to the head. It is the first event, except for
+    WorkersAdopted.
+    """
 
 
 class Welcomed(msgspec.Struct, frozen=True):
-    """The head has registered this node and answered with *welcome*."""
+    """Event: the head has registered this node; *welcome* is its answer to the hello."""
 
     welcome: Welcome
 
 
 class HelloFailed(msgspec.Struct, frozen=True):
-    """The head refused agentd's hello, or did not answer it in time."""
+    """Event: the head refused agentd's hello, or did not answer it in time."""
 
     error: Exception
 
 
 class HeadNotice(msgspec.Struct, frozen=True):
-    """The head sent the message *body*, which expects no reply."""
+    """Event: the head sent the message *body*, which needs no reply."""
 
     body: Body
 
 
 class WorkersReported(msgspec.Struct, frozen=True):
-    """agentd.workers has a message for the head."""
+    """Event: agentd.workers has the message *report* for the head."""
 
     report: Report
 
 
 class ConnectionLost(msgspec.Struct, frozen=True):
-    """The connection to the head broke and is restored. Messages in both directions may be missing."""
+    """Event: the connection to the head broke and works again. Messages in both directions may be lost."""
 
 
 class HardwareAnswered(msgspec.Struct, frozen=True):
-    """A hardware query that the head ordered has ended with *found*."""
+    """Event: a hardware query that the head ordered has ended. *found* is the message with its result."""
 
     found: HardwareFound
 
 
 class ProcessEnded(msgspec.Struct, frozen=True):
-    """A client process that the head had agentd watch has ended. `incarnation` identifies the client."""
+    """Event: a client process that agentd watches for the head has ended. *incarnation* identifies the client."""
 
     incarnation: str
 
 
 class HeadChecked(msgspec.Struct, frozen=True):
-    """The command CheckHead has a result. `there`: True if the head's machine answered, even without a head."""
+    """Event: the command CheckHead has been carried out. *there* is True if the head's machine answered, even if no
+    head runs on it.
+    """
 
     there: bool
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """The time that `AgentState.next_deadline` returned has come."""
+    """Event: the time that `AgentState.next_deadline` returned has come."""
 
 
 class Stalled(msgspec.Struct, frozen=True):
-    """agentd's process stood still for *seconds*, which must not count as silence of the head."""
+    """Event: agentd's process stood still for *seconds*. This time does not count as silence of the head."""
 
     seconds: float
 
 
 class WorkersAdopted(msgspec.Struct, frozen=True):
-    """agentd took over workers of an earlier agentd. This event comes before all others."""
+    """Event: agentd took over *workers* of an earlier agentd. This event comes before all others."""
 
     workers: list[RunningWorker]  # running, or ended with exit reports that the head may not have
     since: float = 0.0  # time of the loop at which the last registered agentd of this node ended; 0 if unknown
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """agentd was told to end at once and to leave its workers running for the next agentd."""
+    """Event: agentd was told to end at once and to leave its workers running for the next agentd."""
 
     reason: str
 
 
 class StopAgent(msgspec.Struct, frozen=True):
-    """agentd was told to end all workers and itself. `grace_s` None stands for `Policy.stop_grace_s`."""
+    """Event: agentd was told to end all workers and then itself. If *grace_s* is None, `Policy.stop_grace_s`
+    is used.
+    """
 
     reason: str
     grace_s: Union[float, None] = None
 
 
 class WorkersClosed(msgspec.Struct, frozen=True):
-    """The command CloseWorkers is carried out: no worker and no template is left."""
+    """Event: the command CloseWorkers has been carried out, so no worker and no template is left."""
 
 
 Event = Union[
@@ -127,7 +133,7 @@ Event = Union[
 
 
 class SayHello(msgspec.Struct, frozen=True):
-    """Register with the head. The event Welcomed or HelloFailed follows."""
+    """Command: register this node with the head. The event Welcomed or HelloFailed follows."""
 
     incarnation: str
     timeout_s: float  # after which a missing answer counts as HelloFailed
@@ -136,52 +142,60 @@ class SayHello(msgspec.Struct, frozen=True):
 
 
 class SendNotice(msgspec.Struct, frozen=True):
-    """Send *body* to the head; no reply follows."""
+    """Command: send the message *body* to the head. No reply follows."""
 
     body: Body
 
 
 class RecordOwner(msgspec.Struct, frozen=True):
-    """Write to disk that the running workers in *order* now belong to the client that *order* names as owner."""
+    """Command: write to disk that the running workers in *order* now belong to the client that *order* names
+    as owner.
+    """
 
     order: StartWorkers
 
 
 class RenewLeases(msgspec.Struct, frozen=True):
-    """Extend the lease of robot workers, `lease_s` long, to *until* (time of the loop)."""
+    """Command: extend the lease of robot workers to *until* (time of the loop). A lease is *lease_s* seconds long."""
 
     until: float
     lease_s: float
 
 
 class EndsAcknowledged(msgspec.Struct, frozen=True):
-    """Drop the exit reports of the workers *ids*: the head has them or does not need them."""
+    """Command: drop the exit reports of the workers *ids*, because the head has them or does not need them."""
 
     ids: list[str]
 
 
 class CloseWorkers(msgspec.Struct, frozen=True):
-    """End all workers and templates, with *grace_s* from SIGTERM to SIGKILL. The event WorkersClosed follows."""
+    """Command: end all workers and templates, with *grace_s* seconds between SIGTERM and SIGKILL. The event
+    WorkersClosed follows.
+    """
 
     grace_s: float
     reason: str = ""
 
 
 class CreditLogs(msgspec.Struct, frozen=True):
-    """Allow *owner*, a job's namespace, to get more worker output: lines with a LogLines.cost of at most *chars*."""
+    """Command: allow agentd to send more worker output to the job whose namespace is *owner*: lines with a
+    LogLines.cost of at most *chars*.
+    """
 
     chars: int
     owner: str
 
 
 class CheckHead(msgspec.Struct, frozen=True):
-    """Check whether the head's machine answers within *timeout_s*. The event HeadChecked follows."""
+    """Command: check whether the head's machine answers within *timeout_s*. The event HeadChecked follows."""
 
     timeout_s: float
 
 
 class LogStatus(msgspec.Struct, frozen=True):
-    """Log *text* (an error if `urgent`, a warning if `warns`) and show it as the service's status."""
+    """Command: log *text* and show it as the status of the systemd service. It is logged as an error if *urgent*, as a
+    warning if *warns*.
+    """
 
     text: str
     urgent: bool = False
@@ -189,14 +203,16 @@ class LogStatus(msgspec.Struct, frozen=True):
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """Resume output and forget lost workers, since the head has registered this node, for the first time or again."""
+    """Command: note that the head has registered this node, for the first time or again. agentd sends workers' output
+    again, and forgets the lost workers that the hello reported.
+    """
 
     epoch: str  # identifies one run of the head
     lease_s: float  # seconds of silence after which the head counts this node as lost
 
 
 class EndAgent(msgspec.Struct, frozen=True):
-    """End agentd's process with exit code *code*. With code 78 systemd does not restart agentd."""
+    """Command: end agentd's process with exit code *code*. After code 78 systemd does not restart agentd."""
 
     code: int
     text: str

@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[[], object] = lambda: None) -> bool:
-    """Kill the processes in cgroups whose template has ended, ROBOT_END_S from now, and then call *done*. Does not
-    wait. Return False, and do not call *done*, if there are no such processes.
+    """Kill the processes in cgroups whose template has ended. They first get ROBOT_END_S; then they are killed and
+    *done* is called. Return True at once if there are such processes. Otherwise return False and never call *done*.
     """
     left = [cgroup for cgroup in leftovers(roots) if not cgroup.remove()]
 
@@ -44,11 +44,11 @@ def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[
 
 
 class Sweep:
-    """Kills all processes of some workers: searches, kills, waits for their ends, and searches again until none is
-    left.
+    """Kills all processes of some workers. It searches for processes, kills them, waits for their ends, and searches
+    again until none is left.
 
     Args:
-        ids: the workers.
+        ids: ids of the workers.
         pids: known processes of the workers, with their starts in clock ticks since boot. Start 0 stands for an ended
             process whose pid may still name a session.
         done: called once, at the end, with the wait statuses of processes that were children of agentd.
@@ -103,7 +103,9 @@ class Sweep:
             self._loop.call_soon(self._finish)
 
     def _missed(self, pid: int) -> bool:
-        """True if the search may have missed this child of a reaper, which is new or was in execve()."""
+        """Return True if the search may have missed the process *pid*, a child of a reaper: it was in execve(), or it
+        became a child after the search had begun.
+        """
         if procfs.in_exec(pid):
             return True
         stat = procfs.stat(pid)

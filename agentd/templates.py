@@ -47,7 +47,9 @@ _EXIT_S = 1.0  # seconds from the end of a template's socket until SIGKILL, if t
 
 
 class TemplateRecord(msgspec.Struct, frozen=True):
-    """The description of a template in ``t/*.json`` of the run directory, for the next agentd."""
+    """The description of a running template in a file of the run directory. The next agentd reads it to find the
+    template and take it over.
+    """
 
     pid: int
     started: int  # in clock ticks since boot; with pid and boot it identifies the process
@@ -59,7 +61,9 @@ class TemplateRecord(msgspec.Struct, frozen=True):
 
 @dataclass
 class SurvivingTemplate:
-    """A running template of an earlier agentd, connected to this agentd."""
+    """A running template of an earlier agentd, with its workers. This agentd has connected to it, and
+    `TemplatePool.adopt` takes it over.
+    """
 
     record: TemplateRecord
     pidfd: int
@@ -76,15 +80,16 @@ Process = tuple[int, int] | asyncio.Future[Started]
 
 
 class TemplateProcess:
-    """One template process. This object owns the socket and the pidfd. Loop thread only.
+    """One template process: exchanges packets with the template, and notices its end. This object owns the socket and
+    the pidfd. Loop thread only.
 
     Args:
         keeper: reports the exit status of the process.
         sock: SOCK_SEQPACKET socket, connected to the template.
         stem: path of the template's files in the run directory, without suffix.
         on_packet: called with each packet from the template.
-        on_end: called once, after the last packet and the end of the process, when its exit status has come or will not
-            come.
+        on_end: called once, after the last packet and the end of the process. Before that the keeper has reported the
+            exit status, if it can.
 
     Attributes:
         pid: 0 before the keeper has started the process.
@@ -92,7 +97,8 @@ class TemplateProcess:
         kept: True if the next agentd can take over the template by its record on disk.
         failure: why the template cannot be used; "" if no error is known.
         settings: hash of the settings that its agentd gave the template.
-        installed: fingerprint of the code in `paths`, its sys.path, before it imported it; "" if unknown.
+        paths: sys.path of the template.
+        installed: fingerprint of the code in `paths` before the template imported it; "" if unknown.
         gone: True once the process has ended, could not be started, or was left to the next agentd.
     """
 
@@ -139,13 +145,14 @@ class TemplateProcess:
             self._starting.add_done_callback(self._on_started)
 
     def has_ended(self) -> bool:
-        """True if the process has ended, even if the event loop has not noticed that yet."""
+        """Return True if the template's process has ended, even if the event loop has not noticed the end yet."""
         return self.gone or (self._pidfd >= 0 and procfs.has_ended(self._pidfd))
 
     def send(self, packet: template_protocol.ToTemplate) -> None:
-        """Send a packet, or queue it until the socket has room; drop it if the template has ended.
+        """Send a packet to the template, or queue it until the socket has room. If the template has ended, drop the
+        packet.
 
-        Raise OSError if the packet is larger than the kernel or the template takes.
+        Raise OSError if the packet is too large for the socket or the template.
         """
         data = template_protocol.encode(packet)
         if self.gone:
@@ -156,7 +163,9 @@ class TemplateProcess:
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def kill(self) -> None:
-        """Send SIGKILL to the template; the kernel then kills its workers."""
+        """Send SIGKILL to the template; the kernel then kills its workers. A template that is not started yet never
+        starts.
+        """
         if self.gone:
             return
         if self._pidfd < 0:
@@ -166,14 +175,16 @@ class TemplateProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def abandon(self) -> None:
-        """Close the connection; the template waits for the next agentd, or ends if it is not ready."""
+        """Close the connection to the template. If the template is ready, it waits for the next agentd; otherwise it
+        ends.
+        """
         self._abandoned = True
         if not self.gone:
             self.gone = True
             self._close()
 
     def last_words(self) -> str:
-        """Return, for people, how the template ended and the last lines that it wrote to stderr."""
+        """Return how the template ended and the last lines that it wrote to stderr, as text for people."""
         if not self.pid:
             return "the keeper had not started it yet"
         code = self._code
@@ -226,7 +237,9 @@ class TemplateProcess:
             self._loop.remove_writer(self._socket.fileno())
 
     def _on_readable(self, turns: int = _TURN) -> bool:
-        """Receive up to *turns* packets and pass them on. Return True if more may be waiting."""
+        """Receive up to *turns* packets from the template and pass them to `on_packet`. Return True if more packets may
+        be waiting.
+        """
         for _ in range(turns):
             try:
                 size = self._socket.recv_into(self._buffer)
@@ -282,7 +295,7 @@ class TemplateProcess:
 
 
 def widen(sock: socket.socket) -> None:
-    """Enlarge a socket's send buffer so that the largest packet fits."""
+    """Enlarge the send buffer of *sock* so that the largest packet to a template fits."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, template_protocol.MAX_PACKET)
     except PermissionError:
@@ -290,12 +303,14 @@ def widen(sock: socket.socket) -> None:
 
 
 class TemplatePool:
-    """All templates of this agentd. Loop thread only. `running`: those whose process has not ended.
+    """All templates of this agentd: starts them, and ends those that are idle. Loop thread only. `running` has the
+    templates whose process has not ended.
 
     Args:
         keeper: starts the template processes.
         owner: pidfd of the driver whose end ends every template; -1 without one.
-        on_packet, on_end: called for each template; see TemplateProcess.
+        on_packet: called with a template and each packet from it.
+        on_end: called with a template once, after its process has ended.
     """
 
     def __init__(
@@ -324,9 +339,10 @@ class TemplatePool:
         self._settings = hashlib.sha256(settings).hexdigest()[:32]
 
     def get(self, key: TemplateKey, node_env: Mapping[str, str]) -> TemplateProcess:
-        """Return the template for *key*; start it if none runs. Raise OSError if the keeper cannot be reached.
+        """Return the template for *key*. If none runs, start one in the environment *node_env*.
 
-        If the start fails later, on_end is called for the returned template.
+        Raise OSError if the keeper cannot be reached. If the start fails later, `on_end` is called for the returned
+        template.
         """
         template = self._by_key.pop(key, None)
         if template is None or template.has_ended():
@@ -364,7 +380,7 @@ class TemplatePool:
         return template
 
     def adopt(self, found: SurvivingTemplate) -> TemplateProcess:
-        """Add a running template of an earlier agentd to the pool."""
+        """Add a running template of an earlier agentd to the pool, and return its TemplateProcess."""
         record = found.record
         template = self._add(record.key, found.socket, found.stem, (record.pid, found.pidfd), record.settings)
         template.ready = True
@@ -373,7 +389,9 @@ class TemplatePool:
         return template
 
     def refresh(self) -> None:
-        """Retire the templates whose settings or imported code differ from those of a template started now."""
+        """Retire the templates that a new one would differ from: agentd's settings or the code on disk have changed
+        since they started.
+        """
         now: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
         for template in [one for one in self._by_key.values() if one.ready]:
             imports = template.paths, template.key.preload
@@ -385,7 +403,9 @@ class TemplatePool:
                 self.retire(template)
 
     def registered(self, seconds: float) -> None:
-        """Tell the templates to wait *seconds* for the next agentd after the end of this one."""
+        """Tell all templates for how many *seconds* they wait for the next agentd after the end of this one. If
+        templates are not kept, do nothing.
+        """
         if self._keep_s is None:
             return
         self._keep_s = seconds
@@ -393,14 +413,16 @@ class TemplatePool:
             template.send(template_protocol.KeepFor(seconds))
 
     def retire(self, template: TemplateProcess) -> None:
-        """Let this template fork no more workers. `trim` ends it once it has no workers."""
+        """Let *template* fork no more workers. `trim` ends it when it has no workers left."""
         if self._by_key.get(template.key) is template:
             del self._by_key[template.key]
 
     def trim(self, busy: Collection[TemplateProcess]) -> None:
-        """End idle templates: all that are retired, and of the others all but the MAX_IDLE used last.
+        """End the idle templates that are retired. Of the other idle templates, keep the MAX_IDLE that were used last
+        and end the rest.
 
-        *busy*: templates with workers, or with exit reports that the head may not have; these are not idle.
+        *busy* has the templates with workers, or with exit reports that the head may not have. All other templates are
+        idle.
         """
         idle = [key for key, template in self._by_key.items() if template.ready and template not in busy]
         for key in idle[:-MAX_IDLE]:
@@ -428,7 +450,9 @@ class TemplatePool:
         return template
 
     def _new_stem(self) -> str:
-        """Return a path without suffix for a template's files, different from those of earlier agentds' templates."""
+        """Return the path, without suffix, of the files of a new template. No template of an earlier agentd has files
+        at that path.
+        """
         this = procfs.stat_of(os.getpid())
         while True:
             stem = f"{self._site.run_dir}/t/{this.pid}-{this.started}-{next(self._numbers)}"

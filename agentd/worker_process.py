@@ -19,7 +19,9 @@ TERM_S = 0.25  # seconds that a robot worker's template has to pass on Revoke be
 
 @dataclass
 class WorkerProcess:
-    """A worker from the order to start it until its end."""
+    """What agentd knows about one worker, from the order to start it until its end: its template, pidfd, timers, and
+    whether agentd stops it.
+    """
 
     spec: WorkerSpec
     plan: LaunchPlan
@@ -37,25 +39,31 @@ class WorkerProcess:
 
     @property
     def has_robots(self) -> bool:
-        """True if this worker claims robots: it holds a robot lease, and gets time to make its robots safe."""
+        """True if this worker claims robots. Such a worker holds a robot lease, and gets time to make its robots safe
+        before it is killed.
+        """
         return bool(self.spec.claims)
 
     @property
     def ended(self) -> bool:
-        """True if this worker's process has ended or never ran."""
+        """True if this worker's process has ended or was never forked."""
         return self.pidfd < 0 or procfs.has_ended(self.pidfd)
 
     def started(self) -> int:
-        """Return the process's start in clock ticks since boot; 0 if another process may have its pid by now.
+        """Return the start of the worker's process in clock ticks since boot, or 0 if another process may have the pid
+        by now.
 
-        The pid stays the worker's until its template, or this agentd as its parent, reaps the process.
+        The pid stays the worker's until the process is reaped, by its template or by agentd.
         """
         ended = self.ended
         stat = procfs.stat(self.pid)
         return stat.started if stat is not None and (not ended or stat.state in "ZX") else 0
 
     def stop(self, loop: asyncio.AbstractEventLoop, grace_s: float, reason: str) -> None:
-        """Send SIGTERM, or end a robot worker's lease; send SIGKILL after *grace_s* seconds. See Workers.stop."""
+        """Send the worker SIGTERM, and SIGKILL after *grace_s* seconds. If the worker has robots, end its lease instead
+        of sending SIGTERM; it then has at least ROBOT_END_S to make the robots safe. *reason* is for people, "" if
+        the owner asked.
+        """
         if self.has_robots:
             text = (reason or "its group was shut down")[: template_protocol.TEXT_CHARS]
             self.template.send(template_protocol.Revoke(self.spec.id, text, orderly=not reason))
@@ -73,7 +81,7 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
 
     def signal(self, number: int) -> None:
-        """Send a signal to this worker's process group, unless the worker has ended."""
+        """Send the signal *number* to the process group of this worker, unless the worker has ended."""
         if self.ended:
             return
         try:
@@ -83,7 +91,7 @@ class WorkerProcess:
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def _kill_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
-        """Send SIGKILL at time *when* of the loop, unless an earlier SIGKILL is scheduled."""
+        """Schedule SIGKILL for time *when* of the loop, unless SIGKILL is scheduled for an earlier time."""
         if self.kill_timer is not None:
             if self.kill_due <= when:
                 return
@@ -91,13 +99,15 @@ class WorkerProcess:
         self.kill_due, self.kill_timer = when, loop.call_at(when, self.signal, signal.SIGKILL)
 
     def kill_if_due(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Kill this worker if its grace was over before it was forked. A robot worker still gets ROBOT_END_S."""
+        """Kill this worker, which has just been forked, if it was stopped before and its grace is over. If it has
+        robots, it is killed after ROBOT_END_S instead.
+        """
         if self.kill_timer is not None and self.kill_due <= loop.time():
             wait_s = template_protocol.ROBOT_END_S if self.has_robots else 0.0
             self.kill_timer = loop.call_later(wait_s, self.signal, signal.SIGKILL)
 
     def release(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Cancel this worker's timers and close its pidfd. The process runs on."""
+        """Cancel this worker's timers and close its pidfd. The process itself is not touched."""
         for timer in (self.kill_timer, self.silence_timer, self.term_timer):
             if timer is not None:
                 timer.cancel()
@@ -107,16 +117,19 @@ class WorkerProcess:
             self.pidfd = -1
 
     def why(self, exit: ExitReport) -> dict[str, str]:
-        """Return the fields of *exit* to replace because agentd stopped this worker.
+        """Return the fields of the exit report *exit* that must be replaced because agentd stopped this worker.
 
-        If a robot worker was stopped against its owner's will, its own report stays: it says what became of the robots.
+        If the worker has robots and was stopped by anyone but its owner, its own report says what became of the robots.
+        Then only a missing reason is filled in.
         """
         if not (self.reason and self.has_robots):
             return {"kind": "stopped", "reason": self.reason}
         return {} if exit.reason else {"reason": self.reason}
 
     def ended_with_template(self, status: int | None) -> ExitReport:
-        """Return the exit report if the template has ended or is silent; *status* is that of os.waitpid, if known."""
+        """Return an exit report made by agentd, because the worker's template has ended or is silent and so sends none.
+        *status* is the worker's wait status, None if unknown.
+        """
         if not self.template.gone:
             return ExitReport("exited", reason="how it ended is not known: its template does not answer")
         reason = f"the template process that it came from ended ({self.template.last_words()})"

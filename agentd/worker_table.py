@@ -15,7 +15,9 @@ BEATS = 4  # beats in one robot lease: three of them may be late
 
 
 class WorkerTable:
-    """The workers of one agentd. `running` has the workers that have not ended, by id."""
+    """The part of agentd's state that holds its workers, their health, and the exit reports that the head may not have.
+    `running` has the workers that have not ended, by id.
+    """
 
     def __init__(self) -> None:
         self.running: dict[str, RunningWorker] = {}
@@ -24,7 +26,9 @@ class WorkerTable:
         self._health: dict[str, tuple[WorkerHealth, float]] = {}
 
     def listed(self) -> list[RunningWorker]:
-        """Return the running workers, and the ended workers whose exit reports the head may not have."""
+        """Return the workers that agentd lists in a hello: those that run, and those that have ended and whose exit
+        reports the head may not have.
+        """
         return [*self.running.values(), *self._ended.values()]
 
     def adopt(self, workers: Iterable[RunningWorker]) -> None:
@@ -32,14 +36,18 @@ class WorkerTable:
             (self.running if worker.exit is None else self._ended)[worker.spec.id] = worker
 
     def add(self, order: StartWorkers) -> list[WorkerSpec]:
-        """Add those workers of a start order that are not known yet, and return them."""
+        """Add the workers of a start order to the running workers, except those that are known already. Return the
+        added workers.
+        """
         specs = [spec for spec in order.workers if spec.id not in self.running and spec.id not in self._ended]
         for spec in specs:
             self.running[spec.id] = RunningWorker(spec, order.owner, order.cls, order.detail, detached=order.detached)
         return specs
 
     def change_owner(self, order: StartWorkers) -> list[WorkerSpec]:
-        """Give running workers of a detached group to the order's owner. Return the workers that changed."""
+        """If the order is for a detached group, give those of its workers that run already to the order's owner. Return
+        the workers whose owner changed.
+        """
         changed = []
         for spec in order.workers if order.detached else ():
             known = self.running.get(spec.id)
@@ -49,12 +57,14 @@ class WorkerTable:
         return changed
 
     def ends_among(self, order: StartWorkers) -> list[WorkerExited]:
-        """Return the exit reports of the order's workers that have ended already."""
+        """Return the exit reports of those workers of a start order that have ended already."""
         ended = [self._ended[spec.id] for spec in order.workers if spec.id in self._ended]
         return [WorkerExited(one.spec.id, one.exit) for one in ended if one.exit is not None]
 
     def owned_by(self, client: str) -> list[str]:
-        """Return the ids of the running workers that must end with this client."""
+        """Return the ids of the running workers that must end when *client* ends. Workers of detached groups are left
+        out.
+        """
         return [id for id, worker in self.running.items() if worker.owner == client and not worker.detached]
 
     def ready(self, report: WorkerReady) -> None:
@@ -68,7 +78,9 @@ class WorkerTable:
             )
 
     def end(self, report: WorkerExited, keep: bool) -> list[str]:
-        """Remove a running worker; keep its exit report if *keep*. Return the ids whose exit reports are dropped."""
+        """Remove an ended worker from the running workers; keep its exit report for the head if *keep*. Return the ids
+        of the workers whose exit reports are dropped: this one if not *keep*, or the oldest if too many are kept.
+        """
         known = self.running.pop(report.id, None)
         self._health.pop(report.id, None)
         if known is None:
@@ -79,16 +91,20 @@ class WorkerTable:
         return self._forget([next(iter(self._ended))]) if len(self._ended) > EXITS_KEPT else []
 
     def forget_ends(self) -> list[str]:
-        """Drop all exit reports. Return the ids of their workers."""
+        """Drop all exit reports that are kept for the head. Return the ids of their workers."""
         return self._forget(list(self._ended))
 
     def beat_sent(self, now: float) -> None:
-        """Record that all exit reports so far were sent before the beat of time *now*."""
+        """Record that a beat was sent at time *now*. An answer to this beat acknowledges all exit reports that were
+        sent before.
+        """
         for id in self._ended:
             self._sent_at.setdefault(id, now)
 
     def beat_answered(self, at: float) -> list[str]:
-        """Drop the exit reports sent before the beat of time *at*, which the head has answered; return their ids."""
+        """Record that the head answered the beat of time *at*. Drop the exit reports that were sent before that beat,
+        and return the ids of their workers.
+        """
         return self._forget([id for id, sent in self._sent_at.items() if sent <= at])
 
     def _forget(self, ids: Iterable[str]) -> list[str]:
@@ -100,14 +116,18 @@ class WorkerTable:
         return forgotten
 
     def note_health(self, report: WorkersHealth, now: float, joined: bool) -> None:
-        """Keep health that a next head must learn: notable health always, all other only while no head is *joined*."""
+        """Record workers' health that the next head to register this node must learn. Notable health is always
+        recorded; other health only if this node is not *joined*, that is, registered with a head.
+        """
         for one in report.workers:
             self._health.pop(one.id, None)
             if _is_notable(one) or not joined:
                 self._health[one.id] = (one, now)
 
     def registered(self, now: float) -> WorkersHealth | None:
-        """Reset delivery state after a registration. Return the health report to send, None if there is none."""
+        """Record that the head has registered this node: exit reports that were sent before are unacknowledged again.
+        Return the recorded health of workers to send to this head, or None if none is recorded.
+        """
         self._sent_at = {}
         health = [msgspec.structs.replace(one, for_s=one.for_s + now - at) for one, at in self._health.values()]
         self._health = {id: noted for id, noted in self._health.items() if _is_notable(noted[0])}
@@ -115,15 +135,17 @@ class WorkerTable:
 
 
 def _is_notable(one: WorkerHealth) -> bool:
-    """True if this health differs from what a head assumes of every worker: responsive, without a long call."""
+    """Return True if the worker is unresponsive or runs a long call. A head assumes neither of a worker of which it has
+    no report.
+    """
     return bool(one.unresponsive or one.method)
 
 
 class RobotLeases:
-    """The one lease of all robot workers of a node.
+    """The lease of the robot workers of a node, which all of them share.
 
-    It ends `lease_s` after agentd sent a beat that the head answered: the head was there then, however late its answer
-    came. A worker whose lease has expired never gets another.
+    It ends `lease_s` after agentd sent the last beat that the head answered. When the answer arrived does not matter. A
+    worker whose lease has expired never gets another.
 
     Attributes:
         lease_s: length of the lease, as the head's Welcome says.
@@ -137,16 +159,18 @@ class RobotLeases:
 
     @property
     def beat_s(self) -> float:
-        """Seconds between two beats that keep the lease alive; infinity without robot workers."""
+        """Seconds between beats to the head that keep the robot lease alive; infinity without robot workers."""
         return self.lease_s / BEATS if self._holders else math.inf
 
     @property
     def deadline(self) -> float:
-        """Time at which the lease expires; infinity without robot workers."""
+        """Time at which the robot lease expires; infinity without robot workers."""
         return self.until if self._holders else math.inf
 
     def started(self, id: str, now: float) -> None:
-        """Add a robot worker. Unless half the lease is left, the head's order extends it like an answered beat."""
+        """Add the robot worker *id*, which the head ordered to start. If less than half of the lease is left, extend
+        the lease to its full length from *now*, since the order proves that the head is there.
+        """
         if self.until < now + self.lease_s / 2:
             self.until = now + self.lease_s
         self._holders.add(id)
@@ -155,14 +179,18 @@ class RobotLeases:
         self._holders.discard(id)
 
     def answered(self, at: float, now: float) -> bool:
-        """Extend the lease by a beat sent at *at*, which the head has answered. Return True if it got longer."""
+        """Extend the robot lease, because the head answered the beat that was sent at time *at*. Return True if the
+        lease got longer.
+        """
         if not self._holders or not now < self.until < at + self.lease_s:
             return False  # too late: the holders are told to end
         self.until = at + self.lease_s
         return True
 
     def expired(self, now: float) -> list[str]:
-        """Remove the workers whose lease has expired, and return their ids."""
+        """If the robot lease has expired, remove all robot workers from it and return their ids. Otherwise return an
+        empty list.
+        """
         if now < self.deadline:
             return []
         lost, self._holders = sorted(self._holders), set()

@@ -50,12 +50,12 @@ TEMPLATE_SILENT_S = 5.0  # seconds after the end of a worker's process in which 
 
 
 class Workers:
-    """All workers of this agentd. Loop thread only.
+    """All workers of this agentd: starts them through templates, watches them, and ends them. Loop thread only.
 
     Args:
         report: called with each message for the head: WorkerReady, WorkerExited, WorkersHealth, LogLines.
         ledger: the head's orders on disk, from adoption.take_inventory; None to begin an empty ledger.
-        logs_deaths: False if a head in this process logs the deaths of workers.
+        logs_deaths: False if the head runs in this process, since the head then logs the deaths of workers.
 
     Raises:
         ProcessLookupError: the driver that owns this agentd has ended already.
@@ -95,12 +95,16 @@ class Workers:
     # --- what the session asks for ---
 
     def prestart(self, preload: Sequence[str] = ()) -> None:
-        """Start a template of agentd's own interpreter. Raise OSError if the keeper cannot be reached."""
+        """Start a template of agentd's own interpreter, before a worker needs one. It imports the modules *preload*.
+        Raise OSError if the keeper cannot be reached.
+        """
         env = self._site.environment()
         self._templates.get(launch_plan.template_key(self._site.rules.own, env, preload), env)
 
     def start(self, order: StartWorkers) -> None:
-        """Start the workers of a head's order. Report WorkerReady when a worker listens, WorkerExited at its end."""
+        """Start the workers of a head's order. WorkerReady is reported when a worker listens, and WorkerExited when it
+        has ended or cannot be started.
+        """
         env = self._site.environment()
         self._templates.refresh()
         try:
@@ -126,7 +130,9 @@ class Workers:
                     self._refuse(spec, reason)
 
     def record_owner(self, order: StartWorkers) -> None:
-        """Write to disk, for the next agentd, that the order's running workers now belong to the order's owner."""
+        """Write to disk that the running workers in *order* now belong to the order's owner, so that the next agentd
+        knows the new owner.
+        """
         try:
             self._ledger.write(order)
         except OSError as error:
@@ -136,10 +142,11 @@ class Workers:
             )  # fmt: skip
 
     def stop(self, ids: Sequence[str], grace_s: float, reason: str = "") -> None:
-        """Send SIGTERM to the process groups of these workers, and SIGKILL after *grace_s* seconds. Ignore unknown ids.
+        """Send SIGTERM to the process groups of the workers *ids*, and SIGKILL after *grace_s* seconds. Unknown ids are
+        ignored.
 
-        A robot worker loses its lease instead of getting SIGTERM, and has at least ROBOT_END_S to make its robots safe.
-        *reason* is for people; "" if the workers' owner asked for the stop.
+        A robot worker does not get SIGTERM but loses its lease, and has at least ROBOT_END_S to make its robots safe.
+        *reason* is for people; it is "" if the workers' owner asked for the stop.
         """
         for worker in [self._workers[id] for id in ids if id in self._workers]:
             if not worker.stopping:
@@ -150,21 +157,29 @@ class Workers:
                 worker.stop(self._loop, grace_s, reason)
 
     def renew(self, until: float, lease_s: float) -> None:
-        """Extend the lease of robot workers, also of later ones, to *until* (time of the loop)."""
+        """Extend the lease of all robot workers to *until* (time of the loop). Robot workers that start later get the
+        same lease.
+        """
         self._lease = (until, lease_s)
         for template in {worker.template for worker in self._workers.values() if worker.has_robots}:
             template.send(template_protocol.Renew(until))
 
     def credit_logs(self, chars: int, owner: str) -> None:
-        """Allow *owner*, a job's namespace, more output: lines with a total cost (line_cost) of at most *chars*."""
+        """Allow more workers' output to be sent to the job whose namespace is *owner*: lines with a total cost
+        (line_cost) of at most *chars*.
+        """
         self._logs.credit(chars, owner)
 
     def flush_logs(self, owner: str, wait_s: float) -> None:
-        """Send an ending job's output for at most *wait_s* seconds, then report how many lines are left out."""
+        """Send the unread output of the ending job *owner* for at most *wait_s* seconds. Then report how many lines
+        were not sent.
+        """
         self._logs.flush(owner, wait_s)
 
     def acknowledged(self, ids: Sequence[str]) -> None:
-        """Drop the exit reports of these workers: the head has them."""
+        """Drop the exit reports of the workers *ids*, which the head has acknowledged, also in their templates and on
+        disk.
+        """
         self._ledger.acknowledged(ids)
         for id in ids:
             template = self._remembering.pop(id, None)
@@ -173,12 +188,14 @@ class Workers:
         self._trim()
 
     def registered(self, keep_s: float) -> None:
-        """Resume output after a registration. Tell the templates to outlive agentd for *keep_s* seconds."""
+        """Send workers' output again, because the head has registered this node. Tell the templates to wait *keep_s*
+        seconds for the next agentd after this one's end.
+        """
         self._templates.registered(keep_s)
         self._logs.resume()
 
     def adopt(self, templates: Sequence[SurvivingTemplate], known: Mapping[str, RunningWorker]) -> list[RunningWorker]:
-        """Take over the running templates of an earlier agentd. Call this before all other methods.
+        """Take over the running templates of an earlier agentd and their workers. Call this before all other methods.
 
         *known* has the workers of these templates by id, from the head's orders on disk. Return the running workers,
         and the ended workers whose exit reports the head may not have.
@@ -227,7 +244,9 @@ class Workers:
         return adopted
 
     def abandon(self) -> None:
-        """Leave all workers, templates and the keeper to the next agentd. Templates that are not ready yet end."""
+        """Leave all workers, templates and the keeper to the next agentd. Templates that have not finished their
+        imports end.
+        """
         self._closing = True
         for worker in self._workers.values():
             worker.release(self._loop)
@@ -237,7 +256,9 @@ class Workers:
         self._release()
 
     async def close(self, grace_s: float, reason: str = "") -> None:
-        """End all workers as `stop` does, then all templates and agentd's keeper. Cancelling kills the templates."""
+        """End all workers as `stop` does, then all templates, then the keeper that agentd started. If this is
+        cancelled, the templates are killed.
+        """
         self._closing = True
         try:
             self.stop(list(self._workers), grace_s, reason)
@@ -262,7 +283,9 @@ class Workers:
             self._owner = -1
 
     async def _until(self, fact: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until *fact* returns True, for at most *timeout_s*. Each change of *fact* must set `_changed`."""
+        """Wait until *fact* returns True, for at most *timeout_s*. *fact* is called again each time the event
+        `_changed` is set.
+        """
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             async with timeout(timeout_s):
                 while not fact():
@@ -409,7 +432,9 @@ class Workers:
             worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._sweep, [worker])
 
     def _sweep(self, workers: list[WorkerProcess]) -> None:
-        """Kill these workers, whose template has ended or is silent, with all their processes; then report them."""
+        """Kill these workers and all processes that they started, because their template has ended or is silent. Then
+        report the workers' ends.
+        """
         workers = [worker for worker in workers if not worker.swept]
         if not workers:
             return
@@ -433,7 +458,9 @@ class Workers:
         self._changed.set()
 
     def _end(self, worker: WorkerProcess, exit: ExitReport) -> None:
-        """Forget a worker and report WorkerExited. No other method reports that for a worker that was accepted."""
+        """Forget the worker and report its WorkerExited. Every worker that was accepted is reported by this method
+        alone.
+        """
         spec = worker.spec
         if self._workers.pop(spec.id, None) is None:
             return
