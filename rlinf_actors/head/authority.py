@@ -67,11 +67,11 @@ class Authority:
             raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
 
     def speaker(self, event: Message) -> Member:
-        """Return the member whose rights apply to a message.
+        """Return the member whose rights apply to a message: the sender, or its job's worker for a local worker.
 
-        A worker without a key has only the rights of a worker of its job, although it runs as the head's own user: its
-        mistakes then stay within the job. This is no protection from a hostile local process, which can open another
-        connection.
+        The process of a worker without a key runs as the head's own user, and would have all rights. It has only the
+        rights of a worker of its job, so that a fault in it affects no other job. This does not stop a hostile local
+        process: it can open another connection.
         """
         session = self._head.clients.of_peer(event.peer) if event.member.role == "local" else None
         if session is not None and session.role == "worker":
@@ -79,7 +79,7 @@ class Authority:
         return event.member
 
     def sees(self, event: Message) -> Callable[[str], bool]:
-        """Return a predicate: True for a namespace whose groups, clients and events the sender may see."""
+        """Return a function that is True for a namespace whose groups, clients and events the sender may see."""
         member = self.speaker(event)
         if member.role in ("local", "head"):
             return lambda namespace: True
@@ -128,7 +128,10 @@ class Authority:
 
 
 def who_may(verb: str) -> str:
-    """Return which roles may send messages of the class named *verb*, and how to get these roles; "" if no role may."""
+    """Return text for people that says which roles may send messages of the class named *verb*; "" if no role may.
+
+    The text also says how to get these roles.
+    """
     roles = VERBS.get(verb, frozenset()) - {"enroll"}
     hows = [_HOW[role] for role in _HOW if role in roles]
     return f"that is for {', or for '.join(hows)}" if hows else ""

@@ -1,6 +1,6 @@
 """Claims of workers on robots, and group names reserved for workers that were lost with their node. Pure.
 
-House rules: a worker holds its robots and the name of its group as long as it may be running. When its agent reports
+House rules: a worker holds its robots and the name of its group as long as it may be running. When its agentd reports
 its end, both are free. When its node is lost, both stay held until the node comes back without the worker, or until
 `Timing.rank_hold_s` has passed, after which no worker of a cut-off node can be running.
 """
@@ -54,7 +54,7 @@ class HardwareClaim:
 
 
 class ClaimTable:
-    """All claims on robots.
+    """Records which worker holds which robot, so that no two groups use one robot.
 
     Attributes:
         settled: the time from which new workers may get robots, in monotonic seconds. By then each node has reported
@@ -69,10 +69,10 @@ class ClaimTable:
         self._lost: dict[tuple[str, str], HardwareClaim] = {}
 
     def check(self, claims: Iterable[Claim], group: Group | None = None) -> None:
-        """Raise Refused if another group holds one of these robots, or if `settled` has not come yet.
+        """Raise Refused if another group than *group* holds one of these robots, or if the head has just started.
 
-        Robots that *group* holds are not refused: it is the workers' group if some of its workers run already, else
-        None.
+        *group* is the group of the workers that need the robots if some of its workers run already, else None. A head
+        that has just started does not know yet which robots are in use.
         """
         now = self._head.now
         claims = list({claim.key: claim for claim in claims}.values())
@@ -120,7 +120,7 @@ class ClaimTable:
                 self._head.launches.retry_waiting()
 
     def ended(self, worker_id: str, node_id: str) -> None:
-        """Free the robots of a worker that was lost with this node: the node's agent now reports the worker's end."""
+        """Free the robots of a worker that was lost with this node, because the node's agentd now reports its end."""
         worker = self._workers.get(worker_id)
         if worker is not None and worker.node_id == node_id:
             self.free(worker)
@@ -128,7 +128,7 @@ class ClaimTable:
     def lose(self, worker: WorkerRecord, certain: bool) -> None:
         """Free the robots of a lost worker: at once if its end is *certain*, else after `Timing.rank_hold_s`.
 
-        Until then the worker may still be running where no agent reports it.
+        During that time the worker may still be running, cut off from its agentd or from the head.
         """
         if certain:
             self.free(worker)
@@ -140,11 +140,11 @@ class ClaimTable:
                 self._free_at(held, self._head.now + self._head.timing.rank_hold_s)
 
     def node_is_back(self, node_id: str, running: Collection[str], known: bool) -> None:
-        """Free the robots that lost workers of this node hold, now that its agent has said which workers are *running*.
+        """Free the robots of this node's lost workers, except the workers that its agentd reports as *running*.
 
-        If this incarnation of the agent has registered before (*known*), the robots are free at once. A new agent does
-        not know the workers that templates of the earlier agent still have. Those workers are making their robots safe
-        and are then killed, so their robots become free after ROBOT_END_S and SETTLE_S at the latest.
+        If this incarnation of agentd has registered before (*known* is True), the robots are free at once. A new agentd
+        does not know the workers that templates of the earlier agentd still have. Those workers are making their robots
+        safe and are then killed. Their robots become free after ROBOT_END_S + SETTLE_S at the latest.
         """
         for held in list(self._lost.values()):
             if held.worker.node_id == node_id and held.worker.id not in running:
@@ -216,7 +216,7 @@ class NameReservations:
         self._keys: dict[str, tuple[str, str]] = {}
 
     def lost(self, group: Group, worker: WorkerRecord, node: Node) -> None:
-        """Reserve the name of *group* for `Timing.rank_hold_s`: *worker*, lost with *node*, may still be running."""
+        """Reserve the name of *group* for `Timing.rank_hold_s`, because *worker* may still run on its lost *node*."""
         until = self._head.now + self._head.timing.rank_hold_s
         timer = self._head.timers.at(until, lambda: self._free(worker.id))
         one = _LostWorker(f"{group.name}:{worker.spec.rank}", node.id, node.name, until, timer)
@@ -224,13 +224,13 @@ class NameReservations:
         self._keys[worker.id] = group.key
 
     def ended(self, worker_id: str, node_id: str) -> None:
-        """End the reservation for a lost worker of this node, because the node's agent reports the worker's end."""
+        """End the reservation for a lost worker of this node, because the node's agentd reports the worker's end."""
         key = self._keys.get(worker_id)
         if key is not None and self._lost[key][worker_id].node_id == node_id:
             self._free(worker_id)
 
     def node_is_back(self, node_id: str, running: Container[str]) -> None:
-        """End the reservations for lost workers of a returned node, except those that its agent lists in *running*."""
+        """End the reservations for lost workers of a returned node, except those that its agentd lists in *running*."""
         for lost in list(self._lost.values()):
             for id in [id for id, one in lost.items() if one.node_id == node_id and id not in running]:
                 self._free(id)

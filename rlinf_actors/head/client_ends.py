@@ -1,9 +1,9 @@
-"""Clients of which the head knows only from others, and reports of agents that a client's process has ended. Pure.
+"""Clients of which the head knows only from others, and reports of agentds that a client's process has ended. Pure.
 
-House rule: an agent's report alone does not end a client. The kernel closes the connections of a process before anybody
-can see its end. So the head verifies a reported death on the client's own connection: if that is closed, the client has
-ended, else the client lives by its heartbeats. Every agent on a client's host watches the client, so that one faulty
-agent cannot hide its end.
+House rule: an agentd's report alone does not end a client. The kernel closes the connections of a process before
+anybody can see its end. So the head verifies a reported death on the client's own connection: if that is closed, the
+client has ended, else the client lives by its heartbeats. Every agentd on a client's host watches the client, so that
+one faulty agentd cannot hide its end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOON_S = 4.0
 PING = ""
 """The `incarnation` of a Beat that the receiver ignores. The head sends it to learn whether the peer is connected."""
 FIRST_TRY_S = 0.05
-"""Seconds between the first two checks of the connection of a client that an agent reported dead; doubles each time.
+"""Seconds between the first two checks of the connection of a client that an agentd reported dead; doubles each time.
 
 The first check may come before the socket reports the end of the connection.
 """
@@ -38,12 +38,13 @@ LAST_TRY_S = 1.0
 class ExpectedClient:
     """A client that has sent no hello to this head yet, but that a member has named.
 
-    The client owns workers that an agent reported after a restart of the head, or another client subscribed to its end.
+    The client owns workers that an agentd reported after a restart of the head, or another client subscribed to its
+    end.
 
     Attributes:
         named_by: the member that named the client.
-        until: when the client counts as ended, unless an agent watches its process; monotonic seconds.
-        reported_dead: True if an agent reported the end of its process.
+        until: when the client counts as ended, unless an agentd watches its process; monotonic seconds.
+        reported_dead: True if an agentd reported the end of its process.
     """
 
     incarnation: str
@@ -54,13 +55,13 @@ class ExpectedClient:
 
 
 class ExpectedClients:
-    """All expected clients. Calls `ClientTable.never_came` for a client that sends no hello in time."""
+    """The expected clients. Calls `ClientTable.never_came` for each client that sends no hello in time."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
         self._expected: dict[str, ExpectedClient] = {}
         self._named_by = Quota("expected clients")
-        self._watched: dict[str, set[str]] = {}  # incarnation to the nodes whose agents watch its process
+        self._watched: dict[str, set[str]] = {}  # incarnation to the nodes whose agentds watch its process
 
     def __contains__(self, incarnation: str) -> bool:
         return incarnation in self._expected
@@ -70,7 +71,10 @@ class ExpectedClients:
         return not self._named_by.is_full(str(member))
 
     def add(self, incarnation: str, by: Member) -> None:
-        """Expect this client, named by the member *by*, for `Timing.patience_s`; a second call has no effect."""
+        """Begin to wait `Timing.patience_s` for the hello of this client, which the member *by* has named.
+
+        If the client is expected already, nothing changes.
+        """
         if incarnation not in self._expected:
             expected = ExpectedClient(incarnation, by, self._head.now + self._head.timing.patience_s)
             self._expected[incarnation] = expected
@@ -85,9 +89,9 @@ class ExpectedClients:
         self._watched.setdefault(incarnation, set()).add(node_id)
 
     def reported_dead(self, node_id: str, incarnation: str) -> None:
-        """Handle the report of this node's agent that the process of an expected client has ended.
+        """Handle the report of this node's agentd that the process of an expected client has ended.
 
-        The client counts as ended if it sends no hello within SOON_S and no other agent watches its process.
+        The client counts as ended if it sends no hello within SOON_S and no other agentd watches its process.
         """
         if incarnation in self._watched:
             self._unwatch(incarnation, node_id)
@@ -98,9 +102,10 @@ class ExpectedClients:
             self._arm(expected)
 
     def node_gone(self, node_id: str, heard: float) -> None:
-        """Stop counting this node's agent, which was last heard at *heard*, as a watcher of expected clients.
+        """Stop counting this node's agentd, which was last heard at *heard*, as a watcher of expected clients.
 
-        A client without another watcher counts as ended one lease after *heard*, or at its `until` if that is later.
+        If no other agentd watches a client, the client gets at least one lease, counted from *heard*, to send its
+        hello.
         """
         for incarnation in [i for i, nodes in self._watched.items() if node_id in nodes]:
             expected = self._expected.get(incarnation)
@@ -120,7 +125,7 @@ class ExpectedClients:
 
     def _time_passed(self, expected: ExpectedClient) -> None:
         if self._head.now < expected.until or expected.incarnation in self._watched:
-            self._arm(expected)  # the head stalled, or an agent watches the process by now
+            self._arm(expected)  # the head stalled, or an agentd watches the process by now
         else:
             self._remove(expected.incarnation)
             self._head.clients.never_came(expected)
@@ -132,7 +137,7 @@ class ExpectedClients:
             self._named_by.free(str(expected.named_by))
 
     def _unwatch(self, incarnation: str, node_id: str) -> bool:
-        """Remove this node from the watchers of a client; return True if no agent watches the client now."""
+        """Remove this node from the watchers of a client; return True if no agentd watches the client now."""
         nodes = self._watched[incarnation]
         nodes.discard(node_id)
         if not nodes:
@@ -142,7 +147,7 @@ class ExpectedClients:
 
 @dataclass(eq=False)
 class SuspectedDeath:
-    """A client whose end an agent reported. The head checks its connection again after `pause` seconds."""
+    """A client whose end an agentd reported. The head checks its connection again after `pause` seconds."""
 
     client: Client
     pause: float = FIRST_TRY_S
@@ -150,7 +155,7 @@ class SuspectedDeath:
 
 
 class ProcessWatches:
-    """Asks agents to watch the processes of clients, and verifies the deaths that agents report."""
+    """Asks agentds to watch the processes of clients, and checks the connection of each client reported dead."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
@@ -158,30 +163,31 @@ class ProcessWatches:
         self._on_node: Index[Client] = Index()
 
     def ask(self, client: Client, node: Node) -> None:
-        """Ask the agent of *node* to watch the client's process if both are on one host, unless it was asked before."""
+        """If the client and *node* are on one host, ask the node's agentd, once, to watch the client's process."""
         if client.pid_start and node.report.host == client.host and node.id not in client.watchers:
             client.watchers[node.id] = node.peer
             self._on_node.add(node.id, client.incarnation, client)
             self._head.emit(Notify(node.peer, Watch(client.incarnation, client.pid, client.pid_start)))
 
     def end(self, client: Client) -> None:
-        """Ask all watching agents to stop watching a client that has ended."""
+        """Ask all watching agentds to stop watching a client that has ended."""
         self.trust(client)
         for node_id, peer in client.watchers.items():
             self._on_node.discard(node_id, client.incarnation)
             self._head.emit(Notify(peer, Unwatch(client.incarnation)))
 
     def trust(self, client: Client) -> None:
-        """Stop checking the connection of a client that was reported dead: it has said hello again, or has ended."""
+        """Stop checking a client that was reported dead, because the client has said hello again or has ended."""
         suspected = self._suspected.pop(client.peer, None)
         if suspected is not None:
             self._head.timers.cancel(suspected.timer)
 
     def reported_dead(self, node: Node, client: Client) -> bool:
-        """Begin to check the connection of a client whose death the agent of *node* reports.
+        """Begin to check the connection of a client whose death the agentd of *node* reports.
 
         Returns:
-            False, and no check begins, if that agent was not asked to watch this client.
+            True if the check has begun. False if that agentd was not asked to watch this client; its report is then
+            ignored.
         """
         if client.watchers.pop(node.id, None) is None:
             return False
@@ -192,7 +198,10 @@ class ProcessWatches:
         return True
 
     def unreachable(self, peer: bytes) -> Client | None:
-        """Return the client behind a closed connection if an agent has reported its death, else None."""
+        """Return the client whose closed connection is *peer* if an agentd has reported its death, else None.
+
+        The head then no longer checks the client's connection.
+        """
         suspected = self._suspected.get(peer)
         if suspected is None:
             return None
@@ -200,7 +209,7 @@ class ProcessWatches:
         return suspected.client
 
     def drop_node(self, node_id: str) -> list[Client]:
-        """Remove the agent of this node from the watchers of all clients; return the clients that the agent watched."""
+        """Remove the agentd of this node as a watcher of all clients; return the clients that it watched."""
         clients = self._on_node.of(node_id)
         for client in clients:
             self._on_node.discard(node_id, client.incarnation)

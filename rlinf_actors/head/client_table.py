@@ -1,8 +1,8 @@
 """Clients, that is drivers and workers: their sessions, their job membership, and how the head notices their end. Pure.
 
-If an agent on a client's host watches the client's process (by pidfd), the client ends only when that process ends: a
-driver that is stopped by SIGSTOP may be silent for any time. A worker ends when its agent reports its end. Any other
-client ends when the head receives no heartbeat from it for one lease. `head.client_ends` verifies the ends that agents
+If an agentd on a client's host watches the client's process (by pidfd), the client ends only when that process ends: a
+driver that is stopped by SIGSTOP may be silent for any time. A worker ends when its agentd reports its end. Any other
+client ends when the head receives no heartbeat from it for one lease. `head.client_ends` verifies the ends that agentds
 report.
 """
 
@@ -146,7 +146,7 @@ class ClientTable:
         """Return why a client may not join the job that its hello names, "" if it may.
 
         Without keys a driver needs only the namespace's name; with keys `head.authority` has checked the driver before.
-        A worker proves by the job's token that an agent started it.
+        A worker proves by the job's token that an agentd started it.
         """
         if hello.role not in ROLES:
             return f"{hello.role!r} is no role; the roles are {', '.join(ROLES)}"
@@ -186,9 +186,10 @@ class ClientTable:
         self._head.client_gone(client.incarnation, client)
 
     def expect(self, incarnation: str, by: Member) -> None:
-        """Wait for a hello of a client that the member *by* names; end its groups at once if it has ended already.
+        """Begin to wait for the hello of a client that the member *by* names, unless the client has a session.
 
-        The wait takes `Timing.patience_s`, or longer while an agent watches the client's process.
+        If the client has ended already, its groups are stopped at once. The wait lasts for `Timing.patience_s`, or
+        longer while an agentd watches the client's process.
         """
         if incarnation in self._clients:
             return
@@ -208,26 +209,27 @@ class ClientTable:
     # --- watches ---
 
     def watch_on(self, node: Node) -> None:
-        """Ask the agent of *node* to watch every client on its host."""
+        """Ask the agentd of *node* to watch every client on its host."""
         for client in self._of_host.of(node.report.host):
             self._watches.ask(client, node)
 
     def watch(self, client: Client, nodes: Iterable[Node]) -> None:
-        """Ask the agents of those *nodes* that are on the client's host to watch the client."""
+        """Ask the agentds of those *nodes* that are on the client's host to watch the client."""
         for node in nodes:
             self._watches.ask(client, node)
 
     def watched_on(self, node_id: str, incarnations: Iterable[str]) -> None:
-        """Record which clients the agent of this node watches already, because an earlier head asked for it."""
+        """Record which clients the agentd of this node watches already, because an earlier head asked for it."""
         for incarnation in incarnations:
             if incarnation not in self._clients and self._ended.get(incarnation) is None:
                 self._expected.watched_on(node_id, incarnation)
 
     def unwatch(self, node_id: str, heard: float) -> None:
-        """Forget what the agent of this node watches: the agent is gone, or says in its next hello what it watches.
+        """Forget which clients the agentd of this node watches.
 
-        A client that no other agent watches lives by its heartbeats from now on. Its lease runs from *heard*, the time
-        when the node was last heard, if that is later than the client's own last message.
+        Called when that agentd is gone or registers again; its hello then lists the clients that it watches. From now
+        on, a client that no other agentd watches must send heartbeats. Its lease runs from *heard*, the time when the
+        node was last heard, or from the client's own last message if that is later.
         """
         for client in self._watches.drop_node(node_id):
             if not client.watchers:
@@ -237,10 +239,10 @@ class ClientTable:
         self._expected.node_gone(node_id, heard)
 
     def process_ended(self, node: Node, incarnation: str) -> None:
-        """Handle the report of *node*'s agent that a client's process has ended.
+        """Handle the report of *node*'s agentd that a client's process has ended.
 
-        The head checks the connection of a client that has a session. A client without a session may still send a hello
-        within SOON_S, or longer while another agent watches its process.
+        If the client has a session, the head checks its connection. Otherwise the client counts as ended if it sends no
+        hello within SOON_S and no other agentd watches its process.
         """
         client = self._clients.get(incarnation)
         if client is not None:
@@ -254,7 +256,7 @@ class ClientTable:
         self._expected.reported_dead(node.id, incarnation)
 
     def unreachable(self, peer: bytes) -> None:
-        """End the client of a connection that is closed, if an agent has reported the client's death."""
+        """If an agentd has reported the death of the client with this closed connection, end the client."""
         client = self._watches.unreachable(peer)
         if client is not None:
             self.gone(client, "its process ended")
@@ -264,8 +266,9 @@ class ClientTable:
     def subscribe(self, client: Client, incarnations: Sequence[str]) -> None:
         """Send *client* a ClientGone for each of these clients of its namespace as soon as that client has ended.
 
-        An unknown client counts as ended at once if the quota of *client*'s member is used up, and else if it does not
-        say hello in time: otherwise *client* might wait for ever.
+        The head waits for the hello of a client that it does not know. If the hello does not come in time, the client
+        counts as ended, so that *client* does not wait for ever. If *client*'s member has used up its quota of expected
+        clients, an unknown client counts as ended at once.
         """
         for incarnation in incarnations:
             watched = self._clients.get(incarnation)
@@ -299,7 +302,10 @@ class ClientTable:
         self._expected.stalled(seconds)
 
     def _arm(self, client: Client) -> None:
-        """Schedule the end of a client's lease. Workers and watched clients have no lease: agents report their end."""
+        """Schedule the end of a client's lease.
+
+        Workers and watched clients have no lease, because an agentd reports their end.
+        """
         self._head.timers.cancel(self._timers.pop(client.incarnation, None))
         if client.role != "worker" and not client.watchers:
             due = client.last_seen + self._head.timing.lease_s

@@ -1,7 +1,7 @@
 """The events that the coordinator receives and the commands that it returns. Pure.
 
 A `Persist` command contains a change of the state that survives a restart of the head; `head.store` writes it to disk.
-All other state is reported again to a restarted head by the agents and clients that reconnect.
+All other state is reported again to a restarted head by the agentds and clients that reconnect.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.values import EventKind, ExitReport, NodeReport
 
 NODE, REPLACED, CLIENT, WORKER = "node", "replaced", "client", "worker"
-"""Kinds of tombstones. The ids are incarnations of lost agents, of replaced agents and of clients, and worker ids."""
+"""Kinds of tombstones. The ids are incarnations of lost agentds, of replaced agentds and of clients, and worker ids."""
 KEPT = 4096
 """Largest number of tombstones of each kind, and of ended keys; the head drops the oldest."""
 
@@ -29,7 +29,7 @@ class KnownNode(msgspec.Struct, frozen=True):
     """Change that adds or replaces the record of a registered node.
 
     `rank` is None until the node's rank is fixed. A restarted head does not wait for a `lost` node. `member` is the
-    name of the agent's key, "" without a key.
+    name of the agentd's key, "" without a key.
     """
 
     report: NodeReport
@@ -160,7 +160,10 @@ class NoticeReceived(msgspec.Struct, frozen=True):
 
 
 class ConnectionRejected(msgspec.Struct, frozen=True):
-    """Event: a socket rejected `times` connections. The fields are the arguments of security.members.Gate.refused."""
+    """Event: a socket rejected `times` connections from `address`.
+
+    `public` is the public key that the peers presented, "" for none. `why` is the reason, for people.
+    """
 
     public: str
     address: str
@@ -185,7 +188,7 @@ class PeerUnreachable(msgspec.Struct, frozen=True):
 
 
 class StoreStatus(msgspec.Struct, frozen=True):
-    """Event: the store reports why it cannot write; `trouble` is "" if it can write."""
+    """Event: the store has tried to write. `trouble` says why it cannot write, "" if it can."""
 
     trouble: str
 
@@ -205,7 +208,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """Command to answer a request with an error. `kind` and the fields after it: see wire.control_codec.Failed."""
+    """Command to answer a request with a `Failed` message, whose fields have the same names."""
 
     peer: bytes
     id: int
@@ -216,13 +219,16 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class EndCluster(msgspec.Struct, frozen=True):
-    """Command to end the head and its agentd: all groups of a cluster that was asked to end have ended."""
+    """Command to end the head and its agentd, because a person asked for it and all groups have ended."""
 
     reason: str
 
 
 class LogEvent(msgspec.Struct, frozen=True):
-    """Command to add an entry to the event log and a line to the head's own log file; see wire.values.ClusterEvent."""
+    """Command to add an entry to the event log and a line to the head's own log file.
+
+    The fields are those of the ClusterEvent that readers of the event log receive.
+    """
 
     kind: EventKind
     text: str
@@ -251,9 +257,9 @@ Emit = Callable[[Command], None]
 
 
 class Refused(Exception):
-    """Raised inside the coordinator to refuse the present request. `kind`, `text`, `path`: see control_codec.Failed.
+    """Raised inside the coordinator to refuse the present request. The sender gets a `Failed` message as answer.
 
-    `advice` is sent after the text, but is not logged.
+    `kind`, `text` and `path` become the fields of that message. `advice` is sent after the text, but is not logged.
     """
 
     def __init__(self, kind: str, text: str, path: str = "", advice: str = "") -> None:
@@ -276,13 +282,13 @@ class Timing(msgspec.Struct, frozen=True):
     """The head's timers, in seconds.
 
     Attributes:
-        beat_s: interval of the heartbeats of agents and clients.
+        beat_s: interval of the heartbeats of agentds and clients.
         suspect_beats: number of missed beats after which a node is shown as suspect.
-        lease_s: silence after which a node is lost, and a client that no agent watches has ended.
+        lease_s: silence after which a node is lost, and a client that no agentd watches has ended.
         robot_lease_s: how long a robot worker goes on without a message from the head, or from its owner.
         robot_settle_s: how long after its start a head starts no robot worker. A worker that the head does not know yet
-            may use the robot until its agent has reported it or its lease has ended.
-        head_grace_s: how long agents and clients wait for a head that is down while its machine answers.
+            may use the robot until its agentd has reported it or its lease has ended.
+        head_grace_s: how long agentds and clients wait for a head that is down while its machine answers.
         return_s: how long a restarted head waits for its nodes, and for the owners that they name, if that is longer
             than the lease. They try to reconnect every 3 s, on a machine that may be busy with its own restart.
         rank_hold_s: how long the rank of a lost node is not given to another node: the longer of the lease and the time

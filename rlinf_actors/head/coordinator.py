@@ -17,11 +17,11 @@ without an answer; `early` holds back what a restarted head cannot answer yet; `
 tables change and emit; at the end each table that collects changes flushes them once, so that a node which dies with
 64 workers costs one message per handle.
 
-The guarantees rest on three facts. A worker's life cycle is a state table, and an end that its agent reported is final.
-A process that was declared dead without proof has a tombstone and is refused when it returns, so no process counts as
-alive again after its declared end. State that agents and clients cannot report again (ranks, tombstones, drains,
-emergency stops, keys, jobs) is written by `Persist` commands; a request that changes it is answered when the change is
-on disk.
+The guarantees rest on three facts. A worker's life cycle is a state table, and an end that its agentd reported is
+final. A process that was declared dead without proof has a tombstone and is refused when it returns, so no process
+counts as alive again after its declared end. State that agentds and clients cannot report again (ranks, tombstones,
+drains, emergency stops, keys, jobs) is written by `Persist` commands; a request that changes it is answered when the
+change is on disk.
 
 House rules: each request gets exactly one answer, now or later; a notice that does not fit the state is counted and
 dropped; an unknown peer is asked to say hello; the cost of an event does not grow with the size of the cluster.
@@ -191,11 +191,14 @@ class Coordinator:
         return min(self.timers.next_deadline(), self.now + self.keys.next_expiry() - self.wall)
 
     def farewell(self, reason: str) -> list[commands.Command]:
-        """Return the messages that tell all clients that the head and the cluster end for this reason."""
+        """Return the messages that tell all clients that the head and the cluster end. *reason* is for people."""
         return [commands.Notify(client.peer, Goodbye(reason)) for client in self.clients.alive()]
 
     def restarting(self, reason: str) -> list[commands.Command]:
-        """Return the messages that tell agents and clients that the head restarts and that workers and groups go on."""
+        """Return the messages that tell agentds and clients that the head restarts and that all groups go on.
+
+        *reason* is for people.
+        """
         sessions: list[Node | Client] = [*self.nodes.alive(), *self.clients.alive()]
         goodbye = Goodbye(reason, restarting=True)
         return [commands.Notify(session.peer, goodbye) for session in sessions]
@@ -238,7 +241,7 @@ class Coordinator:
         self.refusals.note(event.address, f"connection {kind}", text, event.times)
 
     def _settled(self) -> None:
-        """End the wait of a restarted head for its nodes: declare the missing nodes lost."""
+        """End the wait of a restarted head for its nodes, and declare the nodes lost that have not come back."""
         self.nodes.abandon_missing()
         self.groups.settle()
         self.jobs.settle()
@@ -257,15 +260,15 @@ class Coordinator:
         self.out.append(command)
 
     def drop(self, event: commands.Message) -> None:
-        """Drop a held message without an answer; a request no longer counts against its sender's quota."""
+        """Drop a held message without an answer. A dropped request no longer counts against its sender's quota."""
         if isinstance(event, commands.RequestReceived):
             self.requests.done(event.peer, event.id)
 
     def node_lost(self, node: Node, reason: str, certain: bool, successor: AgentHello | None) -> None:
-        """Update all tables after the agent of *node* is gone, and the node's workers with it.
+        """Update all tables after the agentd of *node* is gone, and the node's workers with it.
 
-        *certain* is True if the agent said goodbye, so its workers have ended. *successor* is the hello of the new
-        agentd that replaces the agent on this node, None without a new agentd.
+        *certain* is True if the agentd said goodbye, so its workers have ended. *successor* is the hello of a new
+        agentd that registers this node in its place, None without a new agentd.
         """
         self.queries.node_lost(node, reason)
         if successor is None:

@@ -280,7 +280,7 @@ KINDS = 64
 
 @dataclass(frozen=True)
 class Due:
-    """A report of refusals that is due now.
+    """One report of refusals, which the head now writes as one entry of the event log.
 
     Attributes:
         text: the text of the last of these refusals.
@@ -324,7 +324,11 @@ class RefusalTally:
         self.count = 0
 
     def note(self, who: str, kind: str, text: str, now: float, times: int = 1) -> bool:
-        """Count refusals (see `RefusalLog.note`). Return True if a report is due at once: the caller calls `take`."""
+        """Count *times* refusals of *kind* by *who*. Return True if a report is due now, so that `take` returns it.
+
+        *who* is the refused member or address; refusals with equal *who* and *kind* are repetitions. *text* is for
+        people.
+        """
         self.count += times
         known = self._kinds.get((who, kind))
         if known is None and len(self._kinds) < self._limit:
@@ -349,7 +353,7 @@ class RefusalTally:
         return due
 
     def next_deadline(self) -> float:
-        """Return the time at which `take` has something to do, infinity for never."""
+        """Return the earliest time at which a report may become due, infinity for never."""
         others = self._others.until if self._others is not None else math.inf
         return min([others, *(kind.until for kind in self._kinds.values())])
 

@@ -3,8 +3,8 @@
 House rules: only `_step` changes a worker's state. `flush` sends the changes since the last flush, as one WorkerChanged
 message for each changed group and each holder of its handle. A group's name is free when its last worker is gone.
 
-An order to stop workers may be lost with its connection. The head resends the order when the agent sends its next
-hello. For robot workers it also resends the order at each heartbeat of the agent.
+An order to stop workers may be lost with its connection. The head resends the order when the agentd sends its next
+hello. For robot workers it also resends the order at each heartbeat of the agentd.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class GroupTable:
-    """All groups.
+    """All groups of the cluster that have not ended, with their workers, owners and subscribers.
 
     Attributes:
         claims: the claims of workers on robots.
@@ -92,7 +92,7 @@ class GroupTable:
         return self._of_worker.get(worker_id)
 
     def ended_unseen(self, worker_id: str) -> str | None:
-        """Return why a worker was declared ended without a report of its agent; None if it was not."""
+        """Return why the head declared a worker ended without a report of its agentd; None if it has not done so."""
         return self._unseen.get(worker_id)
 
     def worker_on(self, node: Node, id: str) -> WorkerRecord | None:
@@ -147,9 +147,9 @@ class GroupTable:
         self._put(group)
 
     def adopt(self, group: Group, worker: WorkerRecord) -> None:
-        """Add a worker outside a launch, with its *group* if that is new, and notify the group's clients.
+        """Add a worker that belongs to no launch request, and its *group* if that is new; notify the group's clients.
 
-        Such a worker was reported after a restart of the head, or replaces a failed worker.
+        The worker was reported after a restart of the head, or replaces a failed worker.
         """
         node = self._head.nodes.get(worker.node_id)
         if node is not None:
@@ -174,7 +174,10 @@ class GroupTable:
             self._with_robots[group.key] = self.robots_changed[group.key] = group
 
     def subscribe(self, group: Group, client: Client) -> None:
-        """Send changes of this group to *client* from now on, because it holds a handle. The owner gets them anyway."""
+        """Send *client* all later changes of this group's workers.
+
+        No effect if *client* owns the group, because the owner gets the changes anyway.
+        """
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None
             self._subscribed.add(client.incarnation, group.key, group)
@@ -193,7 +196,7 @@ class GroupTable:
             self.start(node_id, group, specs)
 
     def start(self, node_id: str, group: Group, specs: list[WorkerSpec]) -> None:
-        """Order a node to start these workers of a group. An agent ignores workers that it has already."""
+        """Order a node to start these workers of a group. An agentd ignores workers that it has already."""
         node = self._head.nodes.get(node_id)
         if specs and node is not None:
             node.jobs.add(group.namespace)
@@ -215,13 +218,13 @@ class GroupTable:
         self._head.robots.owner_changed(client.incarnation)
 
     def settle(self) -> None:
-        """Drop the groups without living workers at the next flush. Called when every node has come back or is lost."""
+        """End the groups without living workers at the next flush. Called when no node is awaited any more."""
         self._touched.update(self._groups)
 
-    # --- what agents report ---
+    # --- what agentds report ---
 
     def ready(self, node: Node, report: WorkerReady) -> None:
-        """Record that a worker is running, with the process id, endpoint and ports that its agent reports."""
+        """Record that a worker is running, with the process id, endpoint and ports that its agentd reports."""
         worker = self.worker_on(node, report.id)
         if worker is not None:
             worker.pid, worker.endpoint = report.pid, report.endpoint
@@ -229,7 +232,7 @@ class GroupTable:
             self._step(worker, "ready")
 
     def exited(self, node: Node, id: str, exit: ExitReport) -> None:
-        """Record the end of a worker's process as its agent reports it; restart the rank if its policy says so."""
+        """Record the end of a worker's process as its agentd reports it; restart the rank if its policy says so."""
         worker = self.worker_on(node, id)
         if worker is not None and worker.life is not WorkerLife.RESTARTING:  # that one has no process yet
             self._finish(worker, node, exit)
@@ -242,7 +245,7 @@ class GroupTable:
         self.names.ended(id, node_id)
 
     def missing(self, worker: WorkerRecord, node: Node, reason: str) -> None:
-        """Record the end of a worker that its agent, which is connected, does not have."""
+        """Record that a worker has ended, because the agentd of its node is connected and does not have the worker."""
         self._finish(worker, node, ExitReport("exited", reason=reason))
 
     def _finish(self, worker: WorkerRecord, node: Node, exit: ExitReport) -> None:
@@ -263,7 +266,10 @@ class GroupTable:
                 self._restart(group, successor)
 
     def _restart(self, group: Group, worker: WorkerRecord) -> None:
-        """Start the next incarnation of a failed worker after its back-off, if its node still takes workers."""
+        """Start the next incarnation of a failed worker after its back-off, if its node still takes workers.
+
+        Otherwise the worker is gone, and its exit report says why.
+        """
         self._withdraw_restart(worker)
         node = self._head.nodes.get(worker.node_id)
         if node is not None and node.usable:
@@ -280,7 +286,7 @@ class GroupTable:
     def node_lost(self, node: Node, reason: str, certain: bool) -> None:
         """Declare the workers of a node that is gone lost.
 
-        If *certain* is True, its agent said goodbye and the workers have ended. Otherwise they may still be running:
+        If *certain* is True, its agentd said goodbye and the workers have ended. Otherwise they may still be running:
         the head reserves their robots and group names for a while, and refuses the workers when they return.
         """
         why = f"node {node.name}: {reason}"
@@ -294,19 +300,25 @@ class GroupTable:
                 self.claims.lose(worker, certain)
 
     def lose(self, worker: WorkerRecord, node: Node, reason: str) -> None:
-        """Declare a worker lost although its node's agent is registered, and order the agent to stop the worker."""
+        """Declare a worker lost although its node's agentd is registered, and order the agentd to stop the worker."""
         self._send_stop([worker], 0.0, reason)
         self._unseen.add(worker.id, reason, by=node.member)
         self.lost(worker, reason)
         self.claims.lose(worker, False)
 
     def lost(self, worker: WorkerRecord, reason: str, exit: ExitReport | None = None) -> None:
-        """Record that a worker was lost. *exit* is its exit report if an earlier head sent a client that report."""
+        """Record that a worker was lost for this *reason*.
+
+        *exit* is the worker's exit report if an earlier head has sent one to a client, else None.
+        """
         worker.exit = exit or ExitReport("node_lost", reason=reason)
         self._step(worker, "node_lost")
 
     def abandon(self, worker_id: str, reason: str, by: Member) -> None:
-        """Refuse this worker from now on: the head has told a client, whose member is *by*, that the worker ended."""
+        """Refuse this worker if its node reports it later, because the head has told a client that the worker ended.
+
+        *by* is the member of that client, in whose quota the tombstone counts.
+        """
         self._unseen.add(worker_id, reason, by=by)
 
     # --- owners end ---
@@ -322,7 +334,7 @@ class GroupTable:
             self._touched[group.key] = group
 
     def _orphan(self, group: Group, client: Client | None) -> None:
-        """Set the group's `orphaned` text, which says which owner's end ends the group.
+        """Set the group's `orphaned` text, which says that the group ends because its owner *client* ended.
 
         If the owner is a worker, the report on how it ended may come later; `_owner_ended` then completes the text.
         """
@@ -350,7 +362,10 @@ class GroupTable:
     # --- stops ---
 
     def stop_group(self, group: Group, reason: str) -> None:
-        """Stop a group without a request of its owner, with `Timing.orphan_grace_s` between SIGTERM and SIGKILL."""
+        """Stop a group for this *reason*, without a request of its owner.
+
+        `Timing.orphan_grace_s` passes between SIGTERM and SIGKILL.
+        """
         self.stop(group, self._head.timing.orphan_grace_s, reason)
 
     def stop(self, group: Group, grace_s: float, reason: str = "") -> None:
@@ -362,7 +377,10 @@ class GroupTable:
         self.stop_workers([worker for worker in group.workers.values() if not worker.gone], grace_s, reason)
 
     def stop_workers(self, workers: Sequence[WorkerRecord], grace_s: float, reason: str = "") -> None:
-        """Stop workers, which may be on any nodes. For *grace_s* and *reason* see `stop`."""
+        """Stop workers on any nodes, with *grace_s* seconds between SIGTERM and SIGKILL.
+
+        *reason* says why for people; "" if the group's owner asked for it.
+        """
         for worker in workers:
             if self._withdraw_restart(worker):
                 worker.exit = ExitReport("stopped", reason=reason)

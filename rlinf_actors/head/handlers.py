@@ -1,6 +1,6 @@
 """Handlers of all messages that the head receives. Pure.
 
-Four tables map a message class to its handler: requests that need no session, requests of clients, notices of agents
+Four tables map a message class to its handler: requests that need no session, requests of clients, notices of agentds
 and notices of clients. Before a handler runs, `head.authority` has checked that the member may send the message. A
 request handler returns the answer, or None if the answer comes later, or raises Refused, which is sent as an error. A
 notice that is in no table, or that does not fit the state, is counted and dropped.
@@ -41,7 +41,7 @@ Signed = TypeVar(
 
 
 class Handlers:
-    """Dispatches messages by their class. The coordinator calls it for each message that may be sent."""
+    """Dispatches messages by their class. The coordinator calls it for each message that its sender may send."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
@@ -85,7 +85,7 @@ class Handlers:
             agent_messages.WorkersHealth: lambda node, body: head.health.report(node, validation.health(body)),
             agent_messages.LogLines: self._route_lines,
             agent_messages.HardwareFound: head.queries.found,
-            # from an agent of an earlier version: workers write refusals to their own logs now
+            # from an agentd of an earlier version: workers write refusals to their own logs now
             agent_messages.RefusalReport: lambda node, body: None,
             agent_messages.Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),
         }
@@ -225,7 +225,7 @@ class Handlers:
     def _status(self, event: RequestReceived, body: client_messages.GetStatus) -> client_messages.Status:
         head = self._head
         sees = head.authority.sees(event)
-        # An agent that knew the host ids of other machines could pose as an agent there and report false deaths.
+        # An agentd that knew the host ids of other machines could pose as an agentd there and report false deaths.
         hosts = event.member.role != "agent"
         return head.status(head.now, lambda name: body.namespace in (None, name) and sees(name), hosts)
 
@@ -252,7 +252,7 @@ class Handlers:
     def _route_lines(self, node: Node, lines: agent_messages.LogLines) -> None:
         """Forward output lines of workers to the first driver of their job.
 
-        Without a driver the lines are dropped (the log files keep them), and the node gets credit for more. An agent
+        Without a driver the lines are dropped (the log files keep them), and the node gets credit for more. An agentd
         with a key may send lines only to jobs that have, or had, workers on its node.
         """
         node.log_name = lines.node
@@ -264,8 +264,10 @@ class Handlers:
             self._head.emit(Notify(node.peer, agent_messages.LogCredit(lines.owner, lines.node, lines.cost)))
 
     def _log_credit(self, client: Client, credit: agent_messages.LogCredit) -> None:
-        """Pass a driver's credit on to the node of that name. Nodes of one name share it: the node to which most is due
-        comes first.
+        """Pass a driver's credit for output lines on to the node that sent the lines.
+
+        If several nodes have the host name in the credit, they share the credit, and the node with the most lines
+        without credit comes first.
         """
         driver, left = client.incarnation, credit.chars
         nodes = [node for node in self._head.nodes.alive() if node.log_name == credit.node]
@@ -277,7 +279,10 @@ class Handlers:
                 self._head.emit(Notify(node.peer, replace(credit, chars=chars)))
 
     def driver_gone(self, driver: Client) -> None:
-        """Return the credit of the lines that were on their way to an ended driver; its job may get another driver."""
+        """Give nodes the credit for the lines that went to a driver which has ended, so that they can send more.
+
+        Another driver of the job may then receive the next lines.
+        """
         for node in self._head.nodes.all():
             chars = node.uncredited.pop(driver.incarnation, 0)
             if chars and node.alive:
@@ -289,8 +294,9 @@ class Handlers:
     ) -> agent_messages.Flushing:
         """Ask the nodes that have, or had, workers of the client's job for the rest of their output.
 
-        Returns the number of nodes that were asked. It is 0 if the client is not the job's first driver, which alone
-        receives output.
+        Returns:
+            The number of nodes that were asked; 0 if the client is not the job's first driver, because only that driver
+            receives output.
         """
         nodes = [node for node in self._head.nodes.alive() if client.namespace in node.jobs]
         if self._head.clients.driver_of(client.namespace) is not client:
@@ -302,7 +308,7 @@ class Handlers:
     # --- the end of the cluster ---
 
     def _stop_for_good(self, event: RequestReceived, body: client_messages.StopCluster) -> None:
-        """End the cluster for `rlinf-actors head stop`."""
+        """Stop all groups for `rlinf-actors head stop`; the head ends once they have stopped."""
         if self._head.identity.embedded:
             raise Refused("usage", "this is the private cluster of a script: it ends with that script")
         if event.member.role not in ("local", "head"):
@@ -363,11 +369,14 @@ def _unexpected(sender: Node | Client, body: Body) -> None:
 
 
 def signature(member: Member, said: str) -> str:
-    """Return the sender of a request for people: the name in the request, and the member of the sender's key if any."""
+    """Return text that names the sender of a request: the name *said* in the request, then the member of its key.
+
+    The text has no member if the sender is a local process.
+    """
     said = printable(said)
     return said if member.role == "local" else f"{said} ({member})"
 
 
 def _signed(event: RequestReceived, body: Signed) -> Signed:
-    """Return a copy of a person's request whose `by` also names the member of the key; all its text is printable."""
+    """Return a copy of a request with printable text, in which `by` also names the member of the sender's key."""
     return replace(body, by=signature(event.member, body.by), reason=printable(body.reason))

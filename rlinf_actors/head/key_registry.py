@@ -6,7 +6,7 @@ head, so that they stay meaningful over restarts.
 
 A job is a namespace and a boundary of trust; its token proves membership. On a head with keys, a job belongs to the
 driver key that opened it, and another driver needs the job's token to join. Such a head writes its jobs to disk. So
-after a restart no other driver and no agent can claim a job without its token.
+after a restart no other driver and no agentd can claim a job without its token.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class KeyRegistry:
         return key
 
     def enroll(self, member: Member, asked: Enroll, wall: float) -> KeyState:
-        """Add the key of a member that has connected with a join token; return the new key. The token ends."""
+        """Add the key of a member that has connected with a join token; return the new key. The join token ends."""
         token = self._keys.get(member.key)
         if token is None or not token.token or self.admit(member.key, wall) is None:
             raise commands.Refused(
@@ -172,7 +172,10 @@ class KeyRegistry:
         return key
 
     def rotate(self, member: Member, asked: RotateKey, wall: float) -> KeyState:
-        """Replace a member's key, and return the new one. The old key stays valid for `keep_s`, at most RETIRING_S."""
+        """Replace a member's key by the key in the request, and return the new key.
+
+        The old key stays valid for the requested `keep_s` seconds, at most RETIRING_S.
+        """
         old = self._keys.get(member.key)
         if old is None or old.token:
             raise commands.Refused("usage", f"{member} has no key in the head's list, and so none to change")
@@ -216,7 +219,7 @@ class KeyRegistry:
         return self._next
 
     def flush(self, then: commands.Answer | None = None, instead: commands.Answer | None = None) -> None:
-        """Persist pending changes, then send *then*, or *instead* if they cannot be written now."""
+        """Write the changes of the list of keys to disk, then send *then*; if that fails for now, send *instead*."""
         changes, self._changes = self._changes, []
         for change in changes[:-1]:
             self._emit(commands.Persist(change))
@@ -228,7 +231,7 @@ class KeyRegistry:
     # --- jobs ---
 
     def add_job(self, namespace: str, public: str) -> None:
-        """Admit the workers of a job by this public key, which replaces the job's previous key."""
+        """Let the workers of a job connect with this public key, which replaces the job's previous key."""
         self.forget_job(namespace)
         self._jobs[namespace] = public
         self._index()
@@ -265,7 +268,7 @@ class KeyRegistry:
         return ended
 
     def _trim(self) -> None:
-        """Drop ended keys beyond KEPT: always the oldest of the member that has most of them.
+        """If more than KEPT ended keys are listed, drop some: each time the oldest of the member that has most of them.
 
         So no member can push out the ended keys of another member.
         """
@@ -317,7 +320,7 @@ Beyond this number the head forgets an ended job: the oldest of the driver that 
 
 @dataclass(frozen=True)
 class Job:
-    """A job. `token` proves membership; `owner` is the name of the driver key that opened the job, "" without keys."""
+    """A job. `token` proves membership; `owner` is the name of the driver key that opened the job, "" without a key."""
 
     namespace: str
     token: str
@@ -325,7 +328,7 @@ class Job:
 
 
 class Jobs:
-    """All jobs.
+    """All jobs with their tokens and owners. Decides which drivers may join a job.
 
     Args:
         head: the coordinator.
@@ -358,13 +361,13 @@ class Jobs:
         return job.token if job is not None else self._put(namespace, self._new_token()).token
 
     def adopt(self, namespace: str, token: str, in_use: bool = True, believed: bool = True) -> None:
-        """Use the token that a member reports as the token of a job from before this head started.
+        """Use the token that a member reports as the token of a job from before this head started, if it may be that.
 
         Args:
             namespace: the job's namespace.
             token: the token that the member reports.
             in_use: True if living workers run with the token. A token of ended workers does not replace a known token.
-            believed: True if the member is trusted to report the token of a job of which this head has no record.
+            believed: True if the member's report suffices for a job of which this head has no record.
         """
         if not token or not self.vouches(namespace, token, believed):
             return
@@ -375,7 +378,10 @@ class Jobs:
             self._put(namespace, token, known.owner if known is not None else "")
 
     def vouches(self, namespace: str, token: str, believed: bool) -> bool:
-        """True if this may be the token of that job. Without keys every token may. Arguments as for `adopt`."""
+        """Return True if *token* may be the token of the job *namespace*. On a head without keys each token may.
+
+        If the head has no record of the job, return *believed*: whether the member's report suffices.
+        """
         job, known = self._jobs.get(namespace), self._before.get(namespace)
         if not self._keyed:
             return True
@@ -395,7 +401,7 @@ class Jobs:
             self._head.emit(commands.Persist(commands.ForgetJob(namespace)))
 
     def settle(self) -> None:
-        """Drop the jobs of an earlier head of which no member has come back."""
+        """Drop the jobs of an earlier head of which no member has come back, because the wait for them is over."""
         self.settled = True
         for namespace in [namespace for namespace in self._before if namespace not in self._jobs]:
             self.forget(namespace)
@@ -429,11 +435,14 @@ class Jobs:
                 self._owners.pop(max(ended, key=lambda name: counts[self._owners[name]]))  # the first of who has most
 
     def owner_of(self, namespace: str) -> str:
-        """Return the name of the driver key that owns, or owned, this job; "" if there is none or it was dropped."""
+        """Return the name of the driver key that owns, or owned, this job; "" if there is none or it is forgotten."""
         return self._owners.get(namespace, "")
 
     def whose(self, namespace: str) -> str:
-        """Return the share of the event log in which a job counts: its driver's, else the job's own; "" if unknown."""
+        """Return the share of the event log in which the entries of a job count.
+
+        The share is that of the driver that owns the job, else the job's own; "" if the job is unknown.
+        """
         owner = self.owner_of(namespace)
         return str(Member("driver", owner)) if owner else namespace if namespace in self._jobs else ""
 

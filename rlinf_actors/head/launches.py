@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A launch or lookup that waits, until `deadline` in monotonic seconds. `client` is the sender's incarnation."""
+    """A launch or lookup that waits until `deadline`, in monotonic seconds. `client` is the sender's incarnation."""
 
     client: str
     peer: bytes
@@ -114,7 +114,8 @@ class Launches:
     def _launch_again(self, group: Group, client: Client, asked: Launch) -> Launched:
         """Answer a repeated launch whose first answer was lost with a connection or with an earlier head.
 
-        The worker ids show that it is the same launch: no two launches share an id. Missing workers are started.
+        The head recognises the launch by its worker ids, because no two launches share an id. Workers that the head
+        does not know are started.
         """
         groups = self._head.groups
         if group.stopping:
@@ -140,7 +141,11 @@ class Launches:
         return Launched(group.state(token))
 
     def _existing(self, group: Group, client: Client, asked: Launch) -> Launched:
-        """Answer a launch with `get_if_exists` by the running group of its name, which must be of the same class."""
+        """Answer a launch that has `get_if_exists` with the running group of its name.
+
+        Raises:
+            Refused: that group is of another class.
+        """
         if group.cls.rpartition(":")[2] != asked.cls.rpartition(":")[2]:
             raise Refused(
                 "name_in_use",
@@ -150,7 +155,7 @@ class Launches:
         return self._find(client, FindGroup(asked.namespace, asked.group))
 
     def detach(self, client: Client, asked: Detach) -> Done:
-        """Detach a running group, so that it outlives its owner."""
+        """Detach a running group for a client, so that the group outlives the client."""
         own_namespace(client, asked.namespace)
         group = self._head.groups.get(asked.namespace, asked.group)
         if group is None or group.gone or group.launch.isdisjoint(map(rank_id, asked.workers)):
@@ -205,9 +210,9 @@ class Launches:
     # --- stop ---
 
     def stop(self, client: Client, event: RequestReceived, asked: StopGroup) -> None:
-        """Stop a group for a client; answered when the group's last worker is gone.
+        """Stop a group for a client, and answer the request when the group's last worker is gone.
 
-        Answered at once if there is no such group, or if the group of that name belongs to another launch.
+        If there is no such group, or if the group of that name belongs to another launch, answer at once.
         """
         own_namespace(client, asked.namespace)
         for waiting in [w for w in self._waiting if w.client == client.incarnation and _stops(asked, w.asked)]:
@@ -222,7 +227,7 @@ class Launches:
         self._head.groups.stop(group, asked.grace_s)
 
     def end(self, event: RequestReceived, asked: EndGroup) -> None:
-        """Stop a group at the request of a person or tool; answered when the group's last worker is gone."""
+        """Stop a group for a person or tool, and answer the request when the group's last worker is gone."""
         group = self._head.groups.get(asked.namespace, asked.group)
         if group is None:
             raise Refused("not_found", f"there is no group {asked.group!r} in namespace {asked.namespace!r}")
@@ -272,7 +277,10 @@ class Launches:
         (self._waiting if isinstance(waiting.asked, Launch) else self._lookups).remove(waiting)
 
     def _try(self, waiting: _Waiting, last: bool = False) -> None:
-        """Try a waiting launch or lookup again. Refuse it if it may not wait on, or if this try is the *last* one."""
+        """Try a waiting launch or lookup again.
+
+        If the try fails, the request is refused unless it may wait longer. It may not if this is the *last* try.
+        """
         client, asked = self._head.clients.get(waiting.client), waiting.asked
         try:
             if client is not None:
@@ -287,14 +295,14 @@ class Launches:
 
 
 def _stops(stop: StopGroup, asked: Launch | FindGroup) -> bool:
-    """True if the request *stop* means this waiting launch, and not another launch of the same group name."""
+    """Return True if the request *stop* withdraws this waiting launch, not another launch of the same name."""
     assert isinstance(asked, Launch)
     same = not stop.workers or any(spec.id in stop.workers for spec in asked.workers)
     return stop.group == asked.group and same
 
 
 def _absent(group: Group) -> list[WorkerState]:
-    """Return an ended state for each rank of which a restarted head knows no worker."""
+    """Return a worker state "gone" for each rank of the group of which a restarted head knows no worker."""
     known = group.ranks
     exit = ExitReport("node_lost", reason=NO_NODE_HAS_IT)
     return [

@@ -46,7 +46,7 @@ class _NodeRequest:
 
 
 class NodeTable:
-    """All nodes.
+    """All nodes with their leases and ranks, and the drivers that wait for nodes.
 
     Attributes:
         drained: node id -> why the node takes no new workers. Nodes that are away are included.
@@ -83,7 +83,7 @@ class NodeTable:
     # --- queries ---
 
     def of_peer(self, peer: bytes) -> Node | None:
-        """Return the living node whose agent has this connection, None without such a node."""
+        """Return the living node whose agentd has this connection, None without such a node."""
         return self._by_peer.get(peer)
 
     def get(self, node_id: str) -> Node | None:
@@ -128,10 +128,10 @@ class NodeTable:
 
     def check_member(self, member: Member) -> None:
         """Raise Refused if this member already has as many nodes as the quota allows."""
-        self._of_member.check(label(member), str(member), kind="unreachable")  # its agent tries again
+        self._of_member.check(label(member), str(member), kind="unreachable")  # its agentd tries again
 
     def hello(self, peer: bytes, hello: AgentHello, member: Member) -> Node:
-        """Register an agent's node, or move a registered node to the agent's present connection *peer*.
+        """Register an agentd's node, or move a registered node to the agentd's present connection *peer*.
 
         Raises:
             Refused: this incarnation was lost or replaced, or its rank is impossible.
@@ -180,7 +180,7 @@ class NodeTable:
         return node
 
     def heard(self, node: Node) -> None:
-        """Renew the lease of a node whose agent has sent a message of any kind."""
+        """Renew the lease of a node whose agentd has sent a message of any kind."""
         was_suspect = node.life is NodeLife.SUSPECT
         self._end_suspicion(node)
         node.last_seen = self._head.now
@@ -214,7 +214,7 @@ class NodeTable:
     # --- ends ---
 
     def left(self, node: Node, reason: str) -> None:
-        """Remove a node whose agent said goodbye: its workers have ended, and its rank becomes free."""
+        """Remove a node whose agentd said goodbye: its workers have ended, and its rank becomes free."""
         self._end(node, "left", reason or "its agentd was stopped")
         self._lost.add(node.incarnation, "said goodbye", certain=True, by=node.member)
         self._forget(node)
@@ -228,14 +228,14 @@ class NodeTable:
             self._end(node, "expired", reason)
 
     def revoked(self, node: Node, reason: str) -> None:
-        """Declare a node lost because its agent's key is no longer valid."""
+        """Declare a node lost because its agentd's key is no longer valid."""
         self._declare_lost(node, reason, f": {reason}")
 
     def unreachable(self, peer: bytes) -> None:
-        """Declare the node of a disconnected agent lost if the node is suspect already.
+        """If the agentd of a node is disconnected and the node is suspect, declare the node lost.
 
-        An agent that was heard a moment ago may be reconnecting. If its workers outlive it, an agent has one full lease
-        to come back.
+        A node that is not suspect keeps its lease, because its agentd may be reconnecting. A node whose workers may
+        outlive its agentd keeps the lease too, so that the next agentd can take the workers over.
         """
         node = self._by_peer.get(peer)
         if node is not None and node.life is NodeLife.SUSPECT and not node.keeps:
@@ -248,7 +248,7 @@ class NodeTable:
             node.last_seen = self._timing.after_stall(node.last_seen, seconds, self._head.now)
 
     def _declare_lost(self, node: Node, reason: str, why: str) -> None:
-        """Declare a node lost. *reason* goes to clients and the log; *why* goes to the agent if it returns."""
+        """Declare a node lost. *reason* goes to clients and the log; *why* goes to the agentd if it returns."""
         self._lost.add(node.incarnation, f"was declared lost{why}", by=node.member)
         self._end(node, "expired", reason)
 
@@ -306,7 +306,7 @@ class NodeTable:
         self._arm(node)
 
     def _persist(self, node: Node) -> None:
-        """Write this node and its fixed rank to disk for a restarted head, if anything has changed."""
+        """If the record of this node or its fixed rank has changed, write it to disk for a restarted head."""
         member = node.member.name if node.member.role == "agent" else ""
         known = commands.KnownNode(
             node.report, node.incarnation, node.is_head, self._ranks.get(node.id), not node.alive, member
@@ -337,8 +337,8 @@ class NodeTable:
     def _check_rank(self, node: Node) -> None:
         """Raise Refused if the node's RLINF_NODE_RANK conflicts with the ranks of the other nodes.
 
-        An agent with a key gets an error after which it tries again, because the other node may be the wrong one and
-        may leave. An agent without a key gets an error after which it exits: its configuration must be corrected.
+        An agentd with a key gets an error after which it tries again, because the other node may be the wrong one and
+        may leave. An agentd without a key gets an error after which it exits: its configuration must be corrected.
         """
         if not self._may_conflict(node):
             return
@@ -370,9 +370,9 @@ class NodeTable:
             raise commands.Refused("unreachable", f"{error.path} {error.args[0]}") from None
 
     def _may_conflict(self, node: Node) -> bool:
-        """True unless the rank of *node* certainly agrees with the ranks of all other nodes, which agree already.
+        """Return False if the rank of *node* certainly agrees with the ranks of all other nodes, which agree already.
 
-        This keeps a hello as cheap with 1,000 nodes as with one. Only a conflict costs a look at every node.
+        This check costs the same for 1,000 nodes as for one. Only if it returns True, the caller compares all nodes.
         """
         rank, known = node.report.rank, self._nodes.get(node.id)
         stating = self._stating - (known is not None and known.report.rank is not None)
@@ -390,7 +390,7 @@ class NodeTable:
     # --- requests for nodes ---
 
     def wait(self, peer: bytes, id: int, asked: GetNodes) -> None:
-        """Answer a request for nodes when enough have registered; refuse it when the client's timeout is over."""
+        """Answer a request for nodes when enough nodes have registered; refuse it when the client's timeout is over."""
         patience = math.inf if asked.timeout_s is None else asked.timeout_s
         now = self._head.now
         request = _NodeRequest(

@@ -32,10 +32,10 @@ class DrainTable:
         self._changed = True
 
     def ask(self, event: commands.RequestReceived, asked: DrainNode) -> None:
-        """Drain a node, replace the reason of its drain, or undo the drain. Answers when the change is on disk.
+        """Begin or end the drain of a node, or replace the reason of its drain. Answer when the change is on disk.
 
         Raises:
-            Refused: the node is unknown, or the request undoes a drain and the node is not drained.
+            Refused: the node is unknown, or the request ends a drain and the node is not drained.
         """
         nodes, id = self._head.nodes, asked.node_id
         self.changed()
@@ -78,7 +78,7 @@ class DrainTable:
             self._head.emit(of_node("node_undrained", node, f"takes new workers again, says {asked.by}"))
 
     def node_back(self, node: Node) -> None:
-        """Log the drain of a reconnected node if an earlier head began it, so that this head's log has it too."""
+        """If an earlier head began the drain of a reconnected node, add the drain to this head's event log."""
         self.changed()
         if node.draining and node.id not in self._logged:
             self._log(node)
@@ -88,7 +88,7 @@ class DrainTable:
         self._head.emit(of_node("node_draining", node, f"is being drained: {node.draining}"))
 
     def changed(self) -> None:
-        """Check at the next flush which drained nodes are empty: a worker, a drain or a node has changed."""
+        """Look for empty drained nodes at the next flush. Called when a worker, a drain or a node has changed."""
         self._changed = True
 
     def flush(self) -> None:
@@ -118,9 +118,9 @@ class _HardwareQuery:
 
 
 class HardwareQueries:
-    """The queries for configured hardware that the head has forwarded to a node.
+    """The queries for configured hardware that the head has forwarded to nodes.
 
-    Each query gets one answer: the node's, or an error when the node is lost or the time limit has passed.
+    Each query gets one answer: the node's, or an error if the node is lost or the time limit has passed.
     """
 
     def __init__(self, head: Coordinator) -> None:
@@ -188,13 +188,13 @@ class HardwareQueries:
 
 
 class WorkerHealthLog:
-    """Records which workers do not answer or are in one call for long. The head never kills a worker for that."""
+    """Records which workers do not answer, or have been in one call for long. The head kills no worker for that."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head
 
     def report(self, node: Node, body: WorkersHealth) -> None:
-        """Record the health changes that the agent of *node* reports, and send them to the holders of handles."""
+        """Record the health changes that the agentd of *node* reports, and send them to the holders of handles."""
         for health in body.workers:
             worker = self._head.groups.worker_on(node, health.id)
             if worker is not None:

@@ -16,9 +16,9 @@ from rlinf_actors.security.members import LOCAL, Member
 
 
 class Limit(NamedTuple):
-    """One `holder` may have at most `most` things of the kind `what`.
+    """The largest number of things of one kind that one holder may have. `LIMITS` has all limits.
 
-    `what`, `holder` and `advice` are parts of the error text.
+    `most` is that number. The error text calls the things `what` and the holder `holder`, and ends with `advice`.
     """
 
     most: int
@@ -34,13 +34,13 @@ LIMITS: dict[str, Limit] = {
     "job requests": Limit(32768, "requests without an answer", "job"),
     # The workers of a job share one key: 18 nodes with 64 workers each are 1,152.
     "sessions": Limit(4096, "sessions with the head", "key"),
-    # A client whose process an agent watches stays without sending a word, so each costs memory until it ends.
+    # A client whose process an agentd watches stays without sending a word, so each costs memory until it ends.
     "drivers": Limit(1000, "driver processes", "driver's key"),
     # Each user of a machine may run an agentd with the machine's key. Lost nodes count while their rank is kept.
     "nodes": Limit(64, "nodes", "key"),
-    # Owners that an agent names after a restart of the head, and clients whose end a client wants to hear of.
+    # Owners that an agentd names after a restart of the head, and clients whose end a client wants to hear of.
     "expected clients": Limit(16384, "clients that this head has not met", "member"),
-    # Workers that a returning client names and no agent has: a tombstone each.
+    # Workers that a returning client names and no agentd has: a tombstone each.
     "missing workers": Limit(1024, "workers that no node has", "client"),
     "readers": Limit(1024, "readers of the event log", "head"),
     # Leaves room for the readers of others.
@@ -157,7 +157,9 @@ class RequestQuota:
 
 
 class Tombstones:
-    """The ids of processes of one kind that were declared ended, with the reasons. The head refuses such a process.
+    """The ids of processes of one kind that the head has declared ended, with the reasons.
+
+    The head refuses a process whose id is here.
 
     Args:
         kind: NODE, REPLACED, CLIENT or WORKER of head.commands.

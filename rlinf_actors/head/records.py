@@ -71,7 +71,7 @@ NODE: Mapping[NodeLife, Mapping[str, NodeLife]] = {
     },
     NodeLife.LOST: {},
 }
-"""State -> event -> next state of a node. A lost node stays lost: its agent registers a new incarnation of the node."""
+"""State -> event -> next state of a node. A lost node stays lost; its agentd registers a new incarnation of it."""
 
 WORKER: Mapping[WorkerLife, Mapping[str, WorkerLife]] = {
     WorkerLife.RESTARTING: {  # the next incarnation of a failed worker, before its process exists
@@ -117,7 +117,10 @@ def step(table: Mapping[S, Mapping[str, S]], state: S, event: str) -> S:
 
 
 class Index(Generic[V]):
-    """A mapping from each key to several values. Each value has an id; values stay in the order of their addition."""
+    """A mapping from each key to several values, which the head's tables use to find, for example, a node's workers.
+
+    Each value has an id, by which it is removed. The values of a key stay in the order of their addition.
+    """
 
     def __init__(self) -> None:
         self._values: dict[Hashable, dict[Hashable, V]] = {}
@@ -139,18 +142,18 @@ class Index(Generic[V]):
 
 @dataclass
 class Node:
-    """One incarnation of a node, that is of its agent. Times are monotonic seconds.
+    """One incarnation of a node, that is of its agentd. Times are monotonic seconds.
 
     Attributes:
-        peer: the connection of the agent.
-        last_seen: when the agent's last message arrived.
+        peer: the connection of the agentd.
+        last_seen: when the agentd's last message arrived.
         since: when `life` last changed.
-        keeps: True if the agent's workers may outlive it and be taken over by its next incarnation.
-        log_name: the node's name in the agent's LogLines messages.
+        keeps: True if the agentd's workers may outlive it and be taken over by its next incarnation.
+        log_name: the node's name in the agentd's LogLines messages.
         uncredited: for each driver, by incarnation, the cost of the lines that went to it and have no LogCredit yet.
         draining: why the node takes no new workers, "" if it takes them.
         jobs: the namespaces that have, or had, workers on the node.
-        protocol: the protocol version of the agent's session.
+        protocol: the protocol version of the agentd's session.
     """
 
     report: values.NodeReport
@@ -215,8 +218,8 @@ class Client:
 
     Attributes:
         worker_id: the worker's id; "" for a driver.
-        watchers: node id -> agent's connection, for the nodes whose agents watch the process. A driver without watchers
-            lives by its heartbeats.
+        watchers: node id -> agentd's connection, for the nodes whose agentds watch the process. A driver without
+            watchers lives by its heartbeats.
         answered: when the head sent the newest message that the client has confirmed; monotonic seconds.
         parent: if the client is a child process of a worker, that worker's id, else "". The child ends with the worker
             at the latest.
@@ -242,7 +245,10 @@ class Client:
 
 @dataclass
 class WorkerRecord:
-    """One worker process of a group. Before its end, `exit` is the exit report of the rank's previous incarnation."""
+    """One worker process of a group.
+
+    `exit` says how the worker ended; before its end, how the rank's previous incarnation ended.
+    """
 
     spec: values.WorkerSpec
     node_id: str
@@ -285,7 +291,7 @@ class Group:
         waiting: (peer, request id) of the requests to answer when no living worker is left.
         changed: the workers whose state must be sent to the owner and the subscribers, by id.
         detached: True if the group outlives the client that launched it.
-        unclaimed: True if a restarted head knows the owner only from agents, and the owner has not confirmed it.
+        unclaimed: True if a restarted head knows the owner only from agentds, and the owner has not confirmed it.
         orphaned: text that says which owner's end ended the group; "" while the owner lives.
     """
 

@@ -1,9 +1,9 @@
-"""Reconciliation of the head's state with what agents and clients report, mostly after a restart of the head. Pure.
+"""Reconciliation of the head's state with what agentds and clients report, mostly after a restart of the head. Pure.
 
-After a restart of the head, agents, drivers and workers reconnect in any order. Until every registered node has
+After a restart of the head, agentds, drivers and workers reconnect in any order. Until every registered node has
 reported its workers, or `Timing.patience_s` has passed, the head's knowledge is incomplete: a group name that the head
 does not know may be in use. `EarlyMessages` holds back the messages that cannot be answered until then. `Reconciler`
-adopts the workers that agents report, and sends clients the state of the workers in their handles. If a rank ended
+adopts the workers that agentds report, and sends clients the state of the workers in their handles. If a rank ended
 before the restart, the owner of its group may be the only process that knows.
 
 House rule: the number of held messages is bounded. Requests have a quota (`head.quotas`). Of each peer at most one
@@ -43,19 +43,19 @@ class Reconciler:
         self._ranks: dict[tuple[str, str], _KnownRanks] = {}  # this and `_ended`: caches for one call of `reconcile`
         self._ended: dict[tuple[str, str], set[str]] = {}
 
-    # --- agents ---
+    # --- agentds ---
 
     def reconcile(self, node: Node, reported: Sequence[RunningWorker], known: bool) -> None:
         """Update the head's record of a node's workers from the *reported* workers.
 
-        Reported workers that the head does not know belong to groups from before this head started: the head adopts
-        them. If the agent does not report a worker that the head knows, a starting worker is ordered again (the agent
-        ignores ids that it has), and any other worker counts as ended.
+        The head adopts each reported worker that it does not know, because the worker's group is from before this head
+        started. If a worker that the head knows is not reported, there are two cases: the order to start it is sent
+        again if it is starting (agentd ignores ids that it has); otherwise the worker counts as ended.
 
         Args:
-            node: the node whose agent has sent a hello.
+            node: the node whose agentd has sent a hello.
             reported: the workers in that hello, running and ended.
-            known: True if this incarnation of the agent has registered with this head before.
+            known: True if this incarnation of the agentd has registered with this head before.
         """
         groups = self._head.groups
         self._ranks.clear()
@@ -78,9 +78,10 @@ class Reconciler:
     def replaced(self, node: Node, hello: agent_messages.AgentHello) -> None:
         """End the workers of a node's earlier agentd that the *hello* of its new agentd does not list.
 
-        An agentd that keeps workers (`hello.keeps`) has searched for all workers that the earlier agentd was asked to
-        start, and `hello.ended` says why it ended some. If such an agentd does not mention a starting worker, the order
-        never arrived, and `reconcile` sends it again. Any other unlisted worker may still be making its robots safe.
+        A new agentd that keeps workers (`hello.keeps`) has searched for all workers that the earlier agentd was ordered
+        to start. `hello.ended` says why it ended some of them. If it mentions a starting worker nowhere, the order to
+        start that worker never arrived, and `reconcile` sends the order again. Any other worker that it does not
+        mention is lost, and its robots stay held for a while, because the worker may still be making them safe.
         """
         groups = self._head.groups
         listed = {running.spec.id for running in hello.workers}
@@ -116,7 +117,7 @@ class Reconciler:
             if worker.life is WorkerLife.STOPPING:
                 self._stop(node, spec, self._head.timing.stop_grace_s)  # the first order may be lost
             elif known.detached and not running.detached:
-                groups.start(node.id, known, [worker.spec])  # the agent was not told that the group is detached
+                groups.start(node.id, known, [worker.spec])  # the agentd was not told that the group is detached
         if running.exit is not None:
             groups.exited(node, spec.id, running.exit)
         elif running.endpoint is not None:
@@ -129,7 +130,8 @@ class Reconciler:
         """Adopt a reported worker that the head does not know, with its group if that is unknown too.
 
         Returns:
-            False if the worker is not adopted. A living worker that must not run is then stopped.
+            True if the worker is adopted. False if the report is old or contradicts what the head knows of the job or
+            group; in most of these cases the worker, if it lives, is ordered to stop.
         """
         groups, clients, jobs, spec = self._head.groups, self._head.clients, self._head.jobs, running.spec
         grace_s = self._head.timing.orphan_grace_s
@@ -200,7 +202,8 @@ class Reconciler:
     def handles(self, client: Client, message: client_messages.Handles) -> None:
         """Answer a reconnected client's handles with the present state of the workers in its groups.
 
-        Stop a group of this owner that the owner's handles no longer name: the owner has shut it down.
+        If the client owns a group that its handles no longer name, stop that group, because the client has shut it
+        down.
         """
         own = {handle.name: handle for handle in message.groups if handle.namespace == client.namespace}
         for handle in own.values():
@@ -234,7 +237,7 @@ class Reconciler:
         )
 
     def _ends_of(self, client: Client, handle: GroupHandle) -> list[WorkerState]:
-        """Return the final states of the workers in a handle whose group does not exist any more."""
+        """Return the final states of the workers in a client's handle whose group does not exist any more."""
         ended = self._head.groups.ended(handle.namespace, handle.name)
         known = {state.id: state for state in ended.workers} if ended is not None else {}
         states = []
@@ -250,7 +253,7 @@ class Reconciler:
         return states
 
     def _add_ended(self, client: Client, group: Group, state: WorkerState) -> None:
-        """Record the end of a rank that only this client's handle names, so that all subscribers are notified."""
+        """Record the end of a worker that only this client's handle names, so that all subscribers are notified."""
         known = next(iter(group.workers.values())).spec
         spec = replace(known, id=state.id, rank=state.rank, node_rank=state.node_rank, claims=[])
         worker = WorkerRecord(spec, "", state.node_ip)
@@ -261,7 +264,7 @@ class Reconciler:
             self._abandon(client, state)
 
     def _abandon(self, client: Client, state: WorkerState) -> None:
-        """Refuse this worker from now on if an agent reports it, because the client was told that it has ended."""
+        """Refuse this worker if an agentd reports it later, because the client was told that the worker has ended."""
         if not self._missing_workers.is_full(client.incarnation):
             self._missing_workers.take(client.incarnation)
             self._head.groups.abandon(state.id, NO_NODE_HAS_IT, client.member)
@@ -271,13 +274,16 @@ class Reconciler:
 
 
 def _detached_meanwhile(group: Group, running: RunningWorker) -> bool:
-    """True if the owners of *running* and *group* differ only because one node missed the order to detach the group."""
+    """Return True if *running* has another owner than *group* only because its node missed the order to detach."""
     same_launch = launch_of(running.spec.id) in map(launch_of, group.workers)
     return same_launch and group.detached != running.detached and (group.detached or group.unclaimed)
 
 
 class _KnownRanks:
-    """The known ranks and launches of a group as sets, because an agent may report thousands of workers at once."""
+    """The ranks of a group of which the head knows a worker, and the launches of these workers.
+
+    The sets make a check of one worker cheap, because an agentd may report thousands of workers at once.
+    """
 
     def __init__(self) -> None:
         self._ranks: set[int] = set()
@@ -288,7 +294,7 @@ class _KnownRanks:
         self._launches.add(launch_of(spec.id))
 
     def lack(self, spec: WorkerSpec) -> bool:
-        """True if the worker belongs to a known launch and its rank is unknown, so that it completes the launch."""
+        """Return True if the worker completes a known launch: the worker is of that launch, and its rank is unknown."""
         return spec.rank not in self._ranks and launch_of(spec.id) in self._launches
 
 
@@ -325,7 +331,11 @@ class EarlyMessages:
         self._arm()
 
     def holds(self, event: commands.Message) -> bool:
-        """True if the head cannot answer this message yet. The message is then held back until `take` returns it."""
+        """If the head cannot answer this message yet, hold the message back until `take` returns it.
+
+        Returns:
+            True if the message is held back; False if the head can handle it now.
+        """
         if not self._too_early(event):
             return False
         number = next(self._numbers)
@@ -342,7 +352,11 @@ class EarlyMessages:
         return True
 
     def settle(self) -> bool:
-        """True once: in the first call after all nodes are back or the time to wait for them is over."""
+        """End the wait for the earlier head's nodes if all of them are back or the time to wait is over.
+
+        Returns:
+            True if this call ended the wait; False in all other calls.
+        """
         if self.over or not (self._late or not self._head.nodes.missing):
             return False
         self.over = True
@@ -351,7 +365,7 @@ class EarlyMessages:
     def take(self, after: Sequence[commands.Event]) -> list[commands.Message]:
         """Return the held messages that can be handled after these events, in the order of their arrival.
 
-        FindGroup requests come last, because Handles and Launch messages may report ranks that no agent has.
+        FindGroup requests come last, because Handles and Launch messages may report ranks that no agentd has.
         """
         if not self._held or all(map(_is_no_news, after)):
             return []
@@ -404,7 +418,7 @@ class EarlyMessages:
         if self.over:
             return False
         if isinstance(body, agent_messages.ClientHello):
-            # a worker is a member if an agent has it; a new driver must not be given a token that is not the job's
+            # a worker is a member if an agentd has it; a new driver must not be given a token that is not the job's
             return (
                 groups.namespace_of(body.parent or body.worker_id) is None if body.role == "worker" else not body.token
             )

@@ -1,7 +1,7 @@
 """Restart policies of workers, the first failure of each group, and the final states of ended groups. Pure.
 
-House rule: a worker is restarted only if its agent reported its end, so a rank never runs twice at once. A worker whose
-node is lost is not restarted, because it may still run.
+House rule: a worker is restarted only if its agentd reported its end, so a rank never runs twice at once. A worker
+whose node is lost is not restarted, because it may still run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _FAILURES = ("exited", "signalled", "start_failed")
 
 
 class Restarts:
-    """Applies the restart policies of workers. Keeps the times of each rank's restarts within its policy's window."""
+    """Decides whether an ended worker is restarted, and when, by the worker's restart policy.
+
+    Keeps the times of each rank's restarts, as far as they count for the policy.
+    """
 
     def __init__(self) -> None:
         self._past: dict[tuple[str, str], dict[int, deque[float]]] = {}
@@ -27,8 +30,8 @@ class Restarts:
     def after(self, group: Group, worker: WorkerRecord, now: float) -> tuple[WorkerRecord, float] | None:
         """Return the next incarnation of an ended worker and the time to start it; None if it is not restarted.
 
-        The worker's ``exit`` is set already, and its ``life`` is still the last state before the end. If the rank was
-        restarted too often, the reason in the exit report says so.
+        The caller has set the worker's `exit`, and has not changed its `life` yet. If the rank was restarted too often,
+        the reason in `exit` says so afterwards.
         """
         exit, policy = worker.exit, worker.spec.restart
         if exit is None or policy is None or not policy.restarts:
@@ -54,7 +57,7 @@ class Restarts:
 
 
 def not_restarted(exit: ExitReport | None, why: str) -> ExitReport:
-    """Return *exit* with the reason *why* the planned restart of the worker was cancelled."""
+    """Return a copy of *exit* that also says *why* the planned restart of the worker was cancelled."""
     return _with_reason(exit or ExitReport("exited"), f"it is not started again: {why}")
 
 
@@ -73,7 +76,7 @@ TOGETHER_S = 30.0
 
 
 class FirstFailures:
-    """The first failure of each group, for TOGETHER_S: it may be the cause of the failures that follow."""
+    """The first failure of each group, kept for TOGETHER_S, because it may be the cause of the failures that follow."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], tuple[float, int, str]] = {}
@@ -81,7 +84,7 @@ class FirstFailures:
     def annotate(self, group: Group, worker: WorkerRecord, node: str, exit: ExitReport, now: float) -> ExitReport:
         """Return *exit* with a mention of the group's first failure, if that may be the cause of this failure.
 
-        *exit* is the report of the worker's agent, *node* the name of the worker's node.
+        *exit* is the report of the worker's agentd, *node* the name of the worker's node.
         """
         if group.stopping or exit.kind == "stopped" or exit.exit_code == 0:
             return exit
@@ -111,7 +114,7 @@ class EndedGroups:
         self._workers: Counter[str] = Counter()
 
     def add(self, state: GroupState) -> None:
-        """Add the final state of a group whose last worker is gone; drop older groups beyond the limit."""
+        """Add the final state of a group whose last worker is gone. Beyond the limit, drop older groups."""
         key = (state.namespace, state.name)
         self.forget(key)
         self._states[key] = replace(state, detail="")
@@ -121,7 +124,10 @@ class EndedGroups:
             self.forget(max(older, key=lambda key: self._workers[key[0]]))  # the oldest of the job that has most
 
     def get(self, key: tuple[str, str], token: str) -> GroupState | None:
-        """Return the final state of the last group with this (namespace, name), *token* added; None if unknown."""
+        """Return the final state of the last group with this *key*, its (namespace, name); None if it is unknown.
+
+        The state contains *token*, the job's token.
+        """
         state = self._states.get(key)
         return None if state is None else replace(state, token=token)
 

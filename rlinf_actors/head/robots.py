@@ -1,8 +1,8 @@
 """Leases of robot workers, and the emergency stop. Pure.
 
-An agent renews the leases of its robot workers whenever the head answers its heartbeat. The head ends a lease sooner if
-the owner of the group is silent, or if a person triggers an emergency stop. If an agent is silent for one lease, its
-robot workers must have lost their leases: the head reports them to their owners as lost.
+An agentd renews the leases of its robot workers whenever the head answers its heartbeat. The head ends a lease sooner
+if the owner of the group is silent, or if a person triggers an emergency stop. If an agentd is silent for one lease,
+its robot workers must have lost their leases: the head reports them to their owners as lost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RELEASE_NOT_KEPT = (
 
 @dataclass(eq=False)
 class _OwnerWatch:
-    """The watch on the owner of a group with robots. All times are monotonic seconds.
+    """What the head knows of the owner of a group with robots. All times are monotonic seconds.
 
     Attributes:
         owner_missing_since: when the head first noticed that the owner has no session; None while it has a session.
@@ -58,7 +58,7 @@ class _OwnerWatch:
 
 
 class RobotTable:
-    """The leases of groups with robot workers, and the emergency stops in force."""
+    """The leases of groups with robot workers, and the emergency stops in force. Stops groups that lose their lease."""
 
     def __init__(self, head: Coordinator, before: commands.Snapshot) -> None:
         self._head = head
@@ -69,7 +69,10 @@ class RobotTable:
     # --- silence ---
 
     def owner_changed(self, incarnation: str) -> None:
-        """Check the leases of this client's groups at the next flush: it has reconnected or lost an agent's watch."""
+        """Compute the leases of this client's groups anew at the next flush.
+
+        Called when the client has reconnected, or when another set of agentds watches it.
+        """
         for group in self._head.groups.of_owner(incarnation):
             self._head.groups.robots_changed[group.key] = group
 
@@ -107,7 +110,7 @@ class RobotTable:
         watch.timer = self._head.timers.at(min(times), lambda: self._time_passed(watch)) if times else None
 
     def _time_passed(self, watch: _OwnerWatch) -> None:
-        """Stop the group if its owner is silent; declare its workers lost if their agents are silent."""
+        """If the group's owner is silent, stop the group. Declare each robot worker lost whose agentd is silent."""
         group, now = watch.group, self._head.now
         if not group.stopping and now >= self._owned_until(watch):
             why = self._silence(watch)
@@ -123,7 +126,7 @@ class RobotTable:
         self._head.groups.robots_changed[group.key] = group
 
     def _owned_until(self, watch: _OwnerWatch) -> float:
-        """Return the time at which the owner loses the group's robots unless the head hears from it before."""
+        """Return the time at which the group loses its robots unless the head hears from its owner before."""
         client, now = self._head.clients.get(watch.group.owner), self._head.now
         if client is None:  # a restarted head waits for its return
             if watch.owner_missing_since is None:
@@ -137,7 +140,10 @@ class RobotTable:
         return max(in_touch + OWNER_PART * self._lease_s, *(seen + self._lease_s for seen in watchers), 0.0)
 
     def _watchers(self, group: Group, owner: Client) -> list[Node]:
-        """Return the nodes whose agents watch the owner's process; none if a robot worker needs the owner's answers."""
+        """Return the nodes whose agentds watch the owner's process, and so vouch for the owner while it is silent.
+
+        Return none if a robot worker demands that the owner itself answers.
+        """
         if any(self._must_answer(worker, owner) for worker in self._robots(group)):
             return []
         return [node for node in map(self._head.nodes.get, owner.watchers) if node is not None]

@@ -106,23 +106,33 @@ class HeadServer:
         return self.endpoints
 
     def admit(self, public_key: str) -> Member | None:
-        """As `security.members.Gate.admit`."""
+        """Return the member that holds this key, None if the key is not valid. Any thread.
+
+        The sockets call it for every frame.
+        """
         return self._coordinator.admit(public_key, time.time())
 
     def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
-        """As `security.members.Gate.refused`."""
+        """Log that a socket rejected connections.
+
+        Args:
+            public_key: the key of the connections; "" if their handshake failed before a key was known.
+            address: the IP address that they came from, "" if unknown.
+            why: the reason; "" if `admit` rejected the key.
+            times: number of the connections.
+        """
         self._shell.handle(commands.ConnectionRejected(public_key, address, why, times))
 
     def status(self) -> Status:
         return self._coordinator.status(self._loop.time())
 
     def close(self, reason: str = "", restarting: bool = False) -> None:
-        """Stop listening. Twice is harmless.
+        """Stop listening. A second call has no effect.
 
         Args:
-            reason: sent to clients and, for a restart, to agents; "" sends nothing, as in a crash.
-            restarting: True if another head will soon listen at this address, so that nothing ends; False if the
-                cluster ends.
+            reason: sent to clients and, for a restart, to agentds; "" sends nothing, as in a crash.
+            restarting: True if another head will soon listen at this address, so that workers and groups go on; False
+                if the cluster ends.
         """
         if reason:
             self._shell.carry_out((self._coordinator.restarting if restarting else self._coordinator.farewell)(reason))
@@ -162,7 +172,7 @@ class HeadServer:
 
 
 def job_key(token: str) -> str:
-    """Return the public key of the job with this token."""
+    """Return the public key of the job whose token is *token*."""
     from rlinf_actors.security.job import job_pair
 
     return job_pair(token).public

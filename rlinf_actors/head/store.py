@@ -78,7 +78,7 @@ _STATEMENTS: dict[type[commands.Change], tuple[str, ...]] = {
 
 
 class HeadStore:
-    """The file of one head. Opening it begins a new epoch. Loop thread only.
+    """The sqlite file with the persistent state of one head. Opening the file begins a new epoch. Loop thread only.
 
     Args:
         directory: directory of the file head.sqlite3; created with mode 0700 if it does not exist.
@@ -88,9 +88,9 @@ class HeadStore:
         trouble: why the file could not be written at the last attempt, "" if it was written.
 
     Raises:
-        ConfigError: the file cannot be read or written, is damaged, or belongs to a head that runs, or other users can
-            write to its directory; the message says what to do.
-        OSError: the file system, or a quota, is full: another attempt may find room.
+        ConfigError: the file cannot be read or written, is damaged, or belongs to a running head; or other users can
+            write to its directory. The message says what to do.
+        OSError: the disk, or the user's quota, is full. A later attempt may find room.
     """
 
     def __init__(self, directory: str) -> None:
@@ -124,7 +124,7 @@ class HeadStore:
         self._writer = ThreadPoolExecutor(1, "head-store")
 
     def write(self, changes: Sequence[commands.Change], done: Callable[[bool], None]) -> None:
-        """Make *changes* durable, then call *done* on the loop: with True, or with False if the write failed.
+        """Write *changes* to disk, then call *done* on the loop: with True, or with False if the write failed.
 
         Changes that could not be written are kept, and written with the next call.
         """
@@ -133,7 +133,7 @@ class HeadStore:
         writing.add_done_callback(lambda writing: None if writing.cancelled() else done(writing.result()))
 
     def close(self) -> None:
-        """Write pending changes, and close the file. Twice is harmless."""
+        """Write pending changes, and close the file. A second call has no effect."""
         self._writer.shutdown(wait=True)
         self._database.close()
 
@@ -195,7 +195,7 @@ class HeadStore:
             raise
 
     def _write(self) -> bool:
-        """Make all pending changes durable in one transaction. Writer's thread."""
+        """Write all pending changes to disk in one transaction. Writer's thread."""
         while self._asked:
             self._unwritten.append(self._asked.popleft())
         if not self._unwritten:
@@ -223,7 +223,7 @@ class HeadStore:
 
 
 def _check_owner(path: str, found: os.stat_result) -> None:
-    """Raise ConfigError if other users can write to a file or directory: they could choose which keys are valid."""
+    """Raise ConfigError if other users can write to this file or directory, because they could add keys."""
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o}, owner {found.st_uid}), and the head "
@@ -233,7 +233,7 @@ def _check_owner(path: str, found: os.stat_result) -> None:
 
 
 def _check_link(directory: str) -> None:
-    """Raise ConfigError for another user's link: it may lead to the directory of another head of ours."""
+    """Raise ConfigError if *directory* is a link of another user: it may lead to another head's directory."""
     owner = os.lstat(directory).st_uid
     if owner not in (os.geteuid(), 0):
         raise ConfigError(
@@ -243,7 +243,10 @@ def _check_link(directory: str) -> None:
 
 
 def _says_full(error: sqlite3.Error, directory: str) -> bool:
-    """True if sqlite failed because the disk is full. For some calls sqlite says only that writing failed."""
+    """Return True if *error* means that the disk is full.
+
+    For some calls sqlite says only that writing failed. The free room in *directory* then decides.
+    """
     text = str(error)
     if "full" in text:
         return True
@@ -254,9 +257,10 @@ def _says_full(error: sqlite3.Error, directory: str) -> bool:
 
 
 def _no_room(path: str, said: str) -> OSError:
-    """Return the error for a head that cannot start because the disk is full. This may pass: it is no ConfigError.
+    """Return the error for a head that cannot start because the disk is full.
 
-    A supervisor starts a head that exits with 69 again, and leaves a head that exits with 78 down.
+    It is no ConfigError, because the disk may have room later. With a ConfigError the head exits with code 78, and a
+    supervisor leaves it down; with this error it exits with 69, and the supervisor starts it again.
     """
     mount = os.path.realpath(os.path.dirname(path))
     while not os.path.ismount(mount):
@@ -284,11 +288,11 @@ def _advice(error: Exception) -> str:
 
 
 def own_keys(head: KeyFile | None, settings: Settings) -> OwnKeys:
-    """Return the head's own keys: its pair's, and that of the driver on its machine, which `keys init` makes beside it.
+    """Return the head's own public key, and that of the driver on its machine, which `keys init` makes beside it.
 
     Args:
         head: the head's key file, or the key file of the user that runs it; None for a head without keys.
-        settings: the environment's.
+        settings: the values of the environment variables; they lead to the driver's key file.
 
     Raises:
         ConfigError: the driver's key file cannot be used.

@@ -38,7 +38,7 @@ class TimerHeap:
         return len(self._heap) - self._cancelled
 
     def at(self, deadline: float, action: Action) -> HeapTimer:
-        """Run *action* at *deadline*; never if *deadline* is infinity."""
+        """Schedule *action* for the time *deadline*, and return its timer. If *deadline* is infinity, it never runs."""
         timer = HeapTimer(deadline, action)
         if deadline < math.inf:
             heapq.heappush(self._heap, (deadline, next(self._sequence), timer))
@@ -47,7 +47,7 @@ class TimerHeap:
         return timer
 
     def cancel(self, timer: HeapTimer | None) -> None:
-        """Drop a timer. A timer that has fired, or None, is ignored."""
+        """Cancel a timer, so that its action does not run. No effect on a timer that has fired, or on None."""
         if timer is None or timer.action is None:
             return
         timer.action = None

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
-    """Raise Refused if the workers of a launch are not consistent: ids, ranks, or names.
+    """Raise Refused if the ids, ranks or names of a launch's workers are not consistent.
 
-    *taken* returns True for the id of a worker of another group.
+    *taken* returns True if a worker of another group has this id.
     """
     ids = {spec.id for spec in asked.workers}
     check_names(group=asked.group, class_name=asked.cls, worker_id=max(ids, key=len, default=""))
@@ -41,15 +41,15 @@ def check_workers(asked: Launch, taken: Callable[[str], bool]) -> None:
 
 
 DETACHES = 7
-"""The first protocol version whose agents keep the workers of a group without an owner."""
+"""The first protocol version whose agentds keep the workers of a group without an owner."""
 NAME_CHARS = 256
 REPORT_BYTES = 1 << 20
 MAX_WORKERS_OF_NODE = 10_000
-"""Largest number of workers, and of watched processes, that an agent may report."""
+"""Largest number of workers, and of watched processes, that an agentd may report."""
 
 
 def check_names(**names: str) -> None:
-    """Raise Refused if a name has more than NAME_CHARS characters. Keywords say what each name is, for the error."""
+    """Raise Refused if a name has more than NAME_CHARS characters. The error text calls it by its keyword."""
     for what, name in names.items():
         if len(name) > NAME_CHARS:
             raise Refused(
@@ -58,7 +58,7 @@ def check_names(**names: str) -> None:
 
 
 def check_agent(hello: AgentHello) -> None:
-    """Raise Refused if an agent's report on its node is longer than REPORT_BYTES or lists too many processes.
+    """Raise Refused if an agentd's report on its node is longer than REPORT_BYTES or lists too many processes.
 
     The report is stored and sent to every driver.
     """
@@ -94,7 +94,7 @@ def check_outlives(asked: Launch, client: Client, embedded: bool, nodes: Iterabl
 
 
 def own_namespace(client: Client, namespace: str) -> None:
-    """Raise Refused if the request's namespace is not the client's own."""
+    """Raise Refused if *namespace*, which a client's request names, is not the client's own."""
     if client.namespace != namespace:
         raise Refused(
             "authentication",
@@ -129,7 +129,7 @@ def exit_report(said: ExitReport) -> ExitReport:
 
 
 def hello(said: AgentHello) -> AgentHello:
-    """Return an agent's hello with the exit reports and end reasons of workers cut to their limits."""
+    """Return an agentd's hello with the exit reports and end reasons of workers cut to their limits."""
     workers = [one if one.exit is None else replace(one, exit=exit_report(one.exit)) for one in said.workers]
     return replace(said, workers=workers, ended={id: why[:REASON_CHARS] for id, why in said.ended.items()})
 

@@ -20,16 +20,16 @@ LINE_COST = 32
 
 
 class StartWorkers(ControlMessage, frozen=True):
-    """Notice to an agent: start these workers. The agent sends a WorkerReady or WorkerExited for each of them.
+    """Notice to an agentd: start these workers. For each of them agentd sends a WorkerReady or WorkerExited.
 
-    The agent ignores workers whose id it already has. Exception (since protocol 7): if `detached` is True, it takes
-    over `owner` and `detached` for such workers.
+    agentd starts no worker whose id it already has. If `detached` is True, agentd stores the new `owner` and `detached`
+    for such a worker (since protocol 7).
 
     Attributes:
         owner: incarnation of the client with whose end the group ends; "" for a detached group that only a request
             ends.
-        cls: `cls` of the group's Launch.
-        detail: `detail` of the group's Launch.
+        cls: "module:qualname" of the worker class.
+        detail: JSON of the client that launched the group, for clients that attach later.
         detached: True if the group outlives the client that launched it.
     """
 
@@ -41,10 +41,10 @@ class StartWorkers(ControlMessage, frozen=True):
 
 
 class StopWorkers(ControlMessage, frozen=True):
-    """Notice to an agent: end these workers by SIGTERM, and by SIGKILL after `grace_s` seconds.
+    """Notice to an agentd: end these workers by SIGTERM, and by SIGKILL after `grace_s` seconds.
 
-    The agent revokes the lease of a robot worker instead of sending a signal. It ignores unknown ids. `reason` says why
-    the workers end; "" if their owner asked for it.
+    The agentd revokes the lease of a robot worker instead of sending a signal. It ignores unknown ids. `reason` says
+    why the workers end; "" if their owner asked for it.
     """
 
     ids: list[str]
@@ -53,29 +53,29 @@ class StopWorkers(ControlMessage, frozen=True):
 
 
 class LookForHardware(ControlMessage, frozen=True):
-    """Notice to an agent: enumerate hardware as `question` says, and send HardwareFound with the same id."""
+    """Notice to an agentd: enumerate hardware as `question` says, and send HardwareFound with the same id."""
 
     id: str
     question: values.HardwareQuestion
 
 
 class HardwareFound(ControlMessage, frozen=True):
-    """Notice of an agent: the answer to the LookForHardware with this id. The head ignores an unknown id."""
+    """Notice of an agentd: the answer to the LookForHardware with this id. The head ignores an unknown id."""
 
     id: str
     answer: values.HardwareAnswer
 
 
 class StopLooking(ControlMessage, frozen=True):
-    """Notice to an agent: cancel the LookForHardware with this id. The agent ignores an unknown id."""
+    """Notice to an agentd: cancel the LookForHardware with this id. The agentd ignores an unknown id."""
 
     id: str
 
 
 class Watch(ControlMessage, frozen=True):
-    """Notice to an agent: send ProcessGone when this client's process on the agent's host ends.
+    """Notice to an agentd: watch the process of this client on agentd's host, and report its end by ProcessGone.
 
-    `incarnation` is the client's, `pid_start` its start time in clock ticks since boot.
+    `incarnation` is the client's, `pid_start` the start time of the process in clock ticks since boot.
     """
 
     incarnation: str
@@ -84,22 +84,22 @@ class Watch(ControlMessage, frozen=True):
 
 
 class Unwatch(ControlMessage, frozen=True):
-    """Notice to an agent: stop watching the process of this client, whose session has ended.
+    """Notice to an agentd: stop watching the process of this client, whose session has ended.
 
-    The agent ignores an unknown client.
+    The agentd ignores an unknown client.
     """
 
     incarnation: str
 
 
 class ProcessGone(ControlMessage, frozen=True):
-    """Notice of an agent: the watched process of this client has ended."""
+    """Notice of an agentd: the watched process of this client has ended."""
 
     incarnation: str
 
 
 class WorkerReady(ControlMessage, frozen=True):
-    """Notice of an agent: the runtime of this worker listens at `endpoint`. Its class is not constructed yet.
+    """Notice of an agentd: the runtime of this worker listens at `endpoint`. Its class is not constructed yet.
 
     `port` is the TCP port of `endpoint`, 0 for none. `master_port` is a free TCP port that rank 0 holds as MASTER_PORT;
     0 for other ranks.
@@ -113,14 +113,14 @@ class WorkerReady(ControlMessage, frozen=True):
 
 
 class WorkerExited(ControlMessage, frozen=True):
-    """Notice of an agent: this worker has ended, or could not be started."""
+    """Notice of an agentd: this worker has ended or could not be started, as `exit` says."""
 
     id: str
     exit: values.ExitReport
 
 
 class WorkersHealth(ControlMessage, frozen=True):
-    """Notice of an agent: the health of those workers whose health has changed.
+    """Notice of an agentd: the health of those workers whose health has changed.
 
     A worker's health changes when its I/O thread stops or resumes answering, or when a long call begins or ends.
     """
@@ -140,7 +140,7 @@ class Refusal(values.Value, frozen=True):
 
 
 class RefusalReport(ControlMessage, frozen=True):
-    """Notice of an agent or template of an earlier version: peers that sockets of its node rejected. Ignored.
+    """Notice of an agentd or template of an earlier version: peers that sockets of its node rejected. Ignored.
 
     No process of this version sends it. It can be removed once OLDEST is above 7.
     """
@@ -216,21 +216,21 @@ class LogCredit(ControlMessage, frozen=True):
 
 
 class AgentHello(ControlMessage, frozen=True):
-    """First message of an agent, answered by Welcome or Failed.
+    """First message of an agentd, answered by Welcome or Failed.
 
     Attributes:
-        protocol: the oldest protocol that the agent speaks.
+        protocol: the oldest protocol that the agentd speaks.
         version: its version of rlinf-actors, for people.
         incarnation: id of this run of agentd.
         node: report of the node.
         is_head: True if the head runs in this agentd.
-        workers: every worker that the agent has. A restarted head restores its groups from these.
+        workers: every worker that the agentd has. A restarted head restores its groups from these.
         keeps: True if workers without robots survive the end of this agentd for one lease, so that the next agentd can
             take them over.
         ended: reasons by worker id, for workers of an earlier agentd that this one could not take over and has ended.
-        watched: incarnations of the clients whose processes the agent watches. Those processes live, however long the
+        watched: incarnations of the clients whose processes the agentd watches. Those processes live, however long the
             clients are silent.
-        newest: the newest protocol that the agent speaks; 0 if it is `protocol`.
+        newest: the newest protocol that the agentd speaks; 0 if it is `protocol`.
     """
 
     protocol: int
@@ -255,7 +255,7 @@ class ClientHello(ControlMessage, frozen=True):
         role: "driver" or "worker". A child of a worker (since protocol 7) has the role "worker".
         namespace: name of the job.
         host: host key of the client's machine.
-        pid: the client's process. The agents on the same host watch it.
+        pid: the client's process. The agentds on the same host watch it.
         pid_start: start time of that process in clock ticks since boot (field 22 of /proc/PID/stat).
         worker_id: id of the worker or child, "" for a driver.
         token: the job's membership token. A worker has it from its start, a returning driver from its first Welcome.
@@ -286,8 +286,8 @@ class Welcome(ControlMessage, frozen=True):
         beat_s: seconds between two beats of the receiver.
         lease_s: seconds of silence after which the head gives the receiver up. The receiver gives the head up when the
             head's machine has not answered for the same time.
-        token: the job's membership token, "" for an agent.
-        robot_lease_s: length of a robot worker's lease. Agents with robot workers beat four times in it, owners of
+        token: the job's membership token, "" for an agentd.
+        robot_lease_s: length of a robot worker's lease. Agentds with robot workers beat four times in it, owners of
             robot workers eight times.
         head_grace_s: seconds for which the head may be silent while its machine answers.
         protocol: the protocol of this session.
@@ -306,7 +306,7 @@ class Welcome(ControlMessage, frozen=True):
 class Goodbye(ControlMessage, frozen=True):
     """Last message of a session that the sender ends on purpose.
 
-    An agent or client says that it ends. From the head, without a flag, it says to clients that the cluster ends.
+    An agentd or client says that it ends. From the head, without a flag, it says to clients that the cluster ends.
 
     Attributes:
         reason: why, for people.
@@ -324,11 +324,11 @@ HELLO_AGAIN = "hello?"
 
 
 class Beat(ControlMessage, frozen=True):
-    """Heartbeat. Agents and clients send one in every beat interval, and the head answers with its own.
+    """Heartbeat. Agentds and clients send one in every beat interval, and the head answers with its own.
 
     Attributes:
         incarnation: the sender's incarnation; the head's epoch in its answers.
-        at: time at which an agent sent its beat, in seconds of its monotonic clock; the head's answer repeats the
+        at: time at which an agentd sent its beat, in seconds of its monotonic clock; the head's answer repeats the
             number. A robot lease is counted from that time, because the head was surely alive after it.
         word: the head's clock in its answers to clients. A client repeats the number in its next beat (0 before the
             first answer), so that the head knows that its messages reach the client.

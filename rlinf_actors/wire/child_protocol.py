@@ -85,7 +85,11 @@ def socket_path(run_dir: str, worker_id: str) -> str:
 
 
 def decode(data: bytes, kind: type[M]) -> M:
-    """Return the packet of a child. Raises RemoteWireError if *data* is not a packet of class *kind*."""
+    """Return the packet in *data*, which a child sent to its worker.
+
+    Raises:
+        RemoteWireError: *data* is not a packet of class *kind*.
+    """
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except MALFORMED as error:

@@ -72,7 +72,7 @@ class Launch(ControlMessage, frozen=True):
 
 
 class Launched(ControlMessage, frozen=True):
-    """Reply to Launch and FindGroup: the group."""
+    """Reply to Launch and FindGroup: the state of the group that was launched or found."""
 
     group: values.GroupState
 
@@ -112,7 +112,7 @@ class Detach(ControlMessage, frozen=True):
 class Handles(ControlMessage, frozen=True):
     """Notice of a client to a head that has restored the client's session: the groups of which the client has handles.
 
-    The head renews the client's subscriptions, and reports every worker that has ended since. If agents report a group
+    The head renews the client's subscriptions, and reports every worker that has ended since. If agentds report a group
     of this client that is in neither list, the client shut it down or detached it while no head ran: the head stops it.
 
     Attributes:
@@ -318,7 +318,7 @@ class EndGroup(ControlMessage, frozen=True):
 class DrainNode(ControlMessage, frozen=True):
     """Start no new workers on a node; running workers continue until their owners end them. Answered by Drained.
 
-    A local process and the head's own key may drain every node, an agent's key its own node. `undo` lifts the drain.
+    A local process and the head's own key may drain every node, an agentd's key its own node. `undo` lifts the drain.
     `by` is the sender's name, for people.
     """
 
@@ -329,7 +329,7 @@ class DrainNode(ControlMessage, frozen=True):
 
 
 class Drained(ControlMessage, frozen=True):
-    """Reply to DrainNode. `node` is the node's new state, None if the drain of an unknown node was lifted.
+    """Reply to DrainNode. `node` is the node's new state; None if the request lifted the drain of an unknown node.
 
     `warning` is text if the change is in effect but could not be saved, so that a restarted head would not know it.
     """
@@ -378,7 +378,7 @@ class Enroll(ControlMessage, frozen=True):
 
 
 class RotateKey(ControlMessage, frozen=True):
-    """Replace the key of the sending agent or driver by `public`. Answered by Enrolled.
+    """Replace the key of the sending agentd or driver by `public`. Answered by Enrolled.
 
     The old key, with which this request is sent, stays valid for `keep_s` seconds for processes that still use it.
     """

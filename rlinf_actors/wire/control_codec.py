@@ -1,7 +1,7 @@
 """Encode and decode all control messages and their envelopes. Pure: no sockets, no time.
 
-`wire.agent_messages` holds the messages of agents and of sessions, `wire.client_messages` the others. A `Notice` has no
-reply; a `Request` has exactly one `Reply` or `Failed`.
+`wire.agent_messages` holds the messages of agentds and of sessions, `wire.client_messages` the others. A `Notice` has
+no reply; a `Request` has exactly one `Reply` or `Failed`.
 
 House rules: a message is a frozen struct in one of these files and never carries user data. The size is limited before
 decoding; msgspec validates every field and limits the nesting (by Python's recursion limit). Every fault is a
@@ -77,7 +77,11 @@ _decode = checked(_decoder, "a control message")
 
 
 def encode(envelope: Envelope, limit: int = MAX_CONTROL_BYTES) -> bytes:
-    """Return an envelope as bytes. Raises TooLongError, with advice, if it has more than *limit* bytes."""
+    """Return an envelope as bytes.
+
+    Raises:
+        TooLongError: the result has more than *limit* bytes. The text says what to do.
+    """
     data = _encoder.encode(envelope)
     if len(data) > limit:
         kind = type(getattr(envelope, "body", envelope)).__name__

@@ -27,7 +27,10 @@ with contextlib.suppress(NameError):
 
 
 def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Raised, list[Buffer]]:
-    """Return the header for *error*, and the parts of the pickled exception ([] if it does not pickle)."""
+    """Return the header and the parts that report *error* to the caller of the call *call_id*.
+
+    The parts are the pickled exception; [] if it does not pickle. *kind* becomes the `kind` of the header.
+    """
     kind_name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     try:
         text = str(error)
@@ -45,10 +48,10 @@ def _sendable(text: str) -> str:
 
 
 def encode_exception(error: BaseException) -> list[Buffer]:
-    """Return the parts of *error*, checked to unpickle; [] if that is impossible.
+    """Return *error* as parts that have been checked to unpickle; [] if that is impossible.
 
-    If a plain pickle does not unpickle, the parts rebuild the exception from its class and arguments. That is the case
-    for an exception whose constructor takes other arguments than it passes to its base.
+    The plain pickle of an exception does not unpickle if its constructor takes other arguments than it passes to its
+    base. The parts then rebuild the exception from its class, arguments and attributes.
     """
     name = type(error).__name__
     with contextlib.suppress(Exception):
@@ -63,7 +66,7 @@ def encode_exception(error: BaseException) -> list[Buffer]:
 
 
 class _Rebuilt:
-    """Pickles as a call of `_rebuild`, so that unpickling returns the exception."""
+    """Stands for an exception that does not unpickle. Its pickle calls `_rebuild`, which returns the exception."""
 
     def __init__(self, cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> None:
         self._parts = (cls, args, state)
@@ -80,7 +83,7 @@ def _rebuild(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, A
 
 
 def _blank(cls: type[BaseException], *args: Any) -> Any:
-    """Return an instance of *cls* without calling a constructor that is written in Python."""
+    """Return a new exception of class *cls*, made without running a constructor that is written in Python."""
     built_in: Any = cls
     while built_in.__flags__ & _HEAP_TYPE:
         built_in = built_in.__base__  # not the next in the MRO: MemoryError.__new__ refuses a class laid out by another
@@ -132,7 +135,7 @@ def unreadable(what: str, method: str, worker: str, node: str, error: Exception)
 
 
 def describe(answer: Raised | Exception, method: str, *, worker: str, node: str) -> str:
-    """Return the failure of a call as text with its traceback. Unpickles nothing."""
+    """Return the failure of a call of *method* as text with its traceback. Unpickles nothing."""
     if isinstance(answer, Exception):
         return f"{method}(): {answer}"
     return f"{method}() in {worker} on {node}: {answer.error}: {answer.text}\n{answer.traceback}"

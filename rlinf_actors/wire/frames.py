@@ -18,7 +18,7 @@ from rlinf_actors.wire.values import Endpoint, ExitReport, Extension
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all headers."""
+    """Base of the headers of all messages that processes of one job send directly to each other."""
 
 
 class Join(Frame, frozen=True, tag=0):
@@ -50,7 +50,11 @@ class Join(Frame, frozen=True, tag=0):
 
 
 class Rejected(Frame, frozen=True, tag=1):
-    """Reply to a Join that the receiver does not accept. For `kind` see control_codec.Failed."""
+    """Reply to a Join that the receiver does not accept.
+
+    `kind` decides the error class at the sender of the Join, with the same values as in control_codec.Failed. `text` is
+    the reason, for people.
+    """
 
     kind: str
     text: str
@@ -129,8 +133,9 @@ class Item(Frame, frozen=True, tag=8):
 class Raised(Frame, frozen=True, tag=9):
     """Failure of a call. The payload is the pickled exception, or nothing if it does not pickle.
 
-    `kind` is raised (by the method), start (the class cannot be imported, ...), expired, cancelled or usage; requests
-    to channels add kinds of their own. `error` is the name of the exception's class, `text` its message.
+    `kind` is one of raised (by the method), start (the worker could not start the call, for example because its class
+    cannot be imported), expired, cancelled and usage. Answers to channel requests have kinds of their own. `error` is
+    the name of the exception's class, `text` its message.
     """
 
     id: int
@@ -352,11 +357,12 @@ class ChannelPut(Frame, frozen=True, tag=40):
 class ChannelGet(Frame, frozen=True, tag=41):
     """Remove the first item of a key. Answered by Ok, or by Raised(kind: empty, closed, cancelled).
 
-    Ok is followed by a list with the numbers of the item's parts, then by the parts. `nowait`: True to answer with
-    "empty" instead of waiting for an item.
+    Ok is followed by a list with one entry, then by the item's parts. The entry is (number of parts, weight of the
+    item, True if a consumer may have received the item before). `nowait`: True to answer with "empty" instead of
+    waiting for an item.
 
     If `taker` (the consumer's name, for people) is set, the request is a take: the host keeps the item as "in
-    processing" until a ChannelRelease names this request. The list then also contains the number of this delivery; a
+    processing" until a ChannelRelease names this request. The entry then also contains the number of this delivery; a
     host of protocol 6 does not know takes and omits the number. A take may also be answered by Raised(kind:
     undeliverable), followed by the number of deliveries, the last consumer, and the reason for which its delivery
     failed.
@@ -369,7 +375,10 @@ class ChannelGet(Frame, frozen=True, tag=41):
 
 
 class ChannelBatch(Frame, frozen=True, tag=42):
-    """Remove items of a key until their weights reach `target`. Answered like ChannelGet."""
+    """Remove the first items of a key until their weights add up to `target`.
+
+    Answered like ChannelGet, with one entry for each item in the list that follows Ok.
+    """
 
     id: int
     key: bytes
@@ -383,7 +392,10 @@ class ChannelAck(Frame, frozen=True, tag=43):
 
 
 class ChannelCancel(Frame, frozen=True, tag=44):
-    """Cancel request `id`. If `back` is True, items that are already on their way return to the queue."""
+    """Cancel the put, get or batch with the number `id`.
+
+    If `back` is True, items that are already on their way to the sender return to the queue.
+    """
 
     id: int
     back: bool
@@ -410,7 +422,7 @@ class ChannelShow(Frame, frozen=True, tag=46):
 
 
 class ChannelClose(Frame, frozen=True, tag=47):
-    """Accept no more puts. Answered by Ok."""
+    """Close the channel: it accepts no more puts. Answered by Ok."""
 
     id: int
 

@@ -106,7 +106,7 @@ _BIT_GENERATOR = ("numpy.random._pickle", "__bit_generator_ctor")
 
 
 def may_be_moved(data: bytes) -> bool:
-    """True if the pickle *data* may contain names that are in another module in this process's Python or numpy."""
+    """Return True if the pickle *data* may name a module that has another name in this process's Python or numpy."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         elsewhere = b"numpy" in data
@@ -118,7 +118,7 @@ def may_be_moved(data: bytes) -> bool:
 
 
 def found_at(module: str, name: str) -> tuple[str, str]:
-    """Return the module and name in this process for a *module* and *name* in a pickle."""
+    """Return where this process's Python and numpy have the object that a pickle calls *name* of *module*."""
     if module == _PATHLIB and sys.version_info[:2] != (3, 13):
         return "pathlib", name
     if not module.startswith("numpy."):
@@ -133,9 +133,9 @@ def found_at(module: str, name: str) -> tuple[str, str]:
 
 
 def adapted(module: str, name: str, found: Callable[..., Any]) -> Callable[..., Any]:
-    """Return *found*, the object of this name here, or a wrapper that takes the arguments of other numpy versions.
+    """Return *found*, or a wrapper of it that also accepts the arguments which other versions of numpy pickle.
 
-    *module* and *name* are those in the pickle.
+    *found* is the object in this process that a pickle calls *name* of *module*.
     """
     if (module, name) != _BIT_GENERATOR:
         return found
@@ -178,13 +178,13 @@ Copy = Callable[[Buffer], Buffer]
 
 
 class Taker(Protocol):
-    """Takes tensors out of an object while it is pickled."""
+    """Takes tensors out of an object while `encode` pickles the object, so that they can travel on another path."""
 
     def take(self, tensor: Any) -> int | None:
         """Return the number under which `decode` gets this dense tensor back, None to leave it in the object."""
 
     def clear(self) -> None:
-        """Forget all tensors that were taken, because pickling starts again."""
+        """Forget all tensors that were taken, because `encode` begins to pickle the object again."""
 
 
 class _Hooks(threading.local):
@@ -288,7 +288,7 @@ def _unpickle(head: Buffer, kind: Buffer, parts: Sequence[Buffer]) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickler that maps names which other versions of Python and numpy use."""
+    """Unpickler that finds objects under the names which other versions of Python and numpy give them."""
 
     def find_class(self, module: str, name: str) -> Any:
         return adapted(module, name, super().find_class(*found_at(module, name)))
@@ -396,7 +396,7 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 class _Made:
-    """Object that unpickles as the result of calling *function* with *arguments*."""
+    """Stands for a value in a pickle: it unpickles as the result of calling *function* with *arguments*."""
 
     __slots__ = ("_reduced",)
 
@@ -419,10 +419,10 @@ def _put_back(number: int) -> Any:
 
 
 def tensor_bytes(flat: Any) -> Any:
-    """Return *flat* unchanged.
+    """Return *flat*, the bytes of a tensor, unchanged. It exists because pickles of tensors name it.
 
-    Pickles name this function: a receiver of protocol 6 has its own, which returns a numpy array as `_rebuild_tensor`
-    needs there.
+    A receiver of protocol 6 has another function of this name, which returns the numpy array that `_rebuild_tensor` of
+    protocol 6 needs.
     """
     return flat
 

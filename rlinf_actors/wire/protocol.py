@@ -34,7 +34,7 @@ CHILD_MEMBERS = 7
 
 
 class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Base of all control messages; the tag is the class's name."""
+    """Base of all control messages. The class's name is the tag by which the receiver recognises the message."""
 
 
 def agreed(oldest: int, newest: int) -> int:
@@ -47,7 +47,10 @@ def agreed(oldest: int, newest: int) -> int:
 
 
 def spoken(oldest: int, newest: int) -> str:
-    """Return the protocols of a peer as text, such as "protocols 6 to 7". For the arguments see `agreed`."""
+    """Return the protocols of a peer as text, such as "protocols 6 to 7".
+
+    *oldest* and *newest* are the oldest and newest protocol that the peer speaks; *newest* is 0 if it is *oldest*.
+    """
     return f"protocol {oldest}" if newest <= oldest else f"protocols {oldest} to {newest}"
 
 
@@ -98,7 +101,7 @@ def printable(text: str, limit: int = TEXT_CHARS) -> str:
 
 
 def waiting(seconds: float | None, name: str = "the timeout") -> float | None:
-    """Return a user's timeout in seconds, at least 0. The result is None (no limit) if *seconds* is None or infinite.
+    """Return a user's timeout in seconds, at least 0; None for no limit, if *seconds* is None or infinite.
 
     Args:
         seconds: the value that the user gave.
@@ -144,7 +147,10 @@ T = TypeVar("T")
 
 
 def checked(decoder: msgspec.msgpack.Decoder[T], what: str) -> Callable[[bytes | memoryview], T]:
-    """Return a function that decodes bytes with *decoder*, or raises RemoteWireError: the bytes are not *what*."""
+    """Return a function that decodes bytes with *decoder*. On malformed bytes it raises RemoteWireError.
+
+    The error text says that the bytes are not *what*, such as "an answer to a child".
+    """
     decode = decoder.decode
 
     def checked_decode(data: bytes | memoryview) -> T:

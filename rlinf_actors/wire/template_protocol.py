@@ -27,7 +27,7 @@ Without this limit the text, or a packet with many such texts, could become too 
 
 
 class WorkerPlace(ControlMessage, frozen=True):
-    """Facts about its surroundings that a worker process needs. The agent fills them in; the head makes the WorkerSpec.
+    """Facts about its surroundings that a worker process needs. agentd fills them in; the head makes the WorkerSpec.
 
     Attributes:
         run_dir: directory of the worker's ipc socket.
@@ -290,7 +290,7 @@ class Pulses(ControlMessage, frozen=True):
 
 
 class Exited(ControlMessage, frozen=True):
-    """The worker has ended."""
+    """Packet of a template: the worker `id` has ended, in the way that `exit` says."""
 
     id: str
     exit: ExitReport
@@ -326,9 +326,10 @@ class SurvivingWorker(ControlMessage, frozen=True, tag="Kept"):
 
 
 class Inventory(ControlMessage, frozen=True):
-    """Last reply to Adopt, after every SurvivingWorker. `installed` and `paths` are those of TemplateReady.
+    """Last reply to Adopt, after every SurvivingWorker: facts about the template itself.
 
-    `since` is the time when the last agentd that the head had registered was gone, in seconds of CLOCK_MONOTONIC.
+    `since` is when the last agentd that the head had registered was gone, in seconds of CLOCK_MONOTONIC. `installed`
+    and `paths` have the meaning that they have in TemplateReady.
     """
 
     since: Number

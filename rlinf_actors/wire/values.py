@@ -59,7 +59,8 @@ class HardwareQuestion(Value, frozen=True):
         configs: JSON of the configuration's entries for the node, "null" without entries.
         interpreter: interpreter of the process that enumerates the hardware, None for the node's default.
         env: environment variables of that process, on top of the node's.
-        path_env_merge_mode: "append" or "override"; see model.placement.merge_paths.
+        path_env_merge_mode: how variables such as PATH that both have are merged: "append" puts the directories of
+            `env` before the node's, "override" replaces the node's value.
         sys_path: import paths of the requesting process.
         extensions: extensions that the requesting process has loaded.
         limit_s: time limit in seconds.
@@ -196,10 +197,10 @@ class RobotStop(Value, frozen=True):
 
 
 class WorkerSpec(Value, frozen=True):
-    """Everything that an agent needs from the head to start one worker process.
+    """Everything that an agentd needs from the head to start one worker process.
 
     Attributes:
-        env: variables from the placement and the configuration; the agent adds those of its node.
+        env: variables from the placement and the configuration; the agentd adds those of its node.
         token: membership token of the job.
         claims: the robots on which the worker was placed.
         numa_nodes: NUMA nodes of its accelerators, -1 for unknown; empty if the worker is not to be bound to them.
@@ -208,7 +209,7 @@ class WorkerSpec(Value, frozen=True):
         limits_best_effort: True to start the worker also where these limits cannot be enforced.
         incarnation: number of restarts of its rank so far.
         owner_must_answer: when the head ends the group because its owner has not answered beats for the length of a
-            robot lease, although an agent sees the owner's process: "always", "elsewhere" (if the robot is on another
+            robot lease, although an agentd sees the owner's process: "always", "elsewhere" (if the robot is on another
             host than the owner), or "" for never.
     """
 
@@ -247,7 +248,11 @@ class Endpoint(Value, frozen=True):
 
 
 class ExitReport(Value, frozen=True):
-    """How a worker ended. `kind`: exited, signalled, start_failed, node_lost, stopped. `oom`: no, suspected, yes."""
+    """How a worker ended.
+
+    `kind` is exited, signalled (killed by `signal`), start_failed, node_lost or stopped (by order). `oom` says whether
+    the worker was killed for memory: no, suspected or yes. `reason` is text for people.
+    """
 
     kind: str
     exit_code: Union[int, None] = None
@@ -258,7 +263,7 @@ class ExitReport(Value, frozen=True):
 
 
 class WorkerHealth(Value, frozen=True):
-    """Health of a running worker, as its agent sees it.
+    """Health of a running worker, as its agentd sees it.
 
     Attributes:
         unresponsive: reason why the worker's I/O thread does not answer, "" if it answers.
@@ -311,12 +316,12 @@ class WorkerState(Value, frozen=True):
 
 
 class RunningWorker(Value, frozen=True):
-    """One worker as its agent reports it to a head that may not know it.
+    """One worker as its agentd reports it to a head that may not know it.
 
     Attributes:
         owner, cls, detail, detached: those of its StartWorkers.
         endpoint: None before the worker is ready.
-        exit: how the worker ended, if it ended while the agent had no session with a head; else None.
+        exit: how the worker ended, if it ended while the agentd had no session with a head; else None.
     """
 
     spec: WorkerSpec
