@@ -25,16 +25,16 @@ LAST_WORDS_MS = 1000
 
 
 class ChannelHost(Worker):
-    """Stores the items of a channel. Its main thread sleeps; the I/O thread does all work.
+    """Stores the items of a channel. The main thread of its process sleeps, and the I/O thread does all work.
 
     The process ends with exit code 0 when the channel is closed, all items are taken, and no undeliverable item is
-    left. Rank 0 has the directory of keys, and ends after the other replicas.
+    left. In a distributed channel, rank 0 also knows which replica has each key, and ends after the other replicas.
 
     Args:
-        maxsize: items per key, 0 for no limit.
-        max_bytes: bytes of all keys together, 0 for no limit.
-        max_deliveries: most deliveries of an item. The creator sends it only if it is not the default: a host of
-            protocol 6 has no such argument.
+        maxsize: most items that wait under each key, 0 for no limit.
+        max_bytes: most bytes of the items of all keys together, 0 for no limit.
+        max_deliveries: most deliveries of an item. The creator of the channel passes this argument only if it differs
+            from the default, because a host of protocol 6 does not accept it.
     """
 
     def __init__(self, maxsize: int, max_bytes: int, max_deliveries: int = MAX_DELIVERIES) -> None:
@@ -61,7 +61,7 @@ class ChannelHost(Worker):
 
 
 class _Ending:
-    """Ends the process of a closed channel. On rank 0 waits for the end of the other replicas first. I/O thread."""
+    """Ends the host process of a closed channel. The host of rank 0 ends after the other replicas. I/O thread."""
 
     def __init__(self, runtime: Runtime, server: WorkerServer, group: str, others: int) -> None:
         self._runtime = runtime

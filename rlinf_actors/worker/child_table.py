@@ -24,12 +24,15 @@ Outgoing = tuple[bytes, frames.AnyFrame]
 
 
 class ChildRefused(Exception):
-    """A process may not become the child that it asked to be. The text gives the reason."""
+    """Raised if a process may not become the child member that it asked to be. The text gives the reason."""
 
 
 @dataclass
 class Child:
-    """One child. *endpoint* is None until the child listens. *exit* is None until the child has ended."""
+    """What a worker knows about one of its child members.
+
+    *endpoint* is None until the child listens. *exit* is None until the child has ended.
+    """
 
     id: str
     path: Path
@@ -80,15 +83,21 @@ class ChildTable:
         return child
 
     def listens(self, id: str, endpoint: Endpoint) -> list[Outgoing]:
-        """Store the endpoint of the child *id*. Return the answers to the peers that asked for this child."""
+        """Record that the child *id* listens at *endpoint*.
+
+        Return the answers to send to the peers that asked for the child.
+        """
         child = self._living[id]
         child.endpoint = endpoint
         return [(link, frames.ChildIs(number, id, endpoint)) for link, number in self._askers.get(child.path, ())]
 
     def ended(self, id: str, exit: ExitReport) -> list[Outgoing]:
-        """Store the end of the child *id*. Return the answers to the peers that asked for this child.
+        """Record that the child *id* has ended.
 
-        If the child has never listened there are none: the peers wait for another process to take its path.
+        Return the messages that tell this to the peers that asked for the child.
+
+        If the child never listened, the list is empty: these peers go on waiting for a process that takes the child's
+        path.
         """
         child = self._living.pop(id)
         child.exit = exit
@@ -101,7 +110,7 @@ class ChildTable:
         return [(link, frames.ChildEnded(number, id, exit)) for link, number in asked]
 
     def asked(self, link: bytes, question: frames.WhereIs) -> list[Outgoing]:
-        """Return the answer to the WhereIs of a peer; no answer if the child does not listen yet."""
+        """Return the answer to a peer's question where a child listens; [] while the child does not listen yet."""
         path, number = tuple(question.path), question.id
         child = self._at.get(path)
         if child is not None and child.exit is not None:
@@ -119,7 +128,7 @@ class ChildTable:
         return [(link, frames.ChildIs(number, child.id, child.endpoint))]
 
     def forget(self, link: bytes) -> None:
-        """Drop the questions that came over *link*, because the peer has ended."""
+        """Drop the questions that came over *link*, because the peer at its other end has ended."""
         for number, path in self._questions.pop(link, {}).items():
             asked = self._askers[path]
             del asked[link, number]

@@ -87,7 +87,12 @@ class Children:
             self._send(link, frame)
 
     def hand_out(self, parts: Sequence[Buffer]) -> None:
-        """Store *parts*, the pickled extras of the class, to send to every later child. Main thread."""
+        """Store *parts*, the pickled values that the group's owner sent with the class, for all later children.
+
+        Main thread.
+
+        Each child that is admitted gets a copy of these values.
+        """
         with open(self._extras, "wb", closefd=False) as file:
             file.write(msgspec.msgpack.encode([bytes(part) for part in parts]))
 
@@ -196,7 +201,11 @@ class _Connection:
         children.grant(self._socket, child, asked.siblings)
 
     def _disconnected(self) -> None:
-        """Wait at most LEFT_S for the end of the process, to learn its exit code from its pidfd."""
+        """Handle the end of the connection to the process.
+
+        If the process is a child that listens, wait up to LEFT_S seconds for its end, to report its exit code.
+        Otherwise record its end at once.
+        """
         self._loop.remove_reader(self._socket)
         if self._child is None or self._child.endpoint is None:
             self._leave(ExitReport("exited"))
@@ -241,9 +250,10 @@ LEAVE_S = 5.0
 
 
 def become_member(address: WorkerAddress, siblings: int) -> worker_context.WorkerContext | None:
-    """Make this process the child member *address*. Return its context, None if no worker has started the process.
+    """Make this process the child member *address*, and return its context. Return None if no worker has started it.
 
-    Blocks for two round trips to the worker. *siblings* is the world size of the child.
+    Blocks for two round trips to the worker. *siblings* is the number of children at that address, the child's world
+    size. In the worker itself, return the worker's context.
 
     Raises:
         UsageError: the address is invalid, the process is another child already, or the worker denies it.
@@ -312,9 +322,12 @@ def _enter(sock: socket.socket, path: str, address: WorkerAddress, siblings: int
 
 
 def _connect(sock: socket.socket, path: str) -> None:
-    """Connect to the worker's socket. Wait ANSWER_S seconds at most while its backlog is full, then raise TimeoutError.
+    """Connect *sock* to the worker's socket at *path*.
 
-    A timeout of Python's would make the socket non-blocking, and a full backlog an error at once.
+    Raise TimeoutError if its backlog stays full for ANSWER_S seconds.
+
+    The limit is set by SO_SNDTIMEO. With Python's own timeout the socket would be non-blocking, and `connect` would
+    fail at once when the backlog is full.
     """
     sock.setblocking(True)  # user code may have set a default timeout
     end = time.monotonic() + ANSWER_S
@@ -333,7 +346,7 @@ def _connect(sock: socket.socket, path: str) -> None:
 
 
 def _request(sock: socket.socket, packet: packets.Enter | packets.Listening) -> tuple[packets.Answer, bytes]:
-    """Send *packet* to the worker. Return its answer, and the content of the file that comes with the answer."""
+    """Send *packet* to the worker. Return the answer, and the content of the file that came with it, b"" for none."""
     with contextlib.suppress(BrokenPipeError):  # the worker has denied it, and read nothing
         sock.send(packets.encode(packet))
     try:
@@ -353,7 +366,7 @@ def _request(sock: socket.socket, packet: packets.Enter | packets.Listening) -> 
 
 
 class _Answered:
-    """A future that is done when a peer answers or `fail` is called. Implements runtime.peer.Pending."""
+    """Waits for one answer of a peer: the future `done` is set when the peer answers or has died."""
 
     def __init__(self) -> None:
         self.done = asyncio.get_running_loop().create_future()
@@ -373,8 +386,9 @@ class _Answered:
 async def _settle(context: worker_context.WorkerContext, begun: list[concurrent.futures.Future[Any]]) -> None:
     """Wait until the messages that this process sent have arrived, LEAVE_S seconds at most.
 
-    Three waits: for the operations *begun* on the I/O thread, such as the search for a group; for the endpoints of
-    receivers; and for an answer of each peer to a question that follows the messages.
+    The function waits for three things in turn: the operations in *begun*, such as the search for a group; the
+    addresses of child members that messages are sent to; and an answer of each peer to a question that is sent after
+    all messages.
     """
     loop = asyncio.get_running_loop()
     end = loop.time() + LEAVE_S
@@ -402,7 +416,10 @@ async def _settle(context: worker_context.WorkerContext, begun: list[concurrent.
 
 
 def _leave(context: worker_context.WorkerContext) -> None:
-    """Wait for the arrival of the last messages, and close the runtime. Runs at the end of a child process."""
+    """Wait until the last messages of this child process have arrived, then close its runtime.
+
+    Runs when the process ends.
+    """
     if not context.is_here or context.runtime.closed:
         return
     io = context.runtime.io

@@ -41,7 +41,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class WorkerContext:
-    """The state of one worker process or child member. In a child, the spec has the child's own id."""
+    """What the library keeps about this worker process or child member, for `Worker` and its base classes.
+
+    In a child member, *spec* is a copy of the worker's spec with the child's own id and world size.
+    """
 
     address: WorkerAddress
     spec: WorkerSpec
@@ -64,7 +67,7 @@ class WorkerContext:
 
     @property
     def tcp_port(self) -> int:
-        """Port of the server's TCP socket, 0 without one."""
+        """Port of the TCP socket on which this worker listens; 0 if it listens on none."""
         return int(self.endpoint.tcp.rpartition(":")[2] or 0)
 
     @property
@@ -73,7 +76,7 @@ class WorkerContext:
 
     @property
     def is_here(self) -> bool:
-        """True in the worker or child itself, False in a process forked from it."""
+        """True in the worker or child member itself, False in a process that was forked from it."""
         return self.pid == os.getpid()
 
 
@@ -86,7 +89,10 @@ _current: WorkerContext | None = None
 
 
 def install(context: WorkerContext) -> None:
-    """Set the context of this process. Call once, in a worker or a child member."""
+    """Make *context* the context of this process, which `current` returns.
+
+    Called once, in a worker or a child member.
+    """
     global _current
     _current = context
     set_worker_job(context.job)
@@ -98,7 +104,10 @@ def current() -> WorkerContext | None:
 
 
 def make_logger(name: str) -> logging.Logger:
-    """Return a worker's logger. It writes to stderr at the level RLINF_LOG_LEVEL, not through the root logger."""
+    """Return the logger of the worker *name*.
+
+    It writes to stderr at the level RLINF_LOG_LEVEL, not to the root logger.
+    """
     logger = logging.getLogger(f"rlinf_actors.worker.{name}")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
@@ -129,12 +138,17 @@ def start(
     on_given_up: Callable[[str], None] = lambda reason: None,
     on_closed: Callable[[], None] = lambda: None,
 ) -> WorkerContext:
-    """Start the I/O thread of this worker or child, bind its sockets, and return its context, which is not installed.
+    """Start the I/O thread of this worker or child member, bind its sockets, and return its context.
+
+    The caller must `install` the context.
 
     Args:
-        extras: values that the owner sent with the class. A worker adds them when Create arrives.
+        address: address of the worker or child.
+        spec: what to run, from the head; in a child a copy of the worker's spec.
+        place: the worker's node and directories, from agentd.
+        extras: values that the group's owner sends with the class. In a worker, the dict is filled when they arrive.
         parent: id of the worker that started this child, "" in a worker.
-        on_given_up: called on the I/O thread with the reason when the head counts the worker as dead.
+        on_given_up: called on the I/O thread with the reason when the head has declared the worker dead.
         on_closed: called when `_close` of the user's instance has returned.
 
     Raises:

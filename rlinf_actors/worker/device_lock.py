@@ -126,7 +126,10 @@ class DeviceLock:
         self.release()
 
     def granted(self, packet: packets.DevicesLocked) -> None:
-        """Handle DevicesLocked, agentd's grant: give the lock to all waiting threads and tasks. I/O thread."""
+        """Handle agentd's grant of the lock: wake all waiting threads and tasks, which then hold the lock.
+
+        I/O thread.
+        """
         with self._mutex:
             if packet.request != self._request or not self._waiting:
                 return  # all waits were given up meanwhile, and agentd knows
@@ -136,7 +139,10 @@ class DeviceLock:
             one.set_result(None)
 
     def busy(self, packet: packets.DevicesBusy) -> None:
-        """Handle DevicesBusy: log a warning with the names of the workers that use the accelerators. I/O thread."""
+        """Log a warning when agentd reports that a request has waited long, with the workers that hold the lock.
+
+        I/O thread.
+        """
         if packet.request == self._request and self._waiting:
             self._log.warning(
                 "%s has waited %.0f s for its device_lock: its accelerators are %s",
@@ -146,7 +152,10 @@ class DeviceLock:
             )
 
     def _enter(self) -> concurrent.futures.Future[None] | None:
-        """Count up and return None if this process holds the lock, else request the lock and return a future."""
+        """Begin an `acquire`.
+
+        Return None if the lock is acquired at once, else a future that is done when agentd grants it.
+        """
         with self._mutex:
             if self._count or not self._has_devices:
                 self._count += 1
@@ -160,7 +169,7 @@ class DeviceLock:
             return waiting
 
     def _give_up(self, waiting: concurrent.futures.Future[None]) -> bool:
-        """Stop waiting, and return True. Return False if the lock was granted before."""
+        """Stop waiting for the lock. Return True, or False if the lock was granted already and must be released."""
         with self._mutex:
             if waiting not in self._waiting:
                 return False

@@ -35,7 +35,7 @@ CONSTRUCTOR = "the constructor (or on_restart)"
 
 
 class Activity(NamedTuple):
-    """What a worker does: its longest-running call, and the number of calls that wait.
+    """What a worker is doing, for agentd and for callers that ask: its longest-running call, and how many calls wait.
 
     `method` is "" while no call runs. `since` is the start of the call, in seconds of CLOCK_MONOTONIC.
     """
@@ -53,23 +53,32 @@ def _longest(running: Iterable[Invocation | None], waiting: int) -> Activity:
 
 class Executor(Protocol):
     def submit(self, invocation: Invocation) -> None:
-        """Queue a call. I/O thread only."""
+        """Queue a call to run when its turn comes. I/O thread only."""
 
     def idle(self) -> bool:
-        """True if no call is queued. The server then sends the answer of a call at once."""
+        """Return True if no call is queued.
+
+        The server then sends an answer at once, instead of together with the next.
+        """
 
     def begin(self, make: Callable[[], Any]) -> Any:
-        """Call *make*, which makes the user's instance; await it if it is a coroutine. Main thread, before `serve`."""
+        """Call *make*, await the result if it is a coroutine, and return the result. Main thread, before `serve`.
+
+        *make* constructs the user's instance, or runs its `on_restart`.
+        """
 
     def serve(self, instance: Any) -> None:
-        """Run calls on the main thread. Return only if user code has stopped the event loop."""
+        """Run the queued calls on *instance*, on the main thread.
+
+        Return only if user code has stopped the event loop.
+        """
 
     def activity(self) -> Activity:
-        """Return what runs now. Any thread; takes no lock."""
+        """Return the longest-running call and the number of waiting calls. Any thread; takes no lock."""
 
 
 def uses_event_loop(cls: type, base: type) -> bool:
-    """True if *cls* defines or inherits an ``async def`` method. Those of *base* do not count."""
+    """Return True if *cls* has an ``async def`` method that it does not inherit from *base*."""
     for klass in cls.__mro__:
         if klass in base.__mro__:
             continue
@@ -112,7 +121,10 @@ class SerialExecutor:
 
 
 class ThreadsExecutor(SerialExecutor):
-    """Runs up to *threads* calls at a time. Calls *failed* after an internal error in one of its threads."""
+    """Runs up to *threads* calls at a time, each on a thread of its own.
+
+    After an internal error in one of these threads, the executor calls *failed*, which ends the process.
+    """
 
     def __init__(self, threads: int, failed: Callable[[], object]) -> None:
         super().__init__()
@@ -146,9 +158,9 @@ def _start_serving(serve: Callable[[], object], name: str, failed: Callable[[], 
 
 
 class BesideExecutor:
-    """Runs the calls of each method in *threads* on that many threads of its own, and all other calls by *main*.
+    """Runs the calls of each method in *threads* on that many threads of its own, and passes all other calls to *main*.
 
-    Calls *failed* after an internal error in one of these threads.
+    After an internal error in one of these threads, the executor calls *failed*, which ends the process.
     """
 
     def __init__(self, main: Executor, threads: Mapping[str, int], failed: Callable[[], object]) -> None:
@@ -173,7 +185,10 @@ class BesideExecutor:
         self.main.serve(instance)
 
     def activity(self) -> Activity:
-        """Return the call that *main* runs, or else the longest-running call of the other threads."""
+        """Return the call that *main* runs.
+
+        If *main* runs none, return the longest-running call of the other threads.
+        """
         main, *others = [executor.activity() for executor in (self.main, *self._beside.values())]
         since, method = min(((doing.since, doing.method) for doing in others if doing.method), default=(0.0, ""))
         waiting = main.waiting + sum(doing.waiting for doing in others)
@@ -216,11 +231,11 @@ class LoopExecutor:
         forks.guarded("a task or callback of user code", self._loop.run_forever)
 
     def note_fork(self) -> None:
-        """Stop the loop in a forked child process, before the next turn of the loop. Called by `forks` after a fork.
+        """Stop the event loop in a process that user code has just forked, before the loop's next turn.
 
-        uvloop polls once more before it stops. Its epoll descriptor is shared with the parent, so the poll would
-        consume a wake-up of the parent, and a call in the parent would wait for ever. An empty epoll replaces the
-        descriptor.
+        uvloop polls once more before it stops. The forked process shares the loop's epoll descriptor with its parent.
+        So this poll would take a wake-up from the parent, and a call in the parent would wait for ever. This method
+        therefore replaces the descriptor by an empty epoll first.
         """
         if threading.get_ident() == self._thread and self._loop.is_running():
             self._loop.stop()
@@ -230,7 +245,10 @@ class LoopExecutor:
                     os.dup2(none.fileno(), polled_by(), inheritable=False)
 
     def begin(self, make: Callable[[], Any]) -> Any:
-        """Call *make* inside the running loop, since a constructor may create tasks and futures."""
+        """Call *make* inside the running event loop, and return its result.
+
+        A user's constructor may create tasks and futures there.
+        """
 
         async def call() -> Any:
             made = make()

@@ -35,24 +35,28 @@ _TO_STREAM = (
 
 
 class CallExpiredError(Exception):
-    """The caller's deadline passed before the call began. Raised and caught in this module."""
+    """Raised if the caller's deadline has passed before the call begins. Only this module raises and catches it."""
 
 
 class CallRefusedError(Exception):
-    """The method does not exist, or cannot be called in this way. Raised and caught in this module."""
+    """Raised if the called method does not exist or is private. Only this module raises and catches it."""
 
 
 def _end_if_forked(here: int, what: str, error: BaseException | None = None) -> None:
-    """End this process if it is a child that user code has forked since `forks.generation` returned *here*."""
+    """End this process if user code has forked it since `forks.generation` returned *here*.
+
+    *what* names the user's code, and *error* is the exception that it raised; both are for the message on stderr.
+    """
     if forks.generation() != here:
         forks.end_child(what, error)
 
 
 @types.coroutine
 def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, Any, T]:
-    """Await *coroutine* of user code. End a child process that user code has forked before it can run the event loop.
+    """Await *coroutine*, which is code of the user, and return its result.
 
-    *what* names the coroutine in messages.
+    If the coroutine forks the process, end the forked process before it can run the event loop. *what* names the
+    coroutine in messages.
     """
     here = forks.generation()
     advance: Callable[[Any], Any] = coroutine.send
@@ -79,10 +83,10 @@ def own_steps(coroutine: Coroutine[Any, Any, T], what: str) -> Generator[Any, An
 
 
 class Invocation:
-    """A call, or a stream if *window* is not 0.
+    """One call that a peer made to this worker, or one stream if *window* is not 0. An executor runs it.
 
-    The I/O thread sets `cancelled`. An executor does not start a cancelled call. An executor that can interrupt a
-    running call sets `stop`, which `cancel` calls.
+    The I/O thread sets `cancelled` when the caller gives up. An executor does not start a cancelled call. An executor
+    that can interrupt a running call sets `stop`, and `cancel` then calls `stop`.
     """
 
     __slots__ = (
@@ -129,7 +133,13 @@ class Invocation:
             wake()
 
     def _bind(self, instance: Any) -> tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]:
-        """Return the method and its arguments. Raise CallExpiredError, CallRefusedError or an error of unpickling."""
+        """Return the called method of *instance*, the positional arguments and the keyword arguments.
+
+        Raises:
+            CallExpiredError: the caller's deadline has passed.
+            CallRefusedError: the method does not exist or is private.
+            Exception: the arguments cannot be unpickled.
+        """
         if self.deadline and time.monotonic() > self.deadline:
             raise CallExpiredError(f"{self.method}() was not started: the caller's time was over before its turn came")
         if self.method.startswith("_") and self.method != "_close":
@@ -142,7 +152,10 @@ class Invocation:
         return method, args, kwargs
 
     def succeed(self, value: Any, seconds: float) -> None:
-        """Answer with *value*, or with the error that pickling it raises. *seconds*: how long the method ran."""
+        """Send *value* to the caller as the result of the call. If *value* cannot be pickled, send the error instead.
+
+        *seconds* is the time that the method ran; the caller gets it too.
+        """
         try:
             parts = payload.encode(value, f"the result of {self.method}()", copy=self._copy)
         except SerializationError as error:
@@ -168,7 +181,10 @@ class Invocation:
             self._reply(self, *failure.encode(self.id, error))
 
     def run(self, instance: Any) -> None:
-        """Run the method, a plain function or generator, on this thread, and answer."""
+        """Call the method on this thread, and send its result, items or exception to the caller.
+
+        The method is a plain function, or a plain generator whose items are streamed.
+        """
         if self.cancelled:
             return
         self.began = start = time.perf_counter()
@@ -190,7 +206,7 @@ class Invocation:
         self.succeed(value, time.perf_counter() - start)
 
     def _stream_here(self, items: Any, here: int) -> None:
-        """Send the items of a plain generator. Wait for credit, and close the generator, on this thread."""
+        """Send the items of a plain generator to the caller, and close it. This thread waits for credit."""
         if not isinstance(items, Generator):
             raise CallRefusedError(_NOT_A_GENERATOR.format(self.method))
         room: queue.SimpleQueue[None] = queue.SimpleQueue()  # has no lock that a stopped thread could keep
@@ -215,7 +231,7 @@ class Invocation:
         self._reply(self, frames.Item(self.id), parts)
 
     async def run_async(self, instance: Any) -> None:
-        """Run the method, of any kind, on this event loop, and answer."""
+        """Call the method, of any kind, on this event loop, and send its result, items or exception to the caller."""
         await own_steps(self._run_async(instance), f"{self.method}()")
 
     async def _run_async(self, instance: Any) -> None:

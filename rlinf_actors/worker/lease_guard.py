@@ -215,7 +215,10 @@ class Guard:
         return self._page.page
 
     def keep(self, pid: int) -> str:
-        """Exempt a process and its descendants from the stop. Return "", or the reason why they cannot be exempted."""
+        """Let a process and its descendants run while on_lease_lost runs.
+
+        Return "", or the reason why that is impossible.
+        """
         return self._descendants.keep(pid)
 
     def closed(self) -> None:
@@ -223,7 +226,10 @@ class Guard:
         self._closed = True
 
     def lose(self, reason: str) -> None:
-        """End the lease for the given reason. Any thread; returns at once."""
+        """End the lease at once, so that the guard makes the robots safe. *reason* is for the report.
+
+        Any thread; does not wait.
+        """
         self._asked.append(reason)
         with contextlib.suppress(BlockingIOError):  # full: the guard is awake
             self._signals.send(b"\0")
@@ -240,14 +246,17 @@ class Guard:
         self.lose(f"it was sent {signal.Signals(number).name}")
 
     def _on_continued(self, *_: object) -> None:
-        """Handle SIGCONT on the main thread: stop the thread if the lease ended while the process was stopped."""
+        """Handle SIGCONT on the main thread.
+
+        If the lease ended while the process was stopped, stop the main thread at once.
+        """
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if self._lease.lost(now):
             self.lose(self._stood_still(now))
             self._threads.handler(SIGNAL, None)
 
     def _forget(self) -> None:
-        """Restore the default signal handlers. Runs in each process that the worker forks."""
+        """Restore the default signal handlers in a process that the worker has forked. Called there after each fork."""
         signal.set_wakeup_fd(-1)
         ours: list[tuple[int, object]] = [(number, self._on_ending) for number in ENDINGS]
         for number, handler in [*ours, (signal.SIGCONT, self._on_continued), (SIGNAL, self._threads.handler)]:
@@ -309,7 +318,7 @@ class Guard:
                     return f"{self._robots}: {reason}" if self._orderly else f"{lost}: {reason}"
 
     def _heard(self) -> str:
-        """Receive and handle one packet of the template. Return the reason if the lease has ended, else ""."""
+        """Receive one packet from the template and handle it. Return why the lease has ended, "" if it has not."""
         packet = self._control.receive()
         if packet is None:
             return "its template process ended"
@@ -361,9 +370,11 @@ class Guard:
         self._try_to(self._descendants.kill)
 
     def _try_to(self, act: Callable[[], bool]) -> bool:
-        """Free a reserved descriptor, and call *act*, which needs one. Return its result, or False after an error.
+        """Free a reserved descriptor, and call *act*, which needs a descriptor.
 
-        User code may have used up all other descriptors, and on_lease_lost must run in any case.
+        Return its result, or False if it raised.
+
+        User code may have used up all other descriptors, and on_lease_lost must run nevertheless.
         """
         with contextlib.suppress(OSError):  # the user's code has closed it
             os.close(self._reserve.pop())

@@ -66,7 +66,7 @@ STUCK_S = 0.1
 
 
 class OrderlyExit:
-    """Ends the process of a worker without robots at SIGTERM. Construct on the main thread, then call `watch`."""
+    """Ends the process of a worker without robots at SIGTERM. Constructed on the main thread; `watch` completes it."""
 
     def __init__(self) -> None:
         self._before = atexit._ncallbacks()
@@ -80,13 +80,16 @@ class OrderlyExit:
         os.register_at_fork(after_in_child=self._forked)
 
     def watch(self, io: IoThread) -> None:
-        """Let the I/O thread end the process at SIGTERM if the main thread does not run the signal handler."""
+        """Let the I/O thread end the process at SIGTERM if C code keeps the main thread from handling the signal."""
         io.call(io.loop.add_reader, self._reader, self._signalled, io)
 
     def take_wakeup_fd(self) -> None:
-        """Take the signal wakeup descriptor from an event loop that has just begun to run. Call in that loop.
+        """Replace the signal wakeup descriptor that the running event loop has installed.
 
-        uvloop installs a descriptor that nothing reads while the main thread is in C code. Signals are passed on to it.
+        Called in the loop when it begins.
+
+        uvloop installs a descriptor that is not read while the main thread is in C code. The I/O thread reads the
+        descriptor that replaces it, and passes the signals on to uvloop's.
         """
         taken = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         if taken in (-1, self._writer):
@@ -122,7 +125,10 @@ class OrderlyExit:
             _end_by_sigterm()
 
     def _forked(self) -> None:
-        """Restore the default handler of SIGTERM. Runs in each process that user code forks."""
+        """Restore the default handler of SIGTERM in a process that user code has forked.
+
+        Called there after each fork.
+        """
         if signal.getsignal(signal.SIGTERM) == self._leave:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
@@ -141,7 +147,8 @@ def _end_by_sigterm() -> None:
 def run_worker(spec: WorkerSpec, place: packets.WorkerPlace, control_fd: int) -> None:
     """Run the worker that *spec* describes. Never returns: the process ends here.
 
-    *control_fd* is a SOCK_SEQPACKET socket to the template. The end of the template, an end of file, ends the worker.
+    *place* is the worker's node and directories. *control_fd* is a SOCK_SEQPACKET socket to the template. When the
+    template ends, this socket closes, and the worker ends too.
     """
     control = TemplateSocket(socket.socket(fileno=control_fd), lambda: _exit(143))
     guard = Guard(spec, place, control, lambda: Worker.current_worker) if spec.claims else None
@@ -164,7 +171,10 @@ def run_worker(spec: WorkerSpec, place: packets.WorkerPlace, control_fd: int) ->
 
 
 def _end(guard: Guard | None) -> NoReturn:
-    """End the process with exit code 1. In a robot worker, let the guard end it after on_lease_lost. Any thread."""
+    """End this worker process, because it can run no more calls. Any thread.
+
+    In a robot worker the guard runs on_lease_lost first, and then ends the process. Otherwise the exit code is 1.
+    """
     if guard is not None:
         guard.stay()
     _exit(1)
@@ -318,7 +328,10 @@ def _import_class(reference: str, where: str) -> Any:
 
 
 def _given_up(reason: str, guard: Guard | None) -> None:
-    """End this process, because the head counts the worker as dead and may have replaced it. I/O thread."""
+    """End this process after the head has declared the worker dead and may have replaced it. I/O thread.
+
+    In a robot worker, *guard* runs on_lease_lost first, and then ends the process.
+    """
     if guard is not None:
         guard.lose(reason)
         return

@@ -86,12 +86,15 @@ class ThreadStopper:
         self._gate.release()
 
     def stop_here(self) -> None:
-        """Block the calling thread until another thread calls `unwind`."""
+        """Block the calling thread until `unwind` is called, then raise Unwound in it."""
         self._gate.acquire()
         self._gate.release()
 
     def _users(self) -> list[int]:
-        """Return the ids of the other threads that may run user code, including threads of C libraries."""
+        """Return the ids of all threads that may run user code, except the calling thread.
+
+        Threads of C libraries count.
+        """
         ours = {thread.ident for thread in threading.enumerate() if thread.name.startswith(OURS)}
         others = set(sys._current_frames()) - ours - self._stopped_threads
         return sorted(others - {self._main, threading.get_ident()})
@@ -137,7 +140,7 @@ _LOOK_S = 0.0005
 
 
 class Descendants:
-    """The processes that the worker with the id *worker* has started, including those that have become daemons."""
+    """Stops and kills the processes that the worker with the id *worker* has started, including daemons."""
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
@@ -146,7 +149,10 @@ class Descendants:
         self._others_own: set[int] = set()  # those of another user (sudo), which do not stop
 
     def keep(self, pid: int) -> str:
-        """Exempt a process and its descendants from `stop`. Return "", or the reason why they cannot be exempted."""
+        """Exempt a process and its descendants from `stop`.
+
+        Return "", or the reason why the process cannot be exempted.
+        """
         found = procfs.stat(pid)
         if found is None or found.state in "ZX":
             return "there is no such process"
@@ -175,7 +181,10 @@ class Descendants:
                 time.sleep(_LOOK_S)
 
     def kill(self) -> bool:
-        """Kill all stopped and exempted processes, since a stopped process might continue after the worker's end."""
+        """Kill all stopped and exempted processes, because a stopped process might continue after the worker's end.
+
+        Return True.
+        """
         for pid, started in {**self._kept, **self._stopped}.items():
             found = procfs.stat(pid)
             if found is not None and found.started == started:

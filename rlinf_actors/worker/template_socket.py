@@ -24,7 +24,10 @@ _MAX_PACKET = packets.MAX_PACKET >> 4
 
 
 class TemplateSocket:
-    """A worker's control socket. *sock* is a blocking SOCK_SEQPACKET; *on_end* is called when the template ends."""
+    """A worker's socket to its template, over which it exchanges packets with the template and agentd.
+
+    *sock* is a blocking SOCK_SEQPACKET socket; *on_end* is called when the template has ended.
+    """
 
     def __init__(self, sock: socket.socket, on_end: Callable[[], None]) -> None:
         self._socket = sock
@@ -38,7 +41,10 @@ class TemplateSocket:
         return self._socket.fileno()
 
     def listen(self, loop: asyncio.AbstractEventLoop, *, guarded: bool = False) -> None:
-        """Dispatch packets on *loop*. Read the socket there too, unless *guarded*: then the guard reads it."""
+        """Begin to handle packets on *loop*.
+
+        If *guarded*, the guard's thread reads the socket; otherwise *loop* reads it too.
+        """
         self._loop = loop
         if not guarded:
             loop.add_reader(self._socket.fileno(), self._readable)
@@ -65,7 +71,10 @@ class TemplateSocket:
         return True
 
     def serve(self, kind: type[P], handler: Callable[[P], object]) -> None:
-        """Call *handler* on the I/O thread for each packet of the class *kind*. Any thread."""
+        """Make *handler* the handler of packets of the class *kind*. It runs on the I/O thread.
+
+        Any thread may call this.
+        """
         self._handlers[kind] = handler  # type: ignore[assignment]
 
     def send(self, packet: packets.ToAgent) -> None:
@@ -76,7 +85,10 @@ class TemplateSocket:
             log.debug("the template has ended")
 
     def post(self, packet: packets.ToAgent) -> None:
-        """Send or queue a packet without waiting; posted packets keep their order. Any thread, after `listen`."""
+        """Queue a packet and send it as soon as possible, without waiting. Packets are sent in order.
+
+        Any thread, after `listen`.
+        """
         with self._lock:
             idle = not self._posted
             if not self._posted.send(packets.encode(packet)) and idle:

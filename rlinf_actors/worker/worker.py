@@ -226,7 +226,7 @@ class Worker(Messaging, Channels):
 
     @property
     def device_lock(self) -> DeviceLock:
-        """The lock over this worker's accelerators, which all workers of the node share; see DeviceLock.
+        """Lock for the exclusive use of this worker's accelerators among the workers of its node; see DeviceLock.
 
         Raises:
             UsageError: this is a child process of a worker.
@@ -267,17 +267,25 @@ class Worker(Messaging, Channels):
     def check_worker_alive(self, name: str, async_op: Literal[True]) -> AsyncWork[bool]: ...
 
     def check_worker_alive(self, name: str, async_op: bool = False) -> bool | AsyncWork[bool]:
-        """Return True if the worker called *name* (``group:rank``) is running; see `ManagerProxy.is_alive`."""
+        """Return True if the worker is starting or running.
+
+        Args:
+            name: name of the worker, ``group:rank``.
+            async_op: return an AsyncWork of the result.
+
+        Raises:
+            UsageError: *name* is that of a child of a worker.
+        """
         proxy = ManagerProxy(self._connected("check_worker_alive()"))
         return proxy.is_alive(name, async_op=True) if async_op else proxy.is_alive(name)
 
     def acquire_free_port(self) -> int:
         """Reserve a TCP port of this node until this worker ends, and return the number of the port.
 
-        The worker keeps the port bound on every address, and does not listen. The kernel gives the port to no program
-        that asks for any port; a program that binds this number gets it. A listener with SO_REUSEADDR or SO_REUSEPORT
-        can bind it at once, in this process or another one of this user: asyncio, http.server, ZeroMQ, gRPC and torch's
-        TCPStore set one of these options. Before a listener with neither, call `release_free_port`.
+        The worker keeps the port bound on every address, but does not listen. So the kernel does not give the port to a
+        program that asks for any free port. A listener that sets SO_REUSEADDR or SO_REUSEPORT can bind the port at
+        once, in this process or in another process of this user; asyncio, http.server, ZeroMQ, gRPC and torch's
+        TCPStore set one of these options. Before you start a listener that sets neither, call `release_free_port`.
 
         Raises:
             OSError: there is no free port.
@@ -285,10 +293,10 @@ class Worker(Messaging, Channels):
         return self._own_ports.hold()
 
     def release_free_port(self, port: int) -> None:
-        """Release a port of `acquire_free_port`, so that a listener without socket options can bind it.
+        """Release a port that `acquire_free_port` has reserved, so that a listener without socket options can bind it.
 
-        Until the listener binds, the kernel may give the port to another program. A process that this worker forked
-        after `acquire_free_port` keeps the port too, until it ends.
+        Until the listener binds the port, the kernel may give it to another program. A process that this worker forked
+        after `acquire_free_port` keeps the port too, until that process ends.
 
         Raises:
             UsageError: (a RuntimeError) this worker has not reserved the port.
@@ -313,7 +321,7 @@ class Worker(Messaging, Channels):
         return context.lease_page
 
     def keep_for_stop(self, pid: int) -> None:
-        """Let a process that this worker started, and the processes that it starts, run while `on_lease_lost` runs.
+        """Let a process that this worker started, and the descendants of that process, run while `on_lease_lost` runs.
 
         Use this for a process that talks to the robot. `on_lease_lost` must bring this process to rest. All other
         processes are stopped (SIGSTOP) before `on_lease_lost` begins, so that none of them moves the robot after the

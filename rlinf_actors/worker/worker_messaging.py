@@ -406,8 +406,9 @@ class Channels:
         max_deliveries: int = 3,
         async_op: bool = False,
     ) -> Channel[Any] | AsyncWork[Channel[Any]]:
-        """Make a channel that ends with this worker. If the job has a channel of that name, warn and connect to it
-        instead.
+        """Make a channel that ends with this worker.
+
+        If the job has a channel of that name, warn and return that channel.
 
         Args:
             channel_name: name of the channel, unique in the job.
@@ -418,7 +419,7 @@ class Channels:
             detached: True if the channel ends with the job's driver instead of this worker.
 
         Raises:
-            UsageError: *maxsize* is not an int (it was the fourth argument once), or *group_affinity* has no such rank.
+            UsageError: *maxsize* is not an int, or the group *group_affinity* has no rank *group_rank_affinity*.
         """
         from rlinf_actors.channel.channel import create_channel
 

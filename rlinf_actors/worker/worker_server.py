@@ -66,10 +66,10 @@ _CHANNEL_REQUESTS = (
 
 
 class RemotePeers:
-    """Watches clients on other machines or in other containers, and ends their links when the head reports their ends.
+    """Notices the ends of clients on other machines or in other containers, which the head reports.
 
     Args:
-        watch: asks the head to report the end of a client; works while there is a session with the head.
+        watch: asks the head to report the end of a client; has an effect only during a session with the head.
         connected: opens a session with the head; raises RlinfActorsError if the head does not answer.
         on_gone: called with the identity of each link of a client that has ended.
     """
@@ -87,9 +87,10 @@ class RemotePeers:
         self._in_session = False
 
     def add(self, peer: bytes, *, now: bool = False) -> None:
-        """Watch the client of the link *peer*. Its end is noticed only during a session with the head.
+        """Watch the client at the other end of the link *peer*. Its end is noticed only during a session with the head.
 
-        *now*: True to open a session at once: a stream would otherwise wait for credit from a dead client for ever.
+        *now*: True to open a session with the head at once, for a stream to the client: if the client died unnoticed,
+        the stream would wait for its credit for ever.
         """
         client = client_of(peer)
         links = self._links.setdefault(client, set())
@@ -101,7 +102,7 @@ class RemotePeers:
             self._connecting = self._tasks.start(self._connect(), "watching peers on other machines")
 
     def remove(self, peer: bytes) -> None:
-        """Stop watching the client of the link *peer*, unless the client has other links here."""
+        """Forget the link *peer*. Stop watching its client, unless the client has other links to this worker."""
         client = client_of(peer)
         links = self._links.get(client)
         if links is None:
@@ -125,7 +126,10 @@ class RemotePeers:
 
 
 def client_of(peer: bytes) -> str:
-    """Return the client's incarnation, which is a part of the identity of its link: ``role:incarnation#link``."""
+    """Return the incarnation of the client that opened the link *peer*.
+
+    The identity of a link has the form ``role:incarnation#link``.
+    """
     return peer.decode(errors="replace").partition("#")[0].rpartition(":")[2]
 
 
@@ -217,7 +221,10 @@ class WorkerServer:
         return Activity("__init__" if self._constructing else "", self._constructing, len(self._waiting))
 
     def open(self, executor: Executor) -> None:
-        """Submit the waiting calls, and every later call, to *executor*. Main thread, after construction."""
+        """Submit the calls that waited for the construction of the user's class, and every later call, to *executor*.
+
+        Main thread, after the construction.
+        """
         with self._lock:
             for invocation in self._waiting:
                 executor.submit(invocation)
@@ -228,18 +235,21 @@ class WorkerServer:
             self.answer(peer, frames.Runs(id, ""))
 
     def serve(self, kinds: Iterable[type[frames.Frame]], handler: Handler) -> None:
-        """Call *handler* for each frame of *kinds*, first for frames that have arrived before this call."""
+        """Call *handler* for each frame of *kinds*.
+
+        Frames of *kinds* that arrived before this call are handled first.
+        """
         self._handlers.update(dict.fromkeys(kinds, handler))
         early, self._early = self._early, []
         for peer, frame, parts in early:
             self._handle(peer, frame, parts)
 
     def on_link_lost(self, callback: LinkLost) -> None:
-        """Call *callback* when the connection of a member is lost. Messages of that link may be missing then."""
+        """Register *callback*, to be called when the connection of a member was lost and messages may be missing."""
         self._on_link_lost.append(callback)
 
     def on_forgotten(self, callback: Callable[[bytes], object]) -> None:
-        """Call *callback* with the identity of a member's link LATE_S seconds after the end of the member's process."""
+        """Register *callback*, to be called with the identity of a member's link LATE_S seconds after its end."""
         self._on_forgotten.append(callback)
 
     def send(
@@ -251,10 +261,11 @@ class WorkerServer:
         now: bool = False,
         alone: bool = True,
     ) -> None:
-        """Send a frame to the peer of a link. Any thread.
+        """Send a frame to the peer at the other end of a link. Any thread.
 
-        *now*: False to send all frames for a peer together at the end of this turn of the loop. *alone*: False if the
-        same parts are sent to other members too, and so must not be changed.
+        *now*: True to send the frame at once, False to collect the frames for this peer until the end of the event
+        loop's turn. *alone*: True if *parts* go only to this peer, False if other members get the same parts, so that
+        no peer may change them.
         """
         header = frames.encode(frame)
         if len(parts) > 1:  # large parts come behind the first
@@ -283,7 +294,7 @@ class WorkerServer:
             self.answer(peer, *failure.encode(id, error))
 
     def _reply(self, invocation: Invocation, frame: frames.AnyFrame, parts: Sequence[Buffer]) -> None:
-        """Send an item or the answer of a call. Runs on the executor's thread."""
+        """Send the answer of a call, or one item of a stream, to the caller. Runs on the executor's thread."""
         if type(frame) is not frames.Item:
             self._calls.pop((invocation.peer, invocation.id), None)
             if type(frame) is frames.Ok and invocation.method == "_close":
@@ -307,10 +318,10 @@ class WorkerServer:
             self._handle(peer, frame, AuthenticatedParts(parts))  # a member of this job
 
     def _failed(self, peer: bytes, error: InternalError) -> None:
-        """Report that the handler of the present frame raised *error*.
+        """Report to the peer that the handler of its frame raised *error*.
 
-        A call, a stream or a channel request gets the error as its answer. Any other frame counts as a lost message:
-        the server handles the link as lost, and tells both its ends.
+        If the frame is a call, a stream or a channel request, the error is sent as its answer. Any other frame counts
+        as a lost message: the peer is told, and this worker treats the link as lost.
         """
         frame = self._handling
         if isinstance(frame, (frames.Call, frames.Stream, frames.Cancel, frames.Credit, frames.Create)):
@@ -373,7 +384,10 @@ class WorkerServer:
             log.warning("dropped a %s from %r", type(frame).__name__, peer_name(peer))
 
     def _watch(self, peer: bytes, pid: int) -> None:
-        """Watch the process *pid* of a peer on this machine by a pidfd. The peer may hold parts of our memory."""
+        """Watch the process *pid* of a peer on this machine by a pidfd, and call `peer_gone` when the process ends.
+
+        If that is impossible, the head is asked to report the end of the peer.
+        """
         try:
             fd = procfs.pidfd_of(pid)
         except ProcessLookupError:  # the peer has ended already
@@ -395,7 +409,10 @@ class WorkerServer:
         loop.add_reader(fd, ended)
 
     def peer_gone(self, peer: bytes) -> None:
-        """Handle the end of a peer's process: free memory lent to it, cancel streams, drop the link after LATE_S."""
+        """Handle the end of a peer's process: take back the memory lent to it, cancel its streams, and drop its link.
+
+        The link is dropped after LATE_S seconds, because the peer's last messages may still arrive.
+        """
         if self.remote_peers is not None:
             self.remote_peers.remove(peer)
         lending = self._members.get(peer)
@@ -475,7 +492,11 @@ class WorkerServer:
         self.answer(peer, frames.Rejected(kind, text))
 
     def _link_lost(self, link: bytes, worker: str) -> None:
-        """Treat *link* as ended, and call the on_link_lost callbacks with *worker*, the id of the peer or ""."""
+        """Treat *link* as ended, because its peer has opened another link in its place or a message of it was lost.
+
+        Then call the callbacks of `on_link_lost` with *worker*, the id of the worker at the other end, "" if it is no
+        worker.
+        """
         log.warning("the connection of %r was lost, and there is another", peer_name(link))
         self.peer_gone(link)
         call_all(self._on_link_lost, link, worker)
