@@ -22,18 +22,18 @@ _Found = TypeVar("_Found", bound=Find)
 
 
 class AcceleratorUtil:
-    """Facts about accelerator types. All methods are static. None loads a vendor's library; only get_torch_platform
-    loads torch.
+    """Look up facts about accelerator types, such as their environment variables. All methods are static. No method
+    loads a vendor's library, and only get_torch_platform loads torch.
 
-    Each method takes an accelerator type as an AcceleratorType or as its name. An unknown type raises ConfigError.
+    An accelerator type is given as an AcceleratorType or by its name. An unknown type raises ConfigError.
     """
 
     @staticmethod
     def get_accelerator_type(environ: Mapping[str, str] | None = None) -> AcceleratorType:
         """Return the accelerator type of this process.
 
-        In a worker, the type comes from the placement. In other processes, it is a guess from the device files of this
-        machine; ``Cluster.get_node_info`` is exact.
+        In a worker, the type comes from the placement. In any other process, the type is a guess from the files of this
+        machine; for the exact type, use ``Cluster.get_node_info``.
 
         Args:
             environ: the environment, os.environ by default.
@@ -59,7 +59,9 @@ class AcceleratorUtil:
     def get_accelerator_env_var(
         accelerator_type: AcceleratorType | str, visible_accelerators: Sequence[str | int]
     ) -> dict[str, str]:
-        """Return the environment variable that limits a process to *visible_accelerators*, and its value.
+        """Return a mapping of one environment variable to its value, which limits a process to *visible_accelerators*.
+
+        The mapping is empty for NO_ACCEL, which has no such variable.
 
         Args:
             accelerator_type: the type.
@@ -128,10 +130,11 @@ class AcceleratorUtil:
         devices: Sequence[str] = (),
         libraries: Sequence[str] = (),
     ) -> Callable[[_Found], _Found]:
-        """Return a decorator that registers an accelerator type, and the function that finds its accelerators.
+        """Return a decorator that registers an accelerator type, together with the decorated function that finds its
+        devices.
 
-        The type is registered in this process only. So register it in a module that RLINF_EXT_MODULE or an entry point
-        of group ``rlinf_actors.accelerators`` names::
+        The type is registered in this process only. To register it in all processes, do so in a module that
+        RLINF_EXT_MODULE or an entry point of group ``rlinf_actors.accelerators`` names::
 
             def register():
                 @AcceleratorUtil.register_accelerator(
@@ -167,9 +170,9 @@ class AcceleratorUtil:
 
 
 class Accelerator(Hardware):
-    """The accelerators of this machine, with the interface of a hardware type.
+    """Find the accelerators of this machine by `enumerate`, the method that hardware types have.
 
-    This class is not a registered hardware type: accelerators are detected and need no configuration.
+    This class is not registered as a hardware type, because accelerators are detected and need no configuration.
     """
 
     HW_TYPE: ClassVar[str] = ANY_ACCELERATOR

@@ -45,7 +45,7 @@ _FRAME = re.compile(r'^\s*File ".*", line \d+ in (\w+)', re.MULTILINE)
 
 @dataclass(frozen=True)
 class ChildEnd:
-    """How a child process ended, and what it wrote to standard output and standard error."""
+    """The result of `run_child`: how the child process ended, and what it wrote to standard output and error."""
 
     code: int | None  # minus the number of a signal; None if it exceeded its limit, or could not be started or killed
     output: bytes = b""
@@ -70,7 +70,8 @@ async def run_child(
 ) -> ChildEnd:
     """Run ``main(argv)`` of *module* in a child process, wait for its end, and kill what is left of its process group.
 
-    Call it from the main thread: the child ends when the thread that started it ends. Cancelling kills the child.
+    Call this from the main thread, because the child is killed when the thread that started it ends. The child is also
+    killed if this call is cancelled.
 
     Args:
         module: a module, or ``module:function`` for another function than ``main``.
@@ -174,13 +175,19 @@ def _has_failed(pid: int) -> bool:
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child's process group. Call this before the child is reaped: later the id may be another's."""
+    """Kill the child's process group.
+
+    The child must not be reaped yet, because after that another process group may have the same id.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
 def _kill_session(leader: int) -> None:
-    """Kill all processes in the session of *leader*: tools that a failed child left, each in its own process group."""
+    """Kill all processes in the session of *leader*, a child that failed.
+
+    They are tools that the child left running, each in its own process group.
+    """
     for pid in procfs.pids():
         stat = procfs.stat(pid)
         if stat is not None and stat.session == leader and stat.state not in "ZX":
@@ -193,12 +200,15 @@ def _kill_session(leader: int) -> None:
 
 
 def _log_unkillable(pid: int) -> None:
-    """Log that a process runs as another user (sudo, setuid), so that only that user or root can kill it."""
+    """Log that this process may not kill process *pid*, which became another user's process (sudo, setuid)."""
     log.warning("process %d, which the hardware probe started, cannot be killed: it became another user's process", pid)
 
 
 def _reap_orphans(leader: int) -> None:
-    """Kill and reap processes of the ended child *leader* that this process inherited, which only a subreaper does."""
+    """Kill and reap the processes that the ended child *leader* left, if this process has become their parent.
+
+    The kernel makes this process their parent only if it is a subreaper.
+    """
     for pid in procfs.children(os.getpid()):
         stat = procfs.stat(pid)
         if stat is None or stat.session != leader:

@@ -38,8 +38,8 @@ _ENTRY = re.compile(r"\bconfigs\[(\d+)\]")
 def values_of(section: HardwareSection, node_rank: int) -> list[dict[str, Any]] | None:
     """Return the entries of a hardware section for one node, as mappings of plain values to send to the node.
 
-    Return None if the section has no entries for any node: then ``enumerate`` on the node decides alone. Return [] if
-    only other nodes have entries: then this node has no piece, and the caller need not query it.
+    If the section has no entries for any node, return None: ``enumerate`` then finds the pieces without configuration.
+    If only other nodes have entries, return []: this node has no piece, and the caller need not query it.
     """
     if not section.configs:
         return None
@@ -55,7 +55,10 @@ def _values(config: Any) -> dict[str, Any]:
 
 
 def without_types(config: ClusterConfig) -> ClusterConfig:
-    """Return *config* with mappings for config dataclasses, for processes that do not know the hardware types."""
+    """Return a copy of *config* in which plain mappings replace the config dataclasses of hardware types.
+
+    Processes that do not know the hardware types can read such a copy.
+    """
     groups = []
     for group in config.node_groups:
         section = group.hardware
@@ -66,11 +69,12 @@ def without_types(config: ClusterConfig) -> ClusterConfig:
 
 
 def describe_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """Return described *nodes*, with the hardware that the node groups of *config* own added.
+    """Return copies of the described *nodes*, each with the hardware that the node groups of *config* own on it.
 
-    ``enumerate`` of the types runs in this process, with ``disable_validate`` set if the config class has that field,
-    so that it does not examine this machine. A type that a node lists already is not added to it. Types that this
-    process does not know are left out. Raise ConfigError if an entry is wrong, or ``enumerate`` refuses it.
+    ``enumerate`` of each hardware type finds that hardware in this process. If the config class has the field
+    ``disable_validate``, it is set, so that ``enumerate`` does not examine this machine. If a node lists hardware of a
+    type already, no more of that type is added to it. Types that this process does not know are left out. Raise
+    ConfigError if an entry is wrong, or ``enumerate`` refuses it.
     """
     load_types(group.hardware.type for group in config.node_groups if group.hardware is not None)
     found = {node.node_rank: list(node.hardware_resources) for node in nodes}
@@ -95,7 +99,10 @@ def describe_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[
 
 
 def merge(resources: list[HardwareResource], found: HardwareResource | None) -> None:
-    """Add *found* to the *resources* of a node, in place. Pieces that are there already are not added again."""
+    """Add *found* to the *resources* of a node, in place.
+
+    A piece that is in *resources* already is not added again.
+    """
     if found is None:
         return
     for index, resource in enumerate(resources):
@@ -109,10 +116,10 @@ def merge(resources: list[HardwareResource], found: HardwareResource | None) -> 
 def section_error(
     error: ConfigError, section: HardwareSection, node_rank: int, path: str, where: str = ""
 ) -> ConfigError:
-    """Return *error*, which one node's entries of a hardware section caused, with indices into the whole section.
+    """Return a copy of *error*, which one node raised, with indices of entries that count the whole hardware section.
 
-    A node gets its own entries only, so that its error says ``configs[0]`` where the section may have ``configs[3]``.
-    *path* is the section's config path; *where* is appended to the text.
+    A node gets only its own entries, so its error says ``configs[0]`` for an entry that may be ``configs[3]`` of the
+    section. *path* is the section's config path; *where* is appended to the error's text.
     """
     places = [index for index, rank in enumerate(section.node_ranks) if rank == node_rank]
 
@@ -152,10 +159,11 @@ def enumerate_values(
 
 
 def enumerate_type(kind: str, node_rank: int, configs: Sequence[Any]) -> HardwareResource | None:
-    """Return the pieces of one hardware type on a node, or None. Calls ``enumerate`` of the type's class: user code.
+    """Return the pieces of one hardware type on a node; None if there are none.
 
-    *configs* are the node's entries as instances of the config class. Raise ConfigError if the type has no Hardware
-    class, or its ``enumerate`` raises an error or returns something else than a HardwareResource of that type.
+    Calls ``enumerate`` of the type's class, which is user code. *configs* are the node's entries as instances of the
+    config class. Raise ConfigError if the type has no Hardware class, or its ``enumerate`` raises an error or returns
+    something else than a HardwareResource of that type.
     """
     classes = hardware_classes(kind)
     for cls in classes:
@@ -205,10 +213,11 @@ def piece_of(info: HardwareInfo) -> Piece:
 
 
 def info_of(piece: Piece, path: str = "") -> HardwareInfo:
-    """Return the HardwareInfo that *piece* was made of, an instance of its class if this process has loaded the class.
+    """Return the HardwareInfo from which `piece_of` made *piece*.
 
-    Otherwise the result is a ReportedInfo with the same values. Raise ConfigError, with config path *path*, if the
-    class here has other fields than the class on the node.
+    If this process has loaded the class of the HardwareInfo, the result is an instance of that class; otherwise it is a
+    ReportedInfo with the same values. Raise ConfigError, with config path *path*, if the class here has other fields
+    than the class on the node.
     """
     hardware_types().get(piece.type)  # imports the module of a built-in type, so that _known() finds its classes
     detail = json.loads(piece.detail)

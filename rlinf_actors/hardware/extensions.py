@@ -87,7 +87,10 @@ def load_installed(groups: Sequence[str] = GROUPS) -> list[str]:
 
 
 def load(extension: Extension) -> None:
-    """Load one extension. Raise ConfigError if it is missing or broken."""
+    """Load one extension, so that its hardware or accelerator types are registered in this process.
+
+    Raise ConfigError if the extension is missing or broken.
+    """
     if fault := _try(extension):
         raise ConfigError(fault)
 
@@ -95,9 +98,9 @@ def load(extension: Extension) -> None:
 def load_for(kind: str, extensions: Iterable[Extension], module: str | None) -> list[str]:
     """Load the extensions that may register hardware type *kind*, in the process that enumerates a node's hardware.
 
-    Tries the value *module* of RLINF_EXT_MODULE, then the driver's *extensions*, then the installed packages if the
-    type is still unknown. Returns [] if the type is known now, else a sentence for each extension that could not be
-    loaded.
+    First load *module*, the value of RLINF_EXT_MODULE, and *extensions*, which the driver has loaded. If the type is
+    still unknown, load the extensions of all installed packages. Return [] if the type is known now, else a sentence
+    for each extension that could not be loaded.
     """
     wanted = [*([Extension(module, EXT_MODULE)] if module else []), *extensions]
     faults = [*filter(None, map(_try, wanted)), *load_types([kind])]
@@ -119,7 +122,8 @@ def load_types(kinds: Iterable[str]) -> list[str]:
 def load_accelerators(kinds: Iterable[str]) -> None:
     """Load the entry points of installed packages, unless all accelerator types *kinds* are known in this process.
 
-    A type that stays unknown raises no error here. The launch that places a worker on such a device fails.
+    Log a warning for each entry point that could not be loaded. A type that stays unknown raises no error here; a
+    launch that places a worker on accelerators of that type fails.
     """
     if not all(map(is_accelerator_type, kinds)):
         for fault in load_installed([ACCELERATORS]):
@@ -134,10 +138,10 @@ def is_known(kind: str) -> bool:
 
 
 def load_driver_extensions(extensions: Iterable[Extension], where: str) -> None:
-    """Load the extensions that the driver has loaded for the hardware of this worker.
+    """Load *extensions* in a worker. The driver has loaded them for the hardware of this worker.
 
-    Raise ConfigError if an extension is missing or broken; the message says what to install *where* (interpreter and
-    node).
+    If an extension is missing or broken, raise ConfigError, which says what to install. *where* names this worker's
+    interpreter and node in the message.
     """
     for extension in extensions:
         fault = _try(extension)
@@ -158,8 +162,8 @@ def loaded() -> list[Extension]:
 def providers(modules: Iterable[str]) -> list[Extension]:
     """Return the extensions that another process must load to have the hardware types that *modules* define here.
 
-    For each module, these are the loaded extensions of its top-level package; if there are none, the module itself as
-    an extension. Modules of rlinf_actors (except rlinf_actors.testing) and ``__main__`` need no extension.
+    For each module, these are the loaded extensions of its top-level package; if there are none, the module itself
+    becomes an extension. Modules of rlinf_actors (except rlinf_actors.testing) and ``__main__`` become no extensions.
     """
     found: dict[Extension, None] = {}
     for module in modules:
@@ -207,7 +211,7 @@ def _module_of(extension: Extension) -> str:
 
 
 def title_of(extension: Extension) -> str:
-    """Return the name of an extension for messages."""
+    """Return the text that names an extension in messages: its module, or its entry point and package."""
     if extension.group == EXT_MODULE:
         return f"{EXT_MODULE}={extension.name}"
     if not extension.group:

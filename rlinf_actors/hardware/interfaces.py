@@ -28,7 +28,10 @@ def interface_of(ip: str) -> str:
 
 
 def _addresses() -> Iterator[tuple[str, str]]:
-    """Yield the label of each IPv4 address, an interface's name or an alias such as "eth0:1", and the address."""
+    """Yield a pair for each IPv4 address of this machine: its label and the address.
+
+    The label is the name of the address's interface, or an alias such as "eth0:1".
+    """
     size = _IFREQ_SIZE * 64
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         while True:

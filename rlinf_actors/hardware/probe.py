@@ -34,7 +34,7 @@ _CHILD = "rlinf_actors.hardware.probe_child"
 
 
 class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one child process of the probe reports."""
+    """The report of one child process of the probe, which queried one vendor or loaded one extension."""
 
     infos: list[AcceleratorInfo] = []
     faults: list[str] = []  # a sentence for each thing that could not be read
@@ -45,9 +45,11 @@ class ChildReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def run_probe(
     python: str | None = None, timeout_s: float = PROBE_TIMEOUT_S, env: Mapping[str, str] | None = None
 ) -> ProbeReport:
-    """Return the hardware of this node. Hardware that misbehaves raises nothing: it becomes a fault in the report.
+    """Return the hardware of this node.
 
-    Call it from the main thread: the children end when the thread that started them ends. Cancelling kills them.
+    If a vendor's library or an extension fails, no exception is raised; the report has a fault instead. Call this from
+    the main thread, because the children are killed when the thread that started them ends. They are also killed if
+    this call is cancelled.
 
     Args:
         python: interpreter of the children, this one by default. It needs nvidia-ml-py for NVIDIA.
@@ -111,7 +113,11 @@ class _Queries:
     registered: set[str] = field(default_factory=set)  # types of extensions that have a child
 
     async def query(self, name: str, extension: Extension | None = None, module: str = "") -> list[_Answer]:
-        """Run a child that queries a vendor or loads an extension, then children for the vendors that it registers."""
+        """Query vendor *name*, or load *extension*, in a child process, and return the child's answer.
+
+        If the extension registers vendors, another child queries each of them, and their answers are returned too.
+        *module* is the module that registered the vendor; "" for a built-in vendor.
+        """
         left_s = max(0.1, self.ends - asyncio.get_running_loop().time())
         arguments = [name, *([msgspec.json.encode(extension).decode()] if extension else [])]
         env = {**self.environ, PROBE_LIMIT: f"{left_s:.3f}"}

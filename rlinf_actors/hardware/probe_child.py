@@ -26,11 +26,12 @@ _MAX_OUTPUT_BYTES = 64 << 20
 
 
 def main(argv: list[str]) -> None:
-    """Query one vendor, or load one extension, and write the result: the fields of a probe.ChildReport.
+    """Query one vendor, or load one extension, and write the fields of a probe.ChildReport to standard output.
 
     Args:
-        argv: the parent's pid; an accelerator type, or "extension" to load one; an Extension as JSON: the one to load,
-            or the one that registers the type (left out for a built-in type).
+        argv: three texts. The first is the parent's pid. The second is the accelerator type to query, or "extension".
+            The third is an Extension as JSON: the extension to load, or the extension that registers the accelerator
+            type; left out if that type is built in.
     """
     answer, what = contain(int(argv[0])), argv[1]
     try:
@@ -41,9 +42,11 @@ def main(argv: list[str]) -> None:
 
 
 def contain(parent: int) -> int:
-    """Prepare this process to run code that may misbehave: it dies with *parent*, dumps no core, limits its output.
+    """Prepare this process to run code that may misbehave.
 
-    Return the descriptor for the answer. From now on, all other standard output goes to standard error.
+    From now on, this process is killed when process *parent* ends, dumps no core, and writes no file of more than 64
+    MiB. Standard output goes to standard error, so that output of the code does not mix with the answer. Return the
+    descriptor to which the process then writes its answer.
     """
     from rlinf_actors import procfs
 
@@ -113,7 +116,7 @@ def enumerate_main(argv: list[str]) -> None:
     """Read a HardwareQuestion from standard input, find the pieces of its hardware type, and write a HardwareAnswer.
 
     Args:
-        argv: the parent's pid; "described" if the hardware of this node is described, not real, else "real".
+        argv: the parent's pid; then "described" if the hardware of this node is only a description, else "real".
     """
     answer = contain(int(argv[0]))
     try:
@@ -131,7 +134,10 @@ def enumerate_main(argv: list[str]) -> None:
 
 
 def ask_type(question: HardwareQuestion, described: bool) -> HardwareAnswer:
-    """Load the extensions that register the hardware type of *question*, and return its pieces. Runs user code."""
+    """Load the extensions that register the hardware type of *question*. Return the pieces of that type, or an error.
+
+    Runs user code. *described* is True if the hardware of this node is only a description.
+    """
     from rlinf_actors.errors import ConfigError
     from rlinf_actors.hardware.configured import enumerate_values, piece_of
     from rlinf_actors.hardware.extensions import is_known, load_for

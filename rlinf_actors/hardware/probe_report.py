@@ -67,7 +67,7 @@ def resource_to_report(resource: HardwareResource) -> ResourceReport:
 
 
 def resource_from_report(report: ResourceReport) -> HardwareResource:
-    """Return the resource in *report*: AcceleratorInfos for accelerators, ReportedInfos for everything else."""
+    """Return the HardwareResource in *report*: with AcceleratorInfos for accelerators, else with ReportedInfos."""
     infos: list[HardwareInfo] = []
     for info in report.infos:
         if holds_accelerators(report) or is_accelerator_type(info.type):
@@ -84,7 +84,7 @@ def resources_from_reports(reports: Sequence[ResourceReport]) -> list[HardwareRe
 
 
 def holds_accelerators(report: ResourceReport) -> bool:
-    """True if the pieces are accelerators, even if only the node that reported them knows their type."""
+    """True if the pieces in *report* are accelerators, even if only the node that reported them knows their type."""
     return bool(report.registered_by) or is_accelerator_type(report.type)
 
 

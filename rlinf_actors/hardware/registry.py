@@ -42,7 +42,7 @@ class Hardware:
     Attributes:
         HW_TYPE: name of the type, as in ``hardware: {type: ...}``; by default the name of the class.
         EXCLUSIVE: True if only one group at a time may use a piece, as with a robot. A worker then holds the piece by a
-            lease: see ``Worker.on_lease_lost``.
+            lease, and its ``on_lease_lost`` makes the piece safe if the lease ends while the worker runs.
     """
 
     HW_TYPE: ClassVar[str] = ""
@@ -108,7 +108,9 @@ class NodeHardwareConfig:
 
     @classmethod
     def register_hardware_config(cls, type: str) -> Callable[[_ConfigClass], _ConfigClass]:
-        """Return a class decorator, above ``@dataclass``, that registers the config dataclass of hardware type *type*.
+        """Return a class decorator that registers the config dataclass of hardware type *type*.
+
+        Write it above ``@dataclass``.
 
         Raises:
             TypeError: the class is not a dataclass that derives from HardwareConfig.
@@ -182,7 +184,10 @@ def registered_types() -> list[str]:
 
 
 def lookup(kind: str) -> type[HardwareConfig]:
-    """Return the config dataclass of a hardware type. Raise ConfigError, with the most similar type, for others."""
+    """Return the config dataclass of a hardware type.
+
+    If there is no such type, raise ConfigError, which names the most similar type.
+    """
     known = hardware_types()
     if kind in known:
         return known[kind]
@@ -193,7 +198,10 @@ def lookup(kind: str) -> type[HardwareConfig]:
 
 
 def hardware_classes(kind: str) -> list[type[Hardware]]:
-    """Return the Hardware classes that may find pieces of a type: its own class, else all classes without a HW_TYPE."""
+    """Return the Hardware classes that may find pieces of a type.
+
+    These are the type's own class or, if it has none, all classes without a HW_TYPE.
+    """
     if kind in _hardware:
         return [_hardware[kind]]
     if kind in _BUILT_IN and kind not in _configs:  # a config registered under this name has its own class

@@ -188,8 +188,8 @@ def register(name: str, facts: AcceleratorFacts, owner: str) -> AcceleratorType:
 def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> AcceleratorFacts:
     """Return the row of ACCELERATOR_TABLE for an accelerator type, or for its name.
 
-    Raise ConfigError if this process does not know the type; the message says what to load: *registered_by*, the module
-    that registered the type on another node, if it is known.
+    If this process does not know the type, raise ConfigError, which says what to install. *registered_by* is named
+    there: the module that registered the type on another node; "" if that is not known.
     """
     found = _rows.get(AcceleratorType.named(str(kind)))
     if found is None:
@@ -205,8 +205,8 @@ def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> Accelerato
 def torch_platform(accelerator: AcceleratorType | str) -> Any:
     """Import torch and return its module for devices of an accelerator type, such as ``torch.cuda``.
 
-    Raise ImportError if torch is not installed, UsageError if this torch has no such module, even with the vendor's
-    plug-in.
+    Raise ImportError if torch is not installed. Raise UsageError if this torch has no such module and the vendor's
+    plug-in does not add it.
     """
     facts = facts_of(accelerator)
     name, plugin = facts.torch_device_type, facts.torch_plugin
@@ -233,5 +233,8 @@ def device_variables() -> frozenset[str]:
 
 
 def group_facts(ccl: str) -> ProcessGroupFacts:
-    """Return how process groups of the CCL called *ccl* are made; defaults if no row has this CCL."""
+    """Return how torch.distributed makes process groups with *ccl*, the name of a backend such as nccl.
+
+    If no accelerator type has this backend, the facts are the defaults.
+    """
     return next((facts.group for facts in _rows.values() if facts.ccl and facts.ccl == ccl), ProcessGroupFacts())

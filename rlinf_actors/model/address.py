@@ -59,7 +59,7 @@ class WorkerAddress:
         return self.rank_path[-2]
 
     def get_parent_address(self) -> WorkerAddress:
-        """Return the address of the parent: of a child its worker, of a worker its group.
+        """Return the address without its last rank: for a child its parent's address, for a worker its group's.
 
         Raises:
             ValueError: the address is a group.

@@ -62,7 +62,7 @@ def register_accelerator_type(name: str) -> AcceleratorType:
 
 
 def is_accelerator_type(name: str) -> bool:
-    """True if *name* is an accelerator type, built in or registered in this process. NO_ACCEL is none."""
+    """True if *name* is an accelerator type, built in or registered in this process. False for NO_ACCEL."""
     return name != AcceleratorType.NO_ACCEL.value and (name in AcceleratorType.__members__ or name in _registered)
 
 

@@ -29,7 +29,8 @@ def idempotent(method: F) -> F:
 
 
 def concurrent(threads: int = 1) -> Callable[[F], F]:
-    """Return a decorator: the method runs on threads of its own, beside calls of the worker's other methods.
+    """Return a decorator for a worker method that runs on threads of its own, in parallel with the worker's other
+    methods.
 
     Such a method answers while the main thread is busy. It shares the worker's instance with the other methods, so
     state that both use needs a lock. A call waits while all threads of the method are busy.
@@ -56,12 +57,15 @@ DECORATORS = (idempotent, concurrent)
 
 
 def is_idempotent(method: object) -> bool:
-    """True if *method* is decorated with `idempotent`, also below decorators that use functools.wraps."""
+    """True if *method* is decorated with `idempotent`.
+
+    Decorators above `idempotent` do not hide this if they use functools.wraps.
+    """
     return bool(getattr(method, _IDEMPOTENT, False))
 
 
 def threads_of(method: object) -> int:
-    """Return the number of threads that `concurrent` gives *method*; 0 without that decorator."""
+    """Return the number of threads that `concurrent` gives *method*; 0 if *method* does not have that decorator."""
     return int(getattr(method, _CONCURRENT, 0))
 
 

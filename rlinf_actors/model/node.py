@@ -129,9 +129,10 @@ class NodeInfo:
     def accelerator_device_names(self) -> tuple[str, ...]:
         """Name of each accelerator for the visibility variable of its type, in the order of local ranks.
 
-        For the accelerators of a type, the names are their indices if these differ (they need not start at 0), else
-        UUIDs, else positions among the accelerators of that type. If one of them is a slice of a device, the names are
-        UUIDs, because an index names the whole device. Accelerators of two types may have the same name.
+        For the accelerators of a type, the names are their indices if no two indices are equal (they need not start at
+        0), else UUIDs if all have one, else positions among the accelerators of that type. If one of them is a slice of
+        a device, the names are UUIDs, because an index names the whole device. Accelerators of two types may have the
+        same name.
         """
         names = {kind: iter(_device_names(self.accelerators_of_type(kind))) for kind in self.accelerator_types}
         return tuple(next(names[kind]) for kind in self.accelerator_kinds)
@@ -237,7 +238,9 @@ class NodeGroupInfo:
         return [(node, local) for node in self.nodes for local in range(len(self._infos(node)))]
 
     def accelerators_of(self, node: NodeInfo) -> Sequence[int]:
-        """Return the positions on *node* of the accelerators that the group's workers can use, by resource rank."""
+        """Return the positions on *node* of the accelerators that the group's workers can use, in the order of resource
+        ranks.
+        """
         return self.visible.get(node.node_rank, range(node.num_accelerators))
 
     def _infos(self, node: NodeInfo) -> list[HardwareInfo]:

@@ -15,8 +15,8 @@ class Placement:
     Attributes:
         rank: rank of the worker in the group, 0 to world_size - 1.
         cluster_node_rank: rank of the worker's node in the cluster.
-        placement_node_rank: index of that node among the nodes of the group, in the order in which the workers' ranks
-            reach them; rank 0 is always on node 0.
+        placement_node_rank: index of that node among the nodes of the group, counted in the order of the workers'
+            ranks, so that the node of rank 0 has index 0.
         local_accelerator_rank: position on the node of the worker's first accelerator; -1 if the worker was not placed
             on accelerators.
         accelerator_type: type of the accelerators that the worker sees; NO_ACCEL if it sees none.
@@ -81,13 +81,13 @@ PATH_LIKE = frozenset(
 
 
 def merge_paths(node: Mapping[str, str], ours: Mapping[str, str], mode: str = "append") -> dict[str, str]:
-    """Return the node's variables with those of *ours* on top: a worker's environment.
+    """Return the environment of a worker: the node's variables, overridden by *ours*.
 
     Args:
         node: environment of the node, from agentd.
         ours: variables of the configuration and the placement, which take precedence.
-        mode: how variables of PATH_LIKE that both have are merged: "append" puts the directories of *ours* before the
-            node's; "override" replaces the node's value.
+        mode: how variables that list directories (PATH_LIKE), and that both have, are merged: "append" puts the
+            directories of *ours* before the node's; "override" replaces the node's value.
 
     Raises:
         ValueError: *mode* is neither.

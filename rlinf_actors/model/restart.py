@@ -49,7 +49,7 @@ class RestartPolicy:
     def on_failure(
         cls, max_restarts: int = 3, within_s: float = 60.0, backoff_s: float = 0.5, backoff_max_s: float = 30.0
     ) -> RestartPolicy:
-        """Return a policy that restarts a worker after each failure. The arguments are the attributes of the class.
+        """Return a policy that restarts a worker after each failure. Each argument sets the attribute of the same name.
 
         Raises:
             UsageError: a number is not valid.
@@ -73,5 +73,8 @@ def rank_id(worker_id: str) -> str:
 
 
 def launch_of(worker_id: str) -> str:
-    """Return the launch in a worker id: equal for all workers of one launch, different for two launches of one name."""
+    """Return the part of a worker id that identifies the launch.
+
+    It is equal for all workers of one launch, and differs between two launches of groups with the same name.
+    """
     return rank_id(worker_id).rpartition("-")[0]

@@ -53,7 +53,10 @@ class _Resolved:
 
 
 class ComponentPlacement:
-    """The placement of each component of a configuration on a cluster."""
+    """Where the workers of each component run: the ``component_placement`` section of a configuration, on one cluster.
+
+    A script gives the strategy of a component (`get_strategy`) to the launch of the component's group.
+    """
 
     def __init__(self, config: Any, cluster: ClusterView) -> None:
         """Read the rules of ``component_placement`` and check them against *cluster*.
@@ -81,7 +84,7 @@ class ComponentPlacement:
 
     @property
     def placement_mode(self) -> PlacementMode:
-        """COLLOCATED if all components use the same resources, DISAGGREGATED if no two share one, else HYBRID."""
+        """COLLOCATED if all components use the same resources, DISAGGREGATED if no two share any, else HYBRID."""
         sets = [resolved.identities for resolved in self._resolved.values()]
         if all(each == sets[0] for each in sets):
             return PlacementMode.COLLOCATED
@@ -90,7 +93,7 @@ class ComponentPlacement:
         return PlacementMode.HYBRID
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
-        """Return the placement strategy of a component. Components that share a rule share its strategy.
+        """Return the placement strategy of a component. Components of one rule have the same strategy.
 
         Raises:
             PlacementError: there is no such component.
@@ -106,7 +109,9 @@ class ComponentPlacement:
         return len(self._get(component_name).assignment)
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """Return the resource ranks, within its node groups, that a component uses, in ascending order.
+        """Return the ranks of the resources that a component uses, in ascending order.
+
+        The ranks count the resources of the node groups that the component's rule names.
 
         Raises:
             PlacementError: there is no such component.

@@ -64,7 +64,10 @@ class _Description(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DescribedCluster:
-    """A cluster of nodes that exist only as a description. It has the methods of ClusterView."""
+    """A cluster of nodes that exist only as a description, for trying placements.
+
+    It has the members of ClusterView, so placement strategies take it like a Cluster.
+    """
 
     def __init__(self, nodes: Sequence[NodeInfo], config: ClusterConfig | None = None) -> None:
         """Make a cluster of described nodes.

@@ -54,8 +54,8 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return the environment variables that a worker gets from its placement and its node group.
 
-    Variables from the placement override those of the configuration: a worker could not work with the rank of another.
-    Raises ConfigError if this process does not know the placement's type of accelerator.
+    Variables from the placement override those of the configuration, because a worker cannot work with another worker's
+    rank. Raises ConfigError if this process does not know the placement's type of accelerator.
 
     Args:
         group_name: name of the worker's group.
@@ -85,7 +85,10 @@ def worker_environment(
 
 
 def model_seen(placement: Placement, node: NodeInfo) -> str:
-    """Return the model of the worker's first accelerator, its own or else a visible one; "" if the worker sees none."""
+    """Return the model of the worker's first accelerator; "" if the worker sees no accelerator.
+
+    If the worker has no accelerator of its own, its first accelerator is the first one that it sees.
+    """
     if placement.accelerator_type is AcceleratorType.NO_ACCEL or not placement.visible_accelerators:
         return ""
     if placement.local_accelerator_rank >= 0:
@@ -137,7 +140,11 @@ def _shown(kind: AcceleratorType, devices: Sequence[str]) -> dict[str, str]:
 
 
 def _numbering(node: NodeInfo, present: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make the vendors' runtimes number devices as the probe does."""
+    """Return the variables that make the vendors' runtimes number devices as the probe does.
+
+    *present* has the variables that are set already. They are overridden only if the node has several models of a type,
+    because only then does the numbering matter.
+    """
     found: dict[str, str] = {}
     for kind in node.accelerator_types:
         facts = ACCELERATOR_TABLE.get(kind)
@@ -162,7 +169,7 @@ class _Device(NamedTuple):
 
 
 def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[int, ...] | None:
-    """Return the positions on *node* of the accelerators that a node group's variables show, in their order.
+    """Return the positions on *node* of the accelerators that workers can use under a node group's variables.
 
     Args:
         env_vars: variables that ``env_configs`` sets on the node.
@@ -170,7 +177,9 @@ def restricted(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> tuple[
         path: config path of *env_vars*, for messages.
 
     Returns:
-        None if no visibility variable in *env_vars* concerns an accelerator of the node.
+        First the accelerators that visibility variables in *env_vars* show, in the order of the variables, then those
+        of types that no such variable concerns. None if no visibility variable in *env_vars* concerns an accelerator of
+        the node.
 
     Raises:
         ConfigError: a variable names a device that the node does not offer, names one twice, cannot be read, belongs to
@@ -210,7 +219,10 @@ def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeIn
 
 
 def _selected(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> Iterator[tuple[str, list[_Device], list[int]]]:
-    """Yield each visibility variable in *env_vars*, the devices of its types, and the positions that it shows."""
+    """Yield each visibility variable in *env_vars*, the node's devices of its types, and the positions that it shows.
+
+    Raise ConfigError if the value of a variable does not fit the node.
+    """
     _check_numbering(env_vars, node, path)
     devices = []
     for position, (info, name) in enumerate(zip(node.accelerators, node.accelerator_device_names, strict=True)):
@@ -229,7 +241,10 @@ def _shown_by(variable: str, kind: AcceleratorType) -> bool:
 
 
 def _named(value: str, variable: str, devices: Sequence[_Device], node: NodeInfo, path: str) -> list[int]:
-    """Return the positions on *node* of those *devices* that *value* of *variable* shows."""
+    """Return the positions on *node* of those *devices* that *value* of *variable* shows.
+
+    Raise ConfigError if the value is wrong; *path* is the config path of the variables.
+    """
     infos = [device.info for device in devices]
     read = selected_devices if _shown_by(variable, AcceleratorType.INTEL_GPU) else visible_devices
     chosen, faults = read(infos, value, variable)
@@ -247,7 +262,10 @@ def _named(value: str, variable: str, devices: Sequence[_Device], node: NodeInfo
 
 
 def _check_numbering(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> None:
-    """Raise ConfigError for variables by which a worker would number devices otherwise than the probe did."""
+    """Raise ConfigError if *env_vars* would make a worker number the node's devices in another way than the probe.
+
+    *path* is the config path of *env_vars*.
+    """
     for kind in node.accelerator_types:
         facts = ACCELERATOR_TABLE.get(kind)
         if facts is None:

@@ -43,7 +43,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a placement string."""
+    """One part of a placement string, such as ``0-3:0-7``: resources, and the processes that are put on them."""
 
     resources: Span | None  # the resource ranks; None for "all"
     processes: Span | None = None  # the process ranks; None if the part names none
@@ -54,7 +54,10 @@ class Part:
 
 
 def parse(text: str) -> tuple[Part, ...]:
-    """Return the parts of a placement string. Raise PlacementError, which quotes the wrong piece, for other text."""
+    """Return the parts of placement string *text*.
+
+    If *text* does not follow the grammar, raise PlacementError, which quotes the wrong piece.
+    """
     if not text.strip():
         raise PlacementError(f"the placement is empty; {_FORM}")
     return tuple(_part(piece, text) for piece in text.split(","))
@@ -106,26 +109,35 @@ Want = tuple[Span, int]
 
 
 def fits(resources: int, processes: int) -> bool:
-    """True if one of the two numbers divides the other."""
+    """True if one of the two numbers divides the other, as the numbers of a part must."""
     return resources % processes == 0 or processes % resources == 0
 
 
 def fewer(resources: int, processes: int) -> int:
-    """Return the largest number of processes below *processes* that fits *resources* (see `fits`), or 1."""
+    """Return the largest number below *processes* that divides *resources* or is a multiple of it; 1 if there is none.
+
+    For an error message, if *processes* itself does not fit.
+    """
     if processes > resources:
         return processes - processes % resources
     return max((count for count in range(1, processes) if resources % count == 0), default=1)
 
 
 def more(resources: int, processes: int) -> int:
-    """Return the smallest number of processes above *processes* that fits *resources* (see `fits`)."""
+    """Return the smallest number above *processes* that divides *resources* or is a multiple of it.
+
+    For an error message, if *processes* itself does not fit.
+    """
     if processes >= resources:
         return processes + resources - processes % resources
     return next(count for count in range(processes + 1, resources + 1) if resources % count == 0)
 
 
 def lay_out(wants: Sequence[Want], start: int = 0) -> str:
-    """Return a placement string with the given parts. The process ranks count up from *start*."""
+    """Return the placement string whose parts are *wants*: pairs of resources and a number of processes.
+
+    The process ranks count up from *start*.
+    """
     parts: list[str] = []
     for resources, count in wants:
         parts.append(str(Part(resources, Span.of(start, count))))
@@ -134,7 +146,11 @@ def lay_out(wants: Sequence[Want], start: int = 0) -> str:
 
 
 def corrections(wants: Sequence[Want]) -> list[str]:
-    """Return one or two placement strings whose parts all fit, with fewer or with more processes in the wrong parts."""
+    """Return the placement strings that correct *wants*, for an error message.
+
+    *wants* has the resources and the number of processes of each part. One string has fewer processes in the parts
+    where neither number divides the other, a second string has more.
+    """
     found: dict[str, None] = {}
     for change in (fewer, more):
         found[lay_out([(r, n if fits(len(r), n) else change(len(r), n)) for r, n in wants])] = None
@@ -142,10 +158,12 @@ def corrections(wants: Sequence[Want]) -> list[str]:
 
 
 def spread(spans: Sequence[Span], processes: int, start: int) -> list[str]:
-    """Return the placement strings that may be meant by several ranges with one process range, as in ``0-1,4-5:0-3``.
+    """Return the placement strings that may be meant if one process range follows several resource ranges.
 
-    *processes* is their number on all ranges together, *start* the first one's rank. There are two strings if the
-    lengths do not divide, and none if a process would need resources of two ranges.
+    ``0-1,4-5:0-3`` is such a text. *spans* has the resource ranges, *processes* is the number of processes on all of
+    them together, and *start* is the rank of the first process. If neither number divides the other, one string with
+    fewer and one with more processes is returned. Strings in which a process would need resources of two ranges are
+    left out.
     """
     total = sum(map(len, spans))
     counts = [processes] if fits(total, processes) else [fewer(total, processes), more(total, processes)]
@@ -271,7 +289,10 @@ def _processes(parts: Sequence[Part], spans: Sequence[Span]) -> list[Span]:
 
 
 def _check_union(parts: Sequence[Part], spans: Sequence[Span], processes: Sequence[Span], text: str) -> None:
-    """Raise PlacementError for ``0-1,4-5:0-3``, which is two parts, not four resources for four processes."""
+    """Raise PlacementError if one process range seems to be meant for several resource ranges, as in ``0-1,4-5:0-3``.
+
+    The comma makes two parts of that text, ``0-1`` and ``4-5:0-3``, and both have processes 0 and 1.
+    """
     run = 0  # index of the first of the parts without processes that precede this one
     for index, part in enumerate(parts):
         if part.processes is None:

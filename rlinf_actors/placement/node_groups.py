@@ -16,8 +16,8 @@ from rlinf_actors.placement.environment import restricted
 def build_node_groups(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[str, NodeGroupInfo]:
     """Return the node groups by label: the configured ones in their order, then the built-in ``cluster`` and ``node``.
 
-    Raise ConfigError if a configured group has a node that is not among *nodes*, or a visibility variable in its
-    env_configs does not fit the accelerators of a node.
+    Raise ConfigError if a configured group has a node that is not among *nodes*, or if a visibility variable in a
+    group's env_configs does not fit the accelerators of a node.
     """
     configured = config.node_groups if config is not None else ()
     labels: dict[int, list[str]] = {}
@@ -69,7 +69,10 @@ def _visible(group: NodeGroupConfig, index: int, nodes: Mapping[int, NodeInfo]) 
 
 
 def with_configured_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[NodeInfo]:
-    """Return described *nodes* with the robots that *config* gives them, except of types that a node lists already."""
+    """Return copies of the described *nodes*, each with the robots that *config* has for it.
+
+    Robots of a type that the node lists already are not added.
+    """
     found: list[NodeInfo] = []
     for node in nodes:
         resources = list(node.hardware_resources)
@@ -81,7 +84,7 @@ def with_configured_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -
 
 
 class ClusterView(Protocol):
-    """What placements need to know about a cluster. Cluster and DescribedCluster have these members."""
+    """The members of a cluster that placements use. Cluster and DescribedCluster have them."""
 
     @property
     def num_nodes(self) -> int:
@@ -99,7 +102,7 @@ class ClusterView(Protocol):
 
 
 def find_group(cluster: ClusterView, label: str) -> NodeGroupInfo:
-    """Return the node group called *label*. A built-in group that *cluster* lacks is made from the nodes.
+    """Return the node group called *label*. If *cluster* lacks a built-in group, make the group from its nodes.
 
     Raise PlacementError, which lists the groups, if there is no such group.
     """

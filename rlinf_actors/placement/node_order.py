@@ -31,7 +31,7 @@ class RegisteredNode:
 def order_nodes(
     nodes: Sequence[RegisteredNode], fixed: Mapping[str, int] | None = None, *, complete: bool = True
 ) -> dict[str, int]:
-    """Return the rank of every node, by key. The result does not depend on the order of *nodes*.
+    """Return the rank of every node, by the node's id (``key``). The result does not depend on the order of *nodes*.
 
     If every node has RLINF_NODE_RANK, those are the ranks. If no node has it, the nodes are sorted: the head's node
     first, then by accelerator type (built-in types, then registered types by name, then nodes without accelerators),
@@ -39,8 +39,8 @@ def order_nodes(
 
     Args:
         nodes: the registered nodes.
-        fixed: ranks that were assigned earlier, by key; they do not change. Without RLINF_NODE_RANK, new nodes get the
-            lowest free ranks.
+        fixed: ranks that were assigned earlier, by the node's id; they do not change. Without RLINF_NODE_RANK, new
+            nodes get the lowest free ranks.
         complete: True if all nodes have registered, so that explicit ranks must be 0 to N-1.
 
     Raises:

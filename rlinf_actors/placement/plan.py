@@ -33,7 +33,7 @@ class PlannedComponent:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the components of a configuration would run on a cluster."""
+    """The result of `plan`: where the components of a configuration would run on a cluster."""
 
     nodes: list[NodeInfo]  # by rank
     components: list[PlannedComponent]  # in the order of the configuration
@@ -83,7 +83,8 @@ def plan(config: Any, cluster: ClusterView) -> Plan:
     """Return where the components of a configuration would run on a cluster, without starting anything.
 
     Args:
-        config: a configuration, in the forms that ComponentPlacement takes.
+        config: a whole configuration or its ``cluster:`` section: a mapping, an OmegaConf DictConfig, the path of a
+            YAML file, or a ClusterConfig.
         cluster: the cluster: a Cluster or a DescribedCluster.
 
     Raises:

@@ -28,12 +28,12 @@ class Resource:
 
     @property
     def identity(self) -> tuple[int, str, int]:
-        """Key of the resource, equal in every node group that contains the resource."""
+        """Key of the resource, which is equal in all node groups that contain the resource."""
         return (self.node.node_rank, self.group.resource_name, self.local)
 
 
 class ResourceTable:
-    """The resources of one or more node groups. Resource ranks run through the groups in the order given."""
+    """The resources of one or more node groups. Resource ranks count through the groups in the order given."""
 
     def __init__(self, groups: Sequence[NodeGroupInfo]) -> None:
         self.groups = tuple(groups)
@@ -48,8 +48,9 @@ class ResourceTable:
 
     @classmethod
     def of(cls, cluster: ClusterView, labels: Sequence[str]) -> ResourceTable:
-        """Return the resources of the groups called *labels*. Raise PlacementError if a group is unknown or groups
-        overlap.
+        """Return the resources of the node groups called *labels*.
+
+        Raise PlacementError if a group is unknown, or two groups contain the same resource.
         """
         return cls([find_group(cluster, label) for label in labels])
 
@@ -83,8 +84,9 @@ def place(
 ) -> list[Placement]:
     """Return the placements of workers, by rank. *assignment* has the ranks of each worker's resources in *table*.
 
-    A worker sees only its own accelerators if *isolate_accelerator*. Raise PlacementError if a resource does not exist,
-    or a worker would have resources of two nodes, two node groups or two types of hardware.
+    If *isolate_accelerator*, a worker sees only its own accelerators; otherwise it sees all accelerators that its node
+    group has on its node. Raise PlacementError if a resource does not exist, or a worker would have resources of two
+    nodes, two node groups or two types of hardware.
     """
     index: dict[int, int] = {}
     held = [_held(rank, ranks, table) for rank, ranks in enumerate(assignment)]
@@ -92,8 +94,9 @@ def place(
 
 
 def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Placement]:
-    """Return the placements of workers on *nodes*, one for each entry. A worker sees all of *group*'s accelerators
-    there.
+    """Place one worker on each entry of *nodes*, and return the placements by rank.
+
+    A worker sees all accelerators that *group* has on its node.
     """
     index: dict[int, int] = {}
     return _with_local_ranks([_on_node(rank, index, group, node) for rank, node in enumerate(nodes)])
@@ -121,9 +124,9 @@ def _held(rank: int, ranks: Sequence[int], table: ResourceTable) -> list[Resourc
 
 
 def _on_node(rank: int, index: dict[int, int], group: NodeGroupInfo, node: NodeInfo) -> Placement:
-    """Return the placement of a worker that has no accelerators of its own and sees the group's ones on *node*.
+    """Return the placement of a worker that has no accelerators of its own and sees those of *group* on *node*.
 
-    *index* numbers the nodes for placement_node_rank; a new node gets the next number.
+    *index* maps ranks of nodes to placement_node_rank; a node that is not in it is added with the next number.
     """
     seen = group.accelerators_of(node)
     kind = node.accelerator_kinds[seen[0]] if seen else AcceleratorType.NO_ACCEL

@@ -104,7 +104,7 @@ class PackedPlacementStrategy(PlacementStrategy):
         num_gpus_per_process: int | None = None,
         isolate_gpu: bool = True,
     ) -> None:
-        """Choose the resources.
+        """Choose the resources, and the number of resources of each worker.
 
         Args:
             start_hardware_rank: rank of the first resource.
@@ -182,7 +182,10 @@ class PackedPlacementStrategy(PlacementStrategy):
         return first, first + count - 1
 
     def _fitting(self, held: int, nodes: range) -> int:
-        """Return how many of *held* resources are used. A rest that is too small for another worker stays free."""
+        """Return how many of the *held* resources of *nodes* are used: those that fill whole workers.
+
+        Raise PlacementError if there are too few for one worker.
+        """
         unit = self._each * self._stride
         if held < unit:
             where = f"node {nodes[0]} has" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]} have"
@@ -228,7 +231,8 @@ class StridedPlacementStrategy(PlacementStrategy):
             num_nodes: number of nodes.
             stride: distance between the accelerators of a worker.
             num_gpus_per_process: number of accelerators of each worker.
-            isolate_gpu: must be True: LOCAL_RANK could not name the accelerators of a worker that sees all of them.
+            isolate_gpu: must be True, because LOCAL_RANK could not name the accelerators of a worker that sees all of
+                them.
 
         Raises:
             PlacementError: a number is out of range, or isolate_gpu is False.
@@ -275,7 +279,7 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         hardware_ranks_list: Sequence[Sequence[int]],
         node_group_label: str | Sequence[str] | None = None,
     ) -> None:
-        """List the resources.
+        """Choose the resources of each worker.
 
         Args:
             hardware_ranks_list: for each worker, by rank, the ranks of its resources in the node group.
@@ -311,7 +315,7 @@ class NodePlacementStrategy(PlacementStrategy):
     """Place workers on nodes, whatever hardware the nodes have. A worker sees all accelerators of its node."""
 
     def __init__(self, node_ranks: Sequence[int], node_group_label: str | None = None) -> None:
-        """List the nodes.
+        """Choose the node of each worker.
 
         Args:
             node_ranks: the node of each worker, by the worker's rank: a node's rank in the cluster, or its index in the
@@ -349,9 +353,10 @@ class NodePlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(cluster: ClusterView) -> PlacementStrategy:
-    """Return the strategy of a launch without one: a worker on each accelerator, or one on node 0 if there is none.
+    """Return the strategy for a launch that gives none: one worker on each accelerator of the cluster.
 
-    Raise PlacementError, which lists the nodes, if the nodes have accelerators of several types.
+    If the cluster has no accelerators, the strategy places one worker on node 0. Raise PlacementError, which lists the
+    nodes, if the nodes have accelerators of several types.
     """
     by_type: dict[str, list[NodeInfo]] = {}
     for rank in range(cluster.num_nodes):
@@ -370,7 +375,10 @@ def default_strategy(cluster: ClusterView) -> PlacementStrategy:
 
 
 def strided(first: int, last: int, each: int, stride: int) -> list[list[int]]:
-    """Return the resource ranks of each worker, by rank: *each* of the resources *first* to *last*, *stride* apart."""
+    """Divide resources *first* to *last* among workers, and return the resource ranks of each worker, by rank.
+
+    Each worker gets *each* resources, at a distance of *stride*.
+    """
     return [
         [start + offset + step * stride for step in range(each)]
         for start in range(first, last + 1, each * stride)

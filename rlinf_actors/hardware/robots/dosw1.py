@@ -18,7 +18,7 @@ class DOSW1Config(RobotConfig):
         robot_url: host or URL of the robot's servers.
         left_arm_port, right_arm_port: TCP ports of the arms' servers.
         left_lead_port, right_lead_port: TCP ports of the servers of the leader arms, which a person moves.
-        camera_serials: serial numbers of the robot's cameras; None for all connected cameras of that type.
+        camera_serials: serial numbers of the robot's cameras; None for all connected cameras of type ``camera_type``.
         camera_type: realsense, zed or lumos.
     """
 
@@ -33,20 +33,23 @@ class DOSW1Config(RobotConfig):
     REQUIRED: ClassVar[tuple[str, ...]] = ("robot_url",)
 
     def links(self) -> list[TcpPort]:
-        """Return the ports of the two arms' servers. The leader arms' servers run only during teleoperation."""
+        """Return the ports of the two arms' servers, which the robot's node tries to reach.
+
+        The ports of the leader arms are left out, because their servers run only during teleoperation.
+        """
         host = host_of(self.robot_url)
         return [TcpPort(field, host, getattr(self, field), True) for field in ("left_arm_port", "right_arm_port")]
 
 
 @dataclass
 class DOSW1HWInfo(HardwareInfo):
-    """A DOSW1 that a worker has; ``config`` has its addresses and cameras."""
+    """A DOSW1 robot. The worker that is placed on the robot reads addresses and cameras from ``config``."""
 
     config: DOSW1Config
 
     @property
     def identity(self) -> str:
-        """Host of the robot; "" for a loopback address, which means a different robot on each node."""
+        """The robot's host; "" for a loopback address, because such an address means another robot on each node."""
         host = host_of(self.config.robot_url)
         return "" if host in ("localhost", "::1") or host.startswith("127.") else host
 

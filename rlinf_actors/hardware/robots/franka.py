@@ -18,17 +18,26 @@ MODBUS_TCP_PORT = 502
 
 
 class _FrankaArms(RobotConfig):
-    """The checks of one or two arms. SIDES has the prefix of each arm's fields."""
+    """Base of FrankaConfig and DualFrankaConfig: lists what a node checks on its arms.
+
+    SIDES has the prefix of each arm's fields, such as ``left_``.
+    """
 
     SIDES: ClassVar[tuple[str, ...]] = ("",)
 
     def missing(self) -> Mapping[str, str]:
-        """Return the fields of Robotiq grippers' connections that are not given, each with the reason for its need."""
+        """Return the fields in which the connection of a Robotiq gripper is missing.
+
+        Each field is mapped to a text that says why the gripper needs the connection.
+        """
         why = "a Robotiq gripper needs its serial device (/dev/ttyUSB0) or host[:port]"
         return {field: why for field, connection in self._robotiq(self.SIDES) if not connection}
 
     def links(self) -> list[TcpPort]:
-        """Return the TCP ports that have to answer: the control boxes, and grippers on the network."""
+        """Return the TCP ports that the robot's node tries to reach, of control boxes and of grippers on the network.
+
+        Arms that another node drives are left out.
+        """
         sides = self._driven_here()
         arms = [TcpPort(f"{side}robot_ip", getattr(self, f"{side}robot_ip"), CONTROL_PORT) for side in sides]
         grippers = [
@@ -39,7 +48,10 @@ class _FrankaArms(RobotConfig):
         return arms + grippers
 
     def devices(self) -> Mapping[str, str]:
-        """Return the grippers' serial devices, by field."""
+        """Return the device files of grippers on a serial line, by the name of the field that has the device file.
+
+        Arms that another node drives are left out.
+        """
         connections = self._robotiq(self._driven_here())
         return {field: connection for field, connection in connections if connection and connection.startswith("/")}
 
@@ -57,7 +69,7 @@ class FrankaConfig(_FrankaArms):
 
     Attributes:
         robot_ip: address of the arm's control box.
-        camera_serials: serial numbers of the arm's cameras; None for all connected cameras of that type.
+        camera_serials: serial numbers of the arm's cameras; None for all connected cameras of type ``camera_type``.
         camera_type: realsense, zed or lumos.
         gripper_type: franka or robotiq.
         gripper_connection: connection of a Robotiq gripper: a serial device (``/dev/ttyUSB0``) or ``host[:port]``.
@@ -77,13 +89,13 @@ class FrankaConfig(_FrankaArms):
 
 @dataclass
 class FrankaHWInfo(HardwareInfo):
-    """A Franka arm that a worker has; ``config`` has its address and cameras."""
+    """A Franka arm. The worker that is placed on the arm reads its address and cameras from ``config``."""
 
     config: FrankaConfig
 
     @property
     def identity(self) -> str:
-        """Address of the arm's control box."""
+        """Address of the arm's control box, by which the cluster identifies the arm."""
         return self.config.robot_ip
 
 
@@ -133,7 +145,11 @@ class DualFrankaConfig(_FrankaArms):
     SIDES: ClassVar[tuple[str, ...]] = ("left_", "right_")
 
     def __post_init__(self) -> None:
-        """Check every field, and that the arms share no address and no camera. Raises ConfigError."""
+        """Check every field, and that the arms share no address and no camera.
+
+        Raises:
+            ConfigError: a check failed.
+        """
         super().__post_init__()
         if self.left_robot_ip and self.left_robot_ip == self.right_robot_ip:
             raise ConfigError(f"is {self.right_robot_ip}, as is left_robot_ip: two arms", path="right_robot_ip")
@@ -145,21 +161,23 @@ class DualFrankaConfig(_FrankaArms):
                 seen[serial] = cameras.field
 
     def cameras(self) -> list[CameraSet]:
-        """Return the cameras that the fields name. A camera without a name could be on either arm, so none is
-        searched.
+        """Return the cameras whose serial numbers are given.
+
+        If a field has no serial numbers, no camera is searched for it, because a camera that is found could be on
+        either arm.
         """
         return [cameras for cameras in super().cameras() if cameras.serials is not None]
 
 
 @dataclass
 class DualFrankaHWInfo(HardwareInfo):
-    """Two Franka arms that a worker has; ``config`` has their addresses and cameras."""
+    """Two Franka arms. The worker that is placed on them reads their addresses and cameras from ``config``."""
 
     config: DualFrankaConfig
 
     @property
     def identity(self) -> str:
-        """Addresses of both control boxes, joined by ``+``."""
+        """Addresses of both control boxes, joined by ``+``, by which the cluster identifies the two arms."""
         return f"{self.config.left_robot_ip}+{self.config.right_robot_ip}"
 
     @property

@@ -18,7 +18,7 @@ class GimArmConfig(RobotConfig):
     Attributes:
         can_interface: network interface of the bus, such as ``can0``.
         arm_variant: the maker's name of the variant, "" for the standard variant.
-        camera_serials: serial numbers of the arm's cameras; None for all connected cameras of that type.
+        camera_serials: serial numbers of the arm's cameras; None for all connected cameras of type ``camera_type``.
         camera_type: realsense, zed or lumos.
         enable_gripper: True if the arm has a gripper that the worker shall use.
         gripper_type: the maker's name of the gripper, None for the standard gripper.
@@ -38,14 +38,20 @@ class GimArmConfig(RobotConfig):
     FREE_TEXT: ClassVar[frozenset[str]] = frozenset({"gripper_type"})
 
     def can_interfaces(self) -> Mapping[str, str]:
-        """Return the CAN interface that has to be up, by field; {} if another node drives the arm."""
+        """Return the CAN interface that has to be up on the arm's node, by the name of its field.
+
+        Return {} if another node drives the arm.
+        """
         here = self.controller_node_rank in (None, self.node_rank)
         return {"can_interface": self.can_interface} if here else {}
 
 
 @dataclass
 class GimArmHWInfo(HardwareInfo):
-    """A GimArm that a worker has. It has no identity: the name of a CAN interface is unique on its node only."""
+    """A GimArm. The worker that is placed on the arm reads its CAN interface and cameras from ``config``.
+
+    It has no ``identity``, because the name of a CAN interface is unique only on its node.
+    """
 
     config: GimArmConfig
 

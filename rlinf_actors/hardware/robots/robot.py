@@ -28,16 +28,21 @@ _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 @dataclass(frozen=True)
 class RobotAutoConfig:
-    """The field values for one type of robot that a node's environment variables give. Pure."""
+    """The values that a node's environment variables give for the configuration fields of one robot type. Pure.
+
+    `fill` completes robots of the configuration; if the configuration has no robots, `robots` returns those of the
+    variables.
+    """
 
     kind: type[RobotConfig]  # config class of the type
     values: Mapping[str, Sequence[Any]]  # field to one value for each robot, or one value for all
 
     @classmethod
     def from_environ(cls, kind: type[RobotConfig], environ: Mapping[str, str]) -> RobotAutoConfig:
-        """Return the values that *environ* has for the fields of config class *kind*. Empty variables count as not set.
+        """Return the values of the variables in *environ* that belong to fields of config class *kind*.
 
-        Raise ConfigError if a value is not valid for its field; ``path`` is the name of the variable.
+        Empty variables count as not set. Raise ConfigError if a value is not valid for its field; ``path`` is the name
+        of the variable.
         """
         hints = typing.get_type_hints(kind)
         values: dict[str, Sequence[Any]] = {}
@@ -50,7 +55,8 @@ class RobotAutoConfig:
     def robots(self, node_rank: int) -> list[RobotConfig]:
         """Return the robots that the environment variables alone describe; [] if no required field has a variable.
 
-        Raise ConfigError if some required fields have a variable and others have none, or the values do not fit.
+        Raise ConfigError if only some required fields have a variable, a variable has the wrong number of values, or a
+        value is not valid.
         """
         named = [name for name in self.kind.REQUIRED if name in self.values]
         if named and len(named) < len(self.kind.REQUIRED):
@@ -60,10 +66,10 @@ class RobotAutoConfig:
         return self.fill([self.kind(node_rank=node_rank) for _ in range(count)])
 
     def fill(self, given: Sequence[_Config]) -> list[_Config]:
-        """Return copies of *given*, with fields that are not given filled from the environment variables.
+        """Return copies of *given*. Their fields that are not given get the values of the environment variables.
 
-        Raise ConfigError if a required field is missing in both, a variable has the wrong number of values, or a value
-        is not valid.
+        Raise ConfigError if a required field is neither given nor has a variable, a variable has the wrong number of
+        values, or a value is not valid.
         """
         filled = [config.as_values() for config in given]
         for spec in dataclasses.fields(self.kind):
@@ -84,9 +90,10 @@ class RobotAutoConfig:
         return [build(self.kind, values, f"configs[{index}]") for index, values in enumerate(filled)]
 
     def _share(self, name: str, lacking: Sequence[int], robots: int) -> Sequence[Any]:
-        """Return the value of field *name* for each robot in *lacking*; None if the environment has no value.
+        """Return a value of field *name* for each robot in *lacking*, from the field's environment variable.
 
-        *lacking* has the indices of the robots that are not given the field; *robots* is the number of all robots.
+        *lacking* has the indices of the robots that do not have the field; *robots* is the number of all robots of the
+        node. The values are None if the variable is not set.
         """
         values = self.values.get(name, ())
         if not values or not lacking:
@@ -137,9 +144,9 @@ class Robot(Hardware):
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
-        """Return the robots of this machine, after a check that each one is there as configured.
+        """Return the robots of this machine, after a check that each robot is connected as configured.
 
-        The robots are those in *configs*, with missing fields from environment variables. Blocks while addresses are
+        The robots are those in *configs*; environment variables give their missing fields. Blocks while addresses are
         tried (2 s at most) and while a camera maker's SDK searches for cameras.
 
         Args:
@@ -187,7 +194,11 @@ class Robot(Hardware):
 
 
 def _shared(configs: Sequence[RobotConfig]) -> list[str]:
-    """Return a sentence for each camera that two robots share: both name it, or neither names its cameras."""
+    """Return a sentence for each camera that two robots would share.
+
+    Two robots would share a camera if both list its serial number, or if neither lists cameras: each robot would then
+    use all connected cameras.
+    """
     found: list[str] = []
     owners: dict[tuple[str, str], tuple[int, str]] = {}
     for index, config in enumerate(configs):
@@ -205,9 +216,9 @@ def _shared(configs: Sequence[RobotConfig]) -> list[str]:
 
 
 def _with_cameras(config: RobotConfig, machine: CheckedMachine) -> RobotConfig:
-    """Return *config* with the connected cameras in its camera fields that are None.
+    """Return *config*, with the serial numbers of the connected cameras in each camera field that is None.
 
-    With ``disable_validate``, these fields become [] and no camera is searched.
+    If ``disable_validate`` is set, such a field becomes [], and no camera is searched.
     """
     there: dict[str, Any] = {
         cameras.field: [] if config.disable_validate else list(connected(cameras.kind, machine.sys).serials)

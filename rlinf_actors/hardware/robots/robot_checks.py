@@ -36,7 +36,7 @@ class CameraKind:
 
 @dataclass(frozen=True)
 class UsbCamera:
-    """A camera as /sys shows it."""
+    """A USB camera, with the properties that sysfs shows."""
 
     serial: str  # "" if the USB device has none
     name: str  # product name that the device reports
@@ -54,7 +54,10 @@ class Cameras:
 
 
 def connected(kind: str, sys_root: Path) -> Cameras:
-    """Return the connected cameras of a kind (of CAMERA_TYPES). Loads the maker's SDK, which may crash the process."""
+    """Return the connected cameras of *kind*, one of CAMERA_TYPES. *sys_root* is where sysfs is mounted.
+
+    Loads the maker's SDK, which may crash the process.
+    """
     camera = CAMERAS[kind]
     problem = ""
     if camera.sdk:
@@ -73,7 +76,10 @@ def connected(kind: str, sys_root: Path) -> Cameras:
 
 
 def usb_cameras(sys_root: Path) -> list[UsbCamera]:
-    """Return all USB devices that have a video device; uvcvideo makes one for each of these cameras."""
+    """Return the connected USB cameras: all USB devices that have a video device, which uvcvideo makes for a camera.
+
+    *sys_root* is the directory where sysfs is mounted.
+    """
     video: dict[Path, list[str]] = {}
     for entry in sorted((sys_root / "class/video4linux").glob("video*")):
         device = _usb_device(entry / "device")
@@ -86,7 +92,10 @@ def usb_cameras(sys_root: Path) -> list[UsbCamera]:
 
 
 def _usb_device(device: Path) -> Path | None:
-    """Return the sysfs directory of the USB device that a video device's ``device`` link leads to; None for no USB."""
+    """Return the directory in sysfs of the USB device that a video device belongs to; None if there is none.
+
+    *device* is the link ``device`` in the directory of the video device.
+    """
     resolved = device.resolve()
     return next((path for path in (resolved, *resolved.parents) if (path / "idVendor").exists()), None)
 
@@ -127,7 +136,10 @@ _IFF_UP = 0x1
 
 @dataclass(frozen=True)
 class CheckedMachine:
-    """Directories and time limit of the checks; tests use directories of their own."""
+    """The directories in which robots' configurations are checked, and the time limit of the checks.
+
+    Tests give directories of their own.
+    """
 
     sys: Path = Path("/sys")  # where sysfs is mounted
     dev: Path = Path("/dev")  # directory of device files
@@ -136,14 +148,17 @@ class CheckedMachine:
 
 @dataclass(frozen=True)
 class ConfigFault:
-    """A fault of a field of a robot's configuration. ``text`` continues a sentence that begins with the field."""
+    """A fault of one field of a robot's configuration.
+
+    ``text`` continues a sentence that begins with the field's name.
+    """
 
     field: str
     text: str
 
 
 def faults_of(config: RobotConfig, machine: CheckedMachine) -> list[ConfigFault]:
-    """Return all faults of one robot's configuration. Blocks while camera SDKs search and addresses do not answer."""
+    """Return all faults of one robot's configuration. Blocks while camera SDKs search and while addresses are tried."""
     found = [ConfigFault(name, f"is not given: {why}") for name, why in config.missing().items()]
     found += link_faults(config.links(), machine.reach_s)
     for name, interface in config.can_interfaces().items():
@@ -197,7 +212,10 @@ def _try(index: int, link: TcpPort, within_s: float, answer: Callable[[tuple[int
 
 
 def can_faults(interface: str, sys_root: Path) -> list[str]:
-    """Return a text for each reason why *interface* cannot be used as a CAN interface; [] if it can."""
+    """Return a text for each reason why *interface* cannot be used as a CAN interface; [] if it can be used.
+
+    *sys_root* is the directory where sysfs is mounted.
+    """
     directory = sys_root / "class/net" / interface
     if not directory.exists():
         there = ", ".join(can_interfaces(sys_root)) or "none"
@@ -216,7 +234,10 @@ def can_interfaces(sys_root: Path) -> list[str]:
 
 
 def camera_faults(wanted: CameraSet, found: Cameras) -> list[ConfigFault]:
-    """Return a fault that lists the *wanted* cameras that are not among those *found*; [] if all are there. Pure."""
+    """Return one fault that lists the *wanted* cameras that are not connected; [] if all of them are. Pure.
+
+    *found* has the connected cameras.
+    """
     missing = [serial for serial in wanted.serials or () if serial not in found.serials]
     if not missing:
         return []

@@ -27,7 +27,7 @@ _MAX_INTERFACE_NAME = 15
 
 @dataclass(frozen=True)
 class TcpPort:
-    """A TCP port of a robot that has to answer."""
+    """A TCP port that has to answer when the robot's node checks the robot's configuration."""
 
     field: str  # field of the configuration that gives the address
     host: str  # IP address or host name
@@ -37,7 +37,7 @@ class TcpPort:
 
 @dataclass(frozen=True)
 class CameraSet:
-    """Cameras of one kind that have to be connected."""
+    """Cameras of one kind that have to be connected when the robot's node checks the robot's configuration."""
 
     field: str  # field of the configuration that lists the cameras
     kind: str  # one of CAMERA_TYPES
@@ -48,8 +48,9 @@ class CameraSet:
 class RobotConfig(HardwareConfig):
     """Base class of the configurations of robots.
 
-    A field that is not given may come from the environment of the robot's node: see RobotAutoConfig. An instance
-    remembers which fields were given, so that the environment does not replace a given value that equals the default.
+    A field that is not given gets its value from an environment variable of the robot's node, if one is set
+    (RobotAutoConfig). An instance remembers which fields were given, so that the environment does not replace a given
+    value that equals the default.
 
     Attributes:
         disable_validate: True if the node checks no address, camera, interface or device.
@@ -66,7 +67,7 @@ class RobotConfig(HardwareConfig):
     _given: ClassVar[frozenset[str]] = frozenset()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remember which fields are given."""
+        """Make an instance that remembers which fields the caller has given."""
         self = super().__new__(cls)
         names = [spec.name for spec in dataclasses.fields(cls)]
         vars(self)["_given"] = frozenset((*names[: len(args)], *kwargs))
@@ -89,15 +90,21 @@ class RobotConfig(HardwareConfig):
         return name not in self._given or getattr(self, name) in (None, "")
 
     def missing(self) -> Mapping[str, str]:
-        """Return the fields that another field makes necessary but that are not given, each with the reason."""
+        """Return the fields that are not given although the value of another field requires them.
+
+        Each field is mapped to a text with the reason.
+        """
         return {}
 
     def links(self) -> list[TcpPort]:
-        """Return the TCP ports that have to answer."""
+        """Return the TCP ports that have to answer when the robot's node checks the configuration."""
         return []
 
     def cameras(self) -> list[CameraSet]:
-        """Return the cameras that have to be connected, from the fields camera_serials and camera_type."""
+        """Return the cameras that have to be connected to the robot's node.
+
+        The field camera_serials lists them, and camera_type has their kind.
+        """
         return [
             CameraSet(spec.name, getattr(self, spec.name.replace("serials", "type")), getattr(self, spec.name))
             for spec in dataclasses.fields(self)
@@ -105,11 +112,11 @@ class RobotConfig(HardwareConfig):
         ]
 
     def can_interfaces(self) -> Mapping[str, str]:
-        """Return the CAN interfaces that have to be up, by field."""
+        """Return the CAN interfaces that have to be up on the robot's node, by the names of their fields."""
         return {}
 
     def devices(self) -> Mapping[str, str]:
-        """Return the device files that have to exist, by field."""
+        """Return the device files that have to exist on the robot's node, by the names of their fields."""
         return {}
 
 
@@ -184,9 +191,9 @@ def _text(value: Any, field: str) -> str:
 
 
 def _checked(value: Any, rule: Any, field: str) -> Any:
-    """Return *value* if *rule* allows it, else raise ConfigError.
+    """Return *value* if *rule* allows it, else raise ConfigError, whose ``path`` is *field*.
 
-    A rule is bool, a range of numbers, a tuple of allowed texts, or a function that checks and converts the value.
+    A rule is bool, a range of numbers, a tuple of allowed texts, or a function that checks the value and converts it.
     """
     if rule is bool:
         if not isinstance(value, bool):

@@ -40,7 +40,7 @@ _NAMED: Mapping[str, type[RobotConfig]] = {
 
 @dataclass(frozen=True)
 class FoundCamera:
-    """A connected camera."""
+    """A connected camera that the scan found."""
 
     serial: str  # "" if the camera has none
     kind: str  # its camera_type, "" for an unknown maker
@@ -71,7 +71,11 @@ class RobotScan:
 
 
 def scan(environ: Mapping[str, str], machine: CheckedMachine) -> RobotScan:
-    """Return what this machine has for robots. Loads camera SDKs; connects to addresses in environment variables."""
+    """Return the cameras, CAN buses, serial devices and robots that this machine has.
+
+    Loads the camera makers' SDKs, which may crash the process, and connects to the robot addresses that are in
+    *environ*.
+    """
     known = {spec.name.upper() for kind in _NAMED.values() for spec in dataclasses.fields(kind)} - {"NODE_RANK"}
     found = RobotScan(variables={name: environ[name] for name in sorted(known) if environ.get(name)})
     _cameras(found, machine)

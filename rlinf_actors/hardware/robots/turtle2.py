@@ -15,7 +15,7 @@ class Turtle2Config(RobotConfig):
     """Configuration of one Turtle2. It has no address, because the node is the robot's own computer.
 
     Attributes:
-        camera_serials: serial numbers of the robot's cameras; None for all connected cameras of that type.
+        camera_serials: serial numbers of the robot's cameras; None for all connected cameras of type ``camera_type``.
         camera_type: realsense, zed or lumos.
     """
 
@@ -25,7 +25,7 @@ class Turtle2Config(RobotConfig):
 
 @dataclass
 class Turtle2HWInfo(HardwareInfo):
-    """A Turtle2 that a worker has; ``config`` has its cameras."""
+    """A Turtle2 robot. The worker that is placed on the robot reads its cameras from ``config``."""
 
     config: Turtle2Config
 

@@ -37,7 +37,7 @@ Properties = dict[str, Any]
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
     """Return the GPUs of this machine that ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES in *environ* do not hide.
 
-    The index of a GPU is HIP's, which numbers the devices that ROCR_VISIBLE_DEVICES does not hide.
+    The index of a GPU is HIP's index, which counts only the devices that ROCR_VISIBLE_DEVICES does not hide.
     """
     machine = Machine.of(environ)
     infos = from_topology(machine)
@@ -61,10 +61,11 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
 
 
 def left(infos: Sequence[AcceleratorInfo], environ: Mapping[str, str]) -> tuple[list[AcceleratorInfo], list[str]]:
-    """Return the devices that ROCm's visibility variables do not hide, with HIP's indices, and the lists' faults.
+    """Return the devices that ROCm's visibility variables do not hide, with HIP's indices, and a list of faults.
 
-    ROCR_VISIBLE_DEVICES applies first; HIP numbers the remaining devices. Then HIP_VISIBLE_DEVICES applies, or
-    CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set or empty. Pure.
+    A fault is a sentence about a wrong entry in a variable. ROCR_VISIBLE_DEVICES applies first, and HIP numbers the
+    remaining devices. Then HIP_VISIBLE_DEVICES applies, or CUDA_VISIBLE_DEVICES if HIP_VISIBLE_DEVICES is not set or
+    empty. Pure.
     """
     below, faults = visible_devices(infos, environ.get(_BELOW), _BELOW)
     counted = [replace(info, index=number) for number, info in enumerate(below)]
@@ -133,7 +134,10 @@ def _uuid(unique: int) -> str:
 
 
 def _from_amdsmi(faults: list[str]) -> dict[str, Properties]:
-    """Return the properties of GPUs that amdsmi reports, by PCI address; {} if amdsmi is missing or fails (a fault)."""
+    """Return the properties of GPUs that amdsmi reports, by PCI address; {} if amdsmi is not installed or fails.
+
+    If amdsmi fails, a sentence about it is appended to *faults*.
+    """
     try:
         smi = importlib.import_module("amdsmi")
     except ModuleNotFoundError:

@@ -32,7 +32,10 @@ class Mapped:
 
 @dataclass(frozen=True)
 class ChipState:
-    """A chip in the output of ``npu-smi info``: its health, and its properties (with an index of 0)."""
+    """A chip in the output of ``npu-smi info``: its health and its properties.
+
+    The index in ``info`` is 0, because this output has no logic ids.
+    """
 
     health: str
     info: AcceleratorInfo
@@ -62,9 +65,10 @@ def described(mapping: Ran, table: Ran) -> FoundAccelerators:
 
 
 def parse_mapping(text: str) -> dict[Chip, Mapped]:
-    """Return the chips in ``npu-smi info -m`` that have a logic id; other chips do not compute. Pure.
+    """Return the chips in the output of ``npu-smi info -m``, by NPU id and chip id. Pure.
 
-    Columns are found by their headings: newer versions have one more (Chip Phy-ID).
+    Chips without a logic id are left out, because they do not compute. Columns are found by their headings, because
+    newer versions have one more column (Chip Phy-ID).
     """
     columns: list[str] = []
     found: dict[Chip, Mapped] = {}
@@ -81,7 +85,7 @@ def parse_mapping(text: str) -> dict[Chip, Mapped]:
 
 
 def parse_table(text: str) -> dict[Chip, ChipState]:
-    """Return the chips in ``npu-smi info``, by NPU id and chip id. Pure.
+    """Return the chips in the output of ``npu-smi info``, by NPU id and chip id. Pure.
 
     A chip has two lines of three cells. First line: NPU and name; health; power and temperature. Second line: chip;
     bus; utilization and memory, with ``used / total`` in MB for memory and then for HBM if the chip has any. The table

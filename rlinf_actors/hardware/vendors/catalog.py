@@ -51,9 +51,10 @@ def only_visible(
     environ: Mapping[str, str],
     read: Callable[..., tuple[list[AcceleratorInfo], list[str]]] = visible_devices,
 ) -> FoundAccelerators:
-    """Return *found* with NUMA nodes, and without the accelerators that the visibility variable of *kind* hides.
+    """Return *found* without the accelerators that the visibility variable of *kind* hides, and with their NUMA nodes.
 
-    *read* interprets the variable; see `visible_devices`, which is the default.
+    *read* applies the value of the variable to accelerators: `visible_devices`, or `selected_devices` for Intel's
+    variable.
     """
     machine = Machine(environ)
     for info in found.infos:
@@ -69,7 +70,7 @@ Find = Callable[[Mapping[str, str]], FoundAccelerators]
 
 @dataclass(frozen=True)
 class Vendor:
-    """How to recognize a vendor's accelerators, and how to find them."""
+    """How the probe recognizes a vendor's accelerators, and how it finds them. One row of the catalog."""
 
     kind: AcceleratorType
     devices: tuple[str, ...] = ()  # glob patterns of the device files that the vendor's driver makes

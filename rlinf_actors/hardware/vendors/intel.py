@@ -26,7 +26,8 @@ _MAX_DEVICES = 64
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
     """Return the GPUs of this machine that ONEAPI_DEVICE_SELECTOR in *environ* selects.
 
-    The index of a GPU is the one of Level Zero: as xpu-smi prints it, else by the order of the PCI addresses.
+    The index of a GPU is its number in Level Zero, as xpu-smi prints it. Without xpu-smi, GPUs are numbered in the
+    order of their PCI addresses.
     """
     machine = Machine.of(environ)
     infos, faults = from_sysfs(machine), []

@@ -70,9 +70,10 @@ class Ran:
     fault: str = ""
 
     def faults(self, read: object, otherwise: str) -> list[str]:
-        """Return one fault if the tool failed, or if *read*, what a parser found in the output, is empty; else [].
+        """Return one fault if the tool failed, or if a parser found nothing in its output; else [].
 
-        *otherwise* says what the tool did in the second case, such as "printed no table".
+        *read* is what the parser found. *otherwise* says what the tool did if it did not fail but nothing was found,
+        such as "printed no table".
         """
         if self.fault or not read:
             return [self.fault or f"{self.command} {otherwise}: {self.output[:80]!r}"]
@@ -96,8 +97,9 @@ class Machine:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Machine:
-        """Return a Machine for a vendor's ``find``, whose tools end early enough for the process to report what it
-        found.
+        """Return a Machine for a vendor's ``find``.
+
+        Its tools may use three quarters of the probe's time limit, so that the process can still report what it found.
 
         Args:
             environ: environment that ``find`` got from the probe.
@@ -137,7 +139,10 @@ class Machine:
         return self.number(f"/sys/bus/pci/devices/{bus}/numa_node", -1) if bus else -1
 
     def hwmon_celsius(self, bus: str) -> int:
-        """Return the first temperature of the device at PCI address *bus*, in degrees Celsius; -1 if unknown."""
+        """Return the first temperature that hwmon in sysfs has for the device at PCI address *bus*; -1 if unknown.
+
+        The unit is degrees Celsius.
+        """
         for path in self.glob(f"/sys/bus/pci/devices/{bus}/hwmon/hwmon*/temp[0-9]_input"):
             measured = self.number(path, -1)
             if measured >= 0:
@@ -192,7 +197,10 @@ class _Run:
     def start(
         cls, command: Sequence[str], path: str | None, environ: Mapping[str, str], stack: contextlib.ExitStack
     ) -> _Run:
-        """Start the tool at *path* (None: it is not installed). *stack* will close the descriptors."""
+        """Start the tool at *path*. If *path* is None, the tool is not installed, and the result has a fault.
+
+        *stack* will close the descriptors.
+        """
         run = cls(" ".join(command))
         if path is None:
             run.fault = f"{command[0]} is not installed: it is not on PATH ({environ.get('PATH', '')})"
@@ -222,7 +230,10 @@ class _Run:
         return run
 
     def read(self, pipe: int) -> bool:
-        """Read what is in a pipe. Return False if nothing more will come. Kill a tool that has printed too much."""
+        """Read the output that is in a pipe. Return True if more may come, False if not.
+
+        If the tool has printed more than MAX_OUTPUT_BYTES, kill it and return False.
+        """
         while len(self.printed[pipe]) <= MAX_OUTPUT_BYTES:
             try:
                 part = os.read(pipe, 1 << 16)
@@ -236,13 +247,19 @@ class _Run:
         return False
 
     def kill(self) -> None:
-        """Kill the tool's process group. Call this before the tool is reaped: later the id may be another's."""
+        """Kill the tool's process group.
+
+        The tool must not be reaped yet, because after that another process group may have the same id.
+        """
         assert self.child is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
 
     def end(self, limit_s: float) -> Ran:
-        """Kill the tool if it still runs, reap it, and return its output and fault. *limit_s* is for the message."""
+        """Kill the tool if it still runs, reap it, and return its output and fault.
+
+        *limit_s* is the time limit that the tool had, for the text of the fault.
+        """
         if self.child is None:
             return Ran(self.command, fault=self.fault)
         ended = bool(_ready([self.pidfd], 0))

@@ -45,7 +45,10 @@ def parse_list(text: str) -> dict[int, tuple[str, str]]:
 
 
 def parse_details(text: str) -> list[AcceleratorInfo]:
-    """Return the GPUs in the output of ``mthreads-gmi -q``, in its order, all with an index of 0. Pure."""
+    """Return the GPUs in the output of ``mthreads-gmi -q``, in the order of the output. Pure.
+
+    Their indices are 0; `described` sets them.
+    """
     blocks: list[dict[str, str]] = []
     section = ""
     for line in text.splitlines():

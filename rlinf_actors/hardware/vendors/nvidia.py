@@ -20,7 +20,8 @@ _Value = TypeVar("_Value")
 
 
 def find(environ: Mapping[str, str]) -> FoundAccelerators:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES in *environ* does not hide; of a GPU in MIG mode, its slices.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES in *environ* does not hide. A GPU in MIG mode is replaced by its
+    slices.
 
     A GPU that cannot be read is left out and becomes a fault. If NVML is missing, does not match the driver or does not
     start, the result is one fault.
@@ -45,7 +46,10 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
 
 
 def _devices(index: int, faults: list[str]) -> list[AcceleratorInfo]:
-    """Return the GPU with index *index*, or its slices if it is in MIG mode: then nothing runs outside of slices."""
+    """Return the GPU with index *index*, or its slices if it is in MIG mode, because nothing can run outside of slices.
+
+    A sentence for each slice that cannot be read is appended to *faults*.
+    """
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     whole = _device(index, handle)
     if not _optional(lambda: int(pynvml.nvmlDeviceGetMigMode(handle)[0]), 0):
@@ -106,9 +110,10 @@ def _text(value: str | bytes) -> str:
 
 
 def _order_faults(infos: list[AcceleratorInfo], environ: Mapping[str, str]) -> list[str]:
-    """Return a fault if CUDA_VISIBLE_DEVICES lists indices on a node with different models.
+    """Return a fault if the indices in CUDA_VISIBLE_DEVICES of *environ* may mean other devices than NVML's indices.
 
-    CUDA gives the fastest device index 0 by default, NVML goes by PCI bus: the same index may mean different devices.
+    That can happen on a node with different GPU models: by default CUDA gives the fastest GPU index 0, but NVML numbers
+    GPUs by PCI bus.
     """
     variable = "CUDA_VISIBLE_DEVICES"
     listed = [entry.strip() for entry in environ.get(variable, "").split(",")]
