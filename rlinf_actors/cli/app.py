@@ -65,7 +65,9 @@ def print_units(names: tuple[str, ...]) -> None:
 )
 @click.option("--force", is_flag=True, help="Overwrite files that were changed by hand.")
 def install(directory: str, hardened: bool, force: bool) -> None:
-    """Write the units into a directory, and print the commands that enable them. A changed file is not overwritten."""
+    """Write the units into a directory, and print the commands that enable the units. A file that was changed by hand
+    is not overwritten without --force.
+    """
     names = _NAMES if hardened else files.UNITS
     steps = files.plan(Path(directory), names, force)
     files.carry_out(steps)
@@ -122,14 +124,14 @@ for _command in (
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def estop(context: click.Context, arguments: tuple[str, ...]) -> None:
-    """Stop all robots, now; see `rlinf-actors estop --help`."""
+    """Stop all robots now. `rlinf-actors estop --help` shows the options."""
     from rlinf_actors.cli.estop import main  # usually cli.main runs it, without click
 
     context.exit(main(arguments))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command that *arguments* name and return its exit code."""
+    """Run the command line *arguments* of `rlinf-actors`, without the program's name, and return the exit code."""
     try:
         code = app.main(list(arguments), prog_name="rlinf-actors", standalone_mode=False)
     except click.UsageError as error:

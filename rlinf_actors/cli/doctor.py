@@ -52,7 +52,8 @@ class Agentd:
 
 
 def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
-    """Return the running agentds, except those of private clusters. The agentds of systemd units come first.
+    """Return the agentds that run on this machine, except those of private clusters. The agentds of systemd units come
+    first.
 
     Args:
         parents: directories that contain the run directories of agentds started by hand.
@@ -74,7 +75,7 @@ def agentds(parents: Iterable[str], of_units: str = OF_UNITS) -> list[Agentd]:
 
 
 def is_locked(path: str) -> bool:
-    """True if a process holds a flock(2) lock on the file *path*. Raises OSError if the file cannot be opened."""
+    """Return True if a process holds a flock(2) lock on the file *path*. Raise OSError if the file cannot be opened."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -86,7 +87,9 @@ def is_locked(path: str) -> bool:
 
 
 def _variable(pid: int, name: str) -> str | None:
-    """Return an environment variable of a process, "" if it is not set, None if this user may not see it."""
+    """Return the value of the environment variable *name* of the process *pid*: "" if it is not set, None if this user
+    may not read the environment of the process.
+    """
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -107,7 +110,9 @@ _TIME_ERROR = 5
 
 
 def inspect_machine(settings: Settings, head: str | None = None) -> MachineFacts:
-    """Return the facts about this machine. Blocks for up to about 15 s while vendors' libraries and the head answer."""
+    """Collect the facts about this machine from which the checks of `rlinf-actors doctor` find problems. *head* is the
+    value of --head. Blocks for up to about 15 s while vendors' libraries and the head answer.
+    """
     report = asyncio.run(run_probe())
     running = agentds(parents(settings))
     cgroups, cgroup_error = _cgroups(settings, running)
@@ -151,9 +156,11 @@ def directory(path: str) -> Directory:
 
 
 def stale_run_dirs(places: Iterable[str]) -> list[str]:
-    """Return this user's run directories in the directories *places* that an ended agentd has left behind.
+    """Return the run directories of this user that an ended agentd has left behind. *places* are the directories in
+    which run directories are searched.
 
-    No process holds the lock in such a run directory or has the path of the directory on its command line.
+    A run directory counts as left behind if it still has sockets of a head or of workers, and no process holds its lock
+    or has its path on its command line.
     """
     commands = [_command(pid) for pid in procfs.pids()]
     found = []
@@ -167,7 +174,9 @@ def stale_run_dirs(places: Iterable[str]) -> list[str]:
 
 
 def key_files(settings: Settings) -> list[KeyOnDisk]:
-    """Return the directories of this user's key files, then the key files."""
+    """Check the key files of this user. Return an entry for each directory of key files, and then one for each key
+    file.
+    """
     paths = [path for role in keyfile.ROLES if (path := keyfile.locate(settings, role)) is not None]
     found = [KeyOnDisk(str(folder), _private(folder)) for folder in sorted({path.parent for path in paths})]
     for path in paths:
@@ -186,10 +195,11 @@ def _private(path: Path) -> bool:
 
 
 def processes() -> list[OwnProcess]:
-    """Return the templates and workers of this user, and the processes that workers started.
+    """Return the templates and workers of this user on this machine, and the processes that workers started. Each says
+    whether the process is an orphan.
 
-    Processes in containers are left out: their agentd's lock cannot be seen from outside their pid namespace, so each
-    would look like an orphan.
+    Processes in containers are left out. The lock of their agentd cannot be seen from outside the container's pid
+    namespace, so each would look like an orphan.
     """
     marks = {pid: mark for pid in procfs.pids() if (mark := procfs.mark_of(pid)) is not None}
     marks = {pid: mark for pid, mark in marks.items() if procfs.is_in_our_pid_namespace(pid)}
@@ -204,7 +214,8 @@ def processes() -> list[OwnProcess]:
 
 
 def _is_served(template: int) -> bool:
-    """True if an agentd holds the lock of the template's run directory.
+    """Return True if an agentd runs for the template process with pid *template*: the run directory of the template is
+    locked.
 
     The template's parent process is no evidence, because a later agentd may have taken over the template.
     """
@@ -258,7 +269,9 @@ def _memfd_error() -> str:
 
 
 def _peer_memory_error() -> str:
-    """Let a child open memory of this process through /proc, as workers do. Return the error text, "" if it works."""
+    """Check that one process can open shared memory of another process through /proc, as workers do. Return the error
+    text, or "" if it works.
+    """
     fd = os.memfd_create("doctor", os.MFD_CLOEXEC)
     try:
         code = f"open('/proc/{os.getpid()}/fd/{fd}', 'r+b').close()"
@@ -277,9 +290,10 @@ def _is_clock_synchronized() -> bool | None:
 
 
 def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]:
-    """Return the directories for workers' cgroups, and an error text ("" if there is no error).
+    """Return the directories in which workers' cgroups can be made, and an error text ("" if there is no error).
 
-    The directories are those of the first agentd in *running*, else of an agentd started from this shell.
+    If agentds run (*running*), the directories are those of the first agentd. Otherwise they are those that an agentd
+    would use if it were started from this shell.
     """
     wanted = "auto"
     file = Path(settings.config_file or _CONFIG)
@@ -295,16 +309,17 @@ def _cgroups(settings: Settings, running: Sequence[Agentd]) -> tuple[Roots, str]
 
 
 def _keeper_of(agentd: int) -> int | None:
-    """Return the pid of an agentd's keeper, None if the keeper runs in the systemd unit of the agentd.
-
-    The workers are in the keeper's cgroup.
+    """Return the pid of the keeper in rlinf-workers@.service that the agentd with pid *agentd* uses, or None if this
+    agentd does not use that unit. Workers run in the cgroup of that keeper.
     """
     path = _variable(agentd, KEEPER)
     return next((pid for pid in procfs.pids() if path and path in _command(pid).split()), None)
 
 
 def _ask(endpoint: str, settings: Settings) -> tuple[str, str]:
-    """Return the version of the head at *endpoint*, and why the head cannot be used; one of the two is ""."""
+    """Ask the head at *endpoint* for its version. Return the version and ""; if the head cannot be used, return "" and
+    the reason.
+    """
     try:
         full = endpoint if "://" in endpoint else endpoint_of(endpoint, HEAD)
         if full.startswith("tcp://"):

@@ -25,7 +25,7 @@ _PACKAGES = {"zmq": "pyzmq"}
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check, a line in the report of `rlinf-actors doctor`."""
+    """The result of one check. `rlinf-actors doctor` prints each result on a line of its report."""
 
     check: str
     status: str  # PASS, WARN or FAIL
@@ -54,7 +54,7 @@ class Directory:
 
 @dataclass(frozen=True)
 class KeyOnDisk:
-    """A key file, or the directory of key files."""
+    """What is known about a key file of this user, or about the directory of key files."""
 
     path: str
     private: bool  # True if no other user can read it
@@ -64,7 +64,7 @@ class KeyOnDisk:
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """The facts about this machine that the checks use. cli.doctor collects them; tests make them up."""
+    """The facts about this machine from which the checks find problems. cli.doctor collects them; tests invent them."""
 
     user: int
     python: tuple[int, int, int]

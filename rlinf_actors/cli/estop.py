@@ -104,7 +104,9 @@ def _press(options: argparse.Namespace) -> int:
 
 
 def _release(options: argparse.Namespace) -> int:
-    """Lift the emergency stop at one head and return the exit code."""
+    """Release the emergency stop at the head that --head names, or at the only head found, and return the exit code. If
+    several heads are found, list them and release nothing.
+    """
     known = known_heads(options.head or discovery.named(None, discovery.client_settings())[0])
     for trouble in known.troubles:
         say(f"TROUBLE: {trouble}")
@@ -136,7 +138,7 @@ def _release(options: argparse.Namespace) -> int:
 
 
 def _list_heads(targets: Sequence[StopTarget]) -> None:
-    """Print the heads, and the emergency stops that are in force at each head."""
+    """Print the heads that a release could be meant for, each with the emergency stops that are in force there."""
     answers = dict(ask_all(targets, GetStatus()))
     say(f"{len(targets)} heads are known, and a release is for one of them; nothing was lifted. Say which by --head:")
     for target in targets:

@@ -59,11 +59,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Disarmed(Exception):
-    """Raised to end the button without stopping any robot."""
+    """Raised when the button must end without stopping a robot: on Ctrl-D, SIGTERM or SIGHUP, or if its input
+    is lost.
+    """
 
 
 def run(options: argparse.Namespace) -> int:
-    """Wait for the button, stop all robots and return the exit code. Raises ConfigError if --head is no address."""
+    """Wait until the button is pressed, then stop all robots. Return the exit code. Raise ConfigError if the value of
+    --head is no address.
+    """
     try:
         trigger = Line(options.gpio_file, options.gpio_at) if options.gpio_file else None
         keys = _standard_input(trigger is not None)
@@ -88,7 +92,9 @@ def _disarm(number: int, frame: FrameType | None) -> None:
 
 
 def _stay_in_memory() -> None:
-    """Lock this process's memory and turn garbage collection off, so that neither delays the stop."""
+    """Turn garbage collection off, and lock this process's memory if that is permitted. A collection or paging could
+    delay the stop.
+    """
     gc.freeze()
     gc.disable()
     if os.geteuid() == 0 or resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
@@ -96,9 +102,10 @@ def _stay_in_memory() -> None:
 
 
 def _standard_input(has_line: bool) -> int:
-    """Return 0 if input on stdin presses the button, -1 if only the GPIO line does.
+    """Return 0, the descriptor of stdin, if input on stdin presses the button; -1 if only the file of --gpio-file does.
+    *has_line* is True if the user gave --gpio-file.
 
-    Raises UsageError if there is no line, and stdin is neither a terminal nor a pipe.
+    Raise UsageError if nothing can press the button: the user gave no file, and stdin is neither a terminal nor a pipe.
     """
     with contextlib.suppress(OSError):
         mode = os.fstat(0).st_mode
@@ -115,10 +122,11 @@ def _standard_input(has_line: bool) -> int:
 
 
 class Line:
-    """A file whose level presses the button: a GPIO line of sysfs, a FIFO, or any file that contains 0 or 1.
+    """The file of --gpio-file, which presses the button when its level changes: a GPIO line of sysfs, a FIFO, or any
+    file that contains 0 or 1.
 
-    poll(2) reports `events` on the descriptor `fd` when the level may have changed. *at* is the level that presses the
-    button, "0" or "1".
+    poll(2) reports `events` on the descriptor `fd` when the level may have changed. *path* is the path of the file, and
+    *at* the level that presses the button, "0" or "1".
 
     Raises:
         UsageError: the file does not report its changes.
@@ -144,7 +152,9 @@ class Line:
             self.fd = self._watches.fd
 
     def pressed(self) -> bool | None:
-        """True if the file has the level that presses the button; None if the file is gone or cannot be read."""
+        """Return True if the file of --gpio-file has the level that presses the button, False if not, and None if the
+        file is gone or cannot be read.
+        """
         try:
             if self._watches is not None:
                 for _ in self._watches.read():
@@ -167,7 +177,9 @@ class Line:
 
 
 class Watches:
-    """File-system watches by inotify(7). The descriptor `fd` is readable when there are events."""
+    """Watches files and directories by inotify(7), so that the button notices new heads and changed files. The
+    descriptor `fd` is readable when there are events.
+    """
 
     def __init__(self) -> None:
         self.fd = int(_libc.inotify_init1(_IN_NONBLOCK_CLOEXEC))
@@ -175,12 +187,16 @@ class Watches:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def add(self, path: str, mask: int) -> None:
-        """Watch *path* for the inotify events in *mask*. Watching a path twice is harmless. Raises OSError."""
+        """Watch the file or directory *path* for the inotify events in *mask*. A path may be added again. Raise OSError
+        if the path cannot be watched.
+        """
         if _libc.inotify_add_watch(self.fd, os.fsencode(path), mask) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
 
     def read(self) -> Iterator[str]:
-        """Yield the file name of each pending event, "" for an event of the watched path itself. Does not block."""
+        """Yield a name for each pending inotify event: the name of the file in the watched directory, or "" if the
+        event is of the watched path itself. Does not block.
+        """
         try:
             data = os.read(self.fd, 65536)
         except BlockingIOError:
@@ -198,7 +214,8 @@ class Watches:
 class Button:
     """The emergency-stop button: its connections to the heads, and the inputs that press it.
 
-    *keys* is the descriptor whose input presses the button, -1 for none.
+    *options* are those of the command line. *keys* is the descriptor whose input presses the button, or -1 for none.
+    *line* is the file whose level presses the button, or None.
     """
 
     def __init__(self, options: argparse.Namespace, keys: int, line: Line | None) -> None:
@@ -214,7 +231,7 @@ class Button:
     def run(self) -> int:
         """Wait until the button is pressed, stop all robots and return the exit code.
 
-        Raises _Disarmed if the user pressed Ctrl-D, or if the input was lost and the option --on-loss is "exit".
+        Raise _Disarmed if the user pressed Ctrl-D, or if the input was lost and the option --on-loss is "exit".
         """
         if self._line is not None and self._line.pressed():
             self._print("pressed already", "", f"{self._options.gpio_file} is {self._options.gpio_at} now")
@@ -279,7 +296,9 @@ class Button:
         return True
 
     def _press(self) -> int:
-        """Send the stop to all connected heads, then to heads that are found only now. Return the exit code."""
+        """Send the stop to all connected heads. Then search again, and send the stop to heads that are found only now.
+        Return the exit code.
+        """
         for target in self._targets.values():
             self._asker.ask(target.asked, self._question)
         self._print("pressed", "", f"heads that are asked: {len(self._targets)}", sent_at=time.monotonic())

@@ -44,7 +44,7 @@ MAY_MOVE = "ROBOTS MAY STILL MOVE: PRESS THEIR OWN EMERGENCY STOPS."
 
 @dataclass(eq=False)
 class StopTarget:
-    """A head that gets the emergency stop."""
+    """A head to which the emergency stop is sent, with the connection to it and its description for people."""
 
     address: str  # the value of --head that names this head
     description: str  # for people
@@ -54,7 +54,9 @@ class StopTarget:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Identity of this head, the same in every search until the head's process ends."""
+        """Identity of this head. A later search gives the same head the same identity, until the head's
+        process ends.
+        """
         if self.record is not None and self.record.path:
             return (self.record.path,)
         return tuple(dict.fromkeys(endpoint for endpoint, _ in self.asked.ways)) or (self.address,)
@@ -62,7 +64,7 @@ class StopTarget:
 
 @dataclass
 class KnownHeads:
-    """The heads that a search has found, and what went wrong in the search."""
+    """The heads that a search has found, and the problems of the search."""
 
     targets: list[StopTarget] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)  # faults that may hide a head; then the stop is incomplete
@@ -70,7 +72,9 @@ class KnownHeads:
 
 
 def known_heads(given: str | None) -> KnownHeads:
-    """Find every head that this user may stop, or only the head that *given*, the value of --head, names."""
+    """Search for every head that this user may stop. If *given*, the value of --head, is not empty, return only the
+    head that it names.
+    """
     known = KnownHeads()
     settings = settings_here(known)
     if given:
@@ -103,10 +107,10 @@ def known_heads(given: str | None) -> KnownHeads:
 
 
 def settings_here(known: KnownHeads) -> Settings:
-    """Return the settings from the environment and the client file.
+    """Return the settings of this process: from the environment and from the client file.
 
-    A fault in either is appended to ``known.troubles`` and not raised, so that heads of this machine still get the
-    stop.
+    If the environment or the file has a fault, append a text to ``known.troubles`` instead of raising an error, so that
+    the heads of this machine still get the stop.
     """
     try:
         settings = Settings.load()
@@ -123,16 +127,16 @@ def settings_here(known: KnownHeads) -> Settings:
 def _named_head(
     endpoint: str, text: str, source: str, settings: Settings, others: Sequence[HeadRecord] = ()
 ) -> StopTarget:
-    """Return the head that --head, an environment variable or the client file names.
+    """Return the head that --head, an environment variable or the client file names, ready to be asked.
 
     Args:
         endpoint: endpoint of the head.
         text: what the user wrote to name the head.
         source: the option, variable or file in which the user wrote it.
         settings: settings of this process.
-        others: records of other users (only root reads these) that name this endpoint. If this process has no key for
-            the head, or the endpoint is on loopback, it also tries the keys of these users; only at this endpoint,
-            since a record is no proof of where the head listens.
+        others: records of other users (only root reads these) that have this endpoint. The keys of these users are
+            tried too if this process has no key for the head, or if the endpoint is on loopback. They are tried at this
+            endpoint alone, since a record is no proof of where the head listens.
     """
     ways: list[Route] = []
     fault = ""
@@ -147,7 +151,9 @@ def _named_head(
 
 
 def _ways(record: HeadRecord, known: KnownHeads) -> list[Route]:
-    """Return the routes to the head of *record*: its endpoints, each with the keys for it. Unix sockets need no key."""
+    """Return the routes to the head of *record*: each endpoint of the head, with the keys to use there. Unix sockets
+    need no key. If the key cannot be used, add a note to *known* and return the unix sockets alone.
+    """
     local: list[Route] = [(way, Security()) for way in record.ways if not is_tcp(way)]
     if record.user != os.geteuid():  # opening another user's key file may block
         return [*local, *((way, record.security) for way in record.ways if is_tcp(way))]
@@ -160,17 +166,18 @@ def _ways(record: HeadRecord, known: KnownHeads) -> list[Route]:
 
 
 def _is_same_head(target: StopTarget, record: HeadRecord) -> bool:
-    """True if *record* belongs to the head of *target*.
+    """Return True if *record* was written for the same head as *target*: by the same user, with an endpoint of that
+    head.
 
-    Both records must be of the same user. Else a user could claim the endpoint of another user's head and answer the
-    stop in its place.
+    The user must be the same, because otherwise a user could write a record with the endpoint of another user's head,
+    and answer the stop in place of that head.
     """
     same_user = target.record is not None and target.record.user == record.user
     return same_user and any(_listens_at(target, way) for way in record.ways)
 
 
 def _listens_at(target: StopTarget, endpoint: str) -> bool:
-    """True if the head of *target* listens at *endpoint*."""
+    """Return True if *endpoint* is one of the endpoints of the head of *target*."""
     ways = [*(target.record.endpoints if target.record is not None else ()), *(way for way, _ in target.asked.ways)]
     return any(way == endpoint or discovery.is_here(endpoint, way) for way in ways)
 
@@ -187,7 +194,9 @@ Answer = Union[EStopped, Status, Failed, str]
 
 
 def ask_all(targets: Sequence[StopTarget], question: Body) -> Iterator[tuple[StopTarget, Answer]]:
-    """Connect to all heads, send *question* to each, and yield each head with its answer as `answers_to` does."""
+    """Connect to all heads and send *question* to each. Yield each head with its answer when the answer arrives. A head
+    that does not answer in time is yielded with the reason instead.
+    """
     asker = BlockingClient()
     try:
         for target in targets:
@@ -199,7 +208,9 @@ def ask_all(targets: Sequence[StopTarget], question: Body) -> Iterator[tuple[Sto
 
 
 def answers_to(asker: BlockingClient, targets: Sequence[StopTarget]) -> Iterator[tuple[StopTarget, Answer]]:
-    """Yield each head with its answer when the answer arrives. End when all have answered, or after DEADLINE_S."""
+    """Wait for the answers of heads that have been asked through *asker*. Yield each head with its answer when the
+    answer arrives. After DEADLINE_S, yield each remaining head with the reason why it has not answered.
+    """
     deadline = time.monotonic() + DEADLINE_S
     waiting = {target.asked: target for target in targets}
     while waiting and (left := deadline - time.monotonic()) > 0:
@@ -220,7 +231,9 @@ def answers_to(asker: BlockingClient, targets: Sequence[StopTarget]) -> Iterator
 
 
 class Report:
-    """Prints the outcome of the stop at each head when it is known; with *as_json*, one JSON object at the end."""
+    """Prints what came of the emergency stop: a line for each head as soon as its answer is known, or with *as_json*
+    one JSON object at the end.
+    """
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -249,7 +262,9 @@ class Report:
             say(f"warning: {target.address}: {answer.warning}")
 
     def end(self, known: KnownHeads) -> int:
-        """Print the overall result and return the exit code. *known* is the result of the search for heads."""
+        """Print the overall result of the emergency stop and return the exit code. *known* is the result of the search
+        for heads.
+        """
         missing = [cluster for cluster in self._clusters if not cluster["acknowledged"]]
         complete = bool(self._clusters) and not missing and not self._silent and not known.troubles
         if self._as_json:
@@ -294,7 +309,9 @@ def _cluster(target: StopTarget) -> dict[str, Any]:
 
 
 def summary(answer: EStopped) -> dict[str, Any]:
-    """Return the JSON object of an answer, a part of `estop --json`. Its keys are stable; new keys may be added."""
+    """Return the JSON object of a head's answer to an emergency stop. It is a part of the output of `estop --json`. Its
+    keys are stable; new keys may be added.
+    """
     hits = [msgspec.structs.asdict(hit) for hit in answer.hits]
     return {"hits": hits, "in_force": answer.stopped, "warning": answer.warning}
 
@@ -303,7 +320,7 @@ def summary(answer: EStopped) -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Print a text for a person on stderr."""
+    """Print *text* on stderr, for people."""
     print(printable(text, len(text)), file=sys.stderr, flush=True)
 
 

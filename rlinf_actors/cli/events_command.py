@@ -24,7 +24,9 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _since(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, float]:
-    """Return the value of --since: (number of an event, 0.0) or (0, seconds before now)."""
+    """Parse the option --since. Return (number of an event, 0.0) if the user gave a number, or (0, seconds before now)
+    if a time.
+    """
     match = re.fullmatch(r"(\d+)([smhd]?)", value)
     if match is None:
         raise click.BadParameter(f"{value!r} is neither the number of an event nor a time such as 30s, 10m, 2h or 1d")
@@ -76,12 +78,12 @@ def read_events(
     each: Callable[[Events, list[ClusterEvent]], bool],
     limit_s: float | None = None,
 ) -> None:
-    """Read the event log of a head, and call *each* for every answer until *each* returns False. Blocks.
+    """Read the event log of a head. Call *each* for every answer of the head, until *each* returns False. Blocks.
 
     Args:
         head: value of the option --head.
         cursor: position in the log, and filters.
-        follow: True to wait for new events, and for the head if it stops answering after its first answer.
+        follow: True to wait for new events. If the head stops answering after its first answer, wait for the head too.
         each: takes an answer of the head, and the events in it that pass the filters.
         limit_s: seconds after which asyncio.TimeoutError is raised, None for no limit.
     """
@@ -115,7 +117,9 @@ def event_line(event: ClusterEvent) -> str:
 
 
 def event_dict(event: ClusterEvent) -> dict[str, Any]:
-    """Return the JSON object of an event. Its keys are stable; new keys may be added. ``at`` is seconds since 1970."""
+    """Return the JSON object of an event, as `rlinf-actors events --json` prints it. Its keys are stable; new keys may
+    be added. ``at`` is in seconds since 1970.
+    """
     shown: dict[str, Any] = {name: getattr(event, name) for name in event.__struct_fields__}
     shown["exit"] = None if event.exit is None else msgspec.structs.asdict(event.exit)
     return shown

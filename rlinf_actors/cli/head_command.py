@@ -116,7 +116,9 @@ def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
 
 
 def _default_state_dir(settings: Settings, port: int) -> str | None:
-    """Return the state directory of a head without --state-dir; None for port 0, which differs after a restart."""
+    """Return the state directory of a head that was started without --state-dir. Return None if *port* is 0, because
+    such a head has another port after a restart, so its state would not be found.
+    """
     if not port:
         return None
     parent = settings.run_dir or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
@@ -126,7 +128,7 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
 async def _serve(
     endpoint: str, key: KeyFile | None, insecure: bool, state_dir: str | None, as_json: bool, manager: Manager
 ) -> int:
-    """Run the head until it ends, and return the exit code."""
+    """Run a head that listens at *endpoint* until the head ends. Return the exit code."""
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
     settings, loop = Settings.load(), asyncio.get_running_loop()

@@ -52,7 +52,9 @@ def scan(robots: bool, as_toml: bool, as_json: bool) -> None:
 
 
 async def scan_robots(timeout_s: float) -> RobotScan:
-    """Run hardware.robots.scan in a child process and return its result, or one with a fault if the process fails."""
+    """Search for robots and cameras in a child process, and return what was found. If the process fails or takes longer
+    than *timeout_s*, the result has only the fault.
+    """
     end = await run_child("rlinf_actors.hardware.robots.scan", [], env=os.environ, timeout_s=timeout_s)
     fault = fault_of(end, "the scan for robots", timeout_s)
     if fault:
@@ -64,7 +66,9 @@ async def scan_robots(timeout_s: float) -> RobotScan:
 
 
 def scan_dict(report: ProbeReport, robots: RobotScan | None) -> dict[str, Any]:
-    """Return `hw scan --json`. Its keys are stable; new keys may be added. ``robots`` is null without --robots."""
+    """Return the JSON object that `hw scan --json` prints. Its keys are stable; new keys may be added. ``robots`` is
+    null without --robots.
+    """
     return {
         "hostname": report.hostname,
         "num_cpus": report.num_cpus,
@@ -79,7 +83,9 @@ def scan_dict(report: ProbeReport, robots: RobotScan | None) -> dict[str, Any]:
 
 
 def toml_of(report: ProbeReport, robots: RobotScan | None) -> str:
-    """Return tables for agentd.toml: labels of this node, and environment variables for its robots."""
+    """Return what `hw scan --toml` prints: tables for agentd.toml, with labels of this node and environment variables
+    for its robots.
+    """
     labels = {"host": report.hostname}
     for resource in report.resources:
         models = sorted({info.model for info in resource.infos})
@@ -96,7 +102,9 @@ def toml_of(report: ProbeReport, robots: RobotScan | None) -> str:
 
 
 def _suggested_variables(robots: RobotScan) -> dict[str, str]:
-    """Return values for unset environment variables that follow from the cameras and CAN interfaces found."""
+    """Return environment variables for the robots of this node that follow from the cameras and CAN interfaces found:
+    CAMERA_TYPE, CAMERA_SERIALS and CAN_INTERFACE.
+    """
     found: dict[str, str] = {}
     named = [one for one in robots.cameras if one.kind and one.serial]
     usable = [one for one in named if one.source == "sdk" or not CAMERAS[one.kind].usb_differs]

@@ -45,9 +45,10 @@ WILDCARDS = ("0.0.0.0", "::", "*")
 
 
 def administer(head: str | None, state_dir: str | None, question: Question) -> Keys:
-    """Send an administrator's request to the head that --head names, and return the answer. Blocks.
+    """Send an administrator's request about keys to the head that --head names, and return the answer. Blocks.
 
-    If *state_dir* is given, apply the request to the state that a head, which does not run, has stored there.
+    If *state_dir* is given, no head is asked. The request is applied to the state that a head, which does not run now,
+    has stored in that directory.
     """
     settings = client_settings()
     if state_dir is not None:
@@ -65,9 +66,9 @@ def administer(head: str | None, state_dir: str | None, question: Question) -> K
 
 
 def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
-    """Send a request to the head as the holder of a join token. Blocks.
+    """Send a request to the head, identified by the join token *token*, and return the answer. Blocks.
 
-    Raises AuthenticationError if the token is not valid, or if the head's key is not the key in the token.
+    Raise AuthenticationError if the token is not valid, or if the head's key is not the key in the token.
     """
     key = KeyFile(token.role, token.name, token.pair, token.head)
     try:
@@ -81,7 +82,9 @@ def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
 
 
 def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:
-    """Send a request of a node or driver about its own key to the head, over a TCP connection with that key. Blocks."""
+    """Send the request of a node or driver for a new key to the head, identified by its present key, and return the
+    answer. *head* is the value of --head, which must name a TCP address. Blocks.
+    """
     endpoint = find_head(head, client_settings())
     if not endpoint.startswith("tcp://"):
         raise ConfigError("a member changes its key over TCP: give the head's HOST:PORT by --head")
@@ -97,9 +100,11 @@ def _ask_by(key: KeyFile, endpoint: str, question: Body) -> Enrolled:
 
 
 def join_address(head: str | None, state_dir: str | None, given: str | None, name: str) -> str:
-    """Return the HOST:PORT at which machine *name* reaches the head: *given*, or else an address that the head reports.
+    """Return the HOST:PORT at which the machine *name* reaches the head: *given*, the value of --address, or else an
+    address that the head reports.
 
-    Blocks. Raises ConfigError if the head listens on no TCP address, or on all addresses of its machine.
+    Blocks. Raise ConfigError if the head listens on no TCP address, or only on all addresses of its machine, so that
+    none can be chosen.
     """
     if given is not None:
         host, port = split_address(given, "--address")
@@ -117,7 +122,9 @@ def join_address(head: str | None, state_dir: str | None, given: str | None, nam
 
 
 async def _offline(state_dir: str, settings: Settings, question: Question) -> Keys:
-    """Apply an administrator's request to the state of a head that does not run. A lock keeps heads from starting."""
+    """Apply an administrator's request about keys to the stored state of a head that does not run. During that, a lock
+    keeps a head from starting with this state.
+    """
     own = own_keys(find_key(settings, "head"), settings)
     if not (Path(state_dir) / FILE).exists():
         note(f"{state_dir} has no state of a head yet")
@@ -155,12 +162,16 @@ async def _offline(state_dir: str, settings: Settings, question: Question) -> Ke
 
 
 def key_dict(key: KeyState) -> dict[str, Any]:
-    """Return a key as `--json` shows it. Its keys are stable; new ones may be added. Times are seconds since 1970."""
+    """Return the JSON object of a key, as `keys list --json` prints it. Its keys are stable; new ones may be added.
+    Times are in seconds since 1970.
+    """
     return {"state": state_of(key), **msgspec.structs.asdict(key)}
 
 
 def state_of(key: KeyState) -> str:
-    """Return the state of a key: good, token (an unused join token), retiring (replaced by a new key), or ended."""
+    """Return the state of a key, as the commands show it: good, token (an unused join token), retiring (replaced by a
+    new key), or ended.
+    """
     if key.ended_at is not None:
         return "ended"
     if key.token:
@@ -169,7 +180,7 @@ def state_of(key: KeyState) -> str:
 
 
 def row_of(key: KeyState, at: float) -> tuple[str, ...]:
-    """Return a key's row in the table. *at* is the head's time in seconds since 1970."""
+    """Return the cells of a key's row in the table of `keys list`. *at* is the head's time in seconds since 1970."""
     ends = "-" if key.expires_at is None else f"in {seconds(key.expires_at - at)}"
     if key.ended_at is not None:
         ends = f"{seconds(at - key.ended_at)} ago: {key.why}"
@@ -244,7 +255,8 @@ def enroll(
     head: str | None,
     as_json: bool,
 ) -> None:
-    """Print a join token for another machine, valid for one use within 15 minutes. NAME is the name of its node.
+    """Print a join token, by which another machine gets its key. The token is valid for one use within 15 minutes. NAME
+    is the name of the machine's node, or of its driver with --driver.
 
     The token is a secret until it is used: send it where others cannot read it.
     """
@@ -281,7 +293,9 @@ def enroll(
 @dir_option
 @json_option
 def join(token: str, folder: str | None, as_json: bool) -> None:
-    """Make a key for this machine, which the head lists because of the join TOKEN (- reads it from stdin)."""
+    """Make a key for this machine, and add it to the head's list of keys by the join TOKEN. If TOKEN is -, the token is
+    read from stdin.
+    """
     content = job.parse(sys.stdin.readline() if token == "-" else token)
     path = keyfile.path_of(_directory(folder), content.role)
     key = KeyFile(content.role, content.name, KeyPair.make(), content.head)
@@ -337,7 +351,7 @@ def list_(everything: bool, state_dir: str | None, head: str | None, as_json: bo
 def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_json: bool) -> None:
     """End the keys and join tokens of NAME, and the connections made with them, at once.
 
-    The node is then lost, with its workers; the groups of a driver are stopped.
+    If NAME is a node, the head then reports the node and its workers lost. If NAME is a driver, its groups are stopped.
     """
     answer = administer(head, state_dir, RevokeKey(name, who(), role))
     if as_json:
@@ -366,10 +380,10 @@ def revoke(name: str, role: Any, state_dir: str | None, head: str | None, as_jso
 @head_option
 @json_option
 def rotate(folder: str | None, role: str | None, keep_h: float, head: str | None, as_json: bool) -> None:
-    """Give this machine a new key. Running programs keep the old key for --keep hours: restart them by then.
+    """Give this machine a new key. The old key stays valid for --keep hours: restart running programs within that time.
 
-    `--role head` makes a new pair for the head itself, valid from the head's next start; every other machine must then
-    run `rlinf-actors keys trust`, and does not reach the head until then.
+    `--role head` makes a new key pair for the head itself, which the head uses from its next start. Every other machine
+    must then run `rlinf-actors keys trust`, and does not reach the head until then.
     """
     directory = _directory(folder)
     path = _one_of(directory, role)
@@ -391,7 +405,9 @@ def rotate(folder: str | None, role: str | None, keep_h: float, head: str | None
 @dir_option
 @json_option
 def trust(public: str, folder: str | None, as_json: bool) -> None:
-    """Accept PUBLIC as the head's key from now on, after `rlinf-actors keys rotate --role head` there."""
+    """Accept PUBLIC as the head's key on this machine from now on. This is needed after `rlinf-actors keys rotate
+    --role head` on the head's machine.
+    """
     check_public(public, "PUBLIC")
     directory = _directory(folder)
     changed = _point(directory, public)
@@ -429,7 +445,9 @@ def _there_already(path: Path) -> UsageError:
 
 
 def _point(directory: Path, public: str) -> list[str]:
-    """Write the head's public key into the key files of node and driver in *directory*, and return these files."""
+    """Write the head's new public key into the key files of node and driver in *directory*, and return the paths of
+    these files.
+    """
     there = [path for path in (keyfile.path_of(directory, role) for role in MEMBERS) if path.exists()]
     for path in there:
         keyfile.save(path, replace(keyfile.load(path), head=public))

@@ -17,7 +17,7 @@ REAL_TIME = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line *arguments* (default: that of this process) and return the exit code."""
+    """Run `rlinf-actors` with *arguments*, by default those of this process, and return the exit code."""
     if any(map(_is_closed, (0, 1, 2))):  # only then, because importing procfs delays an emergency stop
         from rlinf_actors.procfs import open_standard_descriptors
 
@@ -48,7 +48,9 @@ def _is_closed(fd: int) -> bool:
 
 
 def hurry() -> None:
-    """Raise this process's scheduling priority if it may (as root, with CAP_SYS_NICE, or by LimitRTPRIO= of a unit)."""
+    """Raise the scheduling priority of this process, so that an emergency stop is not delayed. Without the permission
+    to do so (root, CAP_SYS_NICE, or LimitRTPRIO= of a unit), change nothing.
+    """
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REAL_TIME))
     except OSError:

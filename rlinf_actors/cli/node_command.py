@@ -78,7 +78,7 @@ def undrain(node: str, head: str | None) -> None:
 
 
 def find_node(nodes: Sequence[NodeState], name: str) -> NodeState:
-    """Return the node with this id, rank or hostname. Raises UsageError if no node or several nodes match."""
+    """Return the node whose id, rank or hostname is *name*. Raise UsageError if no node or several nodes match."""
     for matches in (
         [node for node in nodes if node.report.node_id == name],
         [node for node in nodes if node.rank >= 0 and str(node.rank) == name],
@@ -119,7 +119,9 @@ def _show(node: NodeState, status: Status, as_json: bool) -> None:
 
 
 def groups_on(node: NodeState, status: Status) -> list[dict[str, Any]]:
-    """Return the groups with workers on a node, as `node show --json` prints them. New keys may be added."""
+    """Return the groups that have workers on *node*, in the form that `node show --json` prints. New keys may
+    be added.
+    """
     uses = []
     for group in status.groups:
         there = [w.rank for w in group.workers if w.state != "gone" and w.node_rank == node.rank]
@@ -131,9 +133,10 @@ def groups_on(node: NodeState, status: Status) -> list[dict[str, Any]]:
 
 
 def _wait(endpoint: str, node: NodeState, wait_s: float) -> None:
-    """Block until no worker runs on a draining node, at most *wait_s* seconds (then ClusterTimeoutError is raised).
+    """Block until no worker runs on *node*, which is draining.
 
-    Raises NodeLostError if the node is lost, RlinfActorsError if `node undrain` has ended the drain.
+    Raise ClusterTimeoutError after *wait_s* seconds, NodeLostError if the node is lost, and RlinfActorsError if `node
+    undrain` has ended the drain.
     """
     name, last = node.report.hostname, ["node_draining"]
 

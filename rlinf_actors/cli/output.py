@@ -35,7 +35,7 @@ json_option: Callable[[F], F] = click.option(
 
 
 def plain(text: object) -> str:
-    """Return *text* with terminal control characters escaped, except line ends."""
+    """Return *text* for a terminal: control characters other than line ends are escaped."""
     return "\n".join(printable(line, len(line)) for line in str(text).split("\n"))
 
 
@@ -44,7 +44,7 @@ def show_json(data: object) -> None:
 
 
 def show(as_json: bool, data: object, text: object) -> None:
-    """Print *data* as JSON if *as_json* is true, else *text*."""
+    """Print *data* as JSON if *as_json* is true; otherwise print *text*."""
     if as_json:
         show_json(data)
     else:
@@ -52,9 +52,10 @@ def show(as_json: bool, data: object, text: object) -> None:
 
 
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty: str) -> None:
-    """Print a table: drawn by rich on a terminal, plain aligned columns elsewhere.
+    """Print a table on stdout: drawn by rich if stdout is a terminal, otherwise as plain aligned columns.
 
-    A cell that contains a known state is coloured. If there are no rows, *empty* is printed on stderr instead.
+    On a terminal, a cell whose text is a known state is coloured. If there are no rows, *empty* is printed on stderr
+    instead of a table.
     """
     if not rows:
         note(empty)
@@ -69,7 +70,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[object]], empty:
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
-    """Print each name with its value on a line."""
+    """Print the fields on stdout, one line for each: its name and its value."""
     width = max(map(len, fields))
     for name, value in fields.items():
         click.echo(f"{name.ljust(width)}  {plain(value)}")
@@ -80,7 +81,7 @@ def note(text: str) -> None:
 
 
 def warn(warning: str) -> None:
-    """Print the warning in a head's answer on stderr, if there is one."""
+    """Print *warning*, which a head's answer contained, on stderr. Print nothing if it is empty."""
     if warning:
         note(f"warning: {warning}")
 
@@ -126,7 +127,9 @@ def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 class Amount(click.FloatRange):
-    """A number in a range. NaN is an error: every comparison with NaN is false, and the head drops such a message."""
+    """The type of an option whose value is a number in a range. NaN is refused: every comparison with NaN is false, so
+    it would pass the check of the range.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)

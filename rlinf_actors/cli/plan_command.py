@@ -79,7 +79,9 @@ def _real(config: ClusterConfig, head: str | None, settings: Settings) -> Descri
 
 
 def ranked(found: Status) -> list[NodeState]:
-    """Return the usable nodes. A node without a rank gets the rank that it would have if a driver connected now."""
+    """Return the nodes of the cluster on which workers can be placed. A node without a rank gets the rank that it would
+    have if a driver connected now.
+    """
     usable = [node for node in found.nodes if node.state in ("ready", "suspect")]
     fixed = {node.report.node_id: node.rank for node in found.nodes if node.rank >= 0}
     registered = [

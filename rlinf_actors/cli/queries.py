@@ -41,9 +41,10 @@ head_option: Callable[[F], F] = click.option(
 
 
 def find_head(given: str | None, settings: Settings) -> str:
-    """Return the endpoint of the head that a command uses; see net.discovery.find_head.
+    """Return the endpoint of the head that a command talks to. *given* is the value of --head.
 
-    If neither --head (*given*) nor a setting names a head, print the address of the head that was found on stderr.
+    If neither --head nor a setting names a head, search for one on this machine, and print the address of the head that
+    was found on stderr.
     """
     endpoint, found = discovery.find_head(given, settings)
     if found:
@@ -52,21 +53,24 @@ def find_head(given: str | None, settings: Settings) -> str:
 
 
 def fetch_status(endpoint: str, settings: Settings) -> Status:
-    """Return the status of the head at *endpoint*. Blocks, for at most TIMEOUT_S seconds."""
+    """Ask the head at *endpoint* for the state of the cluster, and return it. Blocks, for at most TIMEOUT_S seconds."""
     return asyncio.run(_ask(endpoint, settings, GetStatus(), Status))
 
 
 def status_of(head: str | None) -> tuple[str, Status]:
-    """Return the endpoint and the status of the head that the option --head chooses. Blocks."""
+    """Ask a head for the state of the cluster. Return the head's endpoint and the state. *head* is the value of --head.
+    Blocks.
+    """
     settings = discovery.client_settings()
     endpoint = find_head(head, settings)
     return endpoint, fetch_status(endpoint, settings)
 
 
 def ask_head(head: str | None, question: Body, kind: type[T], timeout_s: float | None = None) -> tuple[str, T]:
-    """Send *question* to the head that the option --head chooses, and return its endpoint and its answer. Blocks.
+    """Send *question* to a head, and return the head's endpoint and its answer. *head* is the value of --head. Blocks,
+    for at most *timeout_s* (by default TIMEOUT_S).
 
-    Raises ProtocolError if the answer is not a *kind*, else as `fetch_status`. *timeout_s* is TIMEOUT_S by default.
+    Raise ProtocolError if the answer is not of the type *kind*.
     """
     settings = discovery.client_settings()
     endpoint = find_head(head, settings)
@@ -81,7 +85,9 @@ async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T],
 def fetch_hardware(
     endpoint: str, settings: Settings, config: ClusterConfig, states: Sequence[NodeState]
 ) -> list[NodeInfo]:
-    """Return the nodes with the configured hardware that each node enumerates; see cluster_nodes.ask_nodes. Blocks."""
+    """Return the nodes of *states* with the hardware that *config* configures for them. The head at *endpoint* has each
+    node enumerate that hardware. Blocks.
+    """
 
     async def ask() -> list[NodeInfo]:
         async with observing(endpoint, settings) as client:
@@ -96,7 +102,9 @@ def fetch_hardware(
 
 @contextlib.asynccontextmanager
 async def observing(endpoint: str, settings: Settings, key: KeyFile | None = None) -> AsyncIterator[ControlClient]:
-    """Connect to the head at *endpoint* without a session, with *key* or else a key of this user."""
+    """Connect to the head at *endpoint* for a ``with`` block, without a session: the head keeps nothing about this
+    process. *key* identifies this process; by default a key of this user.
+    """
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
     security = Security.of(key) if key else discovery.security_toward(endpoint, settings, *OBSERVERS)

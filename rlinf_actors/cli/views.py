@@ -137,7 +137,9 @@ def nodes(head: str | None, as_json: bool) -> None:
 
 
 def node_dict(node: NodeState) -> dict[str, Any]:
-    """Return the JSON object of a node. ``rank`` is None until the head has ranked the node."""
+    """Return the JSON object of a node, as `nodes --json` prints it. ``rank`` is None until the head has given the node
+    a rank.
+    """
     report = node.report
     return {
         "rank": node.rank if node.rank >= 0 else None,
@@ -242,7 +244,9 @@ def stop(
 
 
 def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -> GroupState:
-    """Return the group called *name* in *namespace* (None: in any). Raises UsageError if none or several match."""
+    """Return the group called *name* in *namespace*; None stands for all namespaces. Raise UsageError if no group or
+    several groups match.
+    """
     found = [group for group in groups if group.name == name and namespace in (None, group.namespace)]
     if len(found) == 1:
         return found[0]
@@ -256,7 +260,7 @@ def find_group(groups: Sequence[GroupState], name: str, namespace: str | None) -
 
 @dataclass(frozen=True)
 class Figures:
-    """Resources that a process uses."""
+    """The CPU time, memory, threads and descriptors that a process uses."""
 
     cpu_s: float  # CPU time so far of all its threads, in user and system mode
     rss_bytes: int  # resident memory, shared memory included
@@ -265,7 +269,9 @@ class Figures:
 
 
 def figures_of(pid: int) -> Figures | None:
-    """Return the resources that a process uses; None if it has ended or this user may not see them."""
+    """Return the resources that the process *pid* uses, or None if the process has ended or this user may not
+    see it.
+    """
     import psutil  # 40 ms, and few commands show figures
 
     try:
@@ -334,11 +340,11 @@ def _state(row: dict[str, Any]) -> str:
 
 
 def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: bool = False) -> dict[str, Any]:
-    """Return the JSON object of a worker. ``exit`` is None while the worker runs.
+    """Return the JSON object of a worker, as `workers --json` prints it. ``exit`` is None while the worker runs.
 
-    ``unresponsive`` says why the worker does not answer, and ``method`` names a call that has run for long; both are ""
-    if there is nothing to report. ``for_s`` is the number of seconds since then. ``process`` is None unless the worker
-    runs on this machine (*near*).
+    ``unresponsive`` is the reason why the worker does not answer, and ``method`` the name of a call that has run for
+    long. Each is "" if there is no such condition. ``for_s`` is how long the condition has lasted, in seconds.
+    ``process`` is None unless the worker runs on this machine (*near* is True).
     """
     pulse = worker.pulse or WorkerPulse()
     figures = figures_of(worker.pid) if near and worker.pid and worker.state != "gone" else None

@@ -100,7 +100,7 @@ _PlacementForm: Any = Annotated[dict[Any, Any], _mapping(PLACEMENT_EXAMPLE)]
 
 @dataclass(frozen=True)
 class ComponentRule:
-    """One entry of ``component_placement``: a placement and the components that share it."""
+    """One entry of ``component_placement``: the placement of the components that the entry names."""
 
     components: tuple[str, ...]  # the names before the colon, which share the rule
     node_groups: tuple[str, ...]  # labels of the groups whose resources the ranks run through, in order
@@ -110,7 +110,9 @@ class ComponentRule:
 
 
 def parse_component_placement(value: Any, path: str) -> tuple[ComponentRule, ...]:
-    """Return the rules of a ``component_placement`` mapping, in its order. No component may have two rules."""
+    """Return the rules of a ``component_placement`` mapping, in the order of the mapping. *path* is its config path,
+    for errors. Raise ConfigError if a component has two rules.
+    """
     entries: dict[Any, Any] = convert(value, _PlacementForm, path)
     rules = tuple(_parse_rule(key, spec, join(path, key)) for key, spec in entries.items())
     owner: dict[str, ComponentRule] = {}
@@ -141,7 +143,9 @@ def _parse_rule(key: Any, spec: Any, path: str) -> ComponentRule:
 
 
 def parse_labels(value: Any, path: str) -> tuple[str, ...]:
-    """Return the labels that *value* has as one label, ``"a,b"`` or a list. No label may be given twice."""
+    """Return the node-group labels in *value*: one label, several in a string (``"a,b"``), or a list. *path* is the
+    config path of *value*, for errors. Raise ConfigError if a label is given twice.
+    """
     if isinstance(value, (list, tuple)):
         items = [(item, f"{path}[{index}]") for index, item in enumerate(value)]
     else:
@@ -160,14 +164,14 @@ def parse_labels(value: Any, path: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class HardwareSection:
-    """The hardware that a node group owns."""
+    """The ``hardware`` section of a node group: the robots or other hardware of one type that the group owns."""
 
     type: str  # the registered type, e.g. Franka
     configs: tuple[Any, ...] = ()  # an entry per piece: the type's dataclass, or mappings if no types were passed
     node_ranks: tuple[int, ...] = ()  # the node of each entry
 
     def for_node(self, node_rank: int) -> list[Any]:
-        """Return the entries of `configs` for one node, in order."""
+        """Return the configurations of the hardware on one node, in the order of the section."""
         return [config for config, rank in zip(self.configs, self.node_ranks, strict=True) if rank == node_rank]
 
 
@@ -260,7 +264,11 @@ class NodeGroupConfig:
         hardware_types: Mapping[str, type] | None = None,
         path: str = "node_group",
     ) -> NodeGroupConfig:
-        """Return one checked group of a cluster of *num_nodes* nodes; see :meth:`ClusterConfig.from_any`."""
+        """Return one checked entry of ``node_groups``, for a cluster of *num_nodes* nodes.
+
+        *source* is a mapping, an OmegaConf DictConfig or the path of a YAML file. *hardware_types* is as in
+        :meth:`ClusterConfig.from_any`. *path* is the config path of the entry, for errors.
+        """
         loaded = plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, path)
         return cls._of(convert(loaded, _GroupForm, path), num_nodes, hardware_types, path)
 
@@ -288,7 +296,7 @@ class NodeGroupConfig:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """The ``cluster:`` section.
+    """The ``cluster:`` section of a configuration, checked.
 
     Attributes:
         num_nodes: number of nodes in the cluster.
@@ -339,11 +347,13 @@ class ClusterConfig:
     from_dict_cfg = from_any
 
     def get_node_labels(self, node_rank: int) -> list[str]:
-        """Return the labels of the configured groups that contain a node."""
+        """Return the labels of the configured node groups that contain the node with this rank."""
         return [group.label for group in self.node_groups if node_rank in group.node_ranks]
 
     def get_hardware_configs(self, node_rank: int) -> dict[str, list[Any]]:
-        """Return the entries of ``hardware.configs`` for a node, by hardware type; [] for a type without entries."""
+        """Return the entries of ``hardware.configs`` for the node with this rank, in a list for each hardware type. The
+        list is empty if a group of the node has the type, but no entry for the node.
+        """
         found: dict[str, list[Any]] = {}
         for group in self.node_groups:
             if group.hardware is not None and node_rank in group.node_ranks:
@@ -352,9 +362,10 @@ class ClusterConfig:
 
 
 def cluster_section(source: ConfigSource) -> Mapping[Any, Any]:
-    """Return the ``cluster:`` section as plain values. *source* is that section or a whole configuration.
+    """Return the ``cluster:`` section in *source* as plain values. *source* is that section, or a whole configuration
+    that contains it.
 
-    In a whole OmegaConf configuration, only the interpolations of that section are resolved.
+    If *source* is a whole OmegaConf configuration, only the interpolations in the section are resolved.
     """
     loaded = load_yaml(source) if isinstance(source, (str, os.PathLike)) else source
     if not isinstance(loaded, Mapping):  # an OmegaConf DictConfig is a Mapping
@@ -410,7 +421,7 @@ def _check_labels(rules: Sequence[ComponentRule], labels: Sequence[str]) -> None
 
 
 def spell_ranks(ranks: Sequence[int]) -> str:
-    """Return ascending ranks as people write them: ``0-3,5``; "none" for no rank."""
+    """Return ascending ranks in a short form for people, such as ``0-3,5``. Return "none" if there is no rank."""
     # consecutive ranks have the same difference to their position
     groups = itertools.groupby(enumerate(ranks), lambda item: item[1] - item[0])
     runs = [[rank for _, rank in group] for _, group in groups]

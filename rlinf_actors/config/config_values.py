@@ -30,10 +30,10 @@ from rlinf_actors.errors import ConfigError
 
 
 class SexagesimalInt(int):
-    """A number that was written ``a:b`` without quotes, which YAML 1.1 reads in base 60.
+    """A number that was written as ``a:b`` without quotes in a YAML file, because YAML 1.1 reads such text in base 60.
 
-    It can be used as a number, because some fields may mean one. Fields for ranks reject it. `written` is the text in
-    the file, and `line` its line number, from 1.
+    The author may have meant the number or the text. So most fields accept it as a number, but fields for ranks reject
+    it. `written` is the text in the file, and `line` its line number, from 1.
     """
 
     written: str
@@ -41,7 +41,9 @@ class SexagesimalInt(int):
 
 
 def refuse_sexagesimal(value: Any, path: str) -> None:
-    """Raise ConfigError if *value* was written ``a:b`` without quotes."""
+    """Raise ConfigError if *value* was written as ``a:b`` without quotes, which YAML reads as a number in base 60.
+    *path* is the config path of *value*.
+    """
     if isinstance(value, SexagesimalInt):
         raise ConfigError(
             f"YAML reads the unquoted {value.written} (line {value.line}) as a base-60 number, {int(value)}; "
@@ -51,7 +53,9 @@ def refuse_sexagesimal(value: Any, path: str) -> None:
 
 
 def load_yaml(source: str | os.PathLike[str]) -> Any:
-    """Return the content of a YAML file. A ConfigError from here has the path of the file as its `path`."""
+    """Return the content of the YAML file *source*. If the file cannot be read or is not valid, raise a ConfigError
+    whose `path` is the path of the file.
+    """
     name = os.fspath(source)
     try:
         with open(name, encoding="utf-8") as file:
@@ -65,7 +69,9 @@ def load_yaml(source: str | os.PathLike[str]) -> Any:
 
 
 def parse_yaml(source: str) -> Any:
-    """Return the content of YAML text, in which a key given twice is an error. ``a:b`` becomes a SexagesimalInt."""
+    """Return the content of the YAML text *source*. Unquoted ``a:b`` becomes a SexagesimalInt. Raise ConfigError if the
+    text is not valid or a key is given twice.
+    """
     import yaml  # not at the top: workers import this module and read no YAML
 
     try:
@@ -105,9 +111,10 @@ def _yaml_loader() -> Any:
 
 
 def plain(value: Any, path: str) -> Any:
-    """Return *value* with OmegaConf containers, at any depth, as dicts and lists, with interpolations resolved.
+    """Return *value* as dicts, lists and scalars. OmegaConf containers in it, at any depth, are converted and their
+    interpolations resolved.
 
-    A mandatory value (``???``) that is missing is an error.
+    *path* is the config path of *value*. Raise ConfigError if a mandatory value (``???``) of OmegaConf is missing.
     """
     omegaconf = sys.modules.get("omegaconf")  # an object of OmegaConf's can only exist if it is loaded
     if omegaconf is not None and omegaconf.OmegaConf.is_config(value):
@@ -129,7 +136,9 @@ _RANK_FORMS = 'a rank (3), ranges ("0-7,12"), "all", or a list of ranks'
 
 
 def whole_number(value: Any, path: str, least: int = 0) -> int:
-    """Return an int of at least *least* from an int or, as OmegaConf's ``oc.env`` yields it, a string of digits."""
+    """Return *value* as an int. It may also be a string of digits, because OmegaConf's ``oc.env`` yields strings. Raise
+    ConfigError, with the config path *path*, if it is anything else or less than *least*.
+    """
     refuse_sexagesimal(value, path)
     if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
         value = int(value)
@@ -139,7 +148,9 @@ def whole_number(value: Any, path: str, least: int = 0) -> int:
 
 
 def label_text(value: Any, path: str) -> str:
-    """Return a node group's label: text without commas, or a whole number (``4090`` and ``"4090"`` are one label)."""
+    """Return the label of a node group as text. *value* is text without commas or a whole number, so ``4090`` and
+    ``"4090"`` are one label. Raise ConfigError, with the config path *path*, for any other value.
+    """
     refuse_sexagesimal(value, path)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -156,7 +167,10 @@ def parse_node_ranks(value: Any, num_nodes: int, path: str) -> tuple[int, ...]:
     Args:
         value: ``3``, ``"0-7,12"``, ``all`` (0 to *num_nodes* - 1), or a list of ranks and ranges. No rank may repeat.
         num_nodes: number of nodes in the cluster.
-        path: config path of *value*.
+        path: config path of *value*, for errors.
+
+    Raises:
+        ConfigError: *value* has another form, names a rank twice, or names a node that the cluster does not have.
     """
     ranks = _ranks(value, num_nodes, path)
     if not ranks:
@@ -204,7 +218,9 @@ def is_all(value: Any) -> bool:
 
 
 def parse_env_vars(entries: Sequence[Mapping[Any, Any]], path: str) -> dict[str, str]:
-    """Return the variables of an ``env_vars`` list of one-key mappings, in order. Values are text or numbers."""
+    """Return the environment variables in an ``env_vars`` list, in order. Each entry is a mapping with one key, the
+    variable's name; its value is text or a number. *path* is the config path of the list, for errors.
+    """
     variables: dict[str, str] = {}
     for index, entry in enumerate(entries):
         where = f"{path}[{index}]"
@@ -237,11 +253,12 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
-    """Return ``cls(**values)`` after checking the fields against their annotations.
+    """Return ``cls(**values)`` after checking the values against the annotations of the dataclass *cls*. *path* is the
+    config path of *values*.
 
     Only annotations made of plain types are checked: numbers, text, lists, mappings, enums, literals, dataclasses. The
-    class checks the rest in its ``__post_init__``; a TypeError, ValueError or AssertionError from there becomes a
-    ConfigError.
+    class checks everything else in its ``__post_init__``. A TypeError, ValueError or AssertionError from there is
+    raised as a ConfigError.
     """
     given = dict(values)
     if dataclasses.is_dataclass(cls):
@@ -267,10 +284,11 @@ def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:
-    """Return *value* converted to the annotation *hint*: dataclasses by `build`, all else by conversion.convert.
+    """Return *value* converted to the type annotation *hint*. Mappings for dataclasses become instances (`build`).
+    *path* is the config path of *value*.
 
-    A string that spells a number is accepted as a number, because OmegaConf's ``oc.env`` yields strings. *value* is
-    returned unchanged if *hint* is not made of plain types.
+    A string that spells a number is accepted as a number, because OmegaConf's ``oc.env`` yields strings. If *hint* is
+    not made of plain types, *value* is returned unchanged. Raise ConfigError if *value* does not fit.
     """
     if not _is_plain(hint) or _is_dataclass(type(value)):
         return value

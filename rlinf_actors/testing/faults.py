@@ -36,7 +36,9 @@ from rlinf_actors.settings import FAULTS
 
 @dataclass(frozen=True)
 class Action:
-    """The effect of a fault, made by `drop`, `delay`, `duplicate`, `cut` or `refuse`."""
+    """What a fault does to a message or the start of a process. Made by `drop`, `delay`, `duplicate`, `cut` or
+    `refuse`; used by `inject` and `fault`.
+    """
 
     name: str
     seconds: float = 0.0
@@ -45,15 +47,16 @@ class Action:
 def drop() -> Action:
     """Return the action that loses the message.
 
-    No network loses a message on a connection that stays open, so a caller that waits for the answer needs a timeout.
+    A real network loses no message while the connection stays open. So a caller that waits for the answer to the lost
+    message needs a timeout.
     """
     return Action("drop")
 
 
 def delay(seconds: float) -> Action:
-    """Return the action that delays a message, and the later messages of the same connection with it.
+    """Return the action that delays a message, and with it the later messages of the same connection.
 
-    At spawn points it delays the start of the process.
+    At points where processes are started (``spawn.*``) it delays the start.
 
     Args:
         seconds: length of the delay.
@@ -67,7 +70,7 @@ def duplicate() -> Action:
 
 
 def cut(seconds: float = 0.0) -> Action:
-    """Return the action that loses all messages to and from a peer.
+    """Return the action that loses all messages to and from a peer, as a cut network does.
 
     Args:
         seconds: time until messages pass again; 0 for as long as the fault is injected.
@@ -76,12 +79,14 @@ def cut(seconds: float = 0.0) -> Action:
 
 
 def refuse() -> Action:
-    """Return the action that refuses a request, the start of a process, or a connection (as a closed port does)."""
+    """Return the action that makes a request, the start of a process, or a connection fail. A connection fails as at a
+    closed port.
+    """
     return Action("refuse")
 
 
 def fault(point: str, action: Action, where: str = "*", **more: Any) -> Fault:
-    """Return a fault, for `environment`.
+    """Return a fault that is to be injected into the processes of a cluster. Pass it to `environment`.
 
     Args:
         point: name of the fault point, e.g. "transport.send"; see net.fault_injection.POINTS.
@@ -106,12 +111,15 @@ def environment(*faults: Fault) -> dict[str, str]:
 
 @contextlib.contextmanager
 def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*", **more: Any) -> Iterator[Rule]:
-    """Inject a fault into this process until the ``with`` block ends. Messages that the fault has delayed arrive later.
+    """Inject a fault into this process until the ``with`` block ends. Messages that the fault has delayed until then
+    still arrive.
 
     Args:
-        point, action, more: the same as in `fault`.
+        point: as in `fault`.
+        action: as in `fault`.
         where: a pattern as in `fault`, or a function that takes a name and returns True if the fault affects it. The
             function runs on any thread.
+        more: as in `fault`.
 
     Yields:
         The rule, which counts the affected messages and processes in `hits`.
@@ -129,7 +137,9 @@ def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*",
 
 
 def templates(run_dir: str) -> list[int]:
-    """Return the pids of a node's running templates, from the records that templates leave for a later agentd."""
+    """Return the pids of the running templates of the node with this run directory. They are read from the records that
+    templates leave there for a later agentd.
+    """
     found = []
     for path in Path(run_dir, "t").glob("*.json"):
         try:
@@ -143,7 +153,9 @@ def templates(run_dir: str) -> list[int]:
 
 
 def keepers(run_dir: str) -> list[int]:
-    """Return the pids of a node's running keepers, which have the node's keeper socket on their command lines."""
+    """Return the pids of the running keepers of the node with this run directory. A keeper has the path of its socket
+    there on its command line.
+    """
     wanted, found = os.fsencode(f"{run_dir}/keeper"), []
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
@@ -153,7 +165,9 @@ def keepers(run_dir: str) -> list[int]:
 
 
 def kill_all(pids: Sequence[int]) -> None:
-    """Stop processes and all their descendants, so that none of them forks meanwhile, and then SIGKILL them."""
+    """Kill processes and all their descendants by SIGKILL. Before that, stop them all by SIGSTOP, so that none of them
+    can fork meanwhile. Return when all have ended.
+    """
     stopped: list[int] = []
     while fresh := [found for pid in pids for found in procfs.subtree(pid) if found not in stopped]:
         for found in fresh:

@@ -33,7 +33,10 @@ _numbers = itertools.count(1)
 
 
 class LeakCheck:
-    """Checks for leaks. Make it before the test makes resources, and call `problems` after the test has closed them."""
+    """Finds what a test leaves behind: processes, threads, file descriptors, files and shared memory.
+
+    Make it before the test makes resources, and call `problems` after the test has closed them.
+    """
 
     def __init__(self) -> None:
         self._mark = f"{os.getpid()}-{next(_numbers)}"
@@ -50,7 +53,9 @@ class LeakCheck:
         self._children = set(procfs.children(os.getpid()))
 
     def problems(self) -> list[str]:
-        """Kill and remove what the test has left, restore the environment variables, and return a sentence per leak."""
+        """Return a sentence for each thing that the test has left behind. Kill left processes, remove files in run
+        directories, and restore the environment variables that the check changed.
+        """
         for name, value in self._environ.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -112,10 +117,11 @@ def _shm() -> set[str]:
 
 
 def _used_by_others(name: str) -> bool:
-    """True if the shared memory *name* belongs to another program or no longer exists.
+    """Return True if the shared memory *name* is not a leak of the test: it belongs to another program, or no longer
+    exists.
 
-    It belongs to another program if a process outside this process's subtree has it open or mapped. Mappings are
-    compared by inode, because sem_open maps a file before it renames it.
+    It belongs to another program if a process that is not a descendant of this process has it open or mapped. Mappings
+    are compared by inode, because sem_open maps a file before it gives the file its name.
     """
     try:
         found = os.stat(f"{SHM}/{name}")

@@ -58,7 +58,7 @@ EXAMPLE = '{"accelerators": 8, "type": "NV_GPU", "model": "A800"}'
 
 
 def per_node(hardware: NodeHardware | Sequence[NodeHardware], num_nodes: int) -> list[dict[str, Any]]:
-    """Return the hardware description for the agentd of each node, by rank.
+    """Return the description of the hardware of each node, by rank, as the node's agentd reads it from a file.
 
     Args:
         hardware: one description for all nodes, or a list with one for each node.
@@ -158,16 +158,16 @@ class LocalNode:
 
     @property
     def pid(self) -> int:
-        """Process id of the node's agentd."""
+        """Process id of the agentd of this node."""
         return self.process.pid
 
     @property
     def alive(self) -> bool:
-        """True if the node's agentd is running."""
+        """True if the agentd of this node is running."""
         return self.process.poll() is None
 
     def log(self) -> str:
-        """Return the log of the node's agentd, also after the end of the cluster."""
+        """Return the log of the agentd of this node. It can be read after the end of the cluster too."""
         if self._log is not None:
             return self._log
         try:
@@ -253,13 +253,14 @@ class LocalCluster:
     def start(self, async_op: Literal[True]) -> AsyncWork[LocalCluster]: ...
 
     def start(self, async_op: bool = False) -> LocalCluster | AsyncWork[LocalCluster]:
-        """Start the nodes and wait until all are registered.
+        """Start the nodes and wait until all are registered. Return this LocalCluster.
 
         Args:
-            async_op: True to return an AsyncWork at once instead of blocking, as in the other methods.
+            async_op: True to return an AsyncWork at once instead of blocking; this holds for all methods with
+                *async_op*.
 
         Raises:
-            ClusterTimeoutError: the start takes longer than *timeout* seconds.
+            ClusterTimeoutError: the start takes longer than the *timeout* of the LocalCluster.
             RlinfActorsError: an agentd has ended; the message has its log.
         """
         if self._started:
@@ -280,7 +281,9 @@ class LocalCluster:
         return self
 
     def stop(self, grace: float = 10.0, async_op: bool = False) -> Any:
-        """End every node with its workers by SIGTERM, and by SIGKILL after *grace* seconds. May be called twice."""
+        """End every node with its workers by SIGTERM, and what is left after *grace* seconds by SIGKILL. May be called
+        twice.
+        """
         return _done(lambda: self._stop(grace), "the end of a LocalCluster", async_op)
 
     def _stop(self, grace: float) -> None:
@@ -301,11 +304,15 @@ class LocalCluster:
         self.stopped = True
 
     def kill_node(self, rank: int, async_op: bool = False) -> Any:
-        """SIGKILL a node: its agentd, templates, workers and their children. Return when all have ended."""
+        """Kill a node by SIGKILL, as a loss of power would: its agentd, keeper, templates, workers and their children.
+        Return when all have ended.
+        """
         return _done(lambda: self._kill(self.nodes[rank]), f"the end of node {rank}", async_op)
 
     def kill_agent(self, rank: int, async_op: bool = False) -> Any:
-        """SIGKILL only the agentd of a node, which on node 0 has the head inside. Return when the agentd has ended."""
+        """Kill only the agentd of a node by SIGKILL. On node 0 this also kills the head, which runs in that agentd.
+        Return when the agentd has ended.
+        """
 
         def kill() -> None:
             self.nodes[rank].process.kill()
@@ -314,7 +321,8 @@ class LocalCluster:
         return _done(kill, f"the end of the agentd of node {rank}", async_op)
 
     def restart_agent(self, rank: int, timeout: float = 30.0, async_op: bool = False) -> Any:
-        """Restart the agentd of a node, after it has ended, at its old addresses. Return when the node is registered.
+        """Start the agentd of a node again, at its old addresses, after it has ended. Return when the node is
+        registered.
 
         Raises:
             RlinfActorsError: the agentd still runs, or the new agentd ended before the node was registered.
@@ -331,7 +339,8 @@ class LocalCluster:
         return _done(restart, f"the new start of the agentd of node {rank}", async_op)
 
     def stop_node(self, rank: int, timeout: float = 10.0, async_op: bool = False) -> Any:
-        """End a node in good order (SIGTERM) and wait until its agentd has ended.
+        """Send SIGTERM to the agentd of a node, which then ends its workers and itself. Return when the agentd has
+        ended.
 
         Raises:
             subprocess.TimeoutExpired: the agentd has not ended after *timeout* seconds.
@@ -367,7 +376,8 @@ class LocalCluster:
     # --- what drivers need ---
 
     def cluster(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Cluster:
-        """Return a Cluster of this process on these nodes. Blocks. `stop` shuts the Cluster down.
+        """Connect this process to these nodes as a driver, and return its Cluster. Blocks. `stop` shuts the Cluster
+        down.
 
         Args:
             num_nodes: nodes to wait for; without *num_nodes* and *cluster_cfg*, all nodes.
@@ -385,9 +395,15 @@ class LocalCluster:
         return made
 
     def connect(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Connecting[Cluster]:
-        """Start a Cluster on these nodes from asyncio: ``async with local.connect() as cluster``.
+        """Connect this process to these nodes as a driver, from asyncio: ``async with local.connect() as cluster``.
 
-        Args and Raises are those of `cluster`.
+        Args:
+            num_nodes: as in `cluster`.
+            cluster_cfg: as in `cluster`.
+            arguments: as in `cluster`.
+
+        Raises:
+            RlinfActorsError: as in `cluster`.
         """
         from rlinf_actors.cluster.cluster import Cluster
 
@@ -396,7 +412,9 @@ class LocalCluster:
 
     @property
     def driver_env(self) -> dict[str, str]:
-        """Environment variables with which another process (a script, `rlinf-actors`) connects to these nodes."""
+        """Environment variables with which another process, such as a script or `rlinf-actors`, connects to these
+        nodes.
+        """
         return {HEAD: self.head, KEY_DIR: self.keys}
 
     def _wanted(self, num_nodes: int | None, cluster_cfg: Any) -> int | None:
@@ -417,7 +435,9 @@ class LocalCluster:
     # --- starting ---
 
     def _add(self, rank: int) -> int:
-        """Start the agentd of a new node. Return the read end of the pipe on which it reports its registration."""
+        """Add a node with this rank to the cluster and start its agentd. Return the read end of the pipe on which the
+        agentd reports its registration.
+        """
         base = Settings.load().run_dir or tempfile.gettempdir()
         base = base if len(os.fsencode(base)) <= _MAX_BASE else "/tmp"
         run_dir = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=base)  # agentd removes it if we are killed
@@ -428,7 +448,9 @@ class LocalCluster:
         return heard
 
     def _spawn(self, node: LocalNode) -> int:
-        """Start the agentd of *node*. Return the read end of the pipe on which it reports its registration."""
+        """Write the configuration of *node* and start its agentd. Return the read end of the pipe on which the agentd
+        reports its registration.
+        """
         rank, run_dir = node.rank, node.run_dir
         role = ["--connect", self.head] if rank else ["--head", "--listen", self.head]
         hardware = f"{run_dir}/hardware.json"
@@ -455,7 +477,9 @@ def _done(function: Callable[[], None], what: str, async_op: bool) -> Any:
 
 
 def _wait_ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> None:
-    """Wait until the agentd of each rank in *pipes* reports its registration on its pipe. Close the pipes."""
+    """Wait until agentds report their registration on their pipes, and close the pipes. *pipes* has the pipe of each
+    node, by rank. Raise an error if an agentd reports an error, or if *deadline* passes.
+    """
     missing = set(pipes)
     text = {rank: bytearray() for rank in pipes}
     with selectors.DefaultSelector() as waiting, contextlib.ExitStack() as stack:
@@ -485,7 +509,9 @@ def _wait_ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: 
 
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return *tables* as TOML. JSON's numbers, texts and lists of texts are valid TOML."""
+    """Return *tables* as the text of a TOML file. Values are written as JSON, since JSON's numbers, strings and lists
+    of strings are valid TOML.
+    """
     lines: list[str] = []
     for table, section in tables.items():
         lines.append(f"[{table}]")

@@ -39,18 +39,20 @@ runs: list[pytest.Config] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the run to `runs`."""
+    """Record that a run of pytest begins in this process, so that runtime.lost_errors does not change the exit code."""
     runs.append(config)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove the run from `runs`."""
+    """Record that the run of pytest has ended (see `pytest_configure`)."""
     runs.remove(config)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, None]:
-    """Add the nodes' logs to the report of a failed test, because the log files are removed with the cluster."""
+    """Add the ends of the logs of LocalCluster nodes to the report of a failed test, because the log files are removed
+    with the cluster.
+    """
     outcome = yield
     report = outcome.get_result()
     module = sys.modules.get("rlinf_actors.testing.local_cluster")

@@ -30,7 +30,7 @@ _MAX_LINE = 256
 
 @dataclass(frozen=True)
 class Command:
-    """One line of the record.
+    """One line of a simulated arm's record: a command that the arm took, or the end of a connection.
 
     Attributes:
         at: time at which the arm took the command, in seconds of CLOCK_MONOTONIC.
@@ -44,7 +44,8 @@ class Command:
 
 
 class SimulatedArm:
-    """One simulated arm. Use it on the loop thread only.
+    """One simulated arm: a TCP server that takes commands, records them, and sends its state to its clients. Use it on
+    the loop thread only.
 
     Args:
         record: path of the file to which the arm appends every command.
@@ -65,13 +66,15 @@ class SimulatedArm:
         self._tasks = Tasks()
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept clients until `close` is called. Return the TCP port."""
+        """Listen for clients of the arm at *host* and *port* (0 for a free port). Return the TCP port. The arm accepts
+        clients until `close`.
+        """
         self._server = await asyncio.start_server(self._client, host, port, limit=_MAX_LINE)
         self._tasks.start(self._send_states(), "sending states")
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """End all connections and wait for their end."""
+        """Close all connections of the arm and its record."""
         await self._tasks.close()
         self._server.close()
         for writer in self._clients.values():
@@ -150,21 +153,22 @@ class SimulatedArmClient:
             self._send(f"hello {name}")
 
     def move(self, position: float) -> None:
-        """Move to *position*. Raises OSError if the connection is broken."""
+        """Command the arm to move to *position*. Raise OSError if the connection is broken."""
         self._send(f"move {position:.6f}")
 
     def stop(self) -> None:
-        """Stop the arm, and wait for the state that confirms the stop. Raises OSError if the connection is broken.
+        """Command the arm to stop, and wait for the state that confirms the stop. Raise OSError if the connection is
+        broken.
 
-        The wait matters if the process ends next: if a process ends with unread data, the kernel drops what is still in
-        the socket's send buffer.
+        Without the wait the command could be lost if the process ends next: if a process ends with unread data, the
+        kernel drops the data that it has not sent yet.
         """
         self._send("stop")
         while self.state()[1]:
             pass
 
     def state(self) -> tuple[float, bool]:
-        """Wait for the arm's next state. Return its position, and True if the arm is moving.
+        """Wait until the arm sends its state. Return its position, and True if the arm is moving.
 
         Raises:
             OSError: the arm has closed the connection.
@@ -179,11 +183,13 @@ class SimulatedArmClient:
         return float(position), moving == "1"
 
     def fileno(self) -> int:
-        """Return the file descriptor of the connection, for code that writes commands (lines of text) itself."""
+        """Return the file descriptor of the connection to the arm, for code that writes commands (lines of text)
+        itself.
+        """
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Close the connection; the arm continues with its last command."""
+        """Close the connection to the arm. The arm continues with its last command."""
         self._socket.close()
 
     def _send(self, text: str) -> None:
@@ -191,13 +197,15 @@ class SimulatedArmClient:
 
 
 def read_record(path: str | Path) -> list[Command]:
-    """Return the commands in the record at *path*, in the order of the arm. An incomplete last line is ignored."""
+    """Return the commands in a simulated arm's record, the file *path*, in the order in which the arm took them. An
+    incomplete last line is ignored.
+    """
     lines = Path(path).read_text().split("\n")[:-1]
     return [Command(one["at"], one["connection"], one["command"]) for one in map(json.loads, lines)]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run simulated arms until SIGTERM or SIGINT."""
+    """Run simulated arms as the command line *arguments* say, until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="simulated_arm", description="A robot arm that only records its commands.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="0 for a free one, which is printed")
@@ -212,7 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 async def serve(arms: Sequence[SimulatedArm], host: str, port: int) -> None:
-    """Make the arms listen, print their ports, and run until SIGTERM or SIGINT."""
+    """Let each simulated arm listen at *host* and *port*, print the ports, and run until SIGTERM or SIGINT. With port
+    0, each arm listens at a free port of its own.
+    """
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)

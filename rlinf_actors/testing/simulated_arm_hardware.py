@@ -14,31 +14,33 @@ HW_TYPE = "SimulatedArm"
 @NodeHardwareConfig.register_hardware_config(HW_TYPE)
 @dataclass
 class SimulatedArmConfig(HardwareConfig):
-    """Configuration of one arm. ``address`` is the ``HOST:PORT`` at which its node reaches the arm."""
+    """Configuration of one simulated arm of a node. ``address`` is the ``HOST:PORT`` at which the node reaches
+    the arm.
+    """
 
     address: str
 
 
 @dataclass
 class SimulatedArmInfo(HardwareInfo):
-    """One arm, as its worker sees it. ``address`` is its ``HOST:PORT``."""
+    """Description of one simulated arm for the worker that uses it. ``address`` is the ``HOST:PORT`` of the arm."""
 
     address: str
 
     @property
     def identity(self) -> str:
-        """The arm's address, so that only one group at a time may use the arm."""
+        """The address of the arm. The head uses it to give the arm to only one group at a time."""
         return self.address
 
 
 @Hardware.register()
 class SimulatedArmHardware(Hardware):
-    """Hardware type whose configured arms always count as present."""
+    """The hardware type of simulated arms. Every configured arm counts as present, because no hardware is probed."""
 
     HW_TYPE = HW_TYPE
 
     @classmethod
     def enumerate(cls, node_rank: int, configs: Sequence[SimulatedArmConfig] | None = None) -> HardwareResource | None:
-        """Return the configured arms of a node, None if it has none."""
+        """Return the simulated arms that are configured for a node, or None if there are none."""
         infos = [SimulatedArmInfo(cls.HW_TYPE, "simulated", arm.address) for arm in configs or ()]
         return HardwareResource(cls.HW_TYPE, infos) if infos else None
