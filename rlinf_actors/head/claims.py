@@ -88,7 +88,7 @@ class ClaimTable:
                     raise Refused(IN_USE, self._refusal(held))
 
     def states(self, now: float) -> list[LeaseState]:
-        """Return the state of every robot that is held, sorted by the robot's key."""
+        """Return the state of every robot that a group holds, sorted by the robot's key."""
         return [self._state(list(claims.values()), now) for _, claims in sorted(self._claims.items())]
 
     def take(self, group: Group, worker: WorkerRecord, node: Node) -> HardwareClaim | None:

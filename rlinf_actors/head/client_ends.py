@@ -36,9 +36,9 @@ LAST_TRY_S = 1.0
 
 @dataclass(eq=False)
 class ExpectedClient:
-    """A client that has sent no hello to this head yet, but that a member has named.
+    """A client that a member has named, and that has sent no hello to this head yet.
 
-    The client owns workers that an agentd reported after a restart of the head, or another client subscribed to its
+    After a restart of the head an agentd reported workers that the client owns, or another client subscribed to its
     end.
 
     Attributes:
@@ -147,7 +147,7 @@ class ExpectedClients:
 
 @dataclass(eq=False)
 class SuspectedDeath:
-    """A client whose end an agentd reported. The head checks its connection again after `pause` seconds."""
+    """A client whose end an agentd reported. The head checks its connection `pause` seconds after the last check."""
 
     client: Client
     pause: float = FIRST_TRY_S

@@ -59,7 +59,7 @@ class ClientTable:
         return self._of_job.of(namespace)
 
     def below(self, worker_id: str) -> list[Client]:
-        """Return the clients that are child processes of this worker."""
+        """Return the clients that are child members of this worker."""
         return self._below.of(worker_id)
 
     def alive(self) -> Iterable[Client]:
@@ -219,7 +219,7 @@ class ClientTable:
             self._watches.ask(client, node)
 
     def watched_on(self, node_id: str, incarnations: Iterable[str]) -> None:
-        """Record which clients the agentd of this node watches already, because an earlier head asked for it."""
+        """Record which clients the agentd of this node watches by order of an earlier head, as its hello says."""
         for incarnation in incarnations:
             if incarnation not in self._clients and self._ended.get(incarnation) is None:
                 self._expected.watched_on(node_id, incarnation)

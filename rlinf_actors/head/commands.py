@@ -322,6 +322,7 @@ class Timing(msgspec.Struct, frozen=True):
     def after_stall(self, last_seen: float, seconds: float, now: float) -> float:
         """Return the corrected *last_seen* time of a peer after the head did not run for the *seconds* until *now*.
 
-        With the corrected time the peer is suspect at most, because messages that it sent meanwhile are still unread.
+        The messages that the peer sent in that time are still unread. So the corrected time makes the peer suspect at
+        most, never lost.
         """
         return min(now, max(last_seen + seconds, now - self.suspect_s))

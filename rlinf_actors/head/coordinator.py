@@ -186,7 +186,7 @@ class Coordinator:
     def next_deadline(self) -> float:
         """Return when the next TimerDue event is due, in monotonic seconds; infinity for never.
 
-        The time may be too early, because leases are renewed meanwhile; the event then changes nothing.
+        If a lease was renewed in the meantime, nothing is due at that time, and the event changes nothing.
         """
         return min(self.timers.next_deadline(), self.now + self.keys.next_expiry() - self.wall)
 

@@ -68,7 +68,7 @@ _SEQ = attrgetter("seq")
 
 
 class EventLog:
-    """The newest events, and the readers that wait for the next event.
+    """The newest events. Answers readers, and keeps the readers that wait for the next event.
 
     Args:
         head: the coordinator. Its epoch names this log, so a reader notices that another head has begun a new log.
@@ -106,10 +106,11 @@ class EventLog:
             self._make_room()
 
     def ask(self, peer: bytes, id: int, asked: GetEvents, sees: Sees, key: str = "") -> Events | None:
-        """Return the events that a reader asks for; None if there is no such event yet and the answer is sent later.
+        """Return the events that a reader asks for; None if there are none yet, and the answer is sent later.
 
-        *peer* and *id* are the reader's connection and the number of the request. *key* is the reader's public key,
-        whose waiting readers are limited; "" for a local process.
+        *peer* and *id* are the reader's connection and the number of the request. *sees* returns True for a namespace
+        whose events the reader may see. *key* is the reader's public key, "" for a local process; each key may have a
+        limited number of waiting readers.
         """
         if asked.log and asked.log != self._log:
             asked = replace(asked, since=0)
@@ -154,7 +155,7 @@ class EventLog:
         self._head.timers.cancel(reader.timer)
 
     def _make_room(self) -> None:
-        """Drop the oldest entry of the largest share; never the newest entry."""
+        """Drop the oldest entry of the share with the most entries or text; never the newest entry."""
         others = [share for share in self._shares.values() if share.seqs[0] != self._last]
         share = max(others, key=lambda share: len(share.seqs) / self._kept + share.chars / self._kept_chars)
         place = bisect_left(self._events, share.seqs.popleft(), key=_SEQ)

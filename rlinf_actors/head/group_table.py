@@ -117,9 +117,9 @@ class GroupTable:
         return list(self._with_robots.values())
 
     def ended(self, namespace: str, name: str, token: str = "") -> GroupState | None:
-        """Return the final state, with *token*, of the last ended group of this name.
+        """Return the final state of the last ended group of this name, with the job's *token*.
 
-        None if no group of this name has ended, or if its state was dropped.
+        None if no group of this name has ended, or if the head has dropped the state.
         """
         return self._ended.get((namespace, name), token)
 
@@ -300,7 +300,7 @@ class GroupTable:
                 self.claims.lose(worker, certain)
 
     def lose(self, worker: WorkerRecord, node: Node, reason: str) -> None:
-        """Declare a worker lost although its node's agentd is registered, and order the agentd to stop the worker."""
+        """Declare a worker lost although its node's agentd is registered, and order that agentd to stop the worker."""
         self._send_stop([worker], 0.0, reason)
         self._unseen.add(worker.id, reason, by=node.member)
         self.lost(worker, reason)

@@ -47,7 +47,8 @@ class OwnKeys:
         public: the head's own public key, "" for a head without keys.
         driver: public key of the driver on the head's machine, "" without a driver's key.
         driver_name: name of that driver.
-        local: on a head without keys, the public key of the user that runs the head, else ""; see security.thisuser.
+        local: on a head without keys, the public key by which processes of the head's own user prove that they are
+            local (security.keyfile.key); else "".
     """
 
     public: str = ""
@@ -296,10 +297,10 @@ class KeyRegistry:
 
 
 def _is_over(key: KeyState, wall: float) -> bool:
-    """True if a key or join token has expired.
+    """Return True if a key or join token has expired.
 
-    A join token with much more time left than TOKEN_S has expired too, because the clock was set back. A replaced key
-    stays valid in that case, because workers run with it.
+    If the clock was set back, a join token may have much more time left than TOKEN_S. Such a token counts as expired. A
+    replaced key stays valid in that case, because workers run with it.
     """
     if key.expires_at is None:
         return False

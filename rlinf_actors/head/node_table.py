@@ -214,7 +214,7 @@ class NodeTable:
     # --- ends ---
 
     def left(self, node: Node, reason: str) -> None:
-        """Remove a node whose agentd said goodbye: its workers have ended, and its rank becomes free."""
+        """Remove a node whose agentd said goodbye. Its workers have ended, and its rank becomes free."""
         self._end(node, "left", reason or "its agentd was stopped")
         self._lost.add(node.incarnation, "said goodbye", certain=True, by=node.member)
         self._forget(node)
@@ -337,8 +337,9 @@ class NodeTable:
     def _check_rank(self, node: Node) -> None:
         """Raise Refused if the node's RLINF_NODE_RANK conflicts with the ranks of the other nodes.
 
-        An agentd with a key gets an error after which it tries again, because the other node may be the wrong one and
-        may leave. An agentd without a key gets an error after which it exits: its configuration must be corrected.
+        An agentd with a key gets an error after which it tries again, because the other node may have the wrong rank
+        and may leave. An agentd without a key gets an error after which it exits, because its configuration must be
+        corrected.
         """
         if not self._may_conflict(node):
             return

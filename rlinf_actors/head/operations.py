@@ -92,7 +92,7 @@ class DrainTable:
         self._changed = True
 
     def flush(self) -> None:
-        """Log, once, each drained node that has no worker left."""
+        """Log each drained node that has no worker left, once for each drain."""
         changed, self._changed = self._changed, False
         for id in self._head.nodes.drained if changed else ():
             node = self._head.nodes.get(id)
@@ -156,7 +156,7 @@ class HardwareQueries:
                 self._head.emit(commands.Notify(node.peer, LookForHardware(name, query.question)))
 
     def node_lost(self, node: Node, reason: str) -> None:
-        """Refuse the queries that a lost node will not answer."""
+        """Answer the queries that a lost node will not answer with an error, for this *reason*."""
         for name, query in list(self._queries.items()):
             if query.node.incarnation == node.incarnation:
                 self._remove(name)

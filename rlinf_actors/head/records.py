@@ -202,7 +202,7 @@ class Node:
 
     @cached_property
     def registered(self) -> RegisteredNode:
-        """The facts about the node that decide its rank."""
+        """The node's id, configured rank and other facts from which the cluster's ranks are computed."""
         kind = accelerator_type_of(self.report.resources)
         return RegisteredNode(self.id, self.report.rank, self.is_head, kind, self.report.ip)
 

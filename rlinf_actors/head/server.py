@@ -34,7 +34,9 @@ log = logging.getLogger(__name__)
 
 
 class HeadServer:
-    """A head that listens; it is also the `security.members.Gate` of its sockets. Loop thread only, except `admit`.
+    """The head as a server: sockets, timer and store around the coordinator. Loop thread only, except `admit`.
+
+    Its sockets call `admit` to check keys, and `refused` for connections that they reject (security.members.Gate).
 
     Args:
         network: the sockets of this process.

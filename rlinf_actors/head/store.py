@@ -175,10 +175,10 @@ class HeadStore:
         )
 
     def _rows(self, what: str, row: type[Row]) -> list[Row]:
-        """Return the selected rows as tuples of type *row*; sqlite keeps any type in any column.
+        """Return the rows that the query *what* selects, as tuples of type *row*.
 
         Raises:
-            msgspec.ValidationError: a value is of another type.
+            msgspec.ValidationError: a value is of another type; sqlite does not check the types of columns.
         """
         found: list[Row] = msgspec.convert(self._database.execute(f"SELECT {what}").fetchall(), list[row])  # type: ignore[valid-type]
         return found

@@ -177,17 +177,17 @@ class LogLines(ControlMessage, frozen=True):
 
     @property
     def cost(self) -> int:
-        """Credit that the lines take from the job's window; see line_cost."""
+        """Credit that the lines take from the job's window: their characters, and LINE_COST for each line."""
         return sum(line_cost(text) for _, _, text in self.entries)
 
 
 def line_cost(text: str) -> int:
-    """Return the credit that a line takes from its job's window: its characters and LINE_COST."""
+    """Return the credit that a line takes from its job's window: the number of its characters plus LINE_COST."""
     return len(text) + LINE_COST
 
 
 class FlushLogs(ControlMessage, frozen=True):
-    """Send the remaining output of a job's workers within `wait_s` seconds; the driver is about to end.
+    """Ask for the remaining output of a job's workers within `wait_s` seconds, because the driver is about to end.
 
     A driver sends it to the head as a request, which the head answers by Flushing. The head passes it as a notice to
     the nodes that have, or had, workers of the job, and each of their agentds sends a LogLines whose `final` is True.

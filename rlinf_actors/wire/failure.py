@@ -128,7 +128,7 @@ def decode(raised: Raised, parts: AuthenticatedParts, *, worker: str, rank: int,
 
 
 def unreadable(what: str, method: str, worker: str, node: str, error: Exception) -> SerializationError:
-    """Return the error for *what* ("the result") of *method* when it cannot be unpickled in this process."""
+    """Return the error for the user when *what* (such as "the result") of *method* cannot be unpickled here."""
     return SerializationError(
         f"{what} of {method}() from {worker} on {node} cannot be read here: {type(error).__name__}: {error}"
     )
@@ -142,7 +142,9 @@ def describe(answer: Raised | Exception, method: str, *, worker: str, node: str)
 
 
 def mixed(original: BaseException, message: str, where: dict[str, Any]) -> WorkerError:
-    """Return a WorkerError that is also an instance of *original*'s type, or a plain WorkerError if that is impossible.
+    """Return a WorkerError that is also an instance of *original*'s class, so that users can catch it as that class.
+
+    If no such instance can be made, return a plain WorkerError.
 
     Args:
         original: the exception that the worker raised.

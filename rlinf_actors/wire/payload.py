@@ -181,7 +181,10 @@ class Taker(Protocol):
     """Takes tensors out of an object while `encode` pickles the object, so that they can travel on another path."""
 
     def take(self, tensor: Any) -> int | None:
-        """Return the number under which `decode` gets this dense tensor back, None to leave it in the object."""
+        """Take this dense tensor, and return the number under which `decode` gets it back.
+
+        None if the tensor stays in the pickled object.
+        """
 
     def clear(self) -> None:
         """Forget all tensors that were taken, because `encode` begins to pickle the object again."""

@@ -15,7 +15,7 @@ from rlinf_actors.wire.protocol import Number, Pid, Size, WorkerId
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of the structs inside messages."""
+    """Base of the structs that are fields of control messages."""
 
 
 class HardwareReport(Value, frozen=True):
