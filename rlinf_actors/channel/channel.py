@@ -210,7 +210,7 @@ class Channel(ChannelViews[T]):
             item: any picklable object.
             weight: weight of the item in `get_batch`, 0 or more.
             key: names the FIFO: a str, int, float, bool, bytes or None, or a tuple of them.
-            async_op: return at once an AsyncWork that is done when the queue has the item. Cancelling a task that
+            async_op: return at once an AsyncWork that is done when the channel has the item. Cancelling a task that
                 awaits the work does not cancel the put.
             timeout: seconds to wait; None for no limit.
 
@@ -371,7 +371,10 @@ class Channel(ChannelViews[T]):
             yield item
 
     def __iter__(self) -> Iterator[T]:
-        """Yield the items of the default key as ``async for`` does, with gets that block."""
+        """Yield the items of the default key as they come, until the channel is closed and empty.
+
+        Blocks while there is none.
+        """
         while True:
             try:
                 item = self.get()
@@ -421,7 +424,10 @@ class Channel(ChannelViews[T]):
 
     @property
     def _backend(self) -> Backend:
-        """The backend. On a handle that came as an argument, the first access starts the search for the channel."""
+        """Return the object that makes this handle's requests.
+
+        On a handle that came as an argument of a call, the first access starts the search for the channel.
+        """
         if self._made_in != forks.generation():
             self._adopt_in_child()
         made = self._made
@@ -437,7 +443,10 @@ class Channel(ChannelViews[T]):
             return made
 
     def _adopt_in_child(self) -> None:
-        """Reset a handle that a child of a worker inherited by fork; raise UsageError in any other fork."""
+        """Make a handle that this process inherited by fork usable, if the process is a child member.
+
+        Otherwise raise UsageError.
+        """
         job = worker_job()
         if job is None or not self._namespace:
             forks.check(self._made_in)
@@ -458,10 +467,11 @@ def create_channel(
     max_deliveries: int,
     beside: Callable[[], Awaitable[int]] | None = None,
 ) -> AsyncWork[Channel[Any]]:
-    """Make a channel. Only `Channel.create` and `Worker.create_channel` call this function, and they call it directly.
+    """Make a channel, for `Channel.create` and `Worker.create_channel`. No other code calls this function.
 
-    The warning for a name in use names the line of their caller. If *beside* is given, it is awaited on the I/O thread
-    to get the rank of the channel's node instead of *node_rank*. For the other arguments see `Channel.create`.
+    The warning for a name in use names the line of code two calls up, so these two must call it directly. If *beside*
+    is given, it is awaited on the I/O thread to get the rank of the channel's node instead of *node_rank*. *show_logs*
+    is the opposite of *disable_distributed_log*; the other arguments are those of `Channel.create`.
     """
     for what, value in (("maxsize", maxsize), ("max_deliveries", max_deliveries)):
         if not isinstance(value, int) or isinstance(value, bool):

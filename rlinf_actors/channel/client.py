@@ -52,8 +52,8 @@ T = TypeVar("T")
 class JoinedWork(AsyncWork[T]):
     """A work that is done when several other works are done.
 
-    *make* makes the result from the list of works, on the first thread that takes the result. If *works* is None, the
-    caller passes the works to `join` later.
+    *make* makes the result from the list of these works, on the first thread that asks for the result. If *works* is
+    None, the caller passes the works to `join` later.
     """
 
     _lazy = True
@@ -66,7 +66,7 @@ class JoinedWork(AsyncWork[T]):
             self.join(works)
 
     def join(self, works: Sequence[AsyncWork[Any]]) -> None:
-        """Set the works to wait for. Call at most once."""
+        """Set the works to wait for. Called at most once."""
         self._works = works
         self._left = len(works)
         for work in works:
@@ -87,9 +87,10 @@ class JoinedWork(AsyncWork[T]):
 
 
 class ClosingChannel(JoinedWork[None]):
-    """A close of all replicas of a channel.
+    """The work of `Channel.close`: it closes all replicas of the channel.
 
     If all replicas are empty, the work is done when the host processes have ended and the channel's name is free.
+    Otherwise it is done when all replicas have confirmed the close.
     """
 
     def __init__(self, name: str, hosts_gone: Future[None]) -> None:
@@ -114,7 +115,10 @@ class ClosingChannel(JoinedWork[None]):
 
 
 class DeferredQuery(JoinedWork[T]):
-    """A request to all replicas, made before the channel was found. *start* sends it to the channel that is found."""
+    """A request to all replicas of a channel that has not been found yet.
+
+    When the channel is found, *start* sends the request.
+    """
 
     def __init__(self, what: str, start: Callable[[Any], AsyncWork[T]]) -> None:
         super().__init__(what, None, lambda works: works[0]._outcome())
@@ -122,7 +126,7 @@ class DeferredQuery(JoinedWork[T]):
 
 
 class RequestBuffer:
-    """Requests that wait, in order, until the host to send them to is found. Any thread may use it."""
+    """Keeps requests, in order, until the host that they go to is known. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -130,14 +134,17 @@ class RequestBuffer:
         self._over = False
 
     def add(self, request: Request | DeferredQuery[Any]) -> bool:
-        """Add a request and return True; return False if `flush` or `fail` has ended the buffer."""
+        """Keep a request and return True.
+
+        Return False if the host is known or the search has failed, so nothing is kept.
+        """
         with self._lock:
             if not self._over:
                 self._waiting.append(reference(request))
             return not self._over
 
     def flush(self, send: Callable[[Any], object], then: Callable[[], object]) -> None:
-        """Pass all waiting requests to *send* in order, end the buffer and call *then*. Loop thread only."""
+        """Pass all kept requests to *send*, in order. Then call *then*, and keep no later request. Loop thread only."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -152,7 +159,7 @@ class RequestBuffer:
                 request._give_back(False)
 
     def fail(self, error: BaseException) -> None:
-        """Reject all waiting requests with *error*, and end the buffer."""
+        """Fail all kept requests with *error*, and keep no later request."""
         with self._lock:
             self._over = True
             waiting, self._waiting = self._waiting, collections.deque()
@@ -169,9 +176,9 @@ _finding = forks.free_in_children(threading.Lock())
 
 
 def remote_channel(runtime: Runtime, group: RemoteGroup, name: str, node_rank: int, taker: str) -> RemoteChannel:
-    """Return this process's only RemoteChannel for the host processes in *group*; make it at the first call.
+    """Return the RemoteChannel through which this process uses the channel whose hosts are *group*.
 
-    All handles of a channel share one RemoteChannel, and so share one PutWindow.
+    The first call makes it. All handles of a channel share one RemoteChannel, and so share one PutWindow.
     """
     with _finding:
         channel = _channels.get(id(group))  # the channel keeps the group, so its id is not used again
@@ -240,7 +247,7 @@ class RemoteChannel(RequestMaker):
     # --- errors ---
 
     def refusal(self, raised: frames.Raised, work: AsyncWork[Any], parts: Sequence[Buffer] = ()) -> Exception:
-        """Return the exception for a request that the host refused with the frame *raised*.
+        """Return the exception for the request *work*, which the host refused with the frame *raised*.
 
         *parts* follow the frame; they describe the item if the item became undeliverable.
         """
@@ -255,7 +262,7 @@ class RemoteChannel(RequestMaker):
         return RlinfActorsError(f"channel {self._name!r}: {raised.text}")
 
     def gone(self, error: Exception) -> Exception:
-        """Return the exception for a request whose host is gone; *error* says how the host ended."""
+        """Return the exception for a request whose host process has ended; *error* says how that process ended."""
         found = end_of_channel(self._name, error)
         if found is not error:
             found.__cause__ = error
@@ -264,9 +271,9 @@ class RemoteChannel(RequestMaker):
     # --- acknowledgements ---
 
     def taken(self, peer: Peer, call: int) -> None:
-        """Acknowledge the item of get number *call* to *peer*.
+        """Acknowledge to the host *peer* the item that it delivered for request number *call*.
 
-        While other requests are under way, acknowledgements are collected, and many of them share one frame.
+        While other requests are under way, acknowledgements are collected, so that many of them share one frame.
         """
         under_way = len(peer.pending) - (call in peer.pending)  # the loop may not have removed this one yet
         if not under_way and not self._taken:
@@ -278,7 +285,10 @@ class RemoteChannel(RequestMaker):
             self._io.call(self.acknowledge)
 
     def acknowledge(self) -> None:
-        """Send the collected acknowledgements, so that they arrive before all later messages. Any thread."""
+        """Send the collected acknowledgements, so that they arrive at the hosts before all later messages.
+
+        Any thread.
+        """
         self._taken_due = False  # first, so that `taken` schedules another call for what this one misses
         calls: dict[Peer, list[int]] = {}
         with self._acknowledging:
@@ -289,7 +299,7 @@ class RemoteChannel(RequestMaker):
                 peer.send(frames.ChannelAck(taken))
 
     def give_back(self, peer: Peer, call: int, later: bool) -> None:
-        """Cancel get number *call*, and tell the host to return an item that was delivered for it.
+        """Cancel get number *call*, and tell the host *peer* to return an item that it may have delivered for the get.
 
         *later* is True in a destructor, whose thread may hold any lock: the I/O thread then does the work.
         """
@@ -331,9 +341,11 @@ class RemoteChannel(RequestMaker):
             placement.home.begin(self, peers[0])
 
     def _placed(self, placement: _KeyPlacement) -> None:
-        """Send the waiting requests of a key when replica 0 has answered which replica has the key. Any thread.
+        """Handle the answer of replica 0, which says which replica has a key: send the requests that waited for it.
 
-        Reject the requests if replica 0 did not answer.
+        Any thread.
+
+        If replica 0 did not answer, fail these requests.
         """
         error = placement.home.error
         if error is None:
@@ -356,7 +368,7 @@ class RemoteChannel(RequestMaker):
 
 
 class _KeyPlacement(RequestBuffer):
-    """The requests for one key that wait until its replica is known. `home` is the query for it, sent to replica 0."""
+    """Keeps the requests for one key until it is known which replica has the key. `home` asks replica 0 for that."""
 
     def __init__(self, name: str, key: bytes, node_rank: int, replicas: int) -> None:
         super().__init__()
@@ -366,9 +378,11 @@ class _KeyPlacement(RequestBuffer):
 
 
 class _PendingAnswer:
-    """The entry of a get or a query in its peer's table of pending calls (runtime.peer.Pending).
+    """Completes a get or a query when its host answers or ends.
 
-    The entry refers weakly to a get, so that a get which the caller drops is cancelled.
+    It is kept in the table of pending calls of the host's Peer.
+
+    It refers weakly to a get, so that a get that the caller drops is cancelled.
     """
 
     __slots__ = ("_channel", "_work")
@@ -378,7 +392,10 @@ class _PendingAnswer:
         self._work = work
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """Complete the request with the host's answer. Return True: there is only one answer. Loop thread only."""
+        """Complete the request with the host's answer. Loop thread only.
+
+        Return True, which removes the entry from the table, because a request has only one answer.
+        """
         work = self._work()
         if work is None:
             return True  # dropped: its destructor has told the host
@@ -395,10 +412,11 @@ class _PendingAnswer:
 
 
 def end_of_channel(name: str, error: Exception) -> Exception:
-    """Return the exception that users of a channel get when its host is gone; *error* says how the host ended.
+    """Return the exception that users of a channel get when its host has ended; *error* says how the host ended.
 
-    A host ends with exit code 0 only if its channel was closed and every item was taken. After any other end the
-    channel is broken, so that no user mistakes the end for an orderly one.
+    If the exit code is 0, the channel was closed and every item was taken: the exception is ChannelClosedError. After
+    any other end of the host it is ChannelBrokenError. If only the connection was lost, it is ConnectionLostError. Any
+    other *error* is returned unchanged.
     """
     if isinstance(error, WorkerDiedError) and error.exit_code == 0:
         return ChannelClosedError(f"channel {name!r} was closed")

@@ -36,7 +36,7 @@ HOST = "rlinf_actors.worker.channelhost:ChannelHost"
 
 @dataclass(frozen=True)
 class JobMember:
-    """This process as a member of its job.
+    """This process as a member of its job: what is needed to make and find channels.
 
     Attributes:
         runtime: of this process; a worker's runtime may not have reached the head yet.
@@ -52,7 +52,7 @@ class JobMember:
 
 
 def member() -> JobMember:
-    """Return this process as a member of its job.
+    """Return the runtime, node and name of this process, for the channels that it makes or finds.
 
     Raises:
         UsageError: this driver has no Cluster, or this process is a forked child that may not use the runtime.
@@ -123,7 +123,7 @@ async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:
 
 
 async def _ended_before(runtime: Runtime, name: str) -> Exception:
-    """Return the error for a channel that the head does not list any more: how the channel ended, if the head knows."""
+    """Return the error for a channel that the head does not list: how its hosts ended, if the head still knows that."""
     early = f"channel {name!r} ended before this process first used it"
     try:
         group = await runtime.groups.find(runtime.namespace, CHANNEL_GROUPS + name, ended=True)
@@ -137,7 +137,7 @@ async def _ended_before(runtime: Runtime, name: str) -> Exception:
 
 
 class ConnectingChannel(RequestMaker):
-    """The backend of a handle that came as an argument: keeps requests, in order, until the channel is found.
+    """Keeps the requests of a handle that came as an argument of a call, in order, until the handle's channel is found.
 
     Attributes:
         found: the channel; None until it is found.

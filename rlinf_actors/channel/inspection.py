@@ -114,7 +114,14 @@ class ChannelViews(Generic[T]):
 
 
 def _described(name: str, closed: bool, rows: list[tuple[Any, int, list[ShownItem]]], dead: dict[Any, int]) -> str:
-    """Return the text of `Channel.describe` for a View."""
+    """Return the text of `Channel.describe`.
+
+    Args:
+        name: name of the channel.
+        closed: True if the channel is closed.
+        rows: for each key, the key, the number of waiting items, and the first items.
+        dead: number of undeliverable items by key.
+    """
     lines = [f"Channel {name!r}{' (closed)' if closed else ''}: {sum(row[1] for row in rows)} items"]
     for key, count, items in rows:
         more = f", … {count - len(items)} more" if count > len(items) else ""

@@ -30,7 +30,10 @@ _SHOWN_ITEMS = 20
 
 
 class LocalChannel:
-    """A channel of this process only: the queue, a lock for it, and the works that wait. Any thread may use it."""
+    """A channel whose items stay in this process. Any thread may use it.
+
+    It has the queue, a lock, and the waiting works.
+    """
 
     def __init__(self, name: str, maxsize: int, max_deliveries: int = 0) -> None:
         self._name = name
@@ -113,11 +116,14 @@ class LocalChannel:
         return work
 
     def acknowledge(self, ticket: Ticket) -> None:
-        """Remove the items of a delivery from the channel, since user code has received or processed them."""
+        """Remove the items that were delivered for *ticket*, because user code has received or processed them."""
         self._do(lambda: self._queue.ack(ticket))
 
     def fail(self, ticket: Ticket, how: str) -> None:
-        """Return an item that was not processed to its queue. *how* is the reason."""
+        """Return the item that was delivered for *ticket* to its queue, because it was not processed.
+
+        *how* is the reason.
+        """
         self._do(lambda: self._queue.fail(ticket, how))
 
     def _do(self, step: Callable[[], list[Command]]) -> None:
@@ -127,7 +133,9 @@ class LocalChannel:
         self._sweep()
 
     def drop(self, ticket: Ticket, how: str | None = None) -> None:
-        """Return the items of a delivery to their queue. Safe in a destructor: on any thread, with any lock held.
+        """Return the items delivered for *ticket* to their queue.
+
+        A destructor may call this, on any thread with any lock held.
 
         *how* says why the item was not processed; None if user code never received the items.
         """
@@ -135,10 +143,10 @@ class LocalChannel:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Return the dropped items to their queues, unless the lock is held.
+        """Return all items given to `drop` to their queues, if the lock is free.
 
-        A destructor may run on a thread that holds the lock. `_do` of that thread then calls `_sweep` after it releases
-        the lock.
+        A destructor may run on a thread that holds the lock. After that thread has released the lock, `_do` calls
+        `_sweep` again.
         """
         while self._dropped and self._lock.acquire(blocking=False):
             commands: list[Command] = []
@@ -203,7 +211,10 @@ class _Take(_Get, PendingTake[Any]):
         return super()._decode(arrived)
 
     def _acknowledge(self, arrived: tuple[QueuedItem, ...]) -> None:
-        """Do nothing: `release` acknowledges the item when the user's block ends."""
+        """Do nothing when user code receives the item.
+
+        A take acknowledges its item by `release`, when the user's block ends.
+        """
 
     def release(self) -> AsyncWork[None]:
         self._channel.acknowledge(self.ticket)

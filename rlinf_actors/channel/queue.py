@@ -27,7 +27,10 @@ ERROR_CHARS = 2000
 
 
 class Ticket(NamedTuple):
-    """Identifies a request: the process that made it, the link on which it arrived, and its number on that link."""
+    """Identifies a request: the process that made it, the link on which it arrived, and its number on that link.
+
+    The queue's answer to a request has the request's ticket.
+    """
 
     owner: str
     peer: bytes
@@ -171,7 +174,7 @@ class ChannelQueue:
         return len(self._keys.get(key, _NO_QUEUE).items)
 
     def full(self, key: Hashable) -> bool:
-        """True if a put under this key would wait, because of either limit."""
+        """Return True if a put under this key would wait, because of the limit of items or the limit of bytes."""
         queue = self._keys.get(key, _NO_QUEUE)
         return bool(queue.parked) or not self._room(queue, 1)
 
@@ -183,13 +186,16 @@ class ChannelQueue:
 
     @property
     def drained(self) -> bool:
-        """True if the channel is closed and holds no items and no requests, so that its host can end."""
+        """Return True if the channel is closed and holds no items and no requests, so that its host can end."""
         return self.closed and not self._keys
 
     # --- requests ---
 
     def put(self, ticket: Ticket, key: Hashable, item: QueuedItem, nowait: bool = False) -> list[Command]:
-        """Append an item, or park it until there is room. If *nowait* is True, refuse the put instead of parking."""
+        """Append an item.
+
+        If there is no room, park the item until there is; if *nowait* is True, refuse the put instead.
+        """
         if self.closed:
             return [RefuseRequest(ticket, "closed")]
         queue = self._keys[key]
@@ -206,7 +212,10 @@ class ChannelQueue:
         return [AcceptPut(ticket)]
 
     def get(self, ticket: Ticket, key: Hashable, nowait: bool = False) -> list[Command]:
-        """Deliver the item at the head, or wait for it. If *nowait* is True, refuse the request instead of waiting."""
+        """Deliver the item at the head.
+
+        If there is none, wait for an item; if *nowait* is True, refuse the request instead.
+        """
         queue = self._keys[key]
         if not queue.items and (nowait or self.closed):
             self._drop_if_unused(key, queue)
@@ -219,8 +228,9 @@ class ChannelQueue:
         return self._wait(ticket, key, queue, _Getter(None))
 
     def batch(self, ticket: Ticket, key: Hashable, target: float) -> list[Command]:
-        """Deliver items from the head until the next item would exceed *target*; wait while the items weigh less.
+        """Deliver items from the head of *key* whose total weight is at most *target*.
 
+        The batch is complete when it weighs *target*, or when the next item would exceed *target*; until then it waits.
         A waiting batch collects items, which makes room for puts. If the batch is cancelled, its items return.
         """
         queue = self._keys[key]
@@ -231,10 +241,12 @@ class ChannelQueue:
         return [*commands, *self._end_getters(key, queue)] if self.closed else commands
 
     def take(self, ticket: Ticket, key: Hashable, taker: str) -> list[Command]:
-        """Deliver the item at the head, or wait for an item. The item stays out until `ack` or `fail`.
+        """Deliver the item at the head, or wait for an item.
 
-        If the deliveries of the item have failed too often, the item becomes undeliverable and the take is refused. On
-        a closed channel a take waits while items of the key are out, since these may return.
+        It stays in the channel until `ack` removes it or `fail` returns it.
+
+        If too many deliveries of the item have failed, the item becomes undeliverable, and the take is refused. On a
+        closed channel a take waits while delivered items of the key are not acknowledged, since these may return.
         """
         queue = self._keys[key]
         if self.closed and not queue.items and not queue.out:
@@ -243,7 +255,7 @@ class ChannelQueue:
         return self._wait(ticket, key, queue, _Getter(None, taker))
 
     def drain(self, ticket: Ticket, key: Hashable) -> list[Command]:
-        """Deliver all undeliverable items of a key. They become undeliverable again unless *ticket* is acknowledged."""
+        """Deliver all undeliverable items of a key. They become undeliverable again if *ticket* is not acknowledged."""
         queue = self._keys[key]
         items, queue.dead = tuple(queue.dead), []
         if items:
@@ -281,19 +293,18 @@ class ChannelQueue:
         return commands
 
     def fail(self, ticket: Ticket, how: str) -> list[Command]:
-        """Return the items of a failed delivery to the head of their queue, and count the failure. *how* is the reason.
+        """Return the items that were delivered for *ticket* to the head of their queue, and count a failure of each.
 
-        An unknown ticket is ignored: its items have returned before.
+        *how* is the reason. An unknown ticket is ignored, because its items have returned to their queue before.
         """
         if ticket in self._delivered:
             self._count_failure(ticket, how)
         return self._return_delivery(ticket)
 
     def cancel(self, ticket: Ticket, back: bool = False) -> list[Command]:
-        """Refuse a request that still waits.
+        """Refuse a request that still waits. If its items are delivered already, they stay with the consumer.
 
-        If its items are delivered already, they stay with the consumer, unless *back* is True. Then they return to the
-        queue, and no failure is counted.
+        If *back* is True, delivered items return to the queue instead, and no failure is counted.
         """
         key = self._waiting.get(ticket)
         if key is not None:
@@ -321,7 +332,7 @@ class ChannelQueue:
         return [command for key, queue in touched.items() for command in self._pump(key, queue)]
 
     def close(self) -> list[Command]:
-        """Refuse puts from now on, and refuse gets when their key is empty. May be called again."""
+        """Close the channel: refuse all later puts, and refuse gets when their key is empty. May be called again."""
         self.closed = True
         commands: list[Command] = []
         for key, queue in list(self._keys.items()):
@@ -341,7 +352,7 @@ class ChannelQueue:
         return self.max_bytes <= 0 or queue.count == 0 or self.nbytes + nbytes <= self.max_bytes
 
     def _note_starved(self, key: Hashable, queue: _KeyQueue) -> None:
-        """Record in `_starved` whether the next put of this key waits for bytes, not for the number of items."""
+        """Note in `_starved` if the first parked put of a key waits for the limit of bytes, not of items."""
         if queue.parked and not 0 < self.maxsize <= len(queue.items):
             self._starved.setdefault(key, queue)
         else:
@@ -360,7 +371,7 @@ class ChannelQueue:
         return self._pump(key, queue)
 
     def _leave(self, ticket: Ticket, queue: _KeyQueue) -> None:
-        """Remove a waiting request. If it is a batch, the items that it has collected return to the queue."""
+        """Remove a waiting request. If it is a batch, return the items that it has collected to the queue."""
         del self._waiting[ticket]
         if queue.parked.pop(ticket, None) is None:
             self._return(queue, queue.getters.pop(ticket).held)
@@ -392,7 +403,10 @@ class ChannelQueue:
         return self._pump(key, self._keys[key])
 
     def _undeliver(self, ticket: Ticket) -> Hashable:
-        """Return the items of a delivery to the queue, of a drain to the undeliverable items. Return their key."""
+        """Take back the items that were delivered for *ticket*, and return their key.
+
+        Undeliverable items that were drained become undeliverable again. Other items return to their queue.
+        """
         key, items = self._delivered.pop(ticket)
         queue = self._keys[key]
         queue.out -= 1
@@ -413,7 +427,7 @@ class ChannelQueue:
         return RefuseRequest(ticket, "undeliverable", item)
 
     def _pump(self, key: Hashable, queue: _KeyQueue) -> list[Command]:
-        """Give items to the waiting getters in order, and accept parked puts as room becomes free."""
+        """Give waiting items to the waiting requests in order, and accept parked puts as room becomes free."""
         commands: list[Command] = []
         moved = True
         while moved:
@@ -448,7 +462,7 @@ class ChannelQueue:
         return commands
 
     def _served(self, getter: _Getter, queue: _KeyQueue) -> bool:
-        """Give waiting items to the first getter. Return True if the getter is complete."""
+        """Give waiting items to the first waiting request. Return True if the request has all that it needs."""
         if getter.target is None:
             getter.held.append(queue.items.popleft())
             return True
@@ -471,10 +485,10 @@ class ChannelQueue:
         return DeliverItems(ticket, items)
 
     def _end_getters(self, key: Hashable, queue: _KeyQueue) -> list[Command]:
-        """End the waiting getters of an empty key of a closed channel.
+        """End the requests that wait for items of a key, because the channel is closed and the key is empty.
 
-        Batches get the items collected so far. Takes go on waiting while items of the key are out. All others are
-        refused.
+        Batches get the items collected so far. Takes go on waiting while delivered items of the key are not
+        acknowledged. All others are refused.
         """
         commands: list[Command] = []
         for ticket, getter in list(queue.getters.items()):

@@ -81,9 +81,10 @@ class QueueServer:
             self._on_drained()
 
     def link_lost(self, peer: bytes, _worker: str) -> None:
-        """Return the unacknowledged items of a process whose connection was lost, since they may not have arrived.
+        """Return the unacknowledged items of the process at the other end of *peer* to their queues.
 
-        The process itself fails the requests that it had sent on that connection.
+        Called after the connection was lost, since the items may not have arrived. The process itself fails the
+        requests that it had sent on that connection.
         """
         owner = self._owners.pop(peer, None)
         if owner is not None:
@@ -143,7 +144,10 @@ class QueueServer:
         return QueuedItem(parts, nbytes, frame.weight)
 
     def _owner_of(self, peer: bytes) -> str:
-        """Return the process at the other end of a link, and watch it. A link is named ``role:incarnation#number``."""
+        """Return the process at the other end of the link *peer*, as ``role:incarnation``.
+
+        Begin to watch it for its end.
+        """
         owner = self._owners[peer] = peer.partition(b"#")[0].decode(errors="replace")
         if owner not in self._watched:
             self._watched.add(owner)
@@ -201,7 +205,7 @@ class QueueServer:
 
 
 def _described(command: DeliverItems) -> Any:
-    """Return the first part of the answer with the items of *command*: the description of each item."""
+    """Return the first part of the message that delivers items: for each item its number of parts and its state."""
     if command.kind == "drain":
         return None, _undeliverable(command.items)
     if command.kind == "take":

@@ -73,14 +73,17 @@ class Put(AsyncWork[None]):
         self.channel: RemoteChannel | None = None
 
     def begin(self, channel: RemoteChannel, peer: Peer) -> None:
-        """Send the put to *peer*, the host of its key, as soon as the window has room."""
+        """Send the put to *peer*, the host of its key, as soon as the PutWindow has room."""
         self.channel, self.peer = channel, peer
         if self.nowait:
             channel.acknowledge()  # what user code has got makes room
         channel.put_window.add(self)
 
     def expire(self) -> None:
-        """End the put because its time is up. Loop thread only."""
+        """End the put with CallTimeoutError, because its time is up. Loop thread only.
+
+        If the put is sent already, ask the host to cancel it; the host's answer then ends the put.
+        """
         if self.channel is None:
             self.reject(CallTimeoutError(f"{self._what} was not done in its time: the channel was not found yet"))
         else:
@@ -93,7 +96,10 @@ class Put(AsyncWork[None]):
             self.peer.send(frames.ChannelCancel(self.call, True))
 
     def answer(self, frame: frames.AnyFrame, parts: list[Buffer]) -> bool:
-        """Handle the host's answer; see runtime.peer.Pending. Loop thread only."""
+        """Complete the put with the host's answer. Loop thread only.
+
+        Return True, which removes the put from the table of pending calls, because a put has only one answer.
+        """
         assert self.channel is not None
         self._end(self.channel.refusal(frame, self) if type(frame) is frames.Raised else None)
         return True
@@ -115,14 +121,17 @@ class Put(AsyncWork[None]):
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _KeyPuts:
-    """The puts of one key: the number that are sent and not answered, and those that wait."""
+    """The unanswered puts of one key: `out` is the number of puts sent to the host, `waiting` holds those not sent."""
 
     out: int = 0
     waiting: collections.deque[Put] = dataclasses.field(default_factory=collections.deque)
 
 
 class PutWindow:
-    """The puts of one process to one channel, limited by their total size. Any thread may use it."""
+    """Sends the puts of one process to one channel, and limits the bytes that are not accepted yet.
+
+    Any thread may use it.
+    """
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -132,7 +141,10 @@ class PutWindow:
         self._moving = False
 
     def add(self, put: Put) -> None:
-        """Send a put, or keep it until there is room; a put_nowait is refused instead of being kept."""
+        """Send a put if the window has room; otherwise keep it until there is room.
+
+        A put_nowait is refused instead of kept.
+        """
         with self._lock:
             key = self._keys.get(put.key)
             if key is None:
@@ -158,7 +170,7 @@ class PutWindow:
                 put.peer.send(frames.ChannelCancel(put.call, False))
 
     def remove(self, put: Put) -> None:
-        """Remove a put that was answered or whose host is gone, and send waiting puts that now have room."""
+        """Stop counting a put whose host has answered or is gone, and send the waiting puts that now have room."""
         with self._lock:
             self.nbytes -= put.nbytes
             key = self._keys[put.key]
@@ -200,7 +212,10 @@ class PutWindow:
 
 
 class Get(PendingGet[Any]):
-    """A get that was requested. `call` is its number on the link to `peer`; 0 until the get is sent."""
+    """A get that this process requests from a channel's host; its result is the item.
+
+    `call` is the number of the get on the link to the host `peer`; 0 until the get is sent.
+    """
 
     channel: RemoteChannel
     peer: Peer
@@ -256,7 +271,10 @@ class RemoteTake(Get, PendingTake[Any]):
         return payload.decode(arrived.cut(1)), about[2]
 
     def _acknowledge(self, arrived: AuthenticatedParts) -> None:
-        """Do nothing: `release` acknowledges the item when the user's block ends."""
+        """Do nothing when user code receives the item.
+
+        A take acknowledges its item by `release`, when the user's block ends.
+        """
 
     def _decode_failed(self, error: BaseException) -> None:
         if self.deliveries:  # counted as a failure, so that an item that no consumer can read does not come for ever
@@ -281,14 +299,17 @@ class RemoteTake(Get, PendingTake[Any]):
 
 
 class DrainUndeliverable(Get):
-    """A request that returns the undeliverable items of a key and removes them from the channel."""
+    """A request to remove the undeliverable items of a key from the channel and return them."""
 
     def _decode(self, arrived: AuthenticatedParts) -> tuple[Any, bool]:
         return undeliverable(self.name, self.peer, self.key, arrived, payload.decode), False
 
 
 class Query(AsyncWork[Any]):
-    """A request that changes no item. *decode* makes the result from (the host's Peer, the parts of the answer)."""
+    """A question to one host that changes no item.
+
+    *decode* makes the result from the host's Peer and the answer's parts.
+    """
 
     peer: Peer
     _lazy = True
@@ -312,7 +333,10 @@ class Query(AsyncWork[Any]):
 
 
 class _Release(Query):
-    """Tells the host that an item was processed. An orderly end of the channel confirms the release too."""
+    """Tells the host that the item of a take was processed, and is done when the host confirms that.
+
+    If the channel has ended because it was closed and all items were processed, that end confirms the release too.
+    """
 
     def reject(self, error: BaseException) -> bool:
         if isinstance(error, ChannelClosedError):
@@ -331,12 +355,15 @@ R = TypeVar("R", bound=Put | Get)
 
 
 def reference(request: AsyncWork[Any]) -> Callable[[], Any]:
-    """Return a function that returns *request*: weakly for a get, since a get that the caller drops is cancelled."""
+    """Return a function that returns *request*, or None if the request is a get that the caller has dropped.
+
+    The function refers weakly to a get, since a get that the caller drops is to be cancelled.
+    """
     return weakref.ref(request) if isinstance(request, Get) else lambda: request
 
 
 class RequestMaker:
-    """Makes the requests to a channel whose items are in host processes. A subclass sends the requests.
+    """Base class that makes the requests to a channel whose items are in host processes. A subclass sends them.
 
     *taker* names this process; it is shown as the consumer of items that this process takes.
     """
@@ -349,7 +376,7 @@ class RequestMaker:
         self._getting = f"get() from channel {name!r}"
 
     def _begin(self, request: Request) -> None:
-        """Send a request; if the host of its key is not known yet, keep the request, in order."""
+        """Send a request to the host of its key. While that host is not known, keep the request, in order."""
         raise NotImplementedError
 
     def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
@@ -430,7 +457,7 @@ def limit(io: IoThread, work: Put | Get, timeout: float) -> None:
 
 
 def description(parts: AuthenticatedParts) -> View:
-    """Decode the answer to a ChannelShow: the state of one host."""
+    """Decode a host's answer for `Channel.describe`: the keys, their waiting items, and how many are undeliverable."""
     closed, rows, *dead = _unpack(parts[0])
     at, shown = 1, []
     for key, count, about in rows:
@@ -448,7 +475,9 @@ def description(parts: AuthenticatedParts) -> View:
 def undeliverable(
     name: str, peer: Peer, key: bytes, parts: AuthenticatedParts, decode: Callable[[AuthenticatedParts], Any]
 ) -> list[UndeliverableItem[Any]]:
-    """Decode the answer to a ChannelShow for the undeliverable items of a key.
+    """Decode a host's answer to the request for the undeliverable items of a key.
+
+    *decode* makes an item from its parts.
 
     Raises:
         ProtocolMismatchError: the host has protocol 6, which does not know undeliverable items.

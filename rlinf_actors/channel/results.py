@@ -46,7 +46,7 @@ class PendingGet(AsyncWork[T]):
         self._taken = False
 
     def _decode(self, arrived: Any) -> tuple[T, bool]:
-        """Return the received value, and True if it was delivered before.
+        """Return the received value, and True if the item, or an item of the batch, was delivered before.
 
         Runs on the thread that waits. If it raises, the item returns to its queue.
         """
@@ -184,7 +184,10 @@ class Take(Generic[T]):
         return self._pending
 
     def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> AsyncWork[None] | None:
-        """Release the item and return the work to wait for. If the block failed, give the item back and return None."""
+        """Release the item at the end of the block. Return the work to wait for, which is done when that is confirmed.
+
+        If the block raised *error*, return the item to its queue instead, and return None.
+        """
         assert self._pending is not None
         if kind is None:
             forks.check(self._made_in)  # a child forked in the block would wait for ever
@@ -211,7 +214,8 @@ def refusal(name: str, kind: str, what: str) -> Exception:
 def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: str) -> ItemNotProcessedError:
     """Return the error for a take whose item became undeliverable, because too many deliveries had failed.
 
-    The last three arguments are those of UndeliverableItem.
+    *name* is the channel, *deliveries* the number of failed deliveries. *consumer* and *reason* are those of the last
+    one.
     """
     who = consumer or "a consumer that used get()"
     return ItemNotProcessedError(

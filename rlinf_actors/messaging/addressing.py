@@ -14,7 +14,11 @@ from rlinf_actors.wire.protocol import MAX_DEPTH, MAX_SIZE
 
 
 def address(group: Any, rank: Any) -> WorkerAddress:
-    """Return the WorkerAddress of a worker. A list or tuple of ranks leads to a child member of a worker.
+    """Return the WorkerAddress of the worker *rank* of *group*.
+
+    If *rank* is a list or tuple of ranks, return a child's.
+
+    A list or tuple of ranks is the path to a child member: the rank of the worker, then the ranks below that worker.
 
     Raises:
         TypeError: *group* is not a non-empty str, or *rank* is neither an int nor a list or tuple of ints.
@@ -109,7 +113,9 @@ def children(parents: Sequence[int], nodes: Sequence[int], index: int) -> list[i
 
 
 def stream_name(order: Sequence[WorkerAddress], ids: Sequence[str]) -> str:
-    """Return the stream that carries the messages of a broadcast tree. Every member computes the same name.
+    """Return the name of the mailbox stream that carries the messages of a broadcast tree.
+
+    All members compute the same name.
 
     *order* holds the members, the source first; *ids* holds their worker ids, which change when a group is launched
     again.

@@ -68,7 +68,11 @@ class BroadcastTree:
         self._steps: queue.SimpleQueue[Callable[[], object] | None] | None = None
 
     def start(self, broadcast: SourceBroadcast | RelayBroadcast) -> None:
-        """Start a broadcast after the broadcasts started before, and not before all members are found."""
+        """Start a broadcast of this tree, after all broadcasts that were started before.
+
+        While members of the tree are still being looked up, the broadcast waits. If the tree has failed, the broadcast
+        fails.
+        """
         with self._lock:
             if self._error is None and self._early is not None:
                 self._early.append(broadcast)
@@ -92,7 +96,7 @@ class BroadcastTree:
     # --- members ---
 
     def find(self) -> None:
-        """Look up the groups and the child members, then start the broadcasts that wait."""
+        """Begin to look up all members. When all are found, start the broadcasts that wait for this. Does not block."""
         groups = dict.fromkeys(member.root_group_name for member in self.order)
         children = [member for member in self.order if len(member.rank_path) > 1]
         self._missing = len(groups) + len(children)
@@ -149,7 +153,7 @@ class BroadcastTree:
         self.source_node = peers[0].node
 
     def gone(self, peer: Peer) -> None:
-        """Fail the tree if *peer* is a member with which no more messages can be exchanged."""
+        """If *peer* is a member of this tree, and messages can no longer be exchanged with it, fail the tree."""
         error = self._messenger.error_of(peer)
         if error is not None and peer in self._others:
             self._fail(lambda what: peer_gone_error(peer, error, what))
@@ -158,7 +162,10 @@ class BroadcastTree:
         self._fail(lambda what: prefixed(error, what))
 
     def _fail(self, error: Callable[[str], Exception]) -> None:
-        """Fail every broadcast of the tree, current and future. *error* makes the exception of an operation."""
+        """Fail every broadcast of the tree, current and future.
+
+        *error* makes the exception of one broadcast from the text that names the broadcast.
+        """
         with self._lock:
             if self._error is not None:
                 return
@@ -206,10 +213,12 @@ class BroadcastTree:
         tensors: DetachedTensors | None = None,
         options: CollectiveGroupOptions | None = None,
     ) -> None:
-        """Send a message to every child of this member. If a send fails, the whole tree fails.
+        """Send a message to every child of this member in the tree. If a send fails, the whole tree fails.
 
-        *done* is called once when every child has the message; at once if there are no children. For the other
-        arguments see OutgoingMessage.
+        *done* is called once when every child has the message, or at once if there are no children.
+
+        *parts* is the message; *borrowed* is True if some parts are the sender's own memory. *tensors* travel beside
+        the message, by process groups with *options*.
         """
         for child in self.children:
             if borrowed:  # one copy in shared memory serves all children that can be lent it
@@ -243,7 +252,7 @@ class BroadcastTree:
             )
 
     def receive(self, posted: PostedReceive) -> None:
-        """Let *posted* wait for the parent's next message."""
+        """Let *posted* receive the next message that this member's parent in the tree sends."""
         assert self._parent is not None
         posted.key = (self._parent.name, self._stream)
         self._messenger.post_receive(posted, self._parent)
@@ -336,7 +345,10 @@ class Broadcaster:
 
 
 class SourceBroadcast(AsyncWork[Any]):
-    """A broadcast at the source. Its result is the object itself. It is done when all its children have the object."""
+    """A broadcast at its source. Its result is the object itself.
+
+    It is done when all children in the tree have the object.
+    """
 
     def __init__(
         self,
@@ -375,9 +387,11 @@ class RelayBroadcast(PendingReceive):
         tree.receive(self.posted)
 
     def take(self, message: ArrivedMessage) -> bool:
-        """Forward *message* to the children. Always return True.
+        """Accept *message* from the parent, and forward it to the children before it becomes the result here.
 
-        The object becomes available here only after all children have it, because it uses the memory that they read.
+        Always return True.
+
+        The result waits for the children because it uses the memory from which the children receive the message.
         """
         tree = self._tree
         assert tree is not None
@@ -415,7 +429,10 @@ class RelayBroadcast(PendingReceive):
         return super()._decode(message)
 
     def _fall_asleep(self) -> None:
-        """Do nothing: other members depend on the broadcast, so it stays in the mailbox without waiters."""
+        """Do nothing when the last waiter is cancelled. A PendingReceive would withdraw here.
+
+        This broadcast stays in the mailbox, because other members depend on it.
+        """
 
     def __del__(self) -> None:
         self._message = None  # forwarded, and not wanted here: nothing to give back

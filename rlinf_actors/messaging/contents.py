@@ -77,7 +77,10 @@ def encode(value: Any, piggyback: Any = None, taker: payload.Taker | None = None
 
 
 def encode_failure(error: BaseException) -> tuple[list[Buffer], bool]:
-    """Return what `encode` returns, for a broadcast message with *error* instead of an object. See `failure_in`."""
+    """Encode *error* as the message that a broadcast's source sends instead of its object. `failure_in` decodes it.
+
+    Return the message parts, and True if a part is the sender's own memory instead of a copy.
+    """
     raised, parts = failure.encode(0, error)
     return copy_small([_FAILED + frames.encode(raised), *parts])
 

@@ -62,7 +62,7 @@ class Driver:
         self._do("cuInit", 0)
 
     def uuid(self, index: int) -> str:
-        """Return the UUID of a device, as 32 hexadecimal digits."""
+        """Return the UUID of the device *index*, as 32 hexadecimal digits."""
         device, found = ctypes.c_int(), (ctypes.c_ubyte * 16)()
         self._do("cuDeviceGet", ctypes.byref(device), index)
         name = "cuDeviceGetUuid_v2" if hasattr(self._cuda, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
@@ -95,7 +95,10 @@ class Driver:
             self._do("cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
 
     def allocate(self, index: int, size: int) -> int:
-        """Allocate *size* bytes that can be exported, and return their address. Free them by `free`."""
+        """Allocate *size* bytes of device memory that can be exported to other processes.
+
+        Return their address, for `free`.
+        """
         pointer = ctypes.c_uint64()
         with self._current(index):
             self._do("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
@@ -206,7 +209,10 @@ def opened(driver: Driver, index: int, handle: bytes, offset: int, size: int, le
 
 
 def event(index: int) -> Any:
-    """Record an event on the current stream of device *index*, and return it. Other processes can open the event."""
+    """Record a CUDA event on the current stream of device *index*, and return the event.
+
+    Other processes can wait for it.
+    """
     import torch
 
     kind: Any = torch.cuda.Event
@@ -216,7 +222,12 @@ def event(index: int) -> Any:
 
 
 def wait_for(index: int, handle: bytes) -> None:
-    """Make the current stream of device *index* wait for another process's event; the thread does not wait."""
+    """Make the current stream of device *index* wait for a CUDA event of another process.
+
+    The calling thread does not wait.
+
+    *handle* is the IPC handle of the event.
+    """
     import torch
 
     kind: Any = torch.cuda.Event
@@ -246,7 +257,7 @@ class IpcProbe:
             raise
 
     def close(self) -> None:
-        """Have the keeper thread free the memory. Does not wait."""
+        """Free the probe's memory on the keeper thread. Does not wait."""
         driver, (index, pointer) = self._driver, self._memory
         _keeper().put((driver, index, lambda: driver.free(index, pointer), None))
 
@@ -264,7 +275,11 @@ def can_open(driver: Driver, index: int, memory: bytes, event_handle: bytes) -> 
 
 @lru_cache(maxsize=1)
 def _keeper() -> queue.SimpleQueue[Any]:
-    """Return the keeper thread's queue of (driver, index, function that closes memory, lease). Safe in finalizers."""
+    """Return the queue from which the keeper thread takes opened memory to close. The first call starts the thread.
+
+    An entry is (driver, device index, function that closes the memory, lease to drop after that). A finalizer may add
+    one.
+    """
     dropped: queue.SimpleQueue[Any] = queue.SimpleQueue()
     exhaustion.start(threading.Thread(target=_keep, args=(dropped,), name="rlinf-actors-ipc-keeper", daemon=True))
     return dropped
@@ -352,7 +367,10 @@ class LazyDevices:
         self._made: Devices | None = None
 
     def get(self) -> Devices:
-        """Return the devices. The first call takes about a second: do not call it on the loop thread."""
+        """Return the accelerators of this process.
+
+        The first call takes about a second, so it must not run on the loop thread.
+        """
         with self._lock:
             if self._made is None:
                 self._made = Devices(self._environ)

@@ -34,7 +34,7 @@ Found = Callable[[Union[RemoteGroup, Exception]], None]
 
 
 class WorkerDirectory:
-    """Finds the groups with which one worker exchanges messages. Any thread may use it.
+    """Finds the groups and workers with which one worker exchanges messages. Any thread may use it.
 
     A group that has ended is found too, as long as the head or this directory remembers the group. The peers of such a
     group have errors that say how they ended. An unknown name gives a GroupNotFoundError. *connect* is awaited on the
@@ -50,7 +50,14 @@ class WorkerDirectory:
         self.children = child_peers.ChildPeers(runtime)
 
     def peer(self, member: WorkerAddress, found: child_peers.Found) -> None:
-        """Find a member and call *found* with its Peer, or with an exception. Thread and order are those of `group`."""
+        """Find a worker or child member by its address.
+
+        Call *found* with its Peer, or with the exception if there is none.
+
+        If the worker's group is known and has not ended, *found* can be called at once on this thread; otherwise it is
+        called later on the loop thread. Requests for workers of one group are answered in order. *found* must not
+        raise.
+        """
 
         def in_group(group: RemoteGroup | Exception) -> None:
             if isinstance(group, Exception):
@@ -70,10 +77,10 @@ class WorkerDirectory:
         self.group(member.root_group_name, in_group)
 
     def group(self, name: str, found: Found) -> None:
-        """Find a group by name and call *found* with the RemoteGroup, or with an exception.
+        """Find a group by its name. Call *found* with the RemoteGroup, or with the exception if there is none.
 
-        If the group is known and has not ended, *found* is called at once on this thread, else later on the loop
-        thread. Requests for the same name are answered in order. *found* must not raise.
+        If the group is known and has not ended, *found* is called at once on this thread. Otherwise it is called later
+        on the loop thread. Requests for the same name are answered in order. *found* must not raise.
         """
         with self._lock:
             waiting = self._waiting.get(name)
@@ -111,7 +118,10 @@ class WorkerDirectory:
             call_all(waiting, outcome)
 
     def _remember(self, name: str, group: RemoteGroup) -> None:
-        """Store *group* as the newest group, and drop the oldest ended groups. Call with the lock held."""
+        """Store *group* under its name, and forget the oldest ended groups if there are too many.
+
+        Call with the lock held.
+        """
         self._groups.pop(name, None)
         self._groups[name] = group  # now the newest
         ended = [name for name, group in self._groups.items() if not _alive(group)]
@@ -119,7 +129,10 @@ class WorkerDirectory:
             del self._groups[old]
 
     def _forgotten(self, name: str) -> RemoteGroup | GroupNotFoundError:
-        """Return the stored group of a name that the head does not know; a GroupNotFoundError if none is stored."""
+        """Return the group that this directory has stored under a name that the head does not know any more.
+
+        If none is stored, return a GroupNotFoundError to pass on.
+        """
         with self._lock:
             before = self._groups.get(name)
         if before is not None:
@@ -136,9 +149,10 @@ def _alive(group: RemoteGroup) -> bool:
 
 
 def peer_gone_error(peer: Peer, error: BaseException, what: str) -> Exception:
-    """Return the PeerDiedError of the operation *what*, which failed because *peer* is gone; *error* says why.
+    """Return the exception for the operation *what*, which failed because of *error* of its *peer*.
 
-    If *peer* lives and refused this worker, return a copy of *error*. For the copy see `prefixed`.
+    If *peer* is alive and refused this worker, this is a copy of *error*. Otherwise it is a PeerDiedError with
+    *error*'s text. In both cases the text begins with *what*.
     """
     if isinstance(error, (AuthenticationError, ProtocolMismatchError)):
         return prefixed(error, what)  # the peer lives, and refused this worker
@@ -153,7 +167,7 @@ def peer_gone_error(peer: Peer, error: BaseException, what: str) -> Exception:
 def prefixed(error: Exception, what: str) -> Exception:
     """Return a copy of *error* whose text begins with the operation *what*.
 
-    Each operation needs its own exception object, since an exception keeps the traceback of the code that raises it.
+    Each operation needs its own exception object, because an exception keeps the traceback of the code that raises it.
     """
     same = copy.copy(error)
     same.args = (f"{what}: {error}",)

@@ -33,7 +33,10 @@ class Window(Generic[T]):
         self._waiting: deque[tuple[int, T]] = deque()
 
     def offer(self, size: int, item: T) -> bool:
-        """Return True if the caller may send *item* now. If False, a later call of `returned` gives *item* back."""
+        """Ask to send *item* of *size* bytes. Return True if the caller may send it now.
+
+        If the result is False, the item waits, and a later call of `returned` returns it.
+        """
         if self._waiting or not self._fits(size):
             self._waiting.append((size, item))
             return False
@@ -67,9 +70,11 @@ class CreditAccumulator:
         self._ended: Recent[Hashable, None] = Recent()
 
     def taken(self, link: Hashable, outbox: int, size: int) -> int:
-        """Count a received message. Return the bytes of credit to send to its sender now, 0 for none yet.
+        """Count a message of *size* bytes that user code has received.
 
-        *outbox* is the number of the sender's outbox on *link*.
+        Return the bytes of credit to send to the sender now.
+
+        The result is 0 until enough bytes have added up. *outbox* is the number of the sender's outbox on *link*.
         """
         if link in self._ended:
             return 0
@@ -81,6 +86,9 @@ class CreditAccumulator:
         return 0
 
     def forget(self, link: Hashable) -> None:
-        """Send no more credit over *link*: `taken` returns 0 for messages that arrived on *link*."""
+        """Stop counting messages that arrived on *link*: `taken` returns 0 for them from now on.
+
+        No credit can be sent over this link any more.
+        """
         self._ended[link] = None
         self._owed.pop(link, None)

@@ -29,10 +29,10 @@ _LATE = "it did not end within the time that RLINF_TIMEOUT gives"
 
 
 class LaneJob(Protocol):
-    """A transfer that a lane runs."""
+    """A transfer that a lane runs: the tensors of one message, sent at one end and received at the other."""
 
     def run(self, wire: Wire) -> None:
-        """Send or receive; the transfer is done when this returns. Runs on the lane's thread."""
+        """Send or receive the tensors by *wire*. The transfer is done when this returns. Runs on the lane's thread."""
 
     def fail(self, error: Exception) -> None:
         """Fail the transfer, since the lane has ended before or during `run`. Any thread."""
@@ -74,7 +74,7 @@ class Lane:
         self._thread.start()
 
     def post(self, job: LaneJob) -> None:
-        """Run *job* after the jobs posted before. Any thread."""
+        """Run *job* after the jobs posted before. If the lane has ended, fail *job*. Any thread."""
         with self._lock:
             closed = self._closed
             if closed is None:
@@ -84,9 +84,9 @@ class Lane:
             job.fail(closed())
 
     def end(self, error: Callable[[], Exception]) -> None:
-        """Abort the running job and fail every job, current and future, each with a new exception from *error*.
+        """End the lane: abort the running job, and fail every job, current and future.
 
-        May be called again. Not on the lane's thread.
+        *error* makes a new exception for each job. May be called again, without effect; not on the lane's thread.
         """
         with self._lock:
             if self._closed is not None:
@@ -125,7 +125,7 @@ class Lane:
                 self._wire = None
 
     def _run_next(self, wire: Wire) -> bool:
-        """Run the next job; return False if the lane has ended.
+        """Wait for the next job and run it. Return False if the lane has ended instead.
 
         This is a separate function so that an idle lane keeps no tensors alive.
         """
@@ -154,7 +154,7 @@ class Lane:
 
 @dataclass(eq=False)
 class OpenLane:
-    """A lane, and the function that reports the end of the lane to the other worker.
+    """One end of a lane with what is needed to end it: the lane's id, and the function that reports its end.
 
     Attributes:
         id: names the lane in LaneEnded frames from the other worker.
@@ -172,7 +172,12 @@ class OpenLane:
 
 
 class Lanes:
-    """The lanes to one other worker (sender side), or from all other workers (receiver side), by key. Any thread."""
+    """Keeps the open lanes of one sender to one other worker, or those of a receiver from all other workers.
+
+    Any thread.
+
+    A sender's key is the device and options of a lane. A receiver's key is the link and the lane's number there.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -184,7 +189,10 @@ class Lanes:
             return self._lanes.get(key)
 
     def get(self, key: Hashable, make: Callable[[], OpenLane]) -> OpenLane:
-        """Return the lane of *key*; *make* makes the lane if there is none. After `end_all` raise its error."""
+        """Return the lane with this key. If there is none, call *make* to make the lane.
+
+        After `end_all`, raise its error.
+        """
         with self._lock:
             if self._closed is not None:
                 raise self._closed()
@@ -194,9 +202,9 @@ class Lanes:
             return found
 
     def broke(self, lane: Lane, error: Exception) -> None:
-        """Report a broken lane to the other worker. A living worker answers; the head reports a dead one.
+        """Report the failure of *lane* to the other worker, whose answer then ends the lane. Called by the lane.
 
-        After a time-out the transfers fail at once, without waiting for the answer.
+        If the other worker is dead, the head reports that instead. If *error* is a time-out, end the lane at once.
         """
         with self._lock:
             found = next((one for one in self._lanes.values() if one.lane is lane), None)
@@ -206,7 +214,10 @@ class Lanes:
                 self.end(found, lambda: CallTimeoutError(f"the lane from {lane.name} ({found.backend}): {error}"))
 
     def other_end_closed(self, id: Hashable, text: str) -> bool:
-        """Answer the other worker's LaneEnded, and end the lane *id*. Return False if there is no such lane."""
+        """Handle the report of the other worker that the lane *id* has ended: answer the report, and end the lane here.
+
+        *text* is the reason. Return False if there is no such lane.
+        """
         with self._lock:
             found = next((one for one in self._lanes.values() if one.id == id), None)
         if found is None:
@@ -216,13 +227,16 @@ class Lanes:
         return True
 
     def end(self, lane: OpenLane, error: Callable[[], Exception]) -> None:
-        """End one lane; *error* makes the exception of each transfer."""
+        """Remove the lane and fail its transfers. *error* makes the exception of each transfer."""
         with self._lock:
             self._lanes = {key: one for key, one in self._lanes.items() if one is not lane}
         lane.lane.end(error)
 
     def end_all(self, error: Callable[[], Exception]) -> None:
-        """End every lane and refuse new ones, because the other worker is gone. *error* makes each job's exception."""
+        """End every lane and refuse new ones, because the other worker is gone.
+
+        *error* makes the exception of each transfer.
+        """
         with self._lock:
             self._closed = error
             lanes, self._lanes = list(self._lanes.values()), {}
@@ -237,7 +251,10 @@ class Lanes:
 
 
 def _lane_error(lane: OpenLane, theirs: str) -> RlinfActorsError:
-    """Return the error of a job whose lane failed between two living workers. *theirs*: the text of their LaneEnded."""
+    """Return the error of a transfer whose lane failed although both workers are alive.
+
+    *theirs* is the reason that the other worker reported; it is used if this worker found no error.
+    """
     ours = str(lane.lane.error) if lane.lane.error is not None else theirs
     lines = [line for line in ours.splitlines() if line.strip()]
     why = lines[0].rstrip(".") if lines else "the other side closed it"

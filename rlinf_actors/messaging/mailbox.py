@@ -30,7 +30,7 @@ REMEMBERED = 1024
 
 
 class Recent(dict[K, V]):
-    """A dict of the `REMEMBERED` newest entries; adding an entry to a full dict removes the oldest."""
+    """A dict that keeps its `REMEMBERED` newest entries. An added entry removes the oldest if the dict is full."""
 
     def __setitem__(self, key: K, value: V) -> None:
         self.pop(key, None)
@@ -69,7 +69,7 @@ class _Queue:
 
 
 class Mailbox:
-    """The queues of one worker.
+    """The messages that one worker has received and its user code has not, and the receives that wait for messages.
 
     Attributes:
         held: bytes of messages that wait for a receive.
@@ -83,17 +83,26 @@ class Mailbox:
         self.held = 0
 
     def wants(self, key: Key, incarnation: str) -> bool:
-        """Return False if a message that arrives now must be dropped, because its stream or its broadcast has ended."""
+        """Return False if a message must be dropped on arrival: its queue was forgotten, or its broadcast has ended.
+
+        *key* is the message's sender and stream; *incarnation* is the id of the sending worker.
+        """
         return key not in self._forgotten and not (key[1] and incarnation in self._gone)
 
     def arrived(self, key: Key, message: ArrivedMessage) -> PostedReceive | None:
-        """Add a message. Return the receive that gets the message, None if the message waits."""
+        """Add a message that has arrived.
+
+        Return the receive that gets the message, or None if the message waits in its queue.
+        """
         self._count += 1
         message.order = self._count
         return self.put_back(key, message)
 
     def put_back(self, key: Key, message: ArrivedMessage) -> PostedReceive | None:
-        """Put a message that no caller saw back in its place. Return the receive that gets it, None if it waits."""
+        """Put a message that no caller has seen back into its queue, in its old place.
+
+        Return the waiting receive that gets the message, or None if the message waits.
+        """
         queue = self._queues.setdefault(key, _Queue())
         for receive in list(queue.receives):
             if receive.abandoned:
@@ -110,7 +119,10 @@ class Mailbox:
         return None
 
     def posted(self, key: Key, receive: PostedReceive) -> tuple[ArrivedMessage | None, list[ArrivedMessage]]:
-        """Add a receive. Return its message (None if the receive waits), and the stale messages that were dropped."""
+        """Add a receive to its queue. Return the message for it and the stale messages that were dropped.
+
+        If the first is None, the receive waits for a message.
+        """
         queue = self._queues.setdefault(key, _Queue())
         for place, message in enumerate(queue.messages):
             if receive.incarnation in ("", message.incarnation):
@@ -123,7 +135,7 @@ class Mailbox:
         return None, []
 
     def withdraw(self, key: Key, receive: PostedReceive) -> bool:
-        """Remove a waiting receive. Return False if the receive does not wait here."""
+        """Remove a receive that waits in the queue *key*. Return True if it waited there, else False."""
         queue = self._queues.get(key)
         if queue is None or receive not in queue.receives:
             return False
@@ -154,7 +166,10 @@ class Mailbox:
         return lost
 
     def forget(self, key: Key) -> list[ArrivedMessage]:
-        """Drop a queue and return its messages. From then on `wants` refuses messages of the queue."""
+        """Drop the queue *key* for good, and return its messages.
+
+        From now on `wants` returns False for messages of that queue.
+        """
         self._forgotten[key] = None
         queue = self._queues.pop(key, None)
         return [] if queue is None else self._drop(queue, len(queue.messages))

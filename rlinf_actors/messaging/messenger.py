@@ -139,7 +139,7 @@ class Messenger:
         return DetachedTensors(self._endpoint.overrides.get(CPU) == LANE)
 
     def post(self, peer: Peer, message: OutgoingMessage) -> None:
-        """Send a message to the worker *peer*, after the messages posted before."""
+        """Send a message to the worker *peer*, after all messages posted to it before."""
         sender = self._tensor_senders.get(peer)
         if sender is None and not message.tensors.tensors:
             self._outbox(peer).post(message)
@@ -170,19 +170,25 @@ class Messenger:
         return box
 
     def error_of(self, peer: Peer) -> Exception | None:
-        """Return why no more messages can be exchanged with a worker; None if they can."""
+        """Return the reason why messages can no longer be exchanged with the worker *peer*; None if they can."""
         return peer.error or self._broken.get(peer.worker_id)
 
     # --- receiving ---
 
     def receive(self, sender: WorkerAddress, convert: Callable[[Any], Any] = lambda value: value) -> PendingReceive:
-        """Begin to receive the next object of *sender*. *convert* makes the work's result from the object."""
+        """Begin to receive the next object that *sender* sends, and return the work.
+
+        *convert* makes its result from the object.
+        """
         work = PendingReceive(f"recv() from {sender}", self, sender, convert)
         work.posted.enter()
         return work
 
     def post_receive(self, posted: PostedReceive, peer: Peer | Exception) -> None:
-        """Let *posted* wait for the next message of *peer*. If *peer* is an exception, the sender was not found."""
+        """Let *posted* receive the next message of *peer*. If *peer* is an exception, fail the receive with it.
+
+        If *peer* is a GroupNotFoundError, the receive still gets a message that the ended group has sent before.
+        """
         if isinstance(peer, GroupNotFoundError):
             with self._lock:  # a group that even the head has forgotten may have sent messages before
                 has_messages = self._mailbox.has_messages(posted.key)
@@ -215,7 +221,10 @@ class Messenger:
             self._fail_gone([posted], peer)
 
     def wait(self, work: PendingReceive, timeout: float | None) -> Any:
-        """Return the object of *work*. After *timeout* seconds withdraw the receive and raise CallTimeoutError."""
+        """Wait for the object of *work* and return it.
+
+        After *timeout* seconds withdraw the receive and raise CallTimeoutError.
+        """
         try:
             return work.wait(timeout)
         except CallTimeoutError:
@@ -224,7 +233,7 @@ class Messenger:
         raise _timed_out(work, timeout or 0.0)
 
     def limit(self, work: PendingReceive, timeout: float) -> None:
-        """Fail the receive after *timeout* seconds, unless it is done."""
+        """Fail *work* with CallTimeoutError after *timeout* seconds, unless it is done by then. Does not wait."""
         posted = work.posted
 
         def expire() -> None:
@@ -245,7 +254,10 @@ class Messenger:
         work._on_done(lambda: self._io.call(stop))
 
     def withdraw(self, posted: PostedReceive) -> bool:
-        """Withdraw a receive, so that it gets no message. Return False if it has its message or error already."""
+        """Withdraw a receive, so that it gets no message.
+
+        Return False if it has its message or error already, else True.
+        """
         with self._lock:
             message, posted.loading = posted.loading, None
             if posted.closed and message is None:
@@ -274,7 +286,11 @@ class Messenger:
             self._return_credit(message)
 
     def _give(self, posted: PostedReceive, message: ArrivedMessage) -> None:
-        """Complete *posted* with *message* as soon as the message's tensors are here. Return its credit now."""
+        """Give *message* to the receive *posted*, as soon as the tensors beside the message are here.
+
+        The credit for the message returns to its sender at once. If the receive no longer wants the message, the
+        message goes back to the mailbox.
+        """
         self._return_credit(message)
         tensors = message.tensors
         with self._lock:
@@ -289,7 +305,7 @@ class Messenger:
             self._put_back()
 
     def _loaded(self, posted: PostedReceive) -> None:
-        """Complete a receive after the tensors of its message have arrived or are lost."""
+        """Give the message to the receive *posted*, after the tensors beside the message have arrived or are lost."""
         with self._lock:
             message, posted.loading = posted.loading, None
             work = posted.work()
@@ -305,7 +321,7 @@ class Messenger:
             self._reply(message.link, frames.Returned(message.outbox, due))
 
     def unread(self, key: Key, message: ArrivedMessage) -> None:
-        """Return a message that no caller saw to the mailbox. Any thread; safe in finalizers."""
+        """Return a message that no caller has seen to the mailbox. Any thread; a finalizer may call this."""
         self._unread.append((key, message))
         self._io.call(self._put_back)
 
@@ -324,7 +340,10 @@ class Messenger:
     # --- workers that are gone ---
 
     def watch(self, peer: Peer) -> None:
-        """From now on fail receives, sends and broadcasts that need the worker *peer* when that worker is gone."""
+        """Fail all receives, sends and broadcasts that need the worker *peer* as soon as that worker is gone.
+
+        Returns at once.
+        """
         with self._lock:
             if peer in self._watched:
                 return
@@ -332,7 +351,10 @@ class Messenger:
         peer.on_gone(lambda _error: self._gone(peer))
 
     def link_lost(self, _link: bytes, worker_id: str) -> None:
-        """End the exchange with a worker whose connection was lost: a message may be missing. Loop thread only."""
+        """End all exchange of messages with a worker whose connection was lost, because a message may be missing.
+
+        *worker_id* is "" if the connection was not a worker's; then nothing ends. Loop thread only.
+        """
         if not worker_id:
             return  # a driver sends no messages
         with self._lock:
@@ -345,7 +367,7 @@ class Messenger:
             self._gone(peer)
 
     def link_forgotten(self, link: bytes) -> None:
-        """Stop returning credit over *link*, whose process has ended and sent its last message. Loop thread only."""
+        """Stop returning credit over *link*, whose process has ended. Loop thread only."""
         with self._lock:
             self._credit.forget(link)
 
@@ -378,7 +400,7 @@ class Messenger:
                 work.reject(error(work._what))
 
     def forget(self, key: Key) -> None:
-        """Drop the messages of a queue, and those that arrive later, for good. Their credit returns to the sender."""
+        """Drop the messages in the queue *key*, and later ones too, for good. Their credit returns to the sender."""
         with self._lock:
             messages = self._mailbox.forget(key)
         for message in messages:

@@ -25,7 +25,7 @@ from rlinf_actors.wire import frames
 
 @dataclass(eq=False)
 class OutgoingMessage:
-    """A message to send.
+    """A message on its way from this worker to another.
 
     Attributes:
         stream: "" for send and recv, else the stream of a broadcast tree.
@@ -56,11 +56,11 @@ class OutgoingMessage:
 
     @property
     def size(self) -> int:
-        """Bytes of the window that the message takes until its receiver returns them."""
+        """Bytes that the message takes up in the window until the receiver returns them as credit."""
         return size_of(self.parts) + OVERHEAD + self.extra_bytes
 
     def complete_one(self) -> None:
-        """Count one of the `pending` operations as completed. The last one completes `work`."""
+        """Count one of the `pending` operations as completed. When none is left, complete `work`."""
         with self._lock:
             self.pending -= 1
             last = self.pending == 0
@@ -102,7 +102,11 @@ class Outbox:
             message.complete_one()
 
     def _acknowledged(self, frame: frames.AnyFrame) -> None:
-        """Handle a Returned or Held frame from the receiver. Loop thread only."""
+        """Handle the receiver's credit (Returned) or acknowledgement (Held). Loop thread only.
+
+        Credit makes room in the window, so waiting messages are sent. An acknowledgement completes the send of its
+        message.
+        """
         done: list[OutgoingMessage] = []
         if type(frame) is frames.Returned:
             with self._lock:
@@ -124,7 +128,11 @@ class Outbox:
             message.fail_for(self._peer, error)
 
     def _send(self, message: OutgoingMessage, now: bool) -> bool:
-        """Put a message on the link. Return False if the send completes by a Held frame. Call with the lock held."""
+        """Put a message on the link. Return True if the send is complete then. Call with the lock held.
+
+        If the result is False, the link reads the sender's memory, and the send completes when the receiver
+        acknowledges it.
+        """
         parts, number = message.parts, 0
         borrowed = message.borrowed
         if borrowed:

@@ -87,7 +87,7 @@ class GroupStore:
 
 
 def join(endpoint: str, timeout_s: float) -> Any:
-    """Return a client of the store at *endpoint* (``IP:PORT``). The client waits *timeout_s* seconds for a key.
+    """Return a client of the TCPStore at *endpoint* (``IP:PORT``). The client waits *timeout_s* seconds for a key.
 
     Raises:
         RuntimeError: no store answers there.
@@ -167,7 +167,7 @@ def make(
 
 
 def _extended(store: Any, name: str, rank: int, size: int, timeout: datetime.timedelta) -> Any:
-    """Return the argument that torch passes to a back-end registered with ``extended_api=True``."""
+    """Return the options that torch passes to the creator of a back-end registered with ``extended_api=True``."""
     given = _distributed().distributed_c10d._DistributedBackendOptions()
     given.store, given.group_rank, given.group_size, given.timeout = store, rank, size, timeout
     given.group_id, given.global_ranks_in_group = name, list(range(size))
@@ -230,7 +230,7 @@ def abort(group: Any) -> None:
 
 
 class Wire:
-    """A process group of two, in one direction: rank 0 sends uint8 tensors, rank 1 receives them."""
+    """One end of a process group of two workers, which carries uint8 tensors from rank 0, the sender, to rank 1."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -291,7 +291,17 @@ def wire(
     options: CollectiveGroupOptions,
     name: str = GROUP,
 ) -> Wire:
-    """Make one end of a wire between two workers. The arguments are those of `make`."""
+    """Make this worker's end of the process group of two workers. Blocks until both have called this.
+
+    Args:
+        backend: gloo, nccl or a back-end that a vendor's package has registered.
+        store: a client of the group's store.
+        rank: 0 for the sender, 1 for the receiver.
+        timeout_s: most seconds of each transfer.
+        ip: this process's address, for gloo's sockets.
+        options: options of the CCL.
+        name: common to both workers; prefix of each key in the store.
+    """
     group = make(backend, store, rank, 2, timeout_s=timeout_s, ip=ip, options=options, name=name)
     return GlooWire(group) if backend == "gloo" else Wire(group)
 

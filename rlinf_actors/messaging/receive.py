@@ -49,12 +49,12 @@ class PostedReceive:
 
     @property
     def abandoned(self) -> bool:
-        """True if the receive needs no message: it is closed, or its work is dropped or done."""
+        """True if the receive must get no message: it is closed, its work is done, or the caller dropped the work."""
         work = self.work()
         return self.closed or work is None or work.done()
 
     def enter(self) -> None:
-        """Look up the sender, then put the receive into the mailbox, behind the receives that wait already."""
+        """Look up the sender, then put the receive at the end of the sender's queue in the mailbox. Does not wait."""
         self.closed = False
         self._entered += 1
         self._messenger.directory.peer(self._sender, partial(self._found, self._entered))
@@ -98,7 +98,12 @@ class PendingReceive(AsyncWork[Any]):
         self._message: ArrivedMessage | None = None
 
     def take(self, message: ArrivedMessage) -> bool:
-        """Complete the work with *message*. Return False if the work is done already or no caller waits. Any thread."""
+        """Take *message* as the result. Return False if the receive cannot take it, and the message must go back.
+
+        Any thread.
+
+        That is so if the work is done already, or if its last waiter was cancelled.
+        """
         with self._guard:
             if self.asleep:
                 return False
@@ -150,7 +155,10 @@ class PendingReceive(AsyncWork[Any]):
             self._messenger.unread(self.posted.key, message)
 
     def _fall_asleep(self) -> ArrivedMessage | None:
-        """Withdraw the receive; return a message that arrived meanwhile, else None. Call with `_guard` held."""
+        """Withdraw the receive, because its last waiter was cancelled. Call with `_guard` held.
+
+        Return a message that the work got meanwhile and that no caller has seen, else None.
+        """
         with self._lock:
             message, self._message = self._message, None
             if self._finished and message is None:

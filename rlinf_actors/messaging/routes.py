@@ -44,7 +44,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table: *kind* takes *path* between a Pair with the facts in *needs*."""
+    """One row of the table of paths: a buffer of *kind* takes *path* if the Pair has the values in *needs*."""
 
     kind: str
     path: str
@@ -87,9 +87,10 @@ def _possible(path: str, pair: Pair) -> bool:
 
 
 def lines(overrides: Mapping[str, str]) -> list[tuple[str, ...]]:
-    """Return the table as text: for each row the kind, the columns, the path and its meaning.
+    """Return the table of paths as text, for ``rlinf-actors paths``.
 
-    An override in *overrides* is a row above the rows that it replaces.
+    Each row has the kind of buffer, the facts that it needs, the path and the path's meaning. *overrides* holds the
+    path that the user chose for a kind. Such a path is a row above the rows that it replaces.
     """
     found: list[tuple[str, ...]] = []
     shown: set[str] = set()

@@ -77,7 +77,7 @@ class IncomingTensors(Promise[None]):
             self.resolve(None)
 
     def run(self, wire: Wire) -> None:
-        """Receive the tensors that come by the lane; see lanes.LaneJob."""
+        """Receive the tensors of this message that come by the lane. Runs on the lane's thread."""
         import torch
 
         kind = self._by_lane[0].kind
@@ -89,11 +89,13 @@ class IncomingTensors(Promise[None]):
         self.resolve(None)
 
     def fail(self, error: Exception) -> None:
-        """Fail the message because its lane has ended; see lanes.LaneJob."""
+        """Fail the receive of this message, because its lane has ended. Any thread."""
         self.reject(error)
 
     def tensors(self) -> list[Any]:
-        """Return the tensors by number, ready for use on this thread's current streams. Not on the loop thread.
+        """Return the tensors in the order of their numbers, ready for use on this thread's current streams.
+
+        Blocks until they have arrived; not on the loop thread.
 
         Raises:
             PeerDiedError: the sender died before all tensors arrived.
@@ -114,9 +116,9 @@ class IncomingTensors(Promise[None]):
         ]
 
     def forward(self) -> DetachedTensors:
-        """Return the tensors for sending to other workers; a later `tensors` returns the same tensors.
+        """Return the tensors in a form in which this worker can send them on, as a relay of a broadcast.
 
-        Raises the errors of `tensors`.
+        A later call of `tensors` returns the same tensors. Raises the errors of `tensors`.
         """
         detached = DetachedTensors()
         detached.tensors = self._open()
@@ -169,10 +171,10 @@ class IncomingTensors(Promise[None]):
 
 
 class TensorReceiver:
-    """The receiving side of tensor transfers in one worker.
+    """Receives the tensors that travel beside the messages to one worker, from all senders.
 
-    *directory* finds senders, in order to learn of their end. *senders* are this worker's own tensor senders, for
-    messages that the worker sends to itself.
+    *directory* finds senders, so that their end is noticed. *reply* sends a frame over the link on which a message
+    came. *senders* are this worker's own tensor senders, for messages that the worker sends to itself.
     """
 
     def __init__(
@@ -190,7 +192,10 @@ class TensorReceiver:
         self._lanes = Lanes()
 
     def handle(self, link: bytes, frame: frames.AnyFrame, _parts: list[Buffer]) -> None:
-        """Handle an Ask or LaneEnded frame from a sender. Loop thread only."""
+        """Handle a sender's question which transfers are supported (Ask), or its report of a failed lane (LaneEnded).
+
+        Loop thread only.
+        """
         if isinstance(frame, frames.Ask):
             self._asked(link, frame)
         elif isinstance(frame, frames.LaneEnded) and not self._lanes.other_end_closed(
@@ -218,7 +223,10 @@ class TensorReceiver:
         exhaustion.start(threading.Thread(target=answer, name="rlinf-actors-facts", daemon=True))
 
     def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> IncomingTensors:
-        """Return the IncomingTensors of a message that has arrived. Loop thread only."""
+        """Begin to receive the tensors beside a message that has arrived. Return the IncomingTensors.
+
+        Loop thread only.
+        """
         transfer = frame.transfer
         assert transfer is not None
 
@@ -231,7 +239,10 @@ class TensorReceiver:
         return incoming
 
     def lent_here(self, sender_id: int, number: int) -> Any:
-        """Return the LentTensors of message *number* that this worker sent to itself by tensor sender *sender_id*."""
+        """Return the tensors of a message that this worker sent to itself, which are used in place.
+
+        *sender_id* is the id of its tensor sender, *number* the number of the message there.
+        """
         return next(one for one in list(self._senders.values()) if one.id == sender_id).lent(number)
 
     # --- lanes ---
@@ -264,7 +275,11 @@ class TensorReceiver:
         return OpenLane((link, transfer.sender, transfer.lane), backend, lane, report)
 
     def _watch(self, lane: OpenLane, sender: WorkerAddress, src_id: str, peer: Peer | Exception) -> None:
-        """End a lane when its sender is gone, or now if the sender's group has ended already."""
+        """End *lane* if its sender is gone already; otherwise end it as soon as the sender is gone.
+
+        *peer* is the outcome of the look-up of *sender*. *src_id* is the id of the worker that sends by the lane; a
+        *peer* with another id belongs to a later launch.
+        """
         if isinstance(peer, Exception) or peer.worker_id not in ("", src_id):
             name = sender.get_name()
             self._lanes.end(lane, lambda: PeerDiedError(f"{name}, which was sending a tensor, has ended", peer=name))

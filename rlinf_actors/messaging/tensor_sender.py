@@ -44,7 +44,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LentTensors:
-    """The tensors of a message that the receiver uses in place, by number; None for a tensor on another path."""
+    """The tensors of one sent message that the receiver uses in the sender's memory.
+
+    The sender keeps them for the receiver.
+
+    `tensors` has one entry for each tensor of the message: the memory to keep, or None if the tensor takes another
+    path.
+    """
 
     tensors: list[Any]
     detached: DetachedTensors
@@ -53,7 +59,10 @@ class LentTensors:
 
 @dataclass
 class _Plan:
-    """The paths of one message's tensors. `lent` has one entry per tensor: the object to keep alive, or None."""
+    """What is needed to send the tensors of one message, each by its own path.
+
+    `lent` has one entry for each tensor: the object to keep alive while the receiver uses its memory, or None.
+    """
 
     headers: list[frames.TensorHeader] = field(default_factory=list)
     lent: list[Any] = field(default_factory=list)
@@ -64,7 +73,7 @@ class _Plan:
 
 
 class LaneSend:
-    """A job of a lane (lanes.LaneJob): send the tensors of one message, which are all on one device."""
+    """The sender's transfer of one message's tensors by a lane. All these tensors are on one device."""
 
     def __init__(self, message: OutgoingMessage, tensors: Sequence[Any]) -> None:
         self._message = message
@@ -82,7 +91,9 @@ class LaneSend:
 
 
 class TensorSender:
-    """Sends all messages to one worker, from the first message on that has tensors beside it. Any thread may use it.
+    """Sends messages with accelerator tensors to one worker. Any thread may use it.
+
+    From the first such message on, all messages to that worker pass through it, so that they keep their order.
 
     Attributes:
         id: number of this sender on the link to the receiver; 0 until `open` was called.
@@ -105,7 +116,10 @@ class TensorSender:
         self._probe: cuda_ipc.IpcProbe | None = None
 
     def open(self) -> bool:
-        """Ask the receiver which transfers it supports. Return False if `open` was called before."""
+        """Ask the receiver which transfers it supports, without waiting.
+
+        Return False if this was called before, else True.
+        """
         with self._lock:
             if self.id:
                 return False
@@ -118,7 +132,12 @@ class TensorSender:
         return True
 
     def _ask(self) -> None:
-        """Send Ask with a memory probe. May load torch and start CUDA: do not call it on the loop thread."""
+        """Ask the receiver which transfers it supports.
+
+        The question has a memory probe, which the receiver tries to open.
+
+        May load torch and start CUDA: do not call it on the loop thread.
+        """
         try:
             devices = self._endpoint.devices.get()
             ask = frames.Ask(self.id)
@@ -135,7 +154,10 @@ class TensorSender:
             self._close_probe()
 
     def _ask_without_device(self, error: Exception) -> None:
-        """Send Ask without a memory probe, because making the probe raised *error*. Sends wait for the answer."""
+        """Ask the receiver which transfers it supports, without a memory probe.
+
+        Called if making the probe raised *error*. The answer then excludes shared device memory.
+        """
         log.warning(
             "device memory cannot be shared with other workers, and is copied: %s: %s", type(error).__name__, error,
             exc_info=not isinstance(error, (CudaError, RuntimeError)),
@@ -153,7 +175,7 @@ class TensorSender:
         return self.peer.worker_id == self._endpoint.worker_id
 
     def lent(self, number: int) -> LentTensors:
-        """Return the tensors whose memory the receiver of message *number* uses."""
+        """Return the tensors that this worker keeps for the receiver of message *number*."""
         return self._lent[number]
 
     def post(self, message: OutgoingMessage) -> None:
@@ -175,7 +197,10 @@ class TensorSender:
     # --- answers and end of the receiver ---
 
     def _answered(self, frame: frames.AnyFrame) -> None:
-        """Handle Facts, Released or LaneEnded. Loop thread."""
+        """Handle a frame from the receiver. Loop thread only.
+
+        Facts says which transfers the receiver supports. Released frees lent memory. LaneEnded reports a failed lane.
+        """
         if type(frame) is frames.Facts:
             with self._lock:
                 self._facts = frame
@@ -206,7 +231,10 @@ class TensorSender:
     # --- sending ---
 
     def _start(self) -> None:
-        """Send the waiting messages on a new thread. Call with `_sending` set."""
+        """Start a thread that sends the waiting messages. If no thread can be started, fail these messages.
+
+        The caller has set `_sending` before.
+        """
         try:
             exhaustion.start(threading.Thread(target=self._send_waiting, name="rlinf-actors-tensors", daemon=True))
         except RuntimeError as error:
@@ -236,7 +264,10 @@ class TensorSender:
         self._outbox.post(message)
 
     def _add_tensors(self, message: OutgoingMessage) -> None:
-        """Choose the paths of a message's tensors, and add their header and staged bytes to the message."""
+        """Choose a path for each tensor of a message.
+
+        Add the header that describes the tensors, and the staged ones' bytes.
+        """
         facts, detached = self._facts, message.tensors
         assert facts is not None
         plan = self._plan(detached, facts)
@@ -261,7 +292,10 @@ class TensorSender:
         message.transfer = transfer
 
     def _plan(self, detached: DetachedTensors, facts: frames.Facts) -> _Plan:
-        """Choose the path of each tensor, and prepare the fields of its header."""
+        """Choose the path of each tensor, and prepare what the path needs: exported memory, a staged copy or a lane.
+
+        *facts* is the receiver's answer which transfers it supports.
+        """
         plan = _Plan()
         for tensor, requires_grad in zip(detached.tensors, detached.requires_grad, strict=True):
             path = self._path(tensor, facts, plan) if tensor.numel() else ""
@@ -286,7 +320,10 @@ class TensorSender:
         return plan
 
     def _path(self, tensor: Any, facts: frames.Facts, plan: _Plan) -> str:
-        """Return the path of one tensor. A message uses IPC or a lane for tensors of one device; others are staged."""
+        """Return the path of one tensor. Add to *plan* the device if the path is IPC or a lane.
+
+        All tensors of a message that take IPC or a lane must be on one device; tensors of other devices are staged.
+        """
         devices, backend = self._endpoint.devices.get(), self._backend(tensor)
         on_cpu = tensor.device.type == "cpu"
         same_node = facts.host == self._endpoint.host
@@ -312,7 +349,7 @@ class TensorSender:
         return "gloo" if tensor.device.type == "cpu" else self._endpoint.devices.get().ccl
 
     def _lane(self, tensor: Any, options: CollectiveGroupOptions, same_node: bool) -> OpenLane:
-        """Return the lane for tensors on the device of *tensor*; make it if there is none.
+        """Return the lane for tensors on the device of *tensor* with these options; make the lane if there is none.
 
         Raises:
             OSError: the address for the lane's store is not an address of this machine.

@@ -22,7 +22,7 @@ from rlinf_actors.wire import frames
 
 
 class DetachedTensors:
-    """The tensors that were detached from one object, to travel beside its message; implements payload.Taker.
+    """The tensors that were detached from one object while it was pickled. They travel beside the object's message.
 
     CPU tensors stay in the message, unless *cpu* is True and they are large.
 
@@ -39,7 +39,10 @@ class DetachedTensors:
         self.ready: dict[Any, Any] = {}
 
     def take(self, tensor: Any) -> int | None:
-        """Detach a tensor and return its number. Return None if the tensor is to travel inside the message."""
+        """Detach a tensor from the object that is being pickled, and return its number.
+
+        Return None if the tensor is to travel inside the message.
+        """
         if tensor.device.type == "cpu" and (not self._cpu or tensor_bytes(tensor) < LARGE):
             return None
         self.tensors.append(tensor.detach().contiguous())
@@ -51,7 +54,10 @@ class DetachedTensors:
         self.requires_grad.clear()
 
     def record_ready(self) -> None:
-        """Record an event on the current stream of each device; after it the tensors on that device may be read."""
+        """Record an event on the current stream of each device that has tensors.
+
+        `wait_ready` lets other streams wait for it.
+        """
         for tensor in self.tensors:
             device = tensor.device
             if device.type != "cpu" and device not in self.ready:
@@ -96,7 +102,10 @@ def torch_module(kind: str) -> Any:
 
 @contextlib.contextmanager
 def own_stream(device: Any) -> Iterator[None]:
-    """Run the block on a new stream of *device*, and wait until the device has finished it. Does nothing on the CPU."""
+    """Run the ``with`` block on a new stream of *device*, then wait until the device has finished the block's work.
+
+    On the CPU there are no streams, so the block just runs.
+    """
     if device.type == "cpu":
         yield
         return
@@ -110,7 +119,7 @@ def own_stream(device: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TransferEndpoint:
-    """This worker as an end of tensor transfers.
+    """What the tensor transfers of this worker need to know about the worker, its node and its settings.
 
     Attributes:
         host: host key of this worker; equal for processes that can use each other's memory.
@@ -133,13 +142,20 @@ class TransferEndpoint:
     job: str = process_groups.GROUP
 
     def timeout_s(self, backend: str) -> float:
-        """Return the most seconds that one transfer may take: RLINF_TIMEOUT, or torch.distributed's default."""
+        """Return the most seconds that one transfer by *backend* may take.
+
+        This is RLINF_TIMEOUT if it is set, else torch.distributed's default for *backend*.
+        """
         if self.timeout_minutes is not None:
             return self.timeout_minutes * 60.0
         return group_facts(backend).timeout_s
 
     def job_clock(self, backend: str) -> Callable[[Callable[[], None]], Callable[[], None]] | None:
-        """Return the `clock` of a Lane; None for gloo, which has time-outs of its own."""
+        """Return the function with which a Lane starts a timer for each transfer; None for gloo.
+
+        gloo has time-outs of its own. The function takes a function to call when the time is up, and returns a function
+        that stops the timer.
+        """
         if backend == "gloo":
             return None
 

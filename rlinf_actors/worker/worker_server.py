@@ -249,7 +249,7 @@ class WorkerServer:
         self._on_link_lost.append(callback)
 
     def on_forgotten(self, callback: Callable[[bytes], object]) -> None:
-        """Register *callback*, to be called with the identity of a member's link LATE_S seconds after its end."""
+        """Register *callback*, to be called LATE_S seconds after a member's end, with the identity of its link."""
         self._on_forgotten.append(callback)
 
     def send(
