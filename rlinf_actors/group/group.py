@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Untyped:
-    """The result of no method. Only a method with a result of type Any matches an overload for this class."""
+    """A type that no method returns. Only a method with a result of type Any matches an overload for this type."""
 
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 else:
 
     class yielding:
-        """A property that an instance attribute of the same name hides, so that a worker's method of this name wins."""
+        """A property of groups that a method of the worker class with the same name hides.
+
+        Unlike a plain property, it lets an attribute of the instance take precedence.
+        """
 
         def __init__(self, read: Callable[[Any], Any]) -> None:
             self._read = read
@@ -50,7 +53,7 @@ else:
 
 
 class Calls(Generic[T]):
-    """Base of groups and views: each public method of worker class *T* is an attribute that calls the workers."""
+    """Base of groups and views: each public method of worker class *T* is an attribute, through which it is called."""
 
     _control: GroupControl
     _ranks: Sequence[int] | None = None  # None for all
@@ -87,7 +90,9 @@ class Calls(Generic[T]):
     @overload
     def method(self, function: Callable[P, R]) -> RemoteMethod[P, WorkerGroupFuncResult[R]]: ...
     def method(self, function: Callable[..., Any]) -> RemoteMethod[..., Any]:
-        """Return a method with its types: ``group.method(MyWorker.step)`` is ``group.step``.
+        """Return a method of the group as type checkers know it: ``group.method(MyWorker.step)`` is ``group.step``.
+
+        Type checkers then check the arguments of calls, and know the type of the results.
 
         Args:
             function: a public method, as an attribute of the worker class or of a base. Workers run the override of
@@ -114,7 +119,7 @@ class Calls(Generic[T]):
         self, function: Callable[Concatenate[T, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> WorkerGroupFuncResult[R]: ...
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method with its types: ``group.call(MyWorker.step, x)`` is ``group.step(x)``.
+        """Call a method so that type checkers check the call: ``group.call(MyWorker.step, x)`` is ``group.step(x)``.
 
         For static and class methods, type checkers need ``group.method(MyWorker.of_class)(x)``; see `method`.
         """
@@ -135,8 +140,9 @@ class Calls(Generic[T]):
     def with_timeout(self, seconds: float) -> GroupView[T]:
         """Return a view of the same ranks whose calls have a deadline.
 
-        After the deadline the caller gets CallTimeoutError. A call that is queued at the worker is never started, a
-        coroutine is cancelled, and a method on a thread runs to its end.
+        If a call has not ended *seconds* after it was sent, the caller gets CallTimeoutError. If the call still waits
+        in the worker's queue, it never starts. If it runs as a coroutine, it is cancelled. A method that runs on a
+        thread runs to its end.
 
         Raises:
             ValueError: *seconds* is not a number above 0.
@@ -147,11 +153,11 @@ class Calls(Generic[T]):
     def with_retries(self, n: int) -> GroupView[T]:
         """Return a view of the same ranks whose calls are sent again, at most *n* times per rank, when a worker dies.
 
-        For methods marked ``@Worker.idempotent``, in a group with a restart policy. A call is sent again if its worker
-        died, or the connection was lost, before the answer came; the call waits until the worker is restarted. The
-        method may have run already, or may still be running. Exceptions of the method cause no retry. A deadline of
-        `with_timeout` covers all tries. After the last try, or if the worker is not restarted, the call fails with the
-        last error.
+        The methods must be marked ``@Worker.idempotent``, and the group must have a restart policy. If a worker dies,
+        or its connection is lost, before the worker has answered a call, the call waits until the worker is restarted,
+        and is sent again. The method may then run for the second time. An exception of the method causes no retry. A
+        deadline of `with_timeout` covers all tries. After the last try, or if the worker is not restarted, the call
+        fails with the last error.
 
         Raises:
             ValueError: *n* is not a whole number of 1 or more.
@@ -162,16 +168,16 @@ class Calls(Generic[T]):
         return self._view(retries=_retries(n, self._control))
 
     def _view(self, ranks: Sequence[int] | None = None, **options: Any) -> GroupView[T]:
-        """Return a view of *ranks*, or of the ranks of this object, with these CallOptions changed."""
+        """Return a view of *ranks*, or of the same ranks for None. *options* replace fields of its CallOptions."""
         if ranks is None:
             ranks = range(self._control.world_size) if self._ranks is None else self._ranks
         return GroupView(self._control, ranks, warn=True, options=self._options._replace(**options))
 
     def _used(self) -> None:
-        """Record that a method of a view is used, so that dropping the view does not warn."""
+        """Record that this view was used, because a view that is dropped unused warns. Groups do nothing here."""
 
     def _remote(self, name: str) -> RemoteMethod[..., Any]:
-        """Return the RemoteMethod of this name, made once for each group handle or view."""
+        """Return the RemoteMethod that calls the workers' method *name*, made on first use."""
         known = self.__dict__.get(name)
         if known is not None:
             method: RemoteMethod[..., Any] = known
@@ -194,7 +200,11 @@ class Calls(Generic[T]):
 
 
 def _missing(control: GroupControl, name: str) -> Any:
-    """Return a function that raises ValueError for a private method of the worker class; else raise AttributeError."""
+    """Handle the use of an attribute that is no public method of the worker class.
+
+    If the class has a private method of this name, return a function that raises ValueError when it is called.
+    Otherwise raise AttributeError.
+    """
     if name in control.facts.private:
 
         def refuse(*_args: Any, **_kwargs: Any) -> Any:
@@ -213,7 +223,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class WorkerRankInfo(Generic[T]):
-    """An entry of ``worker_info_list``.
+    """One worker of a group, as an entry of `WorkerGroup.worker_info_list`.
 
     Attributes:
         rank: rank of the worker.
@@ -248,7 +258,7 @@ class WorkerGroup(Calls[T]):
 
     @property
     def worker_info_list(self) -> list[WorkerRankInfo[T]]:
-        """One entry per rank, in rank order."""
+        """The workers of the group, in rank order: where each runs, and a view to call it alone."""
         return [
             WorkerRankInfo(info.rank, GroupView(self._control, (info.rank,), warn=False), info)
             for info in self._control.worker_infos()
@@ -266,7 +276,9 @@ class WorkerGroup(Calls[T]):
     def from_group_name(
         worker_cls: type[C], group_name: str, async_op: bool = False
     ) -> WorkerGroup[C] | AsyncWork[WorkerGroup[C]]:
-        """Return a handle of a running group, from any process of the group's namespace. One round trip to the head.
+        """Return a handle of a running group, which any process of the group's namespace may call.
+
+        This asks the head, one round trip.
 
         Args:
             worker_cls: the worker class of the group.
@@ -297,7 +309,7 @@ class WorkerGroup(Calls[T]):
     ) -> GroupView[C] | AsyncWork[GroupView[C]]:
         """Return a view of the worker at an address, or of all workers for the address of a group.
 
-        Any process of the group's namespace may call this. One round trip to the head.
+        Any process of the group's namespace may call this. It asks the head, one round trip.
 
         Args:
             worker_cls: the worker class of the group.
@@ -325,12 +337,15 @@ class WorkerGroup(Calls[T]):
 
     @yielding
     def control(self) -> GroupControl:
-        """The group's own operations, whatever methods the worker class has."""
+        """The library's operations on the group, such as ``group.control.shutdown()``.
+
+        They can be called even if the worker class has methods of the same names.
+        """
         return self._control
 
     @yielding
     def world_size(self) -> int:
-        """Number of ranks."""
+        """The number of workers in the group."""
         return self._control.world_size
 
     @yielding
@@ -339,7 +354,7 @@ class WorkerGroup(Calls[T]):
         return self._control.placements
 
     def wait_ready(self, timeout: float | None = None) -> WorkerGroup[T]:
-        """Block until every worker is constructed, and return the group. In an event loop use ``await group``.
+        """Block until every worker is constructed, and return this group. In an event loop use ``await group`` instead.
 
         Raises:
             WorkerStartError, WorkerError, WorkerDiedError, NameInUseError: the error of the launch.
@@ -349,20 +364,21 @@ class WorkerGroup(Calls[T]):
         return self
 
     def shutdown(self, grace: float = 5.0, async_op: bool | None = None) -> Any:
-        """End the workers: ``_close()`` on each if it has one, SIGTERM, after *grace* seconds SIGKILL.
+        """End the workers of the group.
 
-        Calling twice is harmless; after a failure the second call tries again. If the head stays silent for 5 s, this
-        returns with a warning, and the group ends when the head is back.
+        If the worker class has a method ``_close()``, it is called on each worker. Then the workers get SIGTERM, and
+        *grace* seconds later SIGKILL. Calling twice is harmless; after a failure the second call tries again. If the
+        head stays silent for 5 s, this logs a warning and returns, and the group ends when the head is back.
 
         Args:
             grace: seconds between SIGTERM and SIGKILL.
-            async_op: True: return an AsyncWork at once; False: block until the workers have ended. Default: True in a
-                running event loop, False in a plain script.
+            async_op: True to return an AsyncWork at once; False to block until the workers have ended. Default: True in
+                a running event loop, False in a plain script.
         """
         return self._control.shutdown(grace, async_op)
 
     def _close(self) -> Any:
-        """Older name of `shutdown`."""
+        """End the workers; an older name of `shutdown`."""
         return self._control.shutdown()
 
     def __await__(self) -> Generator[Any, None, WorkerGroup[T]]:
@@ -408,7 +424,10 @@ GroupControl._handle_cls = WorkerGroup
 
 
 class GroupView(Calls[T]):
-    """Some ranks of a group, as `WorkerGroup.execute_on` returns them. The group itself is unchanged."""
+    """Some ranks of a group, or all, perhaps with a deadline or retries for their calls.
+
+    `execute_on`, `with_timeout` and `with_retries` return views. Calls on a view do not change the group.
+    """
 
     _ranks: tuple[int, ...]
 
@@ -446,7 +465,13 @@ class GroupView(Calls[T]):
 
 
 def _arrived(carried: bytes, ranks: Sequence[int] | None = None, options: Mapping[str, Any] | None = None) -> Any:
-    """Return the group or view that another process sent. Unpickling calls this."""
+    """Return the group or view that another process sent; pickle calls this when it loads the group or view.
+
+    Args:
+        carried: the encoded handle.
+        ranks: ranks of the view, None for a group.
+        options: fields of the view's CallOptions.
+    """
     control = control_of(carried)
     if ranks is None:
         return WorkerGroup(control)

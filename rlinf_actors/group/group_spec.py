@@ -50,7 +50,13 @@ class WorkerLimits:
 
     @classmethod
     def of(cls, memory: str | int | None, pids: int | None, policy: str) -> WorkerLimits:
-        """Return the limits for the arguments of `launch`. Raises UsageError for a wrong value."""
+        """Return the limits that a user asked for by `launch`. Raises UsageError for a wrong value.
+
+        Args:
+            memory: maximum of memory, in bytes or as text such as "8GiB"; None for no limit.
+            pids: maximum number of processes and threads; None for no limit.
+            policy: "required", or "best_effort" to start workers also on nodes that cannot enforce the limits.
+        """
         if policy not in POLICIES:
             raise UsageError(f"limits is {policy!r}; it must be one of {', '.join(POLICIES)}")
         found = memory if memory is None else _size(memory)
@@ -86,13 +92,14 @@ def worker_specs(
     """Return one WorkerSpec per placement, in rank order, with new ids.
 
     Args:
-        template: the fields that all workers share. Its `env` has the variables of this group, which override those of
-            the node group; a visibility variable must name the devices of the placement. Its `owner_must_answer`
-            applies to workers with robots.
+        template: a WorkerSpec with the fields that all workers share. Its `env` has the environment variables that the
+            user gave for this group; they override those of the node group. If they have a visibility variable, such as
+            CUDA_VISIBLE_DEVICES, it must name the devices of the placement. Its `owner_must_answer` is kept only for
+            workers with robots.
         placements: placement of each rank.
         cluster: the nodes.
-        defaults: variables of the driver that workers get unless another source sets them.
-        net_devices: interfaces for collectives; None for the interface that holds the node's address.
+        defaults: environment variables of the driver; workers get those that no other source sets.
+        net_devices: network interfaces for collectives; None for the interface that has the node's address.
         numa_bind: True to bind workers to the NUMA nodes of their accelerators.
 
     Raises:
@@ -141,7 +148,7 @@ def _numa_nodes(placement: Placement, node: NodeInfo) -> list[int]:
 
 
 def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[HardwareInfo]]:
-    """Return the robots or other configured hardware of each placement, by rank, without ranks that have none."""
+    """Return the robots or other configured hardware that each rank is placed on. Ranks without any are left out."""
     found: dict[int, list[HardwareInfo]] = {}
     for placement in placements:
         group = find_group(cluster, placement.node_group_label)
@@ -153,9 +160,9 @@ def hardware_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[i
 
 
 def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int, list[Claim]]:
-    """Return the claims of exclusive hardware for each placement, by rank. Ranks without claims are left out.
+    """Return, by rank, the claims of the robots (exclusive hardware) that each rank is placed on.
 
-    Workers of one group that are placed on the same piece of hardware share it.
+    Ranks without robots are left out. Two ranks of the group may claim the same robot; they then share it.
     """
     found: dict[int, list[Claim]] = {}
     by_rank = {placement.rank: placement for placement in placements}
@@ -172,7 +179,7 @@ def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int
 
 
 def class_reference(cls: type) -> str:
-    """Return ``module:qualname`` of a class that workers can import, "" if the class itself must be sent."""
+    """Return ``module:qualname``, by which workers import *cls*; "" if they cannot, so that the class must be sent."""
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
         return ""
     found: Any = sys.modules.get(cls.__module__)
@@ -186,7 +193,9 @@ _PLAIN = Placement(-1, -1, -1)
 
 
 class GroupDetail(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The launcher's record of a group, sent as JSON in Launch.detail. Processes that look the group up read it.
+    """What a process that looks up a group learns about it from the process that launched the group.
+
+    It is sent as JSON in Launch.detail; the head keeps it and does not read it.
 
     Attributes:
         placements: placements in rank order.
@@ -211,7 +220,15 @@ def detail_of(
     hardware: Mapping[int, Sequence[HardwareInfo]],
     restarts: bool = True,
 ) -> GroupDetail:
-    """Return the record of a group. *placements*, *nodes* and the node *names* are in rank order."""
+    """Return the GroupDetail of a group that is about to be launched.
+
+    Args:
+        placements: the placement of each rank, in rank order.
+        nodes: the node of each rank, in rank order.
+        names: the node name of each rank, in rank order.
+        hardware: robots or other configured hardware, by rank.
+        restarts: True if failed workers are restarted.
+    """
     models = [model_seen(placement, node) for placement, node in zip(placements, nodes, strict=True)]
     pieces = {rank: [piece_of(info) for info in infos] for rank, infos in hardware.items()}
     return GroupDetail(list(placements), list(names), models, pieces, restarts)
@@ -230,7 +247,10 @@ def encode(detail: GroupDetail) -> str:
 
 
 def decode(text: str, group: str) -> GroupDetail:
-    """Decode the JSON record of *group*; return an empty record for "". Raises ProtocolError for other text."""
+    """Decode the GroupDetail of the group named *group* from JSON; for "" return an empty one.
+
+    Raises ProtocolError if *text* is no GroupDetail.
+    """
     if not text:
         return GroupDetail()
     try:

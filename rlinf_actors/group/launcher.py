@@ -50,7 +50,7 @@ PRELOADED = ("torch", "numpy")
 
 
 class GroupLauncher(Generic[T]):
-    """A group that is not running yet, as ``create_group`` returns it."""
+    """A worker class with its constructor arguments, as ``create_group`` returns it; `launch` starts a group of it."""
 
     def __init__(self, cls: type[T], base: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         check_class(cls, base)
@@ -81,41 +81,51 @@ class GroupLauncher(Generic[T]):
         detached: bool = False,
         get_if_exists: bool = False,
     ) -> WorkerGroup[T]:
-        """Reserve the name, start the workers, and return the group without waiting for the constructors.
+        """Launch a group: reserve its name, start its workers, and return the group before the workers are constructed.
 
-        In a plain script the name is reserved when this returns. In a running event loop nothing blocks, and ``await
-        group`` and every call raise what went wrong.
+        In a plain script, this blocks until the head has reserved the name. In a running event loop it does not block;
+        if the launch fails, ``await group`` and every call on the group raise the error.
 
         Args:
             cluster: the cluster to launch on.
-            placement_strategy: default: one worker per accelerator, or one worker on node 0 without accelerators.
-            name: default ``worker_group_<Class>``.
-            max_concurrency: threads of a class without ``async def``, or concurrent coroutines of a class with it.
-            isolate_gpu: each worker sees its own accelerators only.
+            placement_strategy: where to place the workers. Default: one worker per accelerator; if the cluster has no
+                accelerators, one worker on node 0.
+            name: name of the group; default: ``worker_group_<Class>``.
+            max_concurrency: how many calls a worker runs at a time: on threads, or as coroutines if the class has an
+                ``async def``.
+            isolate_gpu: True to let each worker see only its own accelerators.
             catch_system_failure: ignored; accepted for older scripts.
-            disable_distributed_log: keep this group's output from the terminal and from ``distributed_log_dir``.
-            start_method: "fork" from a template, or "spawn" for libraries that do not survive a fork.
+            disable_distributed_log: True to keep the output of this group from the terminal and from
+                ``distributed_log_dir``.
+            start_method: "fork" to fork the workers from a template; "spawn" for libraries that do not survive a fork.
             preload: modules to import before the fork; default: torch and numpy if this process has imported them.
             env_vars: environment variables of this group. CUDA_VISIBLE_DEVICES etc. must name the placement's devices.
-            wait_for_hardware: seconds to wait for robots of other groups. Ctrl-C or ``shutdown()`` cancels the launch.
-            numa_bind: run workers on the CPUs and memory of their accelerators' NUMA node, if the node is known.
+            wait_for_hardware: seconds to wait until other groups free the robots that this group needs. Ctrl-C or
+                ``shutdown()`` cancels the launch.
+            numa_bind: True to run workers on the CPUs and memory of their accelerators' NUMA node, if it is known.
             memory_limit: bytes, or text such as "8GiB", for each worker and its processes; the kernel kills all of
                 them beyond it. Shared memory counts for the worker that wrote it, accelerator memory does not count.
-            pids_limit: processes and threads of each worker.
-            limits: on nodes without cgroups "required" starts no worker, "best_effort" starts it without the limits.
-            restart: when to restart a failed worker, with the same constructor arguments. Its calls in flight fail,
-                except through ``with_retries``; later calls wait. Default: never.
-            robot_owner_must_answer: end a group with robots also when this process does not answer for a robot lease
-                (SIGSTOP, a held GIL). Default: RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER, or True if a robot is elsewhere.
-            detached: launched by a driver on a standing head, the group outlives the driver until it is shut down
-                through `WorkerGroup.from_group_name` or ``rlinf-actors groups stop``; launched by a worker, it ends
-                with the driver. A plain script blocks until it is constructed. Not with robots or a restart policy.
-            get_if_exists: return a handle of the running group with this name and class name, if there is one; its
-                placement and arguments stay. If two processes launch at the same time, one of them starts the group.
+            pids_limit: maximum number of processes and threads of each worker.
+            limits: what happens on a node that cannot enforce the limits: "required" starts no worker there,
+                "best_effort" starts workers without the limits.
+            restart: when to restart a failed worker, with the same constructor arguments. The calls that it was running
+                fail, unless they were made through ``with_retries``; later calls wait. Default: never.
+            robot_owner_must_answer: True to end a group with robots if this process sends no heartbeat for the time
+                of a robot lease, as after SIGSTOP or while C code holds the GIL. Default: the value of
+                RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER, or else True for robots on other machines.
+            detached: True to let the group outlive this process. If a driver launches it, the group runs until it is
+                shut down, through `WorkerGroup.from_group_name` or ``rlinf-actors groups stop``; the driver must use a
+                head that outlives it, and must have named its namespace. If a worker launches it, the group ends with
+                the driver. In a plain script, `launch` then blocks until the workers are constructed. Not allowed with
+                robots or a restart policy.
+            get_if_exists: True to return a handle of the running group with this name and class name, if there is one;
+                its placement and constructor arguments stay as they are. If two processes launch at the same time, one
+                of them starts the group.
 
         Raises:
             NameInUseError: (a ValueError) the name is taken.
-            HardwareInUseError, EmergencyStopError: a robot of the placement is another group's, or is stopped.
+            HardwareInUseError: another group holds a robot of the placement.
+            EmergencyStopError: a robot of the placement is under an emergency stop.
             UsageError, SerializationError: an argument has the wrong type or value, or cannot be pickled.
             PlacementError, ConfigError: the placement does not fit the cluster, or not the devices in *env_vars*.
         """
@@ -142,7 +152,7 @@ class GroupLauncher(Generic[T]):
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """The arguments of `GroupLauncher.launch`."""
+    """The arguments of `GroupLauncher.launch` except the cluster, as the functions of this module pass them on."""
 
     strategy: PlacementStrategy | None = None
     name: str | None = None
@@ -164,7 +174,10 @@ class LaunchOptions:
 def launch(
     cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], cluster: Cluster, options: LaunchOptions
 ) -> GroupControl:
-    """Place, reserve and start a group; see GroupLauncher.launch for the errors."""
+    """Launch a group of workers of class *cls*, and return its GroupControl.
+
+    *args* and *kwargs* are the arguments of the constructor. Raises what `GroupLauncher.launch` raises.
+    """
     name = options.name or f"worker_group_{cls.__name__}"
     _check_options(name, options)
     check_lease_hook(cls)
@@ -198,7 +211,16 @@ def _new_group(
     cluster: Cluster,
     options: LaunchOptions,
 ) -> tuple[RemoteGroup, Launch]:
-    """Return the RemoteGroup, owned by this process, and the Launch message for the head."""
+    """Place a group, and return its RemoteGroup, which this process owns, and the Launch message for the head.
+
+    Args:
+        name: name of the group.
+        title: ``module:qualname`` of the class, for the head.
+        cls: the worker class.
+        args, kwargs: arguments of its constructor.
+        cluster: the cluster to launch on.
+        options: the other arguments of `GroupLauncher.launch`.
+    """
     runtime, strategy = cluster.runtime, options.strategy or default_strategy(cluster)
     placements = sorted(strategy.get_placement(cluster, options.isolate_accelerator), key=lambda one: one.rank)
     if len(placements) > MAX_SIZE:
@@ -250,10 +272,10 @@ def _new_group(
 
 
 def _running(runtime: Runtime, namespace: str, name: str) -> RemoteGroup | None:
-    """Return this process's RemoteGroup of that name if the group is running, else None.
+    """Return the RemoteGroup of the running group of this name if this process has a handle of it, else None.
 
-    The group of a handle that another process sent and that was never used may have ended, so the head is asked first.
-    In a running event loop, which must not block, the first use of the handle asks the head instead.
+    If the handle came from another process and was never used, the group may have ended, so the head is asked. In a
+    running event loop, which must not block, the group is returned unchecked, and its first use asks the head.
     """
     while (group := runtime.groups.existing(namespace, name)) is not None:
         if group.found or group.owned or _in_event_loop():
@@ -264,7 +286,10 @@ def _running(runtime: Runtime, namespace: str, name: str) -> RemoteGroup | None:
 
 
 def _handle_of(group: RemoteGroup, cls: type, title: str, runtime: Runtime) -> GroupControl:
-    """Return a GroupControl of a running group. Raises NameInUseError if its class has another name than *cls*."""
+    """Return a GroupControl of the running group *group*, for a launch with get_if_exists.
+
+    *title* is ``module:qualname`` of *cls*. Raises NameInUseError if the class of the group has another name.
+    """
     if group.cls and group.cls.rpartition(":")[2] != title.rpartition(":")[2]:
         raise NameInUseError(
             f"the group named {group.name!r} in namespace {group.namespace!r} is of class {group.cls}, and not of "
@@ -293,7 +318,10 @@ def _check_lifetime(name: str, specs: Sequence[WorkerSpec], cluster: Cluster, op
 
 
 def _wait_until_up(runtime: Runtime, group: RemoteGroup) -> None:
-    """Block until all workers of a detached group are constructed, because its launcher may end after that."""
+    """Block until all workers of a detached group are constructed, so that the launching script may end afterwards.
+
+    If the wait is interrupted, as by Ctrl-C, stop the group.
+    """
     try:
         group.request_ready().wait()
     except Exception:
@@ -305,7 +333,7 @@ def _wait_until_up(runtime: Runtime, group: RemoteGroup) -> None:
 
 
 def check_arguments(cluster: object, strategy: object, restart: object) -> None:
-    """Raise UsageError for an argument of a wrong type; the message says what to write instead."""
+    """Raise UsageError if one of these arguments of `launch` has a wrong type; the message says what to write."""
     if hasattr(cluster, "get_placement"):
         raise UsageError(
             f"launch() was given a {type(cluster).__name__} in the place of the cluster: write launch(cluster, "
@@ -339,7 +367,7 @@ def _check_options(name: str, options: LaunchOptions) -> None:
 
 
 def _template(name: str, cluster: Cluster, options: LaunchOptions, settings: Settings) -> WorkerSpec:
-    """Return the fields that all workers share, with values from this process and its environment filled in."""
+    """Return a WorkerSpec with the fields that all workers of the group share, such as options and import paths."""
     must_answer = options.robot_owner_must_answer
     if must_answer is None:
         must_answer = settings.robot_owner_must_answer

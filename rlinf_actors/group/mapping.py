@@ -44,7 +44,7 @@ _END = object()
 
 
 class Loads:
-    """The number of items that each rank is working on, at most *limit*. Not thread-safe."""
+    """Counts for `map` how many unanswered items each rank has, at most *limit*. Not thread-safe."""
 
     def __init__(self, ranks: Sequence[int], limit: int) -> None:
         self._of = dict.fromkeys(ranks, 0)
@@ -52,15 +52,15 @@ class Loads:
         self.capacity = len(ranks) * limit
 
     def free(self) -> Iterator[int]:
-        """Return the ranks with fewer items than the maximum: fewest items first, then the longest waiting rank."""
+        """Return the ranks that may get another item. Those with the fewest items come first."""
         return (rank for ranks in self._by_load[:-1] for rank in ranks)
 
     def full(self) -> Iterable[int]:
-        """Return the ranks with the maximum number of items."""
+        """Return the ranks that have the maximum number of items, and so may not get another one now."""
         return self._by_load[-1]
 
     def change(self, rank: int, by: int) -> None:
-        """Add *by* (+1 or -1) to the number of items of *rank*. Ignored for a dropped rank."""
+        """Count that *rank* got an item (*by* is +1) or has answered one (-1). Ignored for a dropped rank."""
         if rank in self._of:
             del self._by_load[self._of[rank]][rank]
             self._of[rank] += by
@@ -68,11 +68,11 @@ class Loads:
 
     @property
     def empty(self) -> bool:
-        """True if all ranks were dropped."""
+        """True if all ranks were dropped, so that no item can be sent."""
         return not self._of
 
     def drop(self, rank: int) -> None:
-        """Remove *rank*, so that the rank gets no more items."""
+        """Remove *rank*, whose worker is gone, so that it gets no more items."""
         del self._by_load[self._of.pop(rank)][rank]
 
 
@@ -82,10 +82,10 @@ class _Item:
 
     Attributes:
         number: index of the item, from 0.
-        parts: the encoded call.
-        tries: number of times that the item was sent.
-        peer, call: Peer and call of the last try.
-        lost: numbers of all items that the last worker had when it died.
+        parts: the pickled arguments of the call, which has this item as its only argument.
+        tries: number of times that the item was sent to a worker.
+        peer, call: Peer and result of the last of these calls.
+        lost: if the worker of the last call died: the numbers of all items that the worker had then.
     """
 
     number: int
@@ -97,14 +97,16 @@ class _Item:
 
 
 class Pool:
-    """The state of one `map`: which items are running, finished, or to be sent again. Any thread.
+    """The calls of one `map`: sends items to ranks, and keeps items that run, have ended, or must be sent again.
+
+    MapResult, which the user iterates over, draws the items and takes the results. Any thread.
 
     Args:
         runtime, group: runtime of this process and the group that is called.
-        name, method: name and facts of the method that is called.
+        name, method: name and properties of the method that is called.
         ranks: ranks that may get items.
         limit: maximum number of items that a rank has at a time.
-        timeout: deadline of each call, in seconds; None for no deadline.
+        timeout: seconds that each call may take; None for no limit.
         ordered: True to return results in the order of the items.
         tries: maximum number of times that an item is sent; 1 for a method that is not idempotent.
     """
@@ -143,7 +145,7 @@ class Pool:
         self._unwatch = group.watch(self.wake)  # a rank that is up may take an item
 
     def room(self) -> bool:
-        """Send the items that must be sent again. Then return True if another item may be drawn."""
+        """Send items of dead workers again while ranks are free. Then return True if a new item may be drawn."""
         while True:
             with self._lock:
                 free = not self.closed and self._free() is not None
@@ -154,15 +156,18 @@ class Pool:
             self._send(item)
 
     def send(self, parts: Sequence[Buffer]) -> None:
-        """Send a new item, given as an encoded call, to a free rank."""
+        """Send a new item to a free rank. *parts* are the pickled arguments of its call."""
         self._send(_Item(next(self._numbers), parts))
 
     def end_of_items(self) -> None:
-        """Record that all items were drawn."""
+        """Record that the user's iterable has no more items."""
         self._drawn_all = True
 
     def take(self) -> _Item | bool:
-        """Return an item whose call has ended; True if there is none yet, False at the end of the map.
+        """Take the next item whose call has ended.
+
+        Returns:
+            The item; True if no call has ended yet, False if no more items will come.
 
         Raises:
             RlinfActorsError: no rank is left that could run an item.
@@ -187,7 +192,7 @@ class Pool:
     def wait(self) -> None:
         """Block until a result can be taken or an item can be sent.
 
-        Raises UsageError on a thread that must run one of the calls.
+        Raises UsageError if this thread itself must run one of the calls, because the wait would never end.
         """
         self._runtime.check_usable()
         change = self._next_change(drawn=True)
@@ -199,17 +204,23 @@ class Pool:
         change.wait()
 
     async def wait_async(self) -> None:
-        """Wait like `wait`, without blocking the event loop. Cancelling this changes nothing."""
+        """Wait until a result can be taken or an item can be sent, without blocking the event loop.
+
+        If the waiting task is cancelled, the map goes on.
+        """
         self._runtime.check_usable()
         change = self._next_change(drawn=False)
         if change is not None:
             await change
 
     def _next_change(self, drawn: bool) -> Promise[None] | None:
-        """Return a promise that ends when a call ends or a worker changes; None if `take` or `send` can go on now.
+        """Return what to wait for: a promise that ends when a call ends or a worker changes.
 
-        *drawn*: the caller has drawn items as far as there was room. The result is then None also if no call is
-        running, because another thread has taken the last result.
+        Return None if a result can be taken or an item can be sent now.
+
+        Args:
+            drawn: True if the caller has drawn all items that it may. If no call is running then, no call will end:
+                another thread has taken the last result. So the result is None.
         """
         with self._lock:
             ready = self._next in self._finished if self._ordered else bool(self._finished)
@@ -228,7 +239,7 @@ class Pool:
             change.resolve(None)
 
     def close(self) -> None:
-        """Cancel the running calls and drop the results that were not taken. Calling twice is harmless."""
+        """End the map: cancel the running calls and drop the results that were not taken. May be called twice."""
         with self._lock:
             self.closed = True
             under_way, finished = list(self._under_way.values()), list(self._finished.values())
@@ -242,7 +253,7 @@ class Pool:
         self.wake()
 
     def close_soon(self) -> None:
-        """Call `close` later, on the loop thread, because the calling destructor's thread may hold any lock."""
+        """Call `close` on the loop thread, soon. For a destructor, whose thread may hold a lock that `close` needs."""
         if not self.closed:
             self._group.peers[0].soon(self.close)
 
@@ -266,7 +277,10 @@ class Pool:
             call.cancel()
 
     def _choose(self) -> Peer | None:
-        """Return the Peer of the worker that gets the next item, None if no rank is free. The caller holds the lock."""
+        """Return the Peer of a free rank and count one more item for the rank. Drop ranks whose workers are gone.
+
+        Return None if no rank is free. The caller holds the lock.
+        """
         while (rank := self._free()) is not None:
             peer = self._group.peers[rank]
             if peer.error is None:
@@ -277,9 +291,9 @@ class Pool:
         return None
 
     def _free(self) -> int | None:
-        """Return the rank that gets the next item, None if no rank is free. The caller holds the lock.
+        """Return the rank that should get the next item, None if no rank is free. The caller holds the lock.
 
-        A rank whose worker is starting gets items only if no worker is up, because the items would wait for the start.
+        A rank whose worker is still starting is returned only if no worker runs, because its items have to wait.
         """
         for rank in self._loads.free():
             if self._group.serves(rank):
@@ -289,7 +303,10 @@ class Pool:
         return next(self._loads.free(), None)
 
     def _ended(self, item: _Item, peer: Peer, call: WorkerGroupFuncResult[Any]) -> None:
-        """Record that the call of *item* has ended. Loop thread, or the thread that finds the Peer failed."""
+        """Handle the end of a call: its item has a result, or is sent again if its worker died and tries are left.
+
+        Called on the loop thread, or on the thread that finds that *peer* has failed.
+        """
         died = isinstance(call.cause, WORKER_GONE)
         again = died and item.tries < self._tries
         with self._lock:
@@ -309,14 +326,14 @@ class Pool:
 
 
 class MapResult(Generic[V]):
-    """The results of `map`: iterate once, by ``async for value in ...`` or ``for value in ...``.
+    """The results of `RemoteMethod.map`, to be iterated once: ``for value in ...`` or ``async for value in ...``.
 
-    Each step of the iteration draws items, as far as ranks are free, and then waits for a result. Items are therefore
-    drawn on the thread that iterates; an iterable that blocks delays the results too, an async iterable does not.
+    Each step of the iteration draws as many items as ranks are free for, sends them, and waits for a result. Because
+    items are drawn on the thread that iterates, an iterable that blocks delays the results. An async iterable does not.
 
-    If a call or the iterable fails, or an item cannot be pickled, the map ends: the error is raised and the running
-    calls are cancelled. `close` cancels them too, and so does dropping the last reference, as at the end of a loop that
-    was left early. A cancelled step, as in ``asyncio.wait_for(anext(results), 1)``, changes nothing.
+    If a call or the iterable fails, or an item cannot be pickled, the iteration raises the error, and the running calls
+    are cancelled. They are cancelled too by `close`, and when this object is dropped, such as after a ``break`` out of
+    the loop. If a step is cancelled, as by ``asyncio.wait_for(anext(results), 1)``, the next step continues the map.
     """
 
     def __init__(self, pool: Pool, items: Any, encode: Callable[[Any], Sequence[Buffer]]) -> None:
@@ -377,7 +394,7 @@ class MapResult(Generic[V]):
         self._stop_asking()
 
     async def aclose(self) -> None:
-        """Cancel the running calls and end the iteration, like `close`."""
+        """Cancel the running calls and end the iteration; the async form of `close`."""
         self.close()
 
     def __del__(self) -> None:
@@ -407,7 +424,10 @@ class MapResult(Generic[V]):
             self._send(asked.result)
 
     def _send(self, draw: Callable[[], Any]) -> None:
-        """Send the item that *draw* returns, or record that *draw* returned _END or raised."""
+        """Draw an item by *draw* and send it to a rank.
+
+        If *draw* returns _END, record that there are no more items. If it raises, the next step raises the error.
+        """
         try:
             item = draw()
             self._pool.end_of_items() if item is _END else self._pool.send(self._encode(item))
@@ -448,7 +468,7 @@ async def _next_of(items: AsyncIterator[Any]) -> Any:
 
 
 def _may_have_run(error: BaseException, item: _Item) -> BaseException:
-    """Return the error of a dead worker with a message that names the items that the worker had."""
+    """Return a copy of *error*, raised because a worker died, that names the items which the worker may have run."""
     numbers = ", ".join(map(str, sorted(item.lost)))
     advice = "mark the method @Worker.idempotent to have such items given to other workers"
     if item.tries > 1:

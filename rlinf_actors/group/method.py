@@ -27,11 +27,11 @@ Result = TypeVar("Result", covariant=True)
 
 
 class CallOptions(NamedTuple):
-    """Options for the calls of a view.
+    """What `with_timeout` and `with_retries` set for the calls of a view.
 
     Attributes:
-        timeout: deadline of each call in seconds; None for no deadline.
-        retries: number of times that a call may be sent again after the death of a worker.
+        timeout: seconds that each call may take; None for no limit.
+        retries: how many times the call of a rank may be sent again, because its worker died.
     """
 
     timeout: float | None = None
@@ -42,7 +42,7 @@ ONCE = CallOptions()
 
 
 class RemoteMethod(Generic[P, Result]):
-    """One method of the worker class on some ranks. Calling this object sends the call to the workers.
+    """A method of the worker class, as an attribute of a group or view: calling it calls the method on all its ranks.
 
     ``RemoteMethod[P, Result]`` takes arguments *P* and returns *Result*: a ``WorkerGroupFuncResult``, or a
     ``StreamResult`` if the method is a generator.
@@ -76,10 +76,10 @@ class RemoteMethod(Generic[P, Result]):
     def scatter(
         self: Callable[Concatenate[X, Q], Result], values: Iterable[X], *args: Q.args, **kwargs: Q.kwargs
     ) -> Result:
-        """Call each rank with its own value: ``group.step.scatter(batches, lr=0.1)``. Returns at once.
+        """Call the method on each rank with its own value, and return at once: ``group.step.scatter(batches, lr=0.1)``.
 
         Args:
-            values: the first argument of each rank of the group or view, in rank order.
+            values: the first argument for each rank, in the order of the ranks of the group or view.
             *args, **kwargs: further arguments, the same for all ranks.
 
         Returns:
@@ -108,19 +108,20 @@ class RemoteMethod(Generic[P, Result]):
         max_in_flight: int = 2,
         ordered: bool = False,
     ) -> MapResult[V]:
-        """Call the method once for each item, on a rank that is free: ``for value in group.step.map(items): ...``.
+        """Call the method once for each item, each time on a free rank: ``for value in group.step.map(items): ...``.
 
-        Nothing is drawn or sent before the result is iterated, by ``for`` or ``async for``. Items are drawn as ranks
-        become free and results are taken, so there may be infinitely many; see MapResult.
+        No item is drawn or sent before the result is iterated, by ``for`` or ``async for``. Items are drawn only as
+        ranks become free and results are taken, so *items* may be infinite.
 
-        If the method is marked ``@Worker.idempotent``, an item of a worker that died is sent to another worker: up to
-        three times in all, or as the view's ``with_retries`` says. Restarted workers take items again.
+        If a worker dies and the method is marked ``@Worker.idempotent``, the worker's items are sent to other workers.
+        An item is sent at most three times; `with_retries` sets another limit. Restarted workers get items again.
 
         Args:
-            items: the only argument of each call. A plain or async iterable; an async iterable needs ``async for``.
-            max_in_flight: maximum number of calls that each rank has at a time. With 2, the next call is at the worker
-                when a call ends.
-            ordered: yield results in the order of the items instead of as they arrive.
+            items: the items, each of which is the only argument of one call. If *items* is an async iterable, the
+                result must be iterated by ``async for``.
+            max_in_flight: maximum number of calls that each rank has at a time. With 2, one call waits at the worker
+                while another runs, so that the worker need not wait for its next item.
+            ordered: True to yield results in the order of the items; False to yield them as they arrive.
 
         Raises:
             ValueError: *max_in_flight* is not a whole number of 1 or more.
@@ -142,7 +143,11 @@ class RemoteMethod(Generic[P, Result]):
         return MapResult(pool, items, lambda item: payload.encode_call((item,), {}, copy=runtime.copy))
 
     def _send(self, *parts: Sequence[Buffer]) -> Any:
-        """Send the call. *parts* has one encoded argument list for all ranks, or one for each rank."""
+        """Send the call to the workers and return its result.
+
+        Args:
+            *parts: the pickled arguments: one value for all ranks, or one for each rank.
+        """
         runtime, (timeout, retries) = self._control.runtime, self._options
         if self._method.streams:
             return StreamResult(runtime, self._name, self._peers(), parts, beside=self._method.concurrent > 0)
@@ -157,7 +162,10 @@ class RemoteMethod(Generic[P, Result]):
         return result
 
     def _checked(self) -> Runtime:
-        """Return the runtime. Raise UsageError if this method does not support the view's deadline or retries."""
+        """Return the runtime of this process, to send a call.
+
+        Raise UsageError if the calls of this view have a deadline or retries, which the method does not allow.
+        """
         runtime, name, (timeout, retries) = self._control.runtime, self._name, self._options
         runtime.check_usable()
         if self._method.streams and timeout is not None:
@@ -177,7 +185,7 @@ class RemoteMethod(Generic[P, Result]):
         return runtime
 
     def _peers(self) -> Sequence[Peer]:
-        """Return the Peers of the ranks that are called. A restarted rank has a new Peer."""
+        """Return the current Peer (connection) of each rank that is called. A restart gives a rank a new Peer."""
         peers = self._control.group.peers
         return peers if self._ranks is None else [peers[rank] for rank in self._ranks]
 

@@ -41,7 +41,7 @@ _Answer = Union[tuple[frames.AnyFrame, AuthenticatedParts], _Value, Exception, N
 
 
 class RankCall:
-    """A call on one rank, which the rank's Peer keeps until the rank answers (runtime.peer.Pending)."""
+    """The part of a group call that one rank has to answer. The Peer of the rank keeps it until the answer comes."""
 
     __slots__ = ("_index", "_result")
 
@@ -50,22 +50,22 @@ class RankCall:
         self._index = index
 
     def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """Handle the rank's answer; see Pending.answer."""
+        """Pass the rank's answer on to the group call. Return True: no further answer will come. Loop thread."""
         self._result._arrived(self._index, (frame, parts), type(frame) is not frames.Ok)
         return True
 
     def fail(self, error: Exception) -> None:
-        """End the rank's call with *error*; see Pending.fail."""
+        """Pass *error* on to the group call instead of an answer, because the worker cannot answer. Any thread."""
         self._result._arrived(self._index, error, True)
 
 
 class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
-    """The results of one call on some ranks of a group, in rank order.
+    """The results of one call on a group or view; ``await`` or `wait` returns one value per rank, in rank order.
 
-    The call ends when all ranks have answered, or at the first failure, because other ranks may be stuck in a
-    collective with the failed rank. The thread that takes the results unpickles them. ``await`` and `wait` may be used
-    any number of times, on any thread and in any event loop. Cancelling a task that awaits the results does not cancel
-    the call; `cancel` does.
+    The call ends when all ranks have answered, or when the first rank fails: the others may never answer, because they
+    may wait in a collective for the failed rank. The thread that waits for the results unpickles them. ``await`` and
+    `wait` may be used any number of times, on any thread and in any event loop. Cancelling a task that awaits the
+    results does not cancel the call; `cancel` does.
     """
 
     # defaults of the class: a call sets few of them, and there may be 100,000 calls a second
@@ -100,7 +100,11 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
     # --- sending (the caller's thread) ---
 
     def _start(self, *parts: Sequence[Buffer]) -> None:
-        """Send the call. *parts* has one encoded argument list for all ranks, or one for each rank."""
+        """Send the call to the workers.
+
+        Args:
+            *parts: the pickled arguments: one value for all ranks, or one for each rank.
+        """
         call = self._call = new_call()
         header = frames.encode(frames.Call(call, self._method, self._timeout or 0.0))
         for index, peer in enumerate(self._peers):
@@ -117,7 +121,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
             self._timer = self._runtime.io.loop.call_later(seconds, self._expire)
 
     def _expire(self) -> None:
-        """Ask the late ranks what they are running, and cancel their calls, because the deadline has passed."""
+        """The deadline has passed: cancel it on the ranks, and ask those that have not answered what they run."""
         report = LateReport(self._missing())  # first: the ranks answer it before they cancel
         for peer in self._peers:
             peer.forget(self._call)
@@ -125,7 +129,10 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         report._on_done(lambda: self._runtime.io.call(self._expired, report))
 
     def _expired(self, report: LateReport) -> None:
-        """End the call with CallTimeoutError, when the late ranks have answered or ANSWER_S has passed."""
+        """End the call with a CallTimeoutError that says what the late ranks run.
+
+        Called when the late ranks have answered that question, or ANSWER_S after the deadline.
+        """
         text = report.describe()
         missing = ", ".join(peer.name for peer in self._missing())
         self._abandon(
@@ -142,9 +149,10 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
         )
 
     def _abandon(self, error: BaseException) -> bool:
-        """End the call with *error* and cancel it at the ranks, unless all ranks have answered or this was done before.
+        """Give up the call: cancel it on all ranks, and end it with *error* if it has not ended.
 
-        Return True if *error* became the outcome. The outcome of a call that a rank has failed stays that failure.
+        Do nothing if all ranks have answered, or if the call was given up before. Return True if *error* ended the
+        call; False if it had already ended, such as by the failure of one rank.
         """
         with self._lock:
             if self._error is not None or len(self._order) == len(self._peers):
@@ -238,18 +246,18 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
 
     @property
     def attempts(self) -> list[int]:
-        """Number of times that the call was sent to each rank, in rank order; more than 1 only with `with_retries`."""
+        """How many times the call was sent to each rank, in rank order. Always 1 without `with_retries`."""
         return [1] * len(self._peers)
 
     def cancel(self) -> bool:
-        """Cancel the call: a rank drops it from its queue, or cancels the coroutine. Any thread; never blocks.
+        """Cancel the call on all ranks that have not answered. Any thread; never blocks.
 
-        A method that runs on a thread runs to its end, and its result is discarded.
-
-        After the failure of one rank, `cancel` still cancels the calls of the other ranks.
+        A rank drops the call if it waits in the queue, and cancels it if it runs as a coroutine. A method that runs on
+        a thread runs to its end, and its result is discarded. If one rank has failed, which ended the call, the other
+        ranks are still told to cancel it.
 
         Returns:
-            False if the call had already ended.
+            True if this ended the call; False if the call had already ended.
         """
         return self._abandon(concurrent.futures.CancelledError(f"the call of {self._method}() was cancelled"))
 
@@ -260,7 +268,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
     def exception(self) -> BaseException | None:
         """Return the error that `wait` raises, None if the call has not ended or has succeeded.
 
-        The error then counts as seen, and is not reported as lost.
+        The library then does not report the error as one that no code has seen.
         """
         if not self._finished or (self._failed is None and self._error is None):
             return None
@@ -272,11 +280,11 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
     @overload
     def as_completed(self, return_exceptions: bool) -> AsyncGenerator[tuple[int, T | Exception], None]: ...
     async def as_completed(self, return_exceptions: bool = False) -> AsyncGenerator[tuple[int, Any], None]:
-        """Yield ``(rank, value)`` as the ranks answer.
+        """Yield ``(rank, value)`` for each rank, in the order in which the ranks answer.
 
         Args:
-            return_exceptions: yield ``(rank, error)`` for a rank that failed, and go on; by default its error is
-                raised.
+            return_exceptions: True to yield ``(rank, error)`` for a rank that failed, and go on; False to raise the
+                error.
         """
         for n in range(len(self._peers)):
             while len(self._order) <= n:
@@ -308,11 +316,11 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
     def consume_duration(self, reduction_type: str = "max", *, async_op: Literal[True]) -> AsyncWork[float]: ...
 
     def consume_duration(self, reduction_type: str = "max", async_op: bool = False) -> float | AsyncWork[float]:
-        """Return how long the method ran, in seconds, reduced over the ranks. Waits for the results first.
+        """Wait for the results, and return how many seconds the method ran: the maximum over the ranks, or as chosen.
 
         Args:
-            reduction_type: "max", "min", "mean" or "sum".
-            async_op: return an AsyncWork at once instead of blocking.
+            reduction_type: "max", "min", "mean" or "sum" of the ranks' seconds.
+            async_op: True to return an AsyncWork at once instead of blocking.
 
         Raises:
             ValueError: *reduction_type* is unknown. Errors of the call are raised too.
@@ -344,16 +352,18 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
     def consume_durations(
         self, reduction_type: str = "max", return_per_rank: bool = False, async_op: bool = False
     ) -> Any:
-        """Return and clear the durations that the workers recorded by timer tag. Waits for the results first.
+        """Wait for the results, and return the durations that the workers have recorded under timer tags.
+
+        The workers then forget these durations.
 
         Args:
             reduction_type: "max", "min", "mean" or "sum".
-            return_per_rank: return the durations of each rank too.
-            async_op: return an AsyncWork at once instead of blocking.
+            return_per_rank: True to return the durations of each rank too.
+            async_op: True to return an AsyncWork at once instead of blocking.
 
         Returns:
-            ``{tag: seconds}`` reduced over the ranks; with *return_per_rank* a pair of that and
-            ``{tag: [seconds of each rank that has the tag]}``. The method itself is a tag too.
+            ``{tag: seconds}`` with one number for all ranks, made by *reduction_type*. If *return_per_rank*, a pair of
+            this and ``{tag: [seconds of each rank that has the tag]}``. The method's name is a tag too.
 
         Raises:
             ValueError: *reduction_type* is unknown. Errors of the call are raised too.
@@ -403,16 +413,16 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
 
     @property
     def cause(self) -> Exception | None:
-        """The error object if other calls may have failed with the same object, else None."""
+        """The error object, if other calls may have failed with the same object; else None."""
         answer = None if self._failed is None else self._answers[self._failed]
         return answer if isinstance(answer, Exception) else None
 
     def raised(self) -> BaseException:
-        """Return the error that `wait` raises, without marking it as seen."""
+        """Return the error that `wait` raises. LostErrors, which reports errors that no code has seen, calls this."""
         return self._raised()
 
     def describe(self) -> str:
-        """Return the error as text for the log. Does not unpickle."""
+        """Return the error of the failed call as text for the log. Does not unpickle, so no user code runs."""
         if self._failed is None:
             return str(self._raised())
         answer, peer = self._answers[self._failed], self._peers[self._failed]
@@ -435,7 +445,15 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
 
 
 def refuse_own(runtime: Runtime, method: str, peers: Sequence[Peer]) -> None:
-    """Raise UsageError if this thread runs the calls of a worker in *peers* and would wait for its own call forever."""
+    """Raise UsageError if this thread is about to wait for a call that only this thread can run.
+
+    That is so on the main thread of a worker that calls a method of itself.
+
+    Args:
+        runtime: runtime of this process.
+        method: name of the called method, for the message.
+        peers: Peers of the workers that are called.
+    """
     if runtime.serving_thread != threading.get_ident():
         return
     for peer in peers:

@@ -27,11 +27,11 @@ Exceptions that a method raises arrive as answers and never cause a retry.
 
 
 class RetriedResult(WorkerGroupFuncResult[T]):
-    """The results of a call that is sent again, to the restarted worker, when a worker died.
+    """The results of a call through `with_retries`: if a worker dies, the call is sent again to the restarted worker.
 
-    When a worker is restarted, or its connection is re-established, RemoteGroup installs the new Peer before it fails
-    the calls of the old Peer. So a failed call finds the new Peer at once and waits there until the worker is up. If
-    there is no new Peer, the call fails.
+    If a worker is restarted, or its connection is re-established, RemoteGroup gives the rank a new Peer, and then fails
+    the calls of the old Peer. So a failed call is sent through the new Peer at once, and waits there until the worker
+    runs. If the rank has no new Peer, because the worker is not restarted, the call fails.
 
     Args:
         group: the group that is called.
@@ -82,7 +82,11 @@ class RetriedResult(WorkerGroupFuncResult[T]):
         super()._arrived(index, answer, failed)
 
     def _send_again(self, index: int) -> bool:
-        """Send a rank's call to the worker that replaced the last one. Return False if no retry is possible."""
+        """Send the call again to a rank whose worker has died or lost its connection.
+
+        *index* is the place of the rank in the results. Return False if the call cannot be sent again: it has ended, no
+        try is left, or the rank has no new Peer.
+        """
         left = self._end - time.monotonic() if self._end else 0.0
         with self._lock:
             ended = self._error is not None or self._answers[index] is not None

@@ -30,7 +30,7 @@ WINDOW = 16
 
 
 class _RankStream:
-    """The stream of one rank, which the rank's Peer keeps until the stream ends (runtime.peer.Pending)."""
+    """The items that one rank sends for a streaming call. The Peer of the rank keeps it until the stream ends."""
 
     __slots__ = ("_feed", "call", "peer", "taken")
 
@@ -70,9 +70,10 @@ _Failure = tuple[_RankStream, Union[frames.Raised, Exception], AuthenticatedPart
 
 
 class _Feed:
-    """The queue of frames that have arrived and were not taken yet. Any thread.
+    """The items of a streaming call that have arrived from the workers and were not taken yet. Any thread.
 
-    Peers refer to this object and not to the StreamResult, so that dropping the StreamResult ends the stream.
+    The connections refer to this object and not to the StreamResult, which the user iterates over. So the stream ends
+    when the user drops the StreamResult.
     """
 
     shared = False  # this, `loop`, `cause`, `raised` and `describe`: see runtime.lost_errors.FailedOperation
@@ -98,7 +99,7 @@ class _Feed:
             stream.peer.send(header, parts[index] if own else parts[0], now=True, alone=own)
 
     def begin(self) -> None:
-        """Record that a loop over the stream has begun. An error that has already arrived counts as seen."""
+        """Record that the user iterates now, and so gets the error if a worker fails: LostErrors need not report it."""
         with self._lock:
             self.iterated = True
             if self._failed is not None:
@@ -116,7 +117,7 @@ class _Feed:
             arrival.resolve(None)
 
     def next_arrival(self) -> Promise[None] | None:
-        """Return a promise that ends when a frame arrives or the stream is closed. None if `take` need not wait."""
+        """Return a promise that ends when an item arrives or the stream ends; None if `take` need not wait for that."""
         with self._lock:
             if self._items or self._closed or not self._left:
                 return None
@@ -125,7 +126,10 @@ class _Feed:
             return self._arrival
 
     def take(self) -> tuple[int, Any] | bool:
-        """Return the next (rank, item); True if no item has arrived, False at the end of the stream."""
+        """Take the next ``(rank, item)``. Return True if none has arrived yet, False at the end of the stream.
+
+        If the stream of a rank has failed, end all streams and raise the error.
+        """
         while self._left and not self._closed:
             with self._lock:
                 if not self._items:
@@ -150,7 +154,7 @@ class _Feed:
         return False
 
     def close(self) -> None:
-        """End the iteration and the generators in the workers. Calling twice is harmless."""
+        """End the stream: end the generators in the workers and drop the remaining items. May be called twice."""
         with self._lock:
             if self._closed:
                 return
@@ -169,7 +173,7 @@ class _Feed:
             self._lost.collected(self)
 
     def drop(self) -> None:
-        """Close the stream later, on the loop thread, because the calling destructor's thread may hold any lock."""
+        """Call `close` on the loop thread, soon. For a destructor, whose thread may hold a lock that `close` needs."""
         if not self._closed:
             self._streams[0].peer.soon(self.close)
 
@@ -189,11 +193,12 @@ class _Feed:
 
 
 class StreamResult(Generic[T]):
-    """The items of a streaming call: iterate once, by ``async for rank, item in ...`` or ``for rank, item in ...``.
+    """The items of a call of a generator method, to be iterated once: ``for rank, item in ...`` or ``async for``.
 
-    Items of one rank come in order; the items of several ranks are merged as they arrive. The error of a worker ends
-    the iteration with that error. Leaving the loop early, `close`, or dropping the result ends the generators in the
-    workers; errors behind the item at which the loop was left are not reported. ``for`` blocks, ``async for`` does not.
+    The items of one rank come in order; the items of several ranks are merged as they arrive. If a worker fails, the
+    iteration raises the worker's error. The generators in the workers end when the loop is left early, when `close` is
+    called, or when this object is dropped. Errors that come after the loop was left are not reported. ``for`` blocks,
+    ``async for`` does not.
     """
 
     def __init__(
@@ -244,7 +249,7 @@ class StreamResult(Generic[T]):
         self._feed.close()
 
     async def aclose(self) -> None:
-        """End the generators in the workers, like `close`."""
+        """End the generators in the workers; the async form of `close`."""
         self.close()
 
     def __del__(self) -> None:
