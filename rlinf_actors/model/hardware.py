@@ -68,7 +68,7 @@ def is_accelerator_type(name: str) -> bool:
 
 @dataclass
 class HardwareConfig:
-    """Configuration of one piece: an entry of ``hardware.configs``. Hardware types add fields by subclassing.
+    """Configuration of one piece of hardware: an entry of ``hardware.configs``. Each hardware type has a subclass.
 
     Attributes:
         node_rank: cluster rank of the node that the piece is attached to.

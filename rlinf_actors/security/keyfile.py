@@ -116,7 +116,7 @@ def load(path: str | Path, user: int | None = None) -> KeyFile:
             info = os.fstat(fd)
             _check_owner(path, info, "chmod 600", user)
             if not stat.S_ISREG(info.st_mode):
-                raise ConfigError("is no regular file", path=where)
+                raise ConfigError("is not a regular file", path=where)
             data = os.read(fd, MAX_BYTES + 1)
         finally:
             os.close(fd)
@@ -196,8 +196,9 @@ def _check_owner(path: Path, info: os.stat_result, fix: str, user: int | None = 
     if not is_private(info.st_mode, info.st_uid, user):
         mode = stat.S_IMODE(info.st_mode)
         raise ConfigError(
-            f"is not this user's alone (mode {mode:04o}, owner {info.st_uid}): others may read the key. "
-            f"Make sure that nobody did, and run: chown {user} {path} && {fix} {path}",
+            f"must be private to the user with uid {user}, but has mode {mode:04o} and owner {info.st_uid}, so other "
+            "users may be able to read or replace the key. If one may have done so, make a new key. To make this path "
+            f"private, run: chown {user} {path} && {fix} {path}",
             path=str(path),
         )
 
@@ -220,10 +221,12 @@ def _parse(data: bytes, where: str) -> KeyFile:
         if name in _FIELDS:
             found[name] = value.strip()
         elif line and not line.startswith("#"):
-            raise ConfigError("is no key file of rlinf-actors", path=where)
+            raise ConfigError("is not a key file of rlinf-actors: it has a line that no key file has", path=where)
     missing = [name for name in _FIELDS if not found.get(name) and not (name == "head" and found.get("role") == "head")]
     if missing:
-        raise ConfigError(f"is no key file of rlinf-actors: it lacks {', '.join(missing)}", path=where)
+        raise ConfigError(
+            f"is not a key file of rlinf-actors: these lines are missing: {', '.join(missing)}", path=where
+        )
     if found["role"] not in ROLES:
         raise ConfigError(f"has role {found['role']!r}; the roles are {', '.join(ROLES)}", path=where)
     check_name(found["name"], where)
@@ -254,7 +257,11 @@ def find(
     if path:
         found = load(Path(path))
         if found.role not in roles:
-            raise ConfigError(f"is the key of a {found.role}; one of {' or '.join(roles)} is needed here", path=path)
+            raise ConfigError(
+                f"is the key file of a process with role {found.role}, but this process needs one with role "
+                f"{' or '.join(roles)}",
+                path=path,
+            )
     else:
         there = next(filter(None, (locate(settings, role) for role in roles)), None)
         if there is None or (loopback and is_for_elsewhere(there, settings)):
@@ -295,7 +302,7 @@ def key(settings: Settings) -> KeyFile:
     Several processes may call this at once: all get the same key.
 
     Raises:
-        ConfigError: others can read the file, it is not a key file, or it cannot be made. The text says what to do.
+        ConfigError: others can read the file, it is not a key file, or it cannot be written. The text says what to do.
     """
     path = path_of(directory(settings), ROLE)
     if not path.exists():
@@ -306,8 +313,9 @@ def key(settings: Settings) -> KeyFile:
             pass  # another process of this user was first: its key counts
         except OSError as error:
             raise ConfigError(
-                f"cannot be made: {error.strerror}. By this key processes of one user know one another on loopback "
-                f"(127.0.0.1); set {KEY_DIR} to a directory of yours where it can be",
+                f"cannot be written: {error.strerror}. Your processes need this key file to prove to one another on "
+                f"loopback (127.0.0.1) that they belong to the same user. Set {KEY_DIR} to a directory that is yours "
+                "and that you can write to",
                 path=str(path),
             ) from None
     return load(path)

@@ -53,7 +53,9 @@ def escaped(word: str) -> str:
         ConfigError: a unit file cannot contain the word.
     """
     if any(ord(char) < 32 for char in word):
-        raise ConfigError(f"is {word!r}: a path with control characters cannot be in a unit file", path="installation")
+        raise ConfigError(
+            f"has the path {word!r}, but a unit file cannot contain control characters", path="installation"
+        )
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{word}"' if " " in word or "'" in word or '"' in word else word
 
@@ -117,8 +119,8 @@ def plan(directory: Path, names: Sequence[str], force: bool) -> list[Step]:
             continue
         if found != wanted and not is_ours(found) and not force:
             raise ConfigError(
-                "was changed by somebody, and is left as it is: put changes into a drop-in "
-                f"(systemctl edit {name.partition('.d/')[0]}), or overwrite it with --force",
+                "was edited, or was not written by rlinf-actors, so it is not replaced. Move the changes into a "
+                f"drop-in (systemctl edit {name.partition('.d/')[0]}), then replace the file with --force",
                 path=str(path),
             )
         steps.append(Step(path, wanted, "unchanged" if found == wanted else "replaced"))

@@ -77,7 +77,7 @@ def test_configured_head_is_asked_at_its_address_despite_other_records(known, mo
 
 def test_a_fault_is_reported_for_its_head_only():
     def broken() -> Security:
-        raise ConfigError("is no regular file", path="/home/m/k")
+        raise ConfigError("is not a regular file", path="/home/m/k")
 
     asker = BlockingClient()
     heads = [
@@ -93,7 +93,7 @@ def test_a_fault_is_reported_for_its_head_only():
             down |= {event.head: event.why for event in asker.step(pace.PATIENCE_S)[0] if isinstance(event, HeadDown)}
     finally:
         asker.close()
-    assert down[heads[0]] == "/home/m/k: is no regular file"
+    assert down[heads[0]] == "/home/m/k: is not a regular file"
 
 
 def test_blocking_key_file_delays_no_other_head(fake):

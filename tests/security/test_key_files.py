@@ -66,7 +66,7 @@ def test_root_loads_only_regular_key_files_of_another_user(folder, tmp_path, kin
     else:
         path.mkdir(0o700)
     os.chown(path, user, user, follow_symlinks=False)
-    with pytest.raises(ConfigError, match="symbolic links" if kind == "link" else "is no regular file"):
+    with pytest.raises(ConfigError, match="symbolic links" if kind == "link" else "is not a regular file"):
         keyfile.load(path, user=user)
 
 
@@ -85,7 +85,7 @@ def test_key_file_that_others_can_read_is_refused_with_the_fix(folder, mode, whe
     with pytest.raises(ConfigError, match=f"chmod [67]00 {open_one}$"):
         keyfile.load(path)
     if not where:
-        with pytest.raises(ConfigError, match="others may read"):
+        with pytest.raises(ConfigError, match="other users may be able to read"):
             keyfile.save(path, AGENT)
 
 

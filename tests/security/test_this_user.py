@@ -54,13 +54,13 @@ def test_concurrent_processes_get_the_same_key(settings):
 def test_key_that_others_can_read_is_refused(settings, tmp_path):
     thisuser.key(settings)
     (tmp_path / "keys" / "local.key").chmod(0o604)
-    with pytest.raises(ConfigError, match=r"not this user's alone (?s:.*)chmod 600"):
+    with pytest.raises(ConfigError, match=r"must be private to the user (?s:.*)chmod 600"):
         thisuser.key(settings)
 
 
 def test_error_says_how_to_fix_a_key_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"cannot be made.*set RLINF_ACTORS_KEYS"):
+    with pytest.raises(ConfigError, match=r"cannot be written.*Set RLINF_ACTORS_KEYS"):
         thisuser.key(Settings(key_dir=str(tmp_path / "file" / "keys")))
 
 

@@ -175,7 +175,7 @@ def test_install_writes_no_file_if_one_was_changed(tmp_path, capsys):
     before = changed.read_text()
     code, out, err = run(capsys, "install", "--dir", str(tmp_path))
     assert (code, out) == (78, "")
-    assert f"{changed}: was changed by somebody" in err
+    assert f"{changed}: was edited, or was not written by rlinf-actors" in err
     assert "systemctl edit rlinf-agentd@.service" in err
     assert changed.read_text() == before
     assert not (tmp_path / unit_files.HEAD).exists()
