@@ -96,10 +96,9 @@ class ForkedWorker:
             self.guard_due = 0.0
 
     def guard_reported(self, now: float) -> None:
-        """Handle the worker's packet LeaseLost: its robot lease is over.
+        """Handle the worker's packet LeaseLost: its robot lease is over, and it now makes its robots safe and ends.
 
-        The template will kill the worker ROBOT_END_S seconds after *now*. Until then the worker makes its robots safe
-        and ends.
+        If it has not ended ROBOT_END_S seconds after *now*, the template kills it.
         """
         self.lease_lost, self.guard_due = True, 0.0
         self.kill_at = min(self.kill_at or math.inf, now + packets.ROBOT_END_S)
@@ -130,10 +129,7 @@ class ForkedWorker:
         self.unread = True
 
     def started(self, pid: int) -> None:
-        """Store the pid of the worker's process, which has just been started.
-
-        Close the process's ends of the pipes and the control socket, which the template does not need.
-        """
+        """Store the pid of the started process, and close the process's ends of its pipes and control socket."""
         self.pid = pid
         self.out.close_writer()
         self.err.close_writer()
@@ -143,20 +139,14 @@ class ForkedWorker:
         self._opened.close()
 
     def locks(self, packet: packets.LockDevices | packets.UnlockDevices) -> None:
-        """Remember that the worker has asked to have its accelerators for itself, until the worker sends UnlockDevices.
-
-        If another agentd adopts the template, the template reports this request.
-        """
+        """Remember, for an agentd that adopts the template, that the worker has asked for its accelerators."""
         if isinstance(packet, packets.LockDevices):
             self.asked, self.asked_at, self.granted = packet, time.monotonic(), False
         elif self.asked is not None and self.asked.request == packet.request:
             self.asked = None
 
     def kept(self, exit: ExitReport | None = None) -> packets.SurvivingWorker:
-        """Return the worker's state as the template reports it to an agentd that adopts the template.
-
-        *exit* is the worker's exit report, None while the worker runs.
-        """
+        """Return the worker's state for an agentd that adopts the template. *exit* is None while the worker runs."""
         return packets.SurvivingWorker(
             self.id,
             self.pid,
@@ -203,8 +193,7 @@ EXEC_S = 0.002
 
 
 class ForkedWorkers:
-    """All workers of one template: receives their packets and output, finds those that have ended, and reports to
-    agentd.
+    """All workers of one template: receives their packets and output, finds those that have ended, and tells agentd.
 
     Args:
         selector: selector of the template's loop. The data of each key is a callback that takes the event mask.
@@ -244,9 +233,7 @@ class ForkedWorkers:
         self._selector.register(worker.control, selectors.EVENT_READ, partial(self._on_control, worker))
 
     def watched(self, id: str) -> None:
-        """Handle agentd's packet Watching: agentd has a pidfd of the worker *id*, so the template may reap the ended
-        worker.
-        """
+        """Handle agentd's packet Watching: agentd has a pidfd of the worker *id*, so the template may reap it."""
         worker = self._workers.get(id)
         if worker is not None:
             worker.watched = True
@@ -307,10 +294,7 @@ class ForkedWorkers:
         self._pass_on(worker, packet)
 
     def orphaned(self, reason: str) -> None:
-        """Handle the end of agentd: revoke the leases of robot workers, and reap ended workers. Other workers continue.
-
-        *reason* is the text that robot workers get.
-        """
+        """Handle the end of agentd: revoke the leases of robot workers for this *reason*, and reap ended workers."""
         for worker in self.workers:
             worker.watched = True
             if worker.has_robots and not worker.told and not worker.kill_at:
@@ -326,20 +310,14 @@ class ForkedWorkers:
         return [*self._ends.values(), *(worker.kept() for worker in living)]
 
     def told(self, end: packets.SurvivingWorker) -> None:
-        """Send agentd the exit report of a worker.
-
-        If workers continue without an agentd, also store the report until agentd sends the packet Settled for that
-        worker.
-        """
+        """Send agentd a worker's exit report. If workers continue without an agentd, store it until Settled."""
         assert end.exit is not None
         if self._keeps:
             self._ends[end.id] = end
         self._send(packets.Exited(end.id, end.exit))
 
     def settled(self, ids: list[str]) -> None:
-        """Handle agentd's packet Settled: the head knows how the workers *ids* ended, so drop their stored exit
-        reports.
-        """
+        """Handle agentd's packet Settled: the head knows how the workers *ids* ended, so drop their exit reports."""
         for id in ids:
             self._ends.pop(id, None)
 
@@ -421,8 +399,7 @@ class ForkedWorkers:
                     worker.guard_reported(time.monotonic())
 
     def check_ends(self) -> None:
-        """Find workers that have ended, kill the processes that they left behind, and send their exit reports to
-        agentd.
+        """Find ended workers, kill the processes that they left behind, and send their exit reports to agentd.
 
         Also kill robot workers whose lease is over and that do not end by themselves.
         """
@@ -452,8 +429,7 @@ class ForkedWorkers:
         procfs.kill_group(worker.pid)
 
     def _sweep(self) -> set[str]:
-        """Kill the processes that ended workers left behind. Return the ids of the workers that still have such
-        processes.
+        """Kill the processes that ended workers left behind. Return the ids of workers that still have such processes.
 
         The template is the subreaper, so it is the parent of every orphan, and an orphan's pid is not reused.
         """
