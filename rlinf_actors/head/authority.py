@@ -37,7 +37,7 @@ class Authority:
         self._head = head
 
     def check(self, event: Message) -> None:
-        """Raise Refused if the sender of the message may not send it."""
+        """Raise Refused if the sender may not send this message, because of its role or of what the message names."""
         head, member, body, speaker = self._head, event.member, event.body, self.speaker(event)
         verb = type(body).__name__
         if not may(speaker, verb):

@@ -35,8 +35,8 @@ class HardwareClaim:
     Attributes:
         node: name of the worker's node, for people.
         since: when the worker got the robot.
-        lost: when the worker's node was lost; None while the node is here.
-        until: when the robot becomes free if the node stays lost; infinity while the node is here.
+        lost: when the worker's node was lost; None if the node is not lost.
+        until: when the robot becomes free if the lost node stays away; infinity if the node is not lost.
     """
 
     claim: Claim
@@ -208,7 +208,7 @@ class _LostWorker:
 
 
 class NameReservations:
-    """Reserves the names of groups of which a worker was lost with its node and may still be running."""
+    """Reserves the names of groups that lost a worker with its node, because the worker may still be running."""
 
     def __init__(self, head: Coordinator) -> None:
         self._head = head

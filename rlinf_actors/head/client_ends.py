@@ -36,10 +36,10 @@ LAST_TRY_S = 1.0
 
 @dataclass(eq=False)
 class ExpectedClient:
-    """A client that a member has named, and that has sent no hello to this head yet.
+    """A client that has sent no hello to this head yet, and whose hello the head awaits.
 
-    After a restart of the head an agentd reported workers that the client owns, or another client subscribed to its
-    end.
+    The head knows the client because an agentd has reported workers that it owns, or its process's end, or because
+    another client has subscribed to its end.
 
     Attributes:
         named_by: the member that named the client.

@@ -166,8 +166,7 @@ class ClientTable:
     def gone(self, client: Client, reason: str, certain: bool = True) -> None:
         """End the session of a client, stop the groups that the client owns, and notify the subscribers.
 
-        *certain* is False if the client was only silent: its process may still run, and is then refused when it
-        returns.
+        If the client was only silent, *certain* is False. Its process may still run, and is refused when it returns.
         """
         del self._clients[client.incarnation]
         self._by_peer.pop(client.peer, None)

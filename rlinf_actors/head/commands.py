@@ -47,7 +47,7 @@ class ForgetNode(msgspec.Struct, frozen=True):
 
 
 class ForgetKey(msgspec.Struct, frozen=True):
-    """Change that drops an ended key from the list of keys. The head refuses an unlisted key too."""
+    """Change that drops an ended key from the list of keys. The head still refuses the key, as it is not listed."""
 
     public: str
 
@@ -85,14 +85,17 @@ class ForgetTombstone(msgspec.Struct, frozen=True):
 
 
 class StopPressed(msgspec.Struct, frozen=True):
-    """Change that puts an emergency stop in force. `key` is a namespace or `robots.ALL`; `text` is for people."""
+    """Change that puts an emergency stop in force.
+
+    `key` is the namespace whose robots stop, or `robots.ALL` for all robots. `text` is for people.
+    """
 
     key: str
     text: str
 
 
 class StopReleased(msgspec.Struct, frozen=True):
-    """Change that releases an emergency stop. `key` is a namespace or `robots.ALL`."""
+    """Change that releases an emergency stop. `key` is its namespace, or `robots.ALL` for that of all robots."""
 
     key: str
 
@@ -172,11 +175,11 @@ class ConnectionRejected(msgspec.Struct, frozen=True):
 
 
 class TimerDue(msgspec.Struct, frozen=True):
-    """Event: the time that `Coordinator.next_deadline` returned has come."""
+    """Event: the time that `Coordinator.next_deadline` returned has come, so scheduled actions are due."""
 
 
 class HeadStalled(msgspec.Struct, frozen=True):
-    """Event: the head did not run for `seconds`. The silence of its peers in that time does not count."""
+    """Event: the head did not run for `seconds`. The tables then do not count the silence of peers in that time."""
 
     seconds: float
 
@@ -219,7 +222,7 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class EndCluster(msgspec.Struct, frozen=True):
-    """Command to end the head and its agentd, because a person asked for it and all groups have ended."""
+    """Command to end the head and its agentd: a member was allowed to end the cluster, and all groups have ended."""
 
     reason: str
 

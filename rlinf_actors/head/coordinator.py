@@ -292,7 +292,7 @@ class Coordinator:
         self.groups.forget_job(client.namespace)
 
     def worker_gone(self, worker_id: str) -> None:
-        """End the sessions of a worker that has ended, and of its child processes."""
+        """End the sessions of a worker that has ended, and of its child members."""
         self.drains.changed()
         client = self.clients.of_worker(worker_id)
         for ended in [*self.clients.below(worker_id), *([client] if client is not None else [])]:
@@ -340,7 +340,10 @@ class Coordinator:
         self.jobs.forget(namespace)
 
     def _share_of(self, event: commands.LogEvent) -> str:
-        """Return the share of the event log for an entry: that of the member that caused it, else that of its job."""
+        """Return the name of the share of the event log in which an entry counts.
+
+        It is the share of the member that caused the entry, else that of the entry's job.
+        """
         if self.speaker.role in ("local", "worker"):
             return self.jobs.whose(self.speaker.job or event.namespace)
         return str(self.speaker)

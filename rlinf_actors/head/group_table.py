@@ -196,7 +196,7 @@ class GroupTable:
             self.start(node_id, group, specs)
 
     def start(self, node_id: str, group: Group, specs: list[WorkerSpec]) -> None:
-        """Order a node to start these workers of a group. An agentd ignores workers that it has already."""
+        """Order the agentd of a node to start these workers of a group. It starts no worker that it has already."""
         node = self._head.nodes.get(node_id)
         if specs and node is not None:
             node.jobs.add(group.namespace)
@@ -210,7 +210,10 @@ class GroupTable:
         self._touched[group.key] = group
 
     def resend(self, client: Client) -> None:
-        """Send a client that has said hello the state of all workers in its groups, at the next flush."""
+        """Send a client the state of all workers in its groups at the next flush, because it has said hello.
+
+        The groups are those that the client owns or is subscribed to.
+        """
         owned = self._of_owner.of(client.incarnation)
         for group in [*owned, *self._subscribed.of(client.incarnation)]:
             group.changed.update(group.workers)
@@ -232,7 +235,10 @@ class GroupTable:
             self._step(worker, "ready")
 
     def exited(self, node: Node, id: str, exit: ExitReport) -> None:
-        """Record the end of a worker's process as its agentd reports it; restart the rank if its policy says so."""
+        """Record the end of a worker's process as its agentd reports it.
+
+        If the worker's restart policy says so, schedule the restart of its rank.
+        """
         worker = self.worker_on(node, id)
         if worker is not None and worker.life is not WorkerLife.RESTARTING:  # that one has no process yet
             self._finish(worker, node, exit)
@@ -284,10 +290,10 @@ class GroupTable:
     # --- workers are lost ---
 
     def node_lost(self, node: Node, reason: str, certain: bool) -> None:
-        """Declare the workers of a node that is gone lost.
+        """Declare all workers lost whose node is gone.
 
-        If *certain* is True, its agentd said goodbye and the workers have ended. Otherwise they may still be running:
-        the head reserves their robots and group names for a while, and refuses the workers when they return.
+        If *certain* is True, the node's agentd said goodbye and the workers have ended. Otherwise they may still be
+        running: the head reserves their robots and group names for a while, and refuses the workers when they return.
         """
         why = f"node {node.name}: {reason}"
         for group, workers in self.on_node(node.id):
@@ -324,7 +330,10 @@ class GroupTable:
     # --- owners end ---
 
     def client_gone(self, incarnation: str, client: Client | None) -> None:
-        """Stop the groups of a client that has ended; *client* is None if it has sent no hello to this head."""
+        """Stop the groups that an ended client owns, and end its subscriptions.
+
+        *client* is None if the client has sent no hello to this head.
+        """
         for group in self._subscribed.of(incarnation):
             group.subscribers.pop(incarnation, None)
             self._subscribed.discard(incarnation, group.key)

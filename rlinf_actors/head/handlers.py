@@ -184,10 +184,10 @@ class Handlers:
         return self._welcome(head.jobs.token(client.namespace), protocol)
 
     def _protocol(self, who: str, hello: agent_messages.AgentHello | agent_messages.ClientHello) -> int:
-        """Return the protocol version that the head and the peer share.
+        """Return the newest protocol version that both the head and the peer speak.
 
         Raises:
-            Refused: they share none; the text names the peer as *who*.
+            Refused: they have none in common; the text names the peer as *who*.
         """
         protocol = agreed(hello.protocol, hello.newest)
         if not protocol:
@@ -328,7 +328,10 @@ class Handlers:
         self._head.launches.stop_all()
 
     def answer_ending(self) -> None:
-        """Answer the StopCluster requests and end the head, once every group has stopped."""
+        """If every group has stopped, answer the StopCluster requests, and end the head.
+
+        If all these requests ask the head to stay, it goes on.
+        """
         if self._ending and not len(self._head.groups):
             for peer, id, _ in self._ending:
                 self._head.emit(Answer(peer, id, client_messages.Done()))

@@ -198,7 +198,7 @@ class KeyRegistry:
     # --- ending ---
 
     def revoke(self, asked: RevokeKey, who: str, wall: float) -> list[KeyState]:
-        """End all keys and join tokens of the requested name, and return them.
+        """End all valid keys and join tokens of the requested name, and return them.
 
         Raises:
             Refused: no valid key or join token has that name.

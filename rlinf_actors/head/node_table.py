@@ -131,7 +131,7 @@ class NodeTable:
         self._of_member.check(label(member), str(member), kind="unreachable")  # its agentd tries again
 
     def hello(self, peer: bytes, hello: AgentHello, member: Member) -> Node:
-        """Register an agentd's node, or move a registered node to the agentd's present connection *peer*.
+        """Register the node of an agentd. If it is registered already, use the new connection *peer* from now on.
 
         Raises:
             Refused: this incarnation was lost or replaced, or its rank is impossible.
@@ -194,7 +194,7 @@ class NodeTable:
             self._head.emit(of_node("node_heard", node, f"is heard again after {silence:.1f} s"))
 
     def drain(self, node_id: str, why: str) -> None:
-        """Place no new workers on a known node until `undrain`, also if it is away now. *why* is for people."""
+        """Place no new workers on this node until `undrain`, even if the node is away now. *why* is for people."""
         self.drained[node_id] = why
         node = self._nodes[node_id]
         node.draining = why

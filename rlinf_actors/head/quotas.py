@@ -67,10 +67,10 @@ def check(limit: str, holder: str, count: int, kind: str = "usage") -> None:
 
 
 class Quota:
-    """Counts the things of one kind that each holder has. The holder "" (local processes) has no limit.
+    """Counts how many things of one kind each holder has. The holder "" stands for local processes and has no limit.
 
     Args:
-        limit: a key of LIMITS.
+        limit: the key of LIMITS that names the kind.
     """
 
     def __init__(self, limit: str) -> None:
@@ -123,7 +123,7 @@ class RequestQuota:
             self._at_hand = (peer, id, of_key, member.key)
 
     def wait(self) -> None:
-        """Count the request of the last `begin` if `done` was not called for it. Called at the end of each event."""
+        """If the last request of `begin` has no answer yet, count it as open. Called at the end of each event."""
         if self._at_hand is not None:
             peer, id, quota, key = self._at_hand
             self._at_hand = None

@@ -365,7 +365,7 @@ class EarlyMessages:
     def take(self, after: Sequence[commands.Event]) -> list[commands.Message]:
         """Return the held messages that can be handled after these events, in the order of their arrival.
 
-        FindGroup requests come last, because Handles and Launch messages may report ranks that no agentd has.
+        FindGroup requests come last, because a Handles or Launch message before them may name ranks that no agentd has.
         """
         if not self._held or all(map(_is_no_news, after)):
             return []

@@ -27,7 +27,7 @@ class Nodes(ControlMessage, frozen=True):
 
 
 class EnumerateHardware(ControlMessage, frozen=True):
-    """Ask the head to have a node enumerate the hardware of a node group.
+    """Ask the head to have the node `node_id` enumerate the hardware of a node group, as `question` says.
 
     Answered by Enumerated, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer
     in time.
@@ -138,7 +138,7 @@ class StopGroup(ControlMessage, frozen=True):
 
 
 class WorkerChanged(ControlMessage, frozen=True):
-    """Notice to the owner of a group and every subscribed client: the new states of some of its workers."""
+    """Notice to the owner of a group and every subscribed client: the new states of the workers that have changed."""
 
     namespace: str
     group: str
@@ -189,7 +189,7 @@ class Done(ControlMessage, frozen=True):
 
 
 class GetStatus(ControlMessage, frozen=True):
-    """Return the state of the cluster. Answered by Status. `namespace`: the job to report, None for all jobs."""
+    """Return the state of the cluster. Answered by Status. `namespace` is the job to report, None for all jobs."""
 
     namespace: Union[str, None] = None
 

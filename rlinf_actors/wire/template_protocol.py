@@ -60,7 +60,10 @@ class WorkerPlace(ControlMessage, frozen=True):
 
 
 class Fork(ControlMessage, frozen=True):
-    """Start one worker. `env` is the worker's whole environment; the worker inherits no variable of the template."""
+    """Order to a template: start one worker.
+
+    `env` is the worker's whole environment; the worker inherits no variable of the template.
+    """
 
     spec: WorkerSpec
     place: WorkerPlace
@@ -68,13 +71,16 @@ class Fork(ControlMessage, frozen=True):
 
 
 class Watching(ControlMessage, frozen=True):
-    """Notice of agentd: it holds a pidfd of this worker, so the template may reap the process after its end."""
+    """Notice of agentd: it holds a pidfd of this worker, so the template may reap the process after its end.
+
+    The template waits for it because a reaped process id can be reused before agentd has the pidfd.
+    """
 
     id: str
 
 
 class Renew(ControlMessage, frozen=True):
-    """New end of the leases of this node's robot workers: `until`, in seconds of CLOCK_MONOTONIC.
+    """Packet of agentd: the leases of this node's robot workers now last until `until`, in seconds of CLOCK_MONOTONIC.
 
     The template passes the packet on to those workers.
     """
@@ -83,9 +89,10 @@ class Renew(ControlMessage, frozen=True):
 
 
 class Revoke(ControlMessage, frozen=True):
-    """Revocation of a robot worker's lease, passed on by its template. The worker makes its robots safe and ends.
+    """Packet of agentd that ends the lease of a robot worker. The template passes it on.
 
-    `orderly`: True if the worker's owner asked for the end, so that no lease was lost.
+    The worker makes its robots safe and ends. `orderly`: True if the worker's owner asked for the end, so that no lease
+    was lost.
     """
 
     id: str
@@ -94,7 +101,7 @@ class Revoke(ControlMessage, frozen=True):
 
 
 class Probe(ControlMessage, frozen=True):
-    """Ask whether the workers answer. The template replies at once with Pulses.
+    """Packet of agentd: it asks whether the workers answer. The template replies at once with Pulses.
 
     The template also sends a new Ping to each worker that has answered the last Ping.
     """
@@ -105,7 +112,7 @@ class Ping(ControlMessage, frozen=True):
 
 
 class Shutdown(ControlMessage, frozen=True):
-    """Kill and reap the remaining workers, and exit."""
+    """Order to a template: kill and reap the remaining workers, and exit."""
 
 
 class Adopt(ControlMessage, frozen=True):
@@ -118,14 +125,14 @@ class Adopt(ControlMessage, frozen=True):
 class KeepFor(ControlMessage, frozen=True):
     """Notice that the head has registered this agentd.
 
-    `seconds` is how long the template waits for another agentd after the end of this agentd.
+    If this agentd ends, the template waits `seconds` seconds for another agentd.
     """
 
     seconds: Number
 
 
 class Settled(ControlMessage, frozen=True):
-    """Notice that the head knows how these workers ended. The template may forget them."""
+    """Notice of agentd: the head knows how these workers ended, so the template may forget them."""
 
     ids: list[str]
 
@@ -174,20 +181,23 @@ class TemplateReady(ControlMessage, frozen=True):
 
 
 class TemplateFailed(ControlMessage, frozen=True):
-    """The interpreter cannot run workers, e.g. because a package is missing or too old. `text` says what to do."""
+    """Packet of a template that cannot run workers, e.g. because a package is missing or too old.
+
+    `text` says why and what to do.
+    """
 
     text: str
 
 
 class Forked(ControlMessage, frozen=True):
-    """The template has started worker `id` as process `pid`."""
+    """Packet of a template: it has started worker `id` as process `pid`."""
 
     id: str
     pid: Pid
 
 
 class WorkerUp(ControlMessage, frozen=True, tag="Up"):
-    """The runtime of the worker listens at `endpoint`.
+    """Packet of a worker: its runtime listens at `endpoint`.
 
     `port` is the TCP port of `endpoint`. `master_port` is a free TCP port that rank 0 holds as MASTER_PORT, 0 for other
     ranks.
@@ -220,7 +230,7 @@ class LeaseLost(ControlMessage, frozen=True):
 
 
 class LogsGrew(ControlMessage, frozen=True, tag="Grew"):
-    """The log files of these workers have new output.
+    """Packet of a template: the log files of these workers have new output.
 
     After one such packet for a file the template sends no other until agentd sends Read with `to_end`.
     """
@@ -229,17 +239,20 @@ class LogsGrew(ControlMessage, frozen=True, tag="Grew"):
 
 
 class LogsLost(ControlMessage, frozen=True):
-    """The output of this worker cannot be written (e.g. a full disk). With `text` "", it can be written again."""
+    """Packet of a template: the output of this worker cannot be written (e.g. a full disk), as `text` says.
+
+    If `text` is "", the output can be written again.
+    """
 
     id: str
     text: str
 
 
 class Read(ControlMessage, frozen=True):
-    """Positions up to which agentd has read a worker's log files and handed on the lines.
+    """Packet of agentd: the positions up to which it has read a worker's log files and handed on the lines.
 
-    A later agentd continues from them. `out` and `err` are (bytes, inode of the file). `to_end`: True if the template
-    is to send LogsGrew when the files grow again.
+    A later agentd continues from these positions. `out` and `err` are (bytes, inode of the file). `to_end`: True if the
+    template is to send LogsGrew when the files grow again.
     """
 
     id: str
