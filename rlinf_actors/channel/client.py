@@ -285,10 +285,7 @@ class RemoteChannel(RequestMaker):
             self._io.call(self.acknowledge)
 
     def acknowledge(self) -> None:
-        """Send the collected acknowledgements, so that they arrive at the hosts before all later messages.
-
-        Any thread.
-        """
+        """Send the collected acknowledgements now, so that they arrive before all later messages. Any thread."""
         self._taken_due = False  # first, so that `taken` schedules another call for what this one misses
         calls: dict[Peer, list[int]] = {}
         with self._acknowledging:
@@ -341,11 +338,9 @@ class RemoteChannel(RequestMaker):
             placement.home.begin(self, peers[0])
 
     def _placed(self, placement: _KeyPlacement) -> None:
-        """Handle the answer of replica 0, which says which replica has a key: send the requests that waited for it.
+        """Send the requests that waited for the answer of replica 0, which says which replica has their key.
 
-        Any thread.
-
-        If replica 0 did not answer, fail these requests.
+        If replica 0 did not answer, fail these requests. Any thread.
         """
         error = placement.home.error
         if error is None:
@@ -378,11 +373,9 @@ class _KeyPlacement(RequestBuffer):
 
 
 class _PendingAnswer:
-    """Completes a get or a query when its host answers or ends.
+    """The entry of a get or a query in the table of pending calls of its host's Peer; it gets the host's answer.
 
-    It is kept in the table of pending calls of the host's Peer.
-
-    It refers weakly to a get, so that a get that the caller drops is cancelled.
+    The entry refers weakly to a get, so that a get that the caller drops is cancelled.
     """
 
     __slots__ = ("_channel", "_work")

@@ -33,7 +33,10 @@ class ChannelViews(Generic[T]):
     @overload
     def qsize(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[int]: ...
     def qsize(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> int | AsyncWork[int]:
-        """Return the number of items that wait under *key*. Takes a round trip to the host."""
+        """Return the number of items that wait under *key*. Takes a round trip to the host.
+
+        With ``async_op=True``, return at once an AsyncWork of that number.
+        """
         work = self._look(key, lambda size, full: size)
         return work if async_op else work.wait()
 
@@ -42,7 +45,10 @@ class ChannelViews(Generic[T]):
     @overload
     def empty(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[bool]: ...
     def empty(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> bool | AsyncWork[bool]:
-        """Return True if no item waits under *key*. Takes a round trip to the host."""
+        """Return True if no item waits under *key*. Takes a round trip to the host.
+
+        With ``async_op=True``, return at once an AsyncWork of the result.
+        """
         work = self._look(key, lambda size, full: size == 0)
         return work if async_op else work.wait()
 
@@ -51,7 +57,10 @@ class ChannelViews(Generic[T]):
     @overload
     def full(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[bool]: ...
     def full(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> bool | AsyncWork[bool]:
-        """Return True if a put under *key* would wait. Takes a round trip to the host."""
+        """Return True if a put under *key* would wait. Takes a round trip to the host.
+
+        With ``async_op=True``, return at once an AsyncWork of the result.
+        """
         work = self._look(key, lambda size, full: full)
         return work if async_op else work.wait()
 

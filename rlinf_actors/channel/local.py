@@ -32,7 +32,7 @@ _SHOWN_ITEMS = 20
 class LocalChannel:
     """A channel whose items stay in this process. Any thread may use it.
 
-    It has the queue, a lock, and the waiting works.
+    It consists of the queue, a lock for the queue, and the works of requests that wait.
     """
 
     def __init__(self, name: str, maxsize: int, max_deliveries: int = 0) -> None:
@@ -120,10 +120,7 @@ class LocalChannel:
         self._do(lambda: self._queue.ack(ticket))
 
     def fail(self, ticket: Ticket, how: str) -> None:
-        """Return the item that was delivered for *ticket* to its queue, because it was not processed.
-
-        *how* is the reason.
-        """
+        """Return the item that was delivered for *ticket* to its queue. *how* says why it was not processed."""
         self._do(lambda: self._queue.fail(ticket, how))
 
     def _do(self, step: Callable[[], list[Command]]) -> None:
@@ -135,7 +132,7 @@ class LocalChannel:
     def drop(self, ticket: Ticket, how: str | None = None) -> None:
         """Return the items delivered for *ticket* to their queue.
 
-        A destructor may call this, on any thread with any lock held.
+        Safe in a destructor: on any thread, with any lock held.
 
         *how* says why the item was not processed; None if user code never received the items.
         """

@@ -192,9 +192,10 @@ class ChannelQueue:
     # --- requests ---
 
     def put(self, ticket: Ticket, key: Hashable, item: QueuedItem, nowait: bool = False) -> list[Command]:
-        """Append an item.
+        """Append an item, and return the commands to carry out.
 
-        If there is no room, park the item until there is; if *nowait* is True, refuse the put instead.
+        If there is no room, park the item until there is. If *nowait* is True, refuse the put instead of parking the
+        item.
         """
         if self.closed:
             return [RefuseRequest(ticket, "closed")]
@@ -212,9 +213,9 @@ class ChannelQueue:
         return [AcceptPut(ticket)]
 
     def get(self, ticket: Ticket, key: Hashable, nowait: bool = False) -> list[Command]:
-        """Deliver the item at the head.
+        """Deliver the item at the head of *key*, or let the get wait for an item. Return the commands to carry out.
 
-        If there is none, wait for an item; if *nowait* is True, refuse the request instead.
+        If *nowait* is True, refuse the get instead of letting it wait.
         """
         queue = self._keys[key]
         if not queue.items and (nowait or self.closed):
@@ -230,8 +231,10 @@ class ChannelQueue:
     def batch(self, ticket: Ticket, key: Hashable, target: float) -> list[Command]:
         """Deliver items from the head of *key* whose total weight is at most *target*.
 
-        The batch is complete when it weighs *target*, or when the next item would exceed *target*; until then it waits.
-        A waiting batch collects items, which makes room for puts. If the batch is cancelled, its items return.
+        Return the commands to carry out.
+
+        The batch is complete when it weighs *target*, or when the next item would exceed *target*. Until then it waits
+        and collects items, which makes room for puts. If the batch is cancelled, its items return.
         """
         queue = self._keys[key]
         if self.closed and not queue.items:
@@ -241,12 +244,11 @@ class ChannelQueue:
         return [*commands, *self._end_getters(key, queue)] if self.closed else commands
 
     def take(self, ticket: Ticket, key: Hashable, taker: str) -> list[Command]:
-        """Deliver the item at the head, or wait for an item.
+        """Deliver the item at the head of *key*, or let the take wait for an item. Return the commands to carry out.
 
-        It stays in the channel until `ack` removes it or `fail` returns it.
-
-        If too many deliveries of the item have failed, the item becomes undeliverable, and the take is refused. On a
-        closed channel a take waits while delivered items of the key are not acknowledged, since these may return.
+        The item stays in the channel until `ack` removes it or `fail` returns it. If too many deliveries of the item
+        have failed, the item becomes undeliverable, and the take is refused. On a closed channel a take waits while
+        delivered items of the key are not acknowledged, since these may return.
         """
         queue = self._keys[key]
         if self.closed and not queue.items and not queue.out:
@@ -255,7 +257,10 @@ class ChannelQueue:
         return self._wait(ticket, key, queue, _Getter(None, taker))
 
     def drain(self, ticket: Ticket, key: Hashable) -> list[Command]:
-        """Deliver all undeliverable items of a key. They become undeliverable again if *ticket* is not acknowledged."""
+        """Deliver all undeliverable items of a key, and return the commands to carry out.
+
+        If *ticket* is not acknowledged, the items become undeliverable again.
+        """
         queue = self._keys[key]
         items, queue.dead = tuple(queue.dead), []
         if items:
@@ -266,9 +271,10 @@ class ChannelQueue:
         return [DeliverItems(ticket, items, "drain")]
 
     def ack(self, ticket: Ticket) -> list[Command]:
-        """Remove the items delivered for *ticket* from the channel, since user code has received or processed them.
+        """Remove the items delivered for *ticket*, because user code has received or processed them.
 
-        An unknown ticket is ignored: its items have returned to their queue before.
+        An unknown ticket is ignored, because its items have returned to their queue before. Return the commands to
+        carry out, such as those for puts that now have room.
         """
         delivered = self._delivered.pop(ticket, None)
         if delivered is None:
@@ -314,9 +320,10 @@ class ChannelQueue:
         return self._return_delivery(ticket) if back else []
 
     def owner_gone(self, owner: str, how: str = "") -> list[Command]:
-        """End the gets of a process that is gone, and return its unacknowledged items to their queues.
+        """End the gets, batches and takes of a process that is gone, and return its unacknowledged items to the queues.
 
-        Each such item counts one failure, with the reason *how*. Items that the process has put stay in the channel.
+        Each such item counts one failure, with the reason *how*, unless the process was draining undeliverable items.
+        Items that the process has put stay in the channel. Return the commands to carry out.
         """
         touched: dict[Hashable, _KeyQueue] = {}
         for ticket, key in [(t, k) for t, k in self._waiting.items() if t.owner == owner]:
@@ -332,7 +339,10 @@ class ChannelQueue:
         return [command for key, queue in touched.items() for command in self._pump(key, queue)]
 
     def close(self) -> list[Command]:
-        """Close the channel: refuse all later puts, and refuse gets when their key is empty. May be called again."""
+        """Close the channel: refuse all later puts, and refuse gets when their key is empty. May be called again.
+
+        Return the commands to carry out.
+        """
         self.closed = True
         commands: list[Command] = []
         for key, queue in list(self._keys.items()):

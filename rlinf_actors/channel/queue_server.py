@@ -72,7 +72,7 @@ class QueueServer:
         }
 
     def handle(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
-        """Handle a frame from the process at the other end of the link *peer*."""
+        """Handle a request, acknowledgement or cancellation from the process at the other end of the link *peer*."""
         owner = self._owners.get(peer)
         if owner is None:
             owner = self._owner_of(peer)
@@ -144,10 +144,7 @@ class QueueServer:
         return QueuedItem(parts, nbytes, frame.weight)
 
     def _owner_of(self, peer: bytes) -> str:
-        """Return the process at the other end of the link *peer*, as ``role:incarnation``.
-
-        Begin to watch it for its end.
-        """
+        """Return the process at the other end of the link *peer*, as ``role:incarnation``, and watch it for its end."""
         owner = self._owners[peer] = peer.partition(b"#")[0].decode(errors="replace")
         if owner not in self._watched:
             self._watched.add(owner)

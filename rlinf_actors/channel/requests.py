@@ -128,7 +128,7 @@ class _KeyPuts:
 
 
 class PutWindow:
-    """Sends the puts of one process to one channel, and limits the bytes that are not accepted yet.
+    """Sends the puts of one process to one channel, and limits the bytes that the hosts have not accepted yet.
 
     Any thread may use it.
     """
@@ -141,9 +141,9 @@ class PutWindow:
         self._moving = False
 
     def add(self, put: Put) -> None:
-        """Send a put if the window has room; otherwise keep it until there is room.
+        """Send a put if the window has room; otherwise keep the put until there is room.
 
-        A put_nowait is refused instead of kept.
+        A put_nowait is refused instead.
         """
         with self._lock:
             key = self._keys.get(put.key)
@@ -477,7 +477,7 @@ def undeliverable(
 ) -> list[UndeliverableItem[Any]]:
     """Decode a host's answer to the request for the undeliverable items of a key.
 
-    *decode* makes an item from its parts.
+    *decode* makes an item from the message parts of the item.
 
     Raises:
         ProtocolMismatchError: the host has protocol 6, which does not know undeliverable items.

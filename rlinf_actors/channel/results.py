@@ -214,8 +214,8 @@ def refusal(name: str, kind: str, what: str) -> Exception:
 def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: str) -> ItemNotProcessedError:
     """Return the error for a take whose item became undeliverable, because too many deliveries had failed.
 
-    *name* is the channel, *deliveries* the number of failed deliveries. *consumer* and *reason* are those of the last
-    one.
+    *name* is the channel, and *deliveries* is the number of failed deliveries. *consumer* and *reason* describe the
+    last of them.
     """
     who = consumer or "a consumer that used get()"
     return ItemNotProcessedError(

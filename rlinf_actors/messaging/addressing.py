@@ -104,18 +104,17 @@ def tree(nodes: Sequence[int]) -> list[int]:
 
 
 def children(parents: Sequence[int], nodes: Sequence[int], index: int) -> list[int]:
-    """Return the indexes of the children of member *index*. Those on other nodes come first: they forward further.
+    """Return the indexes of the children of member *index* in the tree of a broadcast.
 
-    *parents* is the result of ``tree(nodes)``.
+    Children on other nodes come first, because they forward the object to more members. *parents* is the result of
+    ``tree(nodes)``.
     """
     found = [child for child, parent in enumerate(parents) if parent == index]
     return sorted(found, key=lambda child: nodes[child] == nodes[index])
 
 
 def stream_name(order: Sequence[WorkerAddress], ids: Sequence[str]) -> str:
-    """Return the name of the mailbox stream that carries the messages of a broadcast tree.
-
-    All members compute the same name.
+    """Return the name of the mailbox stream for the messages of a broadcast tree. All members compute the same name.
 
     *order* holds the members, the source first; *ids* holds their worker ids, which change when a group is launched
     again.

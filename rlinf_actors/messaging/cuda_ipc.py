@@ -224,9 +224,7 @@ def event(index: int) -> Any:
 def wait_for(index: int, handle: bytes) -> None:
     """Make the current stream of device *index* wait for a CUDA event of another process.
 
-    The calling thread does not wait.
-
-    *handle* is the IPC handle of the event.
+    *handle* is the IPC handle of the event. The calling thread does not wait.
     """
     import torch
 

@@ -119,9 +119,9 @@ class Mailbox:
         return None
 
     def posted(self, key: Key, receive: PostedReceive) -> tuple[ArrivedMessage | None, list[ArrivedMessage]]:
-        """Add a receive to its queue. Return the message for it and the stale messages that were dropped.
+        """Add a receive to its queue. Return the message for it, and the stale messages that were dropped.
 
-        If the first is None, the receive waits for a message.
+        The message is None if the receive must wait.
         """
         queue = self._queues.setdefault(key, _Queue())
         for place, message in enumerate(queue.messages):

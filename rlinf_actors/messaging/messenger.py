@@ -178,7 +178,7 @@ class Messenger:
     def receive(self, sender: WorkerAddress, convert: Callable[[Any], Any] = lambda value: value) -> PendingReceive:
         """Begin to receive the next object that *sender* sends, and return the work.
 
-        *convert* makes its result from the object.
+        *convert* makes the result of the work from the object.
         """
         work = PendingReceive(f"recv() from {sender}", self, sender, convert)
         work.posted.enter()
@@ -270,7 +270,11 @@ class Messenger:
         return True
 
     def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> None:
-        """Handle a message that arrived. Loop thread only."""
+        """Handle a message that arrived. Loop thread only.
+
+        Give the message to the receive that waits for it, or put it into the mailbox. If the sender asks for an
+        acknowledgement, send it.
+        """
         if frame.n:
             self._reply(link, frames.Held(frame.id, frame.n))
         tensors = None if frame.transfer is None else self.tensor_receiver.arrived(link, frame, parts)

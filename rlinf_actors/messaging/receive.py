@@ -98,11 +98,9 @@ class PendingReceive(AsyncWork[Any]):
         self._message: ArrivedMessage | None = None
 
     def take(self, message: ArrivedMessage) -> bool:
-        """Take *message* as the result. Return False if the receive cannot take it, and the message must go back.
+        """Take *message* as the result. Return False if the work is done already, or if its last waiter was cancelled.
 
-        Any thread.
-
-        That is so if the work is done already, or if its last waiter was cancelled.
+        If the result is False, the message must go back to the mailbox. Any thread.
         """
         with self._guard:
             if self.asleep:

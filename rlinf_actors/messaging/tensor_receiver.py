@@ -223,10 +223,7 @@ class TensorReceiver:
         exhaustion.start(threading.Thread(target=answer, name="rlinf-actors-facts", daemon=True))
 
     def arrived(self, link: bytes, frame: frames.UserMessage, parts: AuthenticatedParts) -> IncomingTensors:
-        """Begin to receive the tensors beside a message that has arrived. Return the IncomingTensors.
-
-        Loop thread only.
-        """
+        """Begin to receive the tensors beside a message that has arrived, and return them. Loop thread only."""
         transfer = frame.transfer
         assert transfer is not None
 

@@ -44,9 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LentTensors:
-    """The tensors of one sent message that the receiver uses in the sender's memory.
-
-    The sender keeps them for the receiver.
+    """The tensors of one sent message that the receiver uses in the sender's memory. The sender keeps them alive.
 
     `tensors` has one entry for each tensor of the message: the memory to keep, or None if the tensor takes another
     path.

@@ -85,16 +85,14 @@ class ChildTable:
     def listens(self, id: str, endpoint: Endpoint) -> list[Outgoing]:
         """Record that the child *id* listens at *endpoint*.
 
-        Return the answers to send to the peers that asked for the child.
+        Return the answers for the peers that asked for the child.
         """
         child = self._living[id]
         child.endpoint = endpoint
         return [(link, frames.ChildIs(number, id, endpoint)) for link, number in self._askers.get(child.path, ())]
 
     def ended(self, id: str, exit: ExitReport) -> list[Outgoing]:
-        """Record that the child *id* has ended.
-
-        Return the messages that tell this to the peers that asked for the child.
+        """Record that the child *id* has ended. Return the answers that tell the peers that asked for the child.
 
         If the child never listened, the list is empty: these peers go on waiting for a process that takes the child's
         path.

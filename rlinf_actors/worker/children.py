@@ -89,9 +89,7 @@ class Children:
     def hand_out(self, parts: Sequence[Buffer]) -> None:
         """Store *parts*, the pickled values that the group's owner sent with the class, for all later children.
 
-        Main thread.
-
-        Each child that is admitted gets a copy of these values.
+        Each child that is admitted gets a copy of these values. Runs on the main thread.
         """
         with open(self._extras, "wb", closefd=False) as file:
             file.write(msgspec.msgpack.encode([bytes(part) for part in parts]))
@@ -250,7 +248,7 @@ LEAVE_S = 5.0
 
 
 def become_member(address: WorkerAddress, siblings: int) -> worker_context.WorkerContext | None:
-    """Make this process the child member *address*, and return its context. Return None if no worker has started it.
+    """Make this process the child member *address*, and return its context. Return None if it descends from no worker.
 
     Blocks for two round trips to the worker. *siblings* is the number of children at that address, the child's world
     size. In the worker itself, return the worker's context.
@@ -324,10 +322,8 @@ def _enter(sock: socket.socket, path: str, address: WorkerAddress, siblings: int
 def _connect(sock: socket.socket, path: str) -> None:
     """Connect *sock* to the worker's socket at *path*.
 
-    Raise TimeoutError if its backlog stays full for ANSWER_S seconds.
-
-    The limit is set by SO_SNDTIMEO. With Python's own timeout the socket would be non-blocking, and `connect` would
-    fail at once when the backlog is full.
+    If the worker's backlog stays full for ANSWER_S seconds, raise TimeoutError. The limit is set by SO_SNDTIMEO. With
+    Python's own timeout the socket would be non-blocking, and `connect` would fail at once when the backlog is full.
     """
     sock.setblocking(True)  # user code may have set a default timeout
     end = time.monotonic() + ANSWER_S

@@ -128,7 +128,7 @@ class DeviceLock:
     def granted(self, packet: packets.DevicesLocked) -> None:
         """Handle agentd's grant of the lock: wake all waiting threads and tasks, which then hold the lock.
 
-        I/O thread.
+        Runs on the I/O thread.
         """
         with self._mutex:
             if packet.request != self._request or not self._waiting:
@@ -141,7 +141,7 @@ class DeviceLock:
     def busy(self, packet: packets.DevicesBusy) -> None:
         """Log a warning when agentd reports that a request has waited long, with the workers that hold the lock.
 
-        I/O thread.
+        Runs on the I/O thread.
         """
         if packet.request == self._request and self._waiting:
             self._log.warning(
@@ -152,10 +152,7 @@ class DeviceLock:
             )
 
     def _enter(self) -> concurrent.futures.Future[None] | None:
-        """Begin an `acquire`.
-
-        Return None if the lock is acquired at once, else a future that is done when agentd grants it.
-        """
+        """Begin an `acquire`. Return None if the lock is held at once, else a future that is done at agentd's grant."""
         with self._mutex:
             if self._count or not self._has_devices:
                 self._count += 1

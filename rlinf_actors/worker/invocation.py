@@ -138,7 +138,7 @@ class Invocation:
         Raises:
             CallExpiredError: the caller's deadline has passed.
             CallRefusedError: the method does not exist or is private.
-            Exception: the arguments cannot be unpickled.
+            BaseException: the error of unpickling the arguments.
         """
         if self.deadline and time.monotonic() > self.deadline:
             raise CallExpiredError(f"{self.method}() was not started: the caller's time was over before its turn came")

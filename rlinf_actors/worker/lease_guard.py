@@ -120,7 +120,7 @@ class LeasePageWriter:
             self._deadline.value = deadline_ns
 
     def lose(self) -> None:
-        """Set the deadline to 0 for good."""
+        """Set the deadline to 0 for good, because the lease is lost."""
         self._lost = True
         self._deadline.value = 0
 
@@ -159,7 +159,7 @@ class Lease:
         return now >= self.last_moment
 
     def silence(self, now: float) -> float:
-        """Return the seconds between the heartbeat of the last renewal and *now*."""
+        """Return the seconds from the heartbeat that last renewed the lease until *now*."""
         return now - (self.until - self.lease_s)
 
 
@@ -226,16 +226,19 @@ class Guard:
         self._closed = True
 
     def lose(self, reason: str) -> None:
-        """End the lease at once, so that the guard makes the robots safe. *reason* is for the report.
+        """End the lease at once, so that the guard makes the robots safe. Any thread; does not wait.
 
-        Any thread; does not wait.
+        *reason* is the text that the report about the end gives.
         """
         self._asked.append(reason)
         with contextlib.suppress(BlockingIOError):  # full: the guard is awake
             self._signals.send(b"\0")
 
     def stay(self) -> NoReturn:
-        """End the lease because the calling thread can run no more calls. Block until the guard ends the process."""
+        """End the lease because the calling thread, which ran calls, can run no more.
+
+        Block until the guard ends the process.
+        """
         self.lose(f"its thread {threading.current_thread().name}, which served calls, ended")
         while True:
             with contextlib.suppress(BaseException):
@@ -264,7 +267,10 @@ class Guard:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     def _catch_up(self) -> None:
-        """Handle packets that arrived while this process started. No robot has moved yet, so late renewals count."""
+        """Handle the packets that arrived while this process started.
+
+        A renewal among them counts even if it comes late, because no robot has moved yet.
+        """
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
         while poll.poll(0):
@@ -370,9 +376,7 @@ class Guard:
         self._try_to(self._descendants.kill)
 
     def _try_to(self, act: Callable[[], bool]) -> bool:
-        """Free a reserved descriptor, and call *act*, which needs a descriptor.
-
-        Return its result, or False if it raised.
+        """Free a reserved descriptor, and call *act*, which needs a descriptor. Return its result, False if it raised.
 
         User code may have used up all other descriptors, and on_lease_lost must run nevertheless.
         """
@@ -385,7 +389,10 @@ class Guard:
             return False
 
     def _call_hook(self) -> None:
-        """Wait for `_make_safe`, then call on_lease_lost. Runs on a thread that the constructor starts."""
+        """Wait until `_make_safe` has stopped user code, then call on_lease_lost.
+
+        Runs on a thread made by the constructor.
+        """
         self._hook_due.acquire()
         try:
             self._instance().on_lease_lost()

@@ -84,9 +84,7 @@ class OrderlyExit:
         io.call(io.loop.add_reader, self._reader, self._signalled, io)
 
     def take_wakeup_fd(self) -> None:
-        """Replace the signal wakeup descriptor that the running event loop has installed.
-
-        Called in the loop when it begins.
+        """Replace the signal wakeup descriptor that the running event loop has installed. Called in the loop.
 
         uvloop installs a descriptor that is not read while the main thread is in C code. The I/O thread reads the
         descriptor that replaces it, and passes the signals on to uvloop's.
@@ -173,7 +171,8 @@ def run_worker(spec: WorkerSpec, place: packets.WorkerPlace, control_fd: int) ->
 def _end(guard: Guard | None) -> NoReturn:
     """End this worker process, because it can run no more calls. Any thread.
 
-    In a robot worker the guard runs on_lease_lost first, and then ends the process. Otherwise the exit code is 1.
+    In a robot worker the guard first runs on_lease_lost, and then ends the process. In other workers the exit code is
+    1.
     """
     if guard is not None:
         guard.stay()

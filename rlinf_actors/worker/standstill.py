@@ -86,7 +86,7 @@ class ThreadStopper:
         self._gate.release()
 
     def stop_here(self) -> None:
-        """Block the calling thread until `unwind` is called, then raise Unwound in it."""
+        """Block the calling thread until another thread calls `unwind`. The caller then ends its thread by Unwound."""
         self._gate.acquire()
         self._gate.release()
 
@@ -111,7 +111,7 @@ class ThreadStopper:
         _set_async_exc(ctypes.c_ulong(ident), ctypes.py_object(Stopped))
 
     def handler(self, number: int, frame: object) -> None:
-        """Stop the main thread: block until `unwind`, then raise Unwound. Handler of SIGNAL."""
+        """Stop the main thread, as the handler of SIGNAL: block until `unwind` is called, then raise Unwound."""
         if self._signalled:
             return  # sent again
         self._signalled = True

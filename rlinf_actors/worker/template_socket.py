@@ -24,7 +24,7 @@ _MAX_PACKET = packets.MAX_PACKET >> 4
 
 
 class TemplateSocket:
-    """A worker's socket to its template, over which it exchanges packets with the template and agentd.
+    """A worker's socket to its template, which passes the packets between the worker and agentd on.
 
     *sock* is a blocking SOCK_SEQPACKET socket; *on_end* is called when the template has ended.
     """
@@ -41,10 +41,7 @@ class TemplateSocket:
         return self._socket.fileno()
 
     def listen(self, loop: asyncio.AbstractEventLoop, *, guarded: bool = False) -> None:
-        """Begin to handle packets on *loop*.
-
-        If *guarded*, the guard's thread reads the socket; otherwise *loop* reads it too.
-        """
+        """Begin to handle packets on *loop*. If *guarded*, the guard's thread reads the socket, otherwise *loop*."""
         self._loop = loop
         if not guarded:
             loop.add_reader(self._socket.fileno(), self._readable)
@@ -58,7 +55,7 @@ class TemplateSocket:
         return packets.decode_to_worker(data) if data else None
 
     def hand_over(self, packet: packets.ToWorker) -> None:
-        """Pass a packet that is not for the guard to its handler on the I/O thread. Guard's thread."""
+        """Pass a packet that is not for the guard to its handler on the I/O thread. Called on the guard's thread."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._dispatch, packet)
 
@@ -71,10 +68,7 @@ class TemplateSocket:
         return True
 
     def serve(self, kind: type[P], handler: Callable[[P], object]) -> None:
-        """Make *handler* the handler of packets of the class *kind*. It runs on the I/O thread.
-
-        Any thread may call this.
-        """
+        """Call *handler* on the I/O thread for each packet of the class *kind* that arrives. Any thread."""
         self._handlers[kind] = handler  # type: ignore[assignment]
 
     def send(self, packet: packets.ToAgent) -> None:
@@ -85,10 +79,7 @@ class TemplateSocket:
             log.debug("the template has ended")
 
     def post(self, packet: packets.ToAgent) -> None:
-        """Queue a packet and send it as soon as possible, without waiting. Packets are sent in order.
-
-        Any thread, after `listen`.
-        """
+        """Send a packet as soon as possible, without waiting. Packets are sent in order. Any thread, after `listen`."""
         with self._lock:
             idle = not self._posted
             if not self._posted.send(packets.encode(packet)) and idle:

@@ -211,7 +211,7 @@ class WorkerServer:
         return self._listener.bind(endpoint)
 
     def constructing(self) -> None:
-        """Note that the user's constructor begins now. Main thread."""
+        """Note that the user's constructor begins now, so that `activity` reports it. Main thread."""
         self._constructing = time.perf_counter()
 
     def activity(self) -> Activity:
