@@ -48,8 +48,8 @@ KILLED_S = 1.0  # seconds to wait for the end of a killed process, which may han
 
 @dataclass
 class Survivors:
-    """What `take_inventory` found of earlier agentds in this run directory: templates and workers that go on, and
-    workers that it ended.
+    """The result of `take_inventory`: the templates and workers of earlier agentds that run on, and the workers that
+    were ended instead.
     """
 
     ledger: OrderLedger  # the head's orders to earlier agentds, on disk
@@ -154,8 +154,8 @@ def _open(record: TemplateRecord) -> int:
 
 
 async def _take_over(stem: str, record: TemplateRecord, keep: bool, survivors: Survivors) -> SurvivingTemplate | None:
-    """Connect to the running template of *record*, and return it with its workers. If that fails, end the template, add
-    its workers to `survivors.lost`, and return None. Return None also if the template has ended already.
+    """Connect to the template of *record*, and return it with its workers. If the template has ended already, return
+    None. If it runs but cannot be taken over, end it, add its workers to `survivors.lost`, and return None.
     """
     pidfd = _open(record)
     if pidfd < 0:
@@ -260,8 +260,8 @@ async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, survivors:
 
 
 def processes_below(template: int) -> dict[str, dict[int, int]]:
-    """Return the descendants of a template by worker id ("" if unknown). Each is a pid with its start in clock ticks
-    since boot.
+    """Return the processes below a template, by worker id ("" if unknown). The processes of a worker are pids with
+    their starts in clock ticks since boot.
 
     The worker id is read from the worker mark of the process, of its parent, or of the leader of its session.
     """
@@ -281,7 +281,7 @@ def processes_below(template: int) -> dict[str, dict[int, int]]:
 
 async def sweep(ids: Collection[str], processes: dict[int, int], patience_s: float = 0.0) -> None:
     """Kill all processes of the workers *ids*, and also *processes*, which maps pids to their starts in clock ticks
-    since boot. Wait until the search for them is over.
+    since boot. Return when no process is left, or after some seconds if a process does not end.
 
     If *patience_s* is more than 0, the processes first get that many seconds to make robots safe and to end by
     themselves.

@@ -144,7 +144,7 @@ def _run(config: Any, options: dict[str, Any], stderr: DaemonStderr) -> int:
 
 def _ends(work: Callable[[], int], stderr: DaemonStderr, failed: Callable[[int, str], None]) -> int:
     """Run *work* and return its exit code. If *work* raises an exception, print the error on one line, call *failed*
-    with the exit code and that line, and return the exit code.
+    with that line and the exit code for the error, and return that exit code.
     """
     try:
         return work()

@@ -145,8 +145,8 @@ def for_reaping(arguments: Mapping[str, Any], environ: Mapping[str, str]) -> Con
 
 
 def _choose_role(values: dict[str, Any], given: Mapping[str, Any], settings: Settings) -> None:
-    """Set in *values*, fields of Config, whether the head runs in this agentd. The options of the command line
-    (*given*) decide; without them RLINF_HEAD decides, and without RLINF_HEAD the files.
+    """Decide whether the head runs in this agentd or elsewhere, and set the fields of Config in *values* for that. The
+    options of the command line (*given*) decide; without them RLINF_HEAD decides, and without RLINF_HEAD the files.
     """
     if given.get("head") or given.get("listen"):
         values.update(head=True, connect=None)

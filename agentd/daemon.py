@@ -204,8 +204,8 @@ class Daemon:
         return network
 
     def _start_head(self, network: ZmqNetwork, run_dir: str, stack: contextlib.AsyncExitStack) -> HeadServer | None:
-        """Set the endpoint of the head. If the configuration says that the head runs in this process, start the head
-        and return it; otherwise return None.
+        """Set the endpoint at which this agentd reaches the head. If the configuration says that the head runs in this
+        process, start the head and return it; otherwise return None.
         """
         config = self._config
         if not config.head:
@@ -252,8 +252,9 @@ class Daemon:
         head.close(ended or "the head is being restarted", restarting=not ended)  # then drivers and agents wait for it
 
     def _publish_record(self, kind: str, endpoints: Sequence[str], stack: contextlib.AsyncExitStack) -> None:
-        """Write a record on this machine by which `rlinf-actors estop` and other commands find the head
-        (net.head_records). The record is removed when *stack* closes.
+        """Write a record on this machine, by which `rlinf-actors estop` and other commands find the head at
+        *endpoints*. *kind* is "head", "private" (the head of a private cluster) or "node" (an agentd whose head is
+        elsewhere). The record is removed when *stack* closes.
         """
         from rlinf_actors.net import head_records
 
@@ -348,12 +349,11 @@ class Daemon:
         return FOR_GOOD if self._cluster_ended and not config.embedded and end.code == OK else end.code
 
     async def _check_version(self, network: ZmqNetwork, run_dir: str) -> None:
-        """Raise ProtocolMismatchError instead of ending workers of another version, if the head refuses this version of
-        agentd.
+        """Raise ProtocolMismatchError if taking inventory would end workers of another version although the head
+        refuses this agentd.
 
-        If the run directory has templates of another version, taking inventory would end them and their workers. If the
-        head refuses this agentd anyway, these workers must run on, so that an agentd of their version can take them
-        over.
+        Taking inventory ends the templates whose protocol version this agentd does not speak. If the head refuses this
+        version of agentd, it must not do so: the workers run on, so that an agentd of their version can take them over.
         """
         from agentd.adoption import other_protocols
         from agentd.session import why_not_served

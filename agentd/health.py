@@ -73,8 +73,8 @@ class HealthTable:
         self._asked_at.pop(template, None)
 
     def to_probe(self, now: float) -> list[int]:
-        """Return the pids of the templates to which a probe is sent now: each template that has workers and has
-        answered its last probe.
+        """Return the pids of the templates to which a probe is sent now, and record that they owe an answer. These are
+        the templates that have workers and have answered their last probe.
         """
         due = {worker.template for worker in self.workers.values()} - self._asked_at.keys()
         self._asked_at.update(dict.fromkeys(due, now))

@@ -48,8 +48,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Keeper:
-    """The keeper's connections and children; `run` is its main loop. If *stays* is true, the keeper goes on without an
-    agentd and without children.
+    """The keeper: starts templates for agentd, and kills the processes that ended templates leave. `run` is its main
+    loop. If *stays* is true, the keeper goes on without an agentd and without children.
     """
 
     def __init__(self, listener: socket.socket, stays: bool = False) -> None:

@@ -351,7 +351,9 @@ class KeeperClient:
         self._unreaped.clear()
 
     def _forget(self) -> None:
-        """Stop watching for the ends of keepers. They have ended, or they outlive this agentd."""
+        """Stop watching all keepers, because they have ended or outlive this agentd. Reap the keepers and processes
+        that have ended.
+        """
         for pidfd in self._ending:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)

@@ -159,7 +159,9 @@ def template_environment(key: TemplateKey, node_env: Mapping[str, str]) -> dict[
 
 
 def log_paths(spec: WorkerSpec, log_dir: str) -> tuple[str, str]:
-    """Return the paths of a worker's stdout and stderr files."""
+    """Return the paths of a worker's stdout and stderr files. They are below *log_dir*, unless *spec* names another
+    directory.
+    """
     base = f"{spec.log_dir or log_dir}/{file_name(spec.namespace)}/{file_name(spec.group)}-{spec.rank}"
     return base + ".out", base + ".err"
 

@@ -198,8 +198,8 @@ class LogForwarder:
         self._tasks = Tasks(loop)
 
     def pause(self) -> None:
-        """Read no workers' output until `resume` is called. Used while no head is connected, when output cannot reach
-        its owners.
+        """Read no workers' output until `resume` is called. Used while no head is connected, because the output cannot
+        reach its jobs then.
         """
         self._paused = True
 

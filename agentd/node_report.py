@@ -137,8 +137,8 @@ def summary(report: NodeReport) -> str:
 
 
 def without_devices() -> ProbeReport:
-    """Return a report of this machine without accelerators, as the probe would. Used instead of a probe on nodes whose
-    hardware is described by a file.
+    """Return what the probe would report about this machine, but without accelerators. Used instead of the probe on
+    nodes whose hardware is described by a file.
     """
     return ProbeReport(
         hostname=os.uname().nodename,

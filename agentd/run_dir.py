@@ -110,7 +110,7 @@ def boot_id() -> str:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write *data* to a file that only this user can read, atomically. If that fails, raise OSError and leave the old
+    """Write *data* atomically to a file that only this user can read. If that fails, raise OSError and leave the old
     file, if there was one.
     """
     fresh = path.with_suffix(".tmp")
@@ -157,8 +157,8 @@ class OrderLedger:
         self._numbers = count(1)
 
     def read(self) -> dict[str, RunningWorker]:
-        """Return the workers, by id, in the orders that earlier agentds wrote. Workers whose whole order is
-        acknowledged are no longer on disk.
+        """Return the workers, by id, in the orders that earlier agentds wrote. An order is no longer on disk once the
+        head has acknowledged the ends of all its workers.
         """
         found: dict[str, RunningWorker] = {}
         if self._directory is None:

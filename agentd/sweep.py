@@ -103,8 +103,8 @@ class Sweep:
             self._loop.call_soon(self._finish)
 
     def _missed(self, pid: int) -> bool:
-        """Return True if the search may have missed the process *pid*, a child of a reaper: it was in execve(), or it
-        became a child after the search had begun.
+        """Return True if the search may have missed the process *pid*, a child of a process that inherits orphans. The
+        search misses a process that was in execve() or appeared after the search had begun.
         """
         if procfs.in_exec(pid):
             return True

@@ -60,9 +60,11 @@ class WorkerProcess:
         return stat.started if stat is not None and (not ended or stat.state in "ZX") else 0
 
     def stop(self, loop: asyncio.AbstractEventLoop, grace_s: float, reason: str) -> None:
-        """Send the worker SIGTERM, and SIGKILL after *grace_s* seconds. If the worker has robots, end its lease instead
-        of sending SIGTERM; it then has at least ROBOT_END_S to make the robots safe. *reason* is for people, "" if
-        the owner asked.
+        """Send the worker SIGTERM, and SIGKILL after *grace_s* seconds. *reason* is for people; it is "" if the
+        worker's owner asked for the stop.
+
+        If the worker has robots, end its lease instead of sending SIGTERM. It then has at least ROBOT_END_S to make its
+        robots safe.
         """
         if self.has_robots:
             text = (reason or "its group was shut down")[: template_protocol.TEXT_CHARS]

@@ -116,8 +116,9 @@ class WorkerTable:
         return forgotten
 
     def note_health(self, report: WorkersHealth, now: float, joined: bool) -> None:
-        """Record workers' health that the next head to register this node must learn. Notable health is always
-        recorded; other health only if this node is not *joined*, that is, registered with a head.
+        """Keep the health of workers in *report* for the next registration with a head. An unresponsive worker and a
+        long call are always kept. Other health is kept only while this node is not registered (*joined* is false),
+        because a head with which it is registered gets the report at once.
         """
         for one in report.workers:
             self._health.pop(one.id, None)
@@ -144,8 +145,8 @@ def _is_notable(one: WorkerHealth) -> bool:
 class RobotLeases:
     """The lease of the robot workers of a node, which all of them share.
 
-    It ends `lease_s` after agentd sent the last beat that the head answered. When the answer arrived does not matter. A
-    worker whose lease has expired never gets another.
+    It ends `lease_s` after agentd sent the last beat that the head answered. The time at which the answer arrived does
+    not matter. A worker whose lease has expired never gets another.
 
     Attributes:
         lease_s: length of the lease, as the head's Welcome says.

@@ -95,8 +95,8 @@ class Workers:
     # --- what the session asks for ---
 
     def prestart(self, preload: Sequence[str] = ()) -> None:
-        """Start a template of agentd's own interpreter, before a worker needs one. It imports the modules *preload*.
-        Raise OSError if the keeper cannot be reached.
+        """Start a template of agentd's own interpreter before a worker needs one. The template imports the modules
+        *preload*. Raise OSError if the keeper cannot be reached.
         """
         env = self._site.environment()
         self._templates.get(launch_plan.template_key(self._site.rules.own, env, preload), env)

@@ -35,7 +35,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class OwnProcess:
-    """A template or worker of this user, or a process that a worker started."""
+    """A process of this user that `rlinf-actors doctor` reports: a template, a worker, or a process that a worker
+    started.
+    """
 
     pid: int
     kind: str  # "template" or "worker"; a process that a worker started counts as a worker

@@ -59,8 +59,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Disarmed(Exception):
-    """Raised when the button must end without stopping a robot: on Ctrl-D, SIGTERM or SIGHUP, or if its input
-    is lost.
+    """Raised to end the button without stopping a robot: on Ctrl-D, SIGTERM or SIGHUP, or if the input is lost and the
+    option --on-loss is "exit".
     """
 
 

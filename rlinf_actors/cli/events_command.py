@@ -59,7 +59,9 @@ def events(
     as_json: bool,
     head: str | None,
 ) -> None:
-    """Show the event log: what joined, what ended, and why. One line per event; the head keeps the newest events."""
+    """Show the event log: what joined, what ended, and why. Each event is one line. The head keeps only the newest
+    events.
+    """
     cursor = EventCursor(namespace, since[0], kinds, group)
 
     def show(answer: Events, found: list[ClusterEvent]) -> bool:

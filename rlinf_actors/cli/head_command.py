@@ -90,10 +90,10 @@ def head(
 @head_option
 @json_option
 def stop(reason: str, yes: bool, head: str | None, as_json: bool) -> None:
-    """End a cluster: all groups of all jobs, then the head. Each agentd stays, and waits for another head.
+    """End a cluster: all groups of all jobs, then the head. Each agentd runs on and waits for another head.
 
-    Administrators only. Keys, ranks of nodes and emergency stops stay in the state directory. To restart a head, end
-    its process by SIGTERM instead: jobs continue then.
+    Administrators only. Keys, ranks of nodes and emergency stops stay in the state directory. If you want to restart a
+    head, end its process by SIGTERM instead, so that jobs continue.
     """
     endpoint, status = status_of(head)
     groups = [

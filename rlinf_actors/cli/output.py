@@ -96,7 +96,7 @@ def complain(text: str) -> None:
 
 
 def seconds(value: float) -> str:
-    """Return a duration for people: ``12 s``, ``3 min``, ``5 h`` or ``2 d``."""
+    """Return a duration, given in seconds, as text for people: ``12 s``, ``3 min``, ``5 h`` or ``2 d``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if value >= 2 * size:
             return f"{value / size:.0f} {unit}"
@@ -104,12 +104,12 @@ def seconds(value: float) -> str:
 
 
 def mib(size: int) -> str:
-    """Return a number of bytes for people, in MiB or GiB."""
+    """Return a size, given in bytes, as text for people: in MiB, or from 1 GiB on in GiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 1 << 30 else f"{size / 2**20:.0f} MiB"
 
 
 def size(value: int) -> str:
-    """Return a number of bytes for people, in GiB; "-" for 0."""
+    """Return a size, given in bytes, as text for people in whole GiB, or "-" for 0."""
     return f"{value / 2**30:.0f} GiB" if value else "-"
 
 

@@ -239,7 +239,7 @@ def _parse_env_configs(
 
 @dataclass(frozen=True)
 class NodeGroupConfig:
-    """One entry of ``node_groups``.
+    """One entry of ``node_groups``: a label for some nodes, with their environment and hardware.
 
     Attributes:
         label: unique name of the group.
@@ -264,10 +264,16 @@ class NodeGroupConfig:
         hardware_types: Mapping[str, type] | None = None,
         path: str = "node_group",
     ) -> NodeGroupConfig:
-        """Return one checked entry of ``node_groups``, for a cluster of *num_nodes* nodes.
+        """Return one checked entry of ``node_groups``.
 
-        *source* is a mapping, an OmegaConf DictConfig or the path of a YAML file. *hardware_types* is as in
-        :meth:`ClusterConfig.from_any`. *path* is the config path of the entry, for errors.
+        Args:
+            source: a mapping, an OmegaConf DictConfig or the path of a YAML file.
+            num_nodes: number of nodes in the cluster.
+            hardware_types: config dataclass of each registered hardware type; None if types are not to be checked.
+            path: config path of the entry, for errors.
+
+        Raises:
+            ConfigError: a key or value is wrong.
         """
         loaded = plain(load_yaml(source) if isinstance(source, (str, os.PathLike)) else source, path)
         return cls._of(convert(loaded, _GroupForm, path), num_nodes, hardware_types, path)

@@ -32,8 +32,8 @@ from rlinf_actors.errors import ConfigError
 class SexagesimalInt(int):
     """A number that was written as ``a:b`` without quotes in a YAML file, because YAML 1.1 reads such text in base 60.
 
-    The author may have meant the number or the text. So most fields accept it as a number, but fields for ranks reject
-    it. `written` is the text in the file, and `line` its line number, from 1.
+    It is an int, since the author may have meant the number. Fields for ranks, labels and variables reject it
+    (`refuse_sexagesimal`). `written` is the text in the file, and `line` its line number, from 1.
     """
 
     written: str
