@@ -101,9 +101,10 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_ccl_socket_ifname_env_var(accelerator_type: AcceleratorType | str) -> str:
-        """Return the name of the variable that chooses the network interface of a type's collective library.
+        """Return the name of the environment variable that chooses the network interface of a type's collective
+        library.
 
-        For NO_ACCEL, it is the variable of gloo.
+        For NO_ACCEL, that is the variable of gloo.
         """
         return facts_of(accelerator_type).nic_variable or GLOO_NIC_VARIABLE
 

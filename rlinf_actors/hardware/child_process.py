@@ -106,9 +106,9 @@ async def run_child(
 
 
 def fault_of(end: ChildEnd, whose: str, timeout_s: float) -> str:
-    """Return a sentence that says how a child failed; "" if it ended with exit code 0.
+    """Return a sentence that says how a child failed; "" if the child ended with exit code 0.
 
-    *whose* names the code that the child ran, the subject of the sentence; *timeout_s* is the child's time limit.
+    *whose* names the code that the child ran, as the subject of the sentence; *timeout_s* is the child's time limit.
     """
     if end.note:
         return end.note
@@ -169,7 +169,10 @@ async def _ended(pidfd: int, timeout_s: float) -> bool:
 
 
 def _has_failed(pid: int) -> bool:
-    """True if an unreaped child ended by a signal or with a nonzero exit code, or still runs."""
+    """Return True if a child ended by a signal or with a nonzero exit code, or still runs.
+
+    The child must not be reaped yet.
+    """
     ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     return ended is None or ended.si_code != os.CLD_EXITED or ended.si_status != 0
 

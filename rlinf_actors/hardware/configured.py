@@ -116,7 +116,7 @@ def merge(resources: list[HardwareResource], found: HardwareResource | None) -> 
 def section_error(
     error: ConfigError, section: HardwareSection, node_rank: int, path: str, where: str = ""
 ) -> ConfigError:
-    """Return a copy of *error*, which one node raised, with indices of entries that count the whole hardware section.
+    """Return a copy of *error*, which the entries of one node caused, with indices into the whole hardware section.
 
     A node gets only its own entries, so its error says ``configs[0]`` for an entry that may be ``configs[3]`` of the
     section. *path* is the section's config path; *where* is appended to the error's text.
@@ -269,7 +269,10 @@ def _name(cls: type) -> str:
 
 
 def _known(name: str, base: type[Any]) -> type[Any] | None:
-    """Return the class called *name* (``module:qualname``) among *base* and its subclasses; None if there is none."""
+    """Return *base* or the subclass of *base* whose name is *name* (``module:qualname``).
+
+    Return None if this process has loaded no such class.
+    """
     classes = [base, *_below(base)]
     return next((cls for cls in reversed(classes) if _name(cls) == name), None)
 

@@ -104,7 +104,7 @@ class _Answer:
 
 @dataclass(frozen=True)
 class _Queries:
-    """Start the children of one probe and read their reports."""
+    """Starts the child processes of one probe, and reads the report of each."""
 
     python: str  # interpreter of the children
     environ: Mapping[str, str]  # environment of the children

@@ -58,7 +58,7 @@ class ReportedInfo(HardwareInfo):
 
 
 def resource_to_report(resource: HardwareResource) -> ResourceReport:
-    """Return *resource*, whose pieces are accelerators, as a value for messages."""
+    """Convert *resource*, whose pieces are accelerators, to a value for messages."""
     infos = []
     for info in resource.infos:
         detail = {name: value for name, value in vars(info).items() if name not in ("type", "model")}

@@ -76,7 +76,10 @@ class AcceleratorFacts:
     cuda_ipc: bool = False
 
     def visibility_value(self, devices: Sequence[str]) -> str:
-        """Return the value of the visibility variable that shows exactly *devices* (indices or UUIDs as text)."""
+        """Return the value to which the visibility variable is set so that a process sees exactly *devices*.
+
+        *devices* are indices or UUIDs as text.
+        """
         return self.visibility_prefix + ",".join(devices) if devices else self.hide_all
 
 
@@ -225,7 +228,7 @@ def torch_platform(accelerator: AcceleratorType | str) -> Any:
 
 
 def device_variables() -> frozenset[str]:
-    """Return all vendors' environment variables that choose the devices a process sees, or how devices are numbered."""
+    """Return all vendors' environment variables that choose the devices of a process, or change device numbers."""
     found = {""}
     for facts in _rows.values():
         found |= {facts.visibility_variable, facts.numbering[0], *facts.renumbering}

@@ -41,7 +41,7 @@ class WorkerAddress:
 
     @property
     def rank(self) -> int:
-        """Last rank of the path: the worker's, or the child's. -1 for a group."""
+        """Rank of the worker in its group, or of the child below its parent; -1 for the address of a group."""
         return self.rank_path[-1] if self.rank_path else -1
 
     def get_name(self) -> str:
@@ -135,15 +135,15 @@ class WorkerInfo:
 
     @property
     def node_id(self) -> int:
-        """Older name of `cluster_node_rank`."""
+        """Older name of `cluster_node_rank`, the rank of the worker's node."""
         return self.cluster_node_rank
 
     @property
     def gpu_id(self) -> int:
-        """Older name of `accelerator_rank`."""
+        """Older name of `accelerator_rank`, the position on the node of the worker's first accelerator."""
         return self.accelerator_rank
 
     @property
     def available_gpus(self) -> list[str]:
-        """Older name of `available_accelerators`."""
+        """Older name of `available_accelerators`, the accelerators that the worker sees."""
         return self.available_accelerators

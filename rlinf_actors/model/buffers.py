@@ -19,5 +19,5 @@ def keepable(part: Buffer) -> Buffer:
 
 
 def lent(part: Buffer) -> bool:
-    """True if *part* is a view of memory that the sender shares with this process."""
+    """Return True if *part* is a view of memory that its sender shares with this process."""
     return type(part) is memoryview and hasattr(part.obj, "crowded")

@@ -99,7 +99,7 @@ class NodeInfo:
 
     @cached_property
     def accelerators(self) -> tuple[HardwareInfo, ...]:
-        """The node's accelerators, in the order of their local ranks."""
+        """The node's accelerators, in the order of their positions on the node."""
         return tuple(
             info for resource in self.hardware_resources if _is_accelerator(resource) for info in resource.infos
         )
@@ -127,7 +127,7 @@ class NodeInfo:
 
     @cached_property
     def accelerator_device_names(self) -> tuple[str, ...]:
-        """Name of each accelerator for the visibility variable of its type, in the order of local ranks.
+        """Name of each accelerator for the visibility variable of its type, in the order of positions on the node.
 
         For the accelerators of a type, the names are their indices if no two indices are equal (they need not start at
         0), else UUIDs if all have one, else positions among the accelerators of that type. If one of them is a slice of
@@ -139,7 +139,7 @@ class NodeInfo:
 
     @cached_property
     def accelerator_kinds(self) -> tuple[AcceleratorType, ...]:
-        """Type of each accelerator, in the order of local ranks."""
+        """Type of each accelerator, in the order of positions on the node."""
         return tuple(
             AcceleratorType.named(info.type if is_accelerator_type(info.type) else resource.type)
             for resource in self.hardware_resources
@@ -149,15 +149,15 @@ class NodeInfo:
 
     @property
     def accelerator_types(self) -> tuple[AcceleratorType, ...]:
-        """The different types of the node's accelerators, in the order of local ranks."""
+        """The different types of the node's accelerators, in the order of positions on the node."""
         return tuple(dict.fromkeys(self.accelerator_kinds))
 
     def accelerators_of_type(self, kind: AcceleratorType) -> list[HardwareInfo]:
-        """Return the node's accelerators of type *kind*, in the order of local ranks."""
+        """Return the node's accelerators of type *kind*, in the order of positions on the node."""
         return [info for info, found in zip(self.accelerators, self.accelerator_kinds, strict=True) if found is kind]
 
     def get_hardware_infos(self, hw_type: str) -> list[Any]:
-        """Return the node's HardwareInfos of type *hw_type*, in the order of local ranks."""
+        """Return the node's HardwareInfos of type *hw_type*, in the order of positions on the node."""
         if hw_type == ANY_ACCELERATOR:
             return list(self.accelerators)
         found = [info for resource in self.hardware_resources if resource.type == hw_type for info in resource.infos]

@@ -49,22 +49,22 @@ class Placement:
 
     @property
     def node_rank(self) -> int:
-        """Older name of :attr:`cluster_node_rank`."""
+        """Older name of :attr:`cluster_node_rank`, the rank of the worker's node."""
         return self.cluster_node_rank
 
     @property
     def local_gpu_id(self) -> int:
-        """Older name of :attr:`local_accelerator_rank`."""
+        """Older name of :attr:`local_accelerator_rank`, the position on the node of the worker's first accelerator."""
         return self.local_accelerator_rank
 
     @property
     def cuda_visible_devices(self) -> list[str]:
-        """Older name of :attr:`visible_accelerators`."""
+        """Older name of :attr:`visible_accelerators`, the accelerators that the worker sees."""
         return self.visible_accelerators
 
     @property
     def isolate_gpu(self) -> bool:
-        """Older name of :attr:`isolate_accelerator`."""
+        """Older name of :attr:`isolate_accelerator`: True if the worker sees only its own accelerators."""
         return self.isolate_accelerator
 
 

@@ -63,7 +63,10 @@ class RestartPolicy:
 
 
 def next_id(worker_id: str, incarnation: int) -> str:
-    """Return the worker id of a rank's next incarnation, number *incarnation*, from the id of an earlier one."""
+    """Return the worker id of another incarnation of a rank: the one with number *incarnation*.
+
+    *worker_id* is the id of any incarnation of the rank.
+    """
     return f"{rank_id(worker_id)}.{incarnation}"
 
 

@@ -186,7 +186,7 @@ _LONGEST_LIST = 16
 
 @dataclass(frozen=True)
 class Target:
-    """The resources that a placement string is applied to."""
+    """The resources to which a placement string is applied. Its text describes them in error messages."""
 
     group: str  # label of the node group, or labels joined by commas
     count: int  # number of resources

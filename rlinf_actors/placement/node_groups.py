@@ -88,7 +88,7 @@ class ClusterView(Protocol):
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
+        """Number of nodes of the cluster."""
 
     @property
     def num_accelerators(self) -> int:

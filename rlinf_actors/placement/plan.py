@@ -21,7 +21,7 @@ _HEADINGS = ("NODE", "ADDRESS", "RANKS", "RESOURCES", "INTERPRETER")
 
 @dataclass(frozen=True)
 class PlannedComponent:
-    """Where one component of a configuration would run."""
+    """Where the workers of one component of a configuration would run."""
 
     name: str
     node_groups: tuple[str, ...]  # labels of the node groups that its rule names

@@ -62,9 +62,9 @@ class PlacementStrategy(ABC):
 
 
 def group_labels(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return node group labels that are given as one label, ``"a,b"`` or a list. None means the group of all nodes.
+    """Return the labels of node groups that *value* gives: one label, labels in one text (``"a,b"``), or a list.
 
-    Raise PlacementError if a label is not valid, or is given twice.
+    None gives the label of the group of all nodes. Raise PlacementError if a label is not valid, or is given twice.
     """
     if value is None:
         return (CLUSTER_GROUP,)
@@ -75,7 +75,11 @@ def group_labels(value: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def whole(value: object, name: str, least: int = 0) -> int:
-    """Return *value* as an int of at least *least*, else raise PlacementError. numpy's ints count, booleans do not."""
+    """Return *value* as an int of at least *least*.
+
+    If it is no such number, raise PlacementError, which calls the value *name*. numpy's ints are numbers, booleans are
+    not.
+    """
     number = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else None
     if number is None or number < least:
         raise PlacementError(f"{name} is {value!r}; it must be a whole number from {least} up")

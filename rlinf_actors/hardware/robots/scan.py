@@ -51,7 +51,10 @@ class FoundCamera:
 
 @dataclass(frozen=True)
 class FoundRobot:
-    """A robot that environment variables describe: its fields as text, and a sentence for each fault."""
+    """A robot that environment variables of this machine describe.
+
+    ``values`` has its fields as text, and ``faults`` a sentence for each fault of a field.
+    """
 
     type: str
     values: dict[str, str]

@@ -37,7 +37,7 @@ class FoundAccelerators:
     """The accelerators of one vendor on this machine: the result of a vendor's ``find``.
 
     Attributes:
-        infos: the visible accelerators, in the order of their local ranks.
+        infos: the visible accelerators, which are numbered on the node in this order.
         faults: a sentence for each device, tool or visibility list that could not be read.
     """
 
@@ -82,7 +82,10 @@ class Vendor:
     find: Find | None = None  # of a registered vendor
 
     def may_be_present(self, environ: Mapping[str, str], machine: Machine | None = None) -> bool:
-        """True if a device file, a library or a PCI device of the vendor exists. Takes a millisecond."""
+        """Return True if a device file, a library or a PCI device of the vendor exists on this machine.
+
+        Only files are looked up, so this takes a millisecond.
+        """
         machine = machine or Machine(environ)
         searched = [entry for entry in environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
         return (

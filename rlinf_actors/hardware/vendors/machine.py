@@ -183,7 +183,7 @@ class Machine:
 
 
 class _Run:
-    """A tool that runs, or could not be started (then ``child`` is None and ``fault`` says why)."""
+    """A tool that runs. If the tool could not be started, ``child`` is None and ``fault`` says why."""
 
     def __init__(self, command: str, fault: str = "") -> None:
         self.command = command
@@ -288,7 +288,10 @@ def signal_name(number: int) -> str:
 
 
 def last_words(said: str) -> str:
-    """Return the last line of a program's output as the end of a sentence; "" if there is none."""
+    """Return the last line of a program's output *said*, as text to append to a sentence about the program's failure.
+
+    Return "" if the program printed nothing.
+    """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return f"; its last words: {lines[-1][:300]}" if lines else ""
 
