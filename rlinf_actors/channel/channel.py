@@ -233,7 +233,12 @@ class Channel(ChannelViews[T]):
     def put_nowait(
         self, item: T, weight: float = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False
     ) -> AsyncWork[None] | None:
-        """Append an item as `put` does, but raise asyncio.QueueFull if its key is full. Takes a round trip."""
+        """Append an item, or raise asyncio.QueueFull if its key is full. Takes a round trip to the host.
+
+        Args:
+            item, weight, key: as for `put`.
+            async_op: return at once an AsyncWork, which has the exception if the key is full.
+        """
         work = self._backend.put(key, item, _weight(weight), True, None)
         return work if async_op else work.wait()
 
@@ -271,7 +276,14 @@ class Channel(ChannelViews[T]):
     @overload
     def get_nowait(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[T]: ...
     def get_nowait(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> T | AsyncWork[T]:
-        """Remove and return the item at the head, or raise asyncio.QueueEmpty if there is none. Takes a round trip."""
+        """Remove and return the item at the head of a key, or raise asyncio.QueueEmpty if there is none.
+
+        Takes a round trip to the host.
+
+        Args:
+            key: names the FIFO.
+            async_op: return at once an AsyncWork whose result is the item.
+        """
         work = self._backend.get(key, True, None)
         return work if async_op else work.wait()
 
@@ -373,7 +385,7 @@ class Channel(ChannelViews[T]):
     def __iter__(self) -> Iterator[T]:
         """Yield the items of the default key as they come, until the channel is closed and empty.
 
-        Blocks while there is none.
+        Blocks the thread while no item waits.
         """
         while True:
             try:
@@ -401,7 +413,7 @@ class Channel(ChannelViews[T]):
         already, the close is done only after the host has ended.
 
         Args:
-            async_op: return at once an AsyncWork.
+            async_op: return at once an AsyncWork that is done when the close is.
 
         Raises:
             ChannelBrokenError: the channel has ended in another way, and items may be lost.
@@ -443,10 +455,7 @@ class Channel(ChannelViews[T]):
             return made
 
     def _adopt_in_child(self) -> None:
-        """Make a handle that this process inherited by fork usable, if the process is a child member.
-
-        Otherwise raise UsageError.
-        """
+        """Make a handle that a child member inherited by fork usable. In any other forked process raise UsageError."""
         job = worker_job()
         if job is None or not self._namespace:
             forks.check(self._made_in)

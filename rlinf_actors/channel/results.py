@@ -121,7 +121,7 @@ class PendingTake(PendingGet[T]):
 
         Args:
             how: the reason, as text for people.
-            later: as for `_give_back`.
+            later: True in a destructor, whose thread may hold any lock: then do not wait for a lock.
         """
         raise NotImplementedError
 
@@ -201,7 +201,11 @@ class Take(Generic[T]):
 
 
 def refusal(name: str, kind: str, what: str) -> Exception:
-    """Return the exception for a request that the queue refused. *what* is the operation, for the error text."""
+    """Return the exception for a request that the queue refused.
+
+    *kind* is the reason: "full", "empty", "closed" or "cancelled". *name* is the channel, and *what* is the operation;
+    both are for the error text.
+    """
     if kind == "full":
         return asyncio.QueueFull(f"channel {name!r} is full")
     if kind == "empty":

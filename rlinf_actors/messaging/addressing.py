@@ -14,11 +14,9 @@ from rlinf_actors.wire.protocol import MAX_DEPTH, MAX_SIZE
 
 
 def address(group: Any, rank: Any) -> WorkerAddress:
-    """Return the WorkerAddress of the worker *rank* of *group*.
+    """Return the address of a worker, or of a child member if *rank* is a list or tuple of several ranks.
 
-    If *rank* is a list or tuple of ranks, return a child's.
-
-    A list or tuple of ranks is the path to a child member: the rank of the worker, then the ranks below that worker.
+    Such a list or tuple is the path to the child: the rank of the worker, then the ranks below that worker.
 
     Raises:
         TypeError: *group* is not a non-empty str, or *rank* is neither an int nor a list or tuple of ints.
@@ -44,8 +42,11 @@ def _cached_address(group: str, rank: int) -> WorkerAddress:
 def addresses(groups: Any) -> list[WorkerAddress]:
     """Return the addresses of all workers in ``groups=[(name, ranks), ...]``, in that order, without duplicates.
 
-    *ranks* is one rank, a tuple of ranks that leads to a child member, or a list of these. Raises the errors of
-    `address`, and ValueError if *groups* names no worker.
+    *ranks* is one rank, a tuple of ranks that is the path to a child member, or a list of these.
+
+    Raises:
+        TypeError: a name is not a non-empty str, or a rank is not an int.
+        ValueError: *groups* names no worker, or a rank is negative or too large.
     """
     found: dict[WorkerAddress, None] = {}
     for entry in groups:

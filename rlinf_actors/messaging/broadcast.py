@@ -268,7 +268,7 @@ def _call_steps(steps: queue.SimpleQueue[Callable[[], object] | None]) -> None:
 
 
 class Broadcaster:
-    """Runs all broadcasts in which the worker *me* takes part. Any thread may use it."""
+    """Takes part in all broadcasts of the worker *me*, and keeps their trees. Any thread may use it."""
 
     def __init__(self, messenger: Messenger, me: WorkerAddress) -> None:
         self._messenger = messenger

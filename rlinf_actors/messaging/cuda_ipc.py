@@ -36,7 +36,7 @@ _LAZY_PEER_ACCESS = 1
 
 
 class CudaError(RlinfActorsError):
-    """A call of CUDA's driver failed."""
+    """Raised if a call of CUDA's driver library has failed."""
 
 
 class _Handle(ctypes.Structure):
@@ -95,10 +95,7 @@ class Driver:
             self._do("cuIpcCloseMemHandle", ctypes.c_uint64(pointer))
 
     def allocate(self, index: int, size: int) -> int:
-        """Allocate *size* bytes of device memory that can be exported to other processes.
-
-        Return their address, for `free`.
-        """
+        """Allocate *size* bytes of device memory that other processes can open. Return the address, for `free`."""
         pointer = ctypes.c_uint64()
         with self._current(index):
             self._do("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))

@@ -50,9 +50,7 @@ class WorkerDirectory:
         self.children = child_peers.ChildPeers(runtime)
 
     def peer(self, member: WorkerAddress, found: child_peers.Found) -> None:
-        """Find a worker or child member by its address.
-
-        Call *found* with its Peer, or with the exception if there is none.
+        """Find a worker or child member by its address, and call *found* with its Peer or with an exception.
 
         If the worker's group is known and has not ended, *found* can be called at once on this thread; otherwise it is
         called later on the loop thread. Requests for workers of one group are answered in order. *found* must not
@@ -118,7 +116,7 @@ class WorkerDirectory:
             call_all(waiting, outcome)
 
     def _remember(self, name: str, group: RemoteGroup) -> None:
-        """Store *group* under its name, and forget the oldest ended groups if there are too many.
+        """Store *group* under its name. If too many ended groups are stored, drop the oldest.
 
         Call with the lock held.
         """

@@ -70,11 +70,10 @@ class CreditAccumulator:
         self._ended: Recent[Hashable, None] = Recent()
 
     def taken(self, link: Hashable, outbox: int, size: int) -> int:
-        """Count a message of *size* bytes that user code has received.
+        """Count a message of *size* bytes that user code has received, and return the credit to send to the sender now.
 
-        Return the bytes of credit to send to the sender now.
-
-        The result is 0 until enough bytes have added up. *outbox* is the number of the sender's outbox on *link*.
+        The credit is a number of bytes; it is 0 until enough bytes have added up. *outbox* is the number of the
+        sender's outbox on *link*.
         """
         if link in self._ended:
             return 0

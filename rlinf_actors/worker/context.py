@@ -104,9 +104,9 @@ def current() -> WorkerContext | None:
 
 
 def make_logger(name: str) -> logging.Logger:
-    """Return the logger of the worker *name*.
+    """Return the logger of the worker *name*. It writes to stderr, at the level of RLINF_LOG_LEVEL.
 
-    It writes to stderr at the level RLINF_LOG_LEVEL, not to the root logger.
+    The root logger gets none of its messages.
     """
     logger = logging.getLogger(f"rlinf_actors.worker.{name}")
     if not logger.handlers:
