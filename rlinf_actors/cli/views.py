@@ -379,7 +379,7 @@ def _end(end: dict[str, Any] | None) -> str:
 @click.command()
 @json_option
 def paths(as_json: bool) -> None:
-    """Show which path a buffer takes from one worker to another; the first row that fits decides.
+    """Show by which path a buffer is sent from one worker to another. The first row whose conditions hold decides.
 
     RLINF_ACTORS_PATHS, such as "cpu=lane,accelerator=staged", puts another path first.
     """

@@ -45,10 +45,10 @@ class Action:
 
 
 def drop() -> Action:
-    """Return the action that loses the message.
+    """Return the action that loses the message. Its sender gets no error.
 
-    A real network loses no message while the connection stays open. So a caller that waits for the answer to the lost
-    message needs a timeout.
+    No real network loses a message on a connection that stays open, so the library does not expect the loss. A caller
+    that waits for the answer needs a timeout.
     """
     return Action("drop")
 
@@ -115,11 +115,11 @@ def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*",
     still arrive.
 
     Args:
-        point: as in `fault`.
-        action: as in `fault`.
-        where: a pattern as in `fault`, or a function that takes a name and returns True if the fault affects it. The
-            function runs on any thread.
-        more: as in `fault`.
+        point: name of the fault point, e.g. "transport.send"; see net.fault_injection.POINTS.
+        action: effect of the fault, e.g. ``delay(0.2)``.
+        where: fnmatch pattern of the endpoints, peers, kinds of messages or workers that the fault affects; or a
+            function that takes such a name and returns True if the fault affects it. The function runs on any thread.
+        more: chance, times, skip, seed and exists of net.fault_injection.Fault.
 
     Yields:
         The rule, which counts the affected messages and processes in `hits`.

@@ -398,12 +398,12 @@ class LocalCluster:
         """Connect this process to these nodes as a driver, from asyncio: ``async with local.connect() as cluster``.
 
         Args:
-            num_nodes: as in `cluster`.
-            cluster_cfg: as in `cluster`.
-            arguments: as in `cluster`.
+            num_nodes: nodes to wait for; without *num_nodes* and *cluster_cfg*, all nodes.
+            cluster_cfg: the ``cluster:`` section; see Cluster.
+            arguments: further arguments of Cluster.
 
         Raises:
-            RlinfActorsError: as in `cluster`.
+            RlinfActorsError: the Cluster needs all nodes, and the agentd of a node has ended.
         """
         from rlinf_actors.cluster.cluster import Cluster
 

@@ -35,7 +35,7 @@ class Command:
     Attributes:
         at: time at which the arm took the command, in seconds of CLOCK_MONOTONIC.
         connection: number of the connection, from 1 on; 0 for the arm's own watchdog.
-        text: ``move 0.25``, ``stop``, ``hello env:0``, ``closed``.
+        text: the command, such as ``move 0.25``, ``stop`` or ``hello env:0``; or ``closed`` at the end of a connection.
     """
 
     at: float
