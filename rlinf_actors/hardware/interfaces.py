@@ -17,7 +17,10 @@ _IFCONF = struct.Struct("iP")
 
 
 def ipv4_interfaces() -> dict[str, str]:
-    """Return the first IPv4 address of each network interface of this machine, by the interface's name."""
+    """Return a mapping of each network interface of this machine to its first IPv4 address.
+
+    Interfaces without an IPv4 address are left out.
+    """
     first = dict(reversed(list(_addresses())))
     return {name: first[name] for _, name in socket.if_nameindex() if name in first}
 

@@ -140,7 +140,7 @@ class AcceleratorInfo(HardwareInfo):
 
 @dataclass
 class HardwareResource:
-    """All pieces of one hardware type on a node. A piece's index in ``infos`` is its position on the node.
+    """All pieces of one hardware type on a node, in the order in which the node numbers them.
 
     Attributes:
         type: the registered hardware type.

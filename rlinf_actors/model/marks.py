@@ -16,7 +16,7 @@ _CONCURRENT = "__rlinf_actors_concurrent__"
 
 
 def idempotent(method: F) -> F:
-    """Declare that a worker method may run more than once for one call, with the same outcome as if it ran once.
+    """Decorate a worker method that may run more than once for one call, with the same outcome as if it ran once.
 
     ``group.with_retries(n)`` repeats calls of such methods after the death of a worker. Any other method runs at most
     once per call. A subclass that overrides an idempotent method has to decorate its own method again.

@@ -230,7 +230,10 @@ class NodeGroupInfo:
 
     @cached_property
     def resources(self) -> list[tuple[NodeInfo, int]]:
-        """Each resource, by resource rank: its node, and its position on that node (0 if the resource is the node)."""
+        """Each resource, by resource rank, as a pair: its node, and its position on that node.
+
+        If the resources are nodes, the position is 0.
+        """
         if self.counts_nodes:
             return [(node, 0) for node in self.nodes]
         if self.holds_accelerators:
@@ -324,7 +327,7 @@ class NodeGroupInfo:
 
     @property
     def resource_name(self) -> str:
-        """Name of one resource of the group, for messages: node, accelerator, or the group's hardware type."""
+        """Name of one resource of the group, for messages: node, accelerator, or the group's own hardware type."""
         if self.counts_nodes:
             return "node"
         return "accelerator" if self.holds_accelerators else str(self.hardware_type)

@@ -71,7 +71,10 @@ def next_id(worker_id: str, incarnation: int) -> str:
 
 
 def rank_id(worker_id: str) -> str:
-    """Return a worker id without its incarnation: the same text for all incarnations of one rank of one launch."""
+    """Return a worker id without its incarnation.
+
+    The result is the same text for all incarnations of one rank of one launch.
+    """
     return worker_id.partition(".")[0]
 
 

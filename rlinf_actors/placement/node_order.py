@@ -19,7 +19,7 @@ _BUILT_IN = [kind.value for kind in AcceleratorType if kind is not AcceleratorTy
 
 @dataclass(frozen=True)
 class RegisteredNode:
-    """The properties of a node that determine its rank."""
+    """The properties of a registered node from which `order_nodes` computes its rank."""
 
     key: str  # id of the node
     explicit: int | None = None  # the node's RLINF_NODE_RANK, None if it has none

@@ -132,7 +132,7 @@ def _read(text: str, hint: Any, path: str) -> Sequence[Any]:
 
 
 class Robot(Hardware):
-    """Base class of the built-in robot types.
+    """Base class of the built-in robot types, with the `enumerate` that all of them use.
 
     Attributes:
         CONFIG: config class of the type.
