@@ -204,7 +204,7 @@ class GroupTable:
             self._head.emit(Notify(node.peer, order))
 
     def changed(self, worker: WorkerRecord) -> None:
-        """Send this worker's state to the owner and the subscribers of its group at the next flush."""
+        """Note that this worker's state has changed. The next flush sends it to the group's owner and subscribers."""
         group = self._of_worker[worker.id]
         group.changed[worker.id] = worker
         self._touched[group.key] = group
@@ -414,14 +414,14 @@ class GroupTable:
                 self._head.emit(Notify(node.peer, StopWorkers(there, grace_s, reason)))
 
     def remind(self, node: Node) -> None:
-        """Resend the orders to stop robot workers on this node, because the first message may have been lost."""
+        """Resend the orders to stop robot workers of this node, because earlier messages may have been lost."""
         for order in self._robot_stops.get(node.id, {}).values():
             self._head.emit(Notify(node.peer, order))
 
     # --- ends of groups ---
 
     def flush(self) -> None:
-        """Send changed worker states to the holders of handles, and drop each group whose last worker is gone."""
+        """Send the states of changed workers to the clients with handles; drop each group whose last worker is gone."""
         touched, self._touched = self._touched, {}
         for group in touched.values():
             if group.changed:
@@ -436,10 +436,10 @@ class GroupTable:
                 self._forget(group)
 
     def release(self, group: Group) -> bool:
-        """Drop a group whose workers are all gone, even if its owner is still expected to return.
+        """If a group's workers are all gone, drop the group, even if its owner is still expected to return.
 
         Returns:
-            True if the group was dropped and its name is free.
+            True if the group was dropped and its name is free; False if workers of the group may still be running.
         """
         over = self._over(group)
         if over:

@@ -64,7 +64,7 @@ class KeyRegistry:
     """The list of all keys and join tokens. Times are the head's wall clock, in seconds since the epoch.
 
     Args:
-        emit: called with each command.
+        emit: called with each command that a change causes, such as a Persist command.
         before: the persistent state that the earlier head left.
         own: the head's own keys.
         on_ended: called with the keys that have ended and the reason, to end the sessions of their members.
@@ -126,7 +126,7 @@ class KeyRegistry:
     # --- coming ---
 
     def begin(self, wall: float) -> None:
-        """Add the key of the driver on the head's machine if the list lacks it. Called when the head starts."""
+        """If the list lacks the key of the driver on the head's machine, add it. Called when the head starts."""
         own = self.own
         if own.driver and own.driver not in self._keys:
             self._end(self._of("driver", own.driver_name), "the head's machine has another driver key", wall)
@@ -362,7 +362,9 @@ class Jobs:
         return job.token if job is not None else self._put(namespace, self._new_token()).token
 
     def adopt(self, namespace: str, token: str, in_use: bool = True, believed: bool = True) -> None:
-        """Use the token that a member reports as the token of a job from before this head started, if it may be that.
+        """If a job is from before this head started, use the token that a member reports as the job's token.
+
+        A token that cannot be the job's is ignored.
 
         Args:
             namespace: the job's namespace.
@@ -381,7 +383,8 @@ class Jobs:
     def vouches(self, namespace: str, token: str, believed: bool) -> bool:
         """Return True if *token* may be the token of the job *namespace*. On a head without keys each token may.
 
-        If the head has no record of the job, return *believed*: whether the member's report suffices.
+        *believed* is the result for a job of which the head has no record: True if the member that reports the token is
+        trusted.
         """
         job, known = self._jobs.get(namespace), self._before.get(namespace)
         if not self._keyed:

@@ -142,7 +142,7 @@ class Index(Generic[V]):
 
 @dataclass
 class Node:
-    """One incarnation of a node, that is of its agentd. Times are monotonic seconds.
+    """One incarnation of a node, which ends with its agentd. Times are monotonic seconds.
 
     Attributes:
         peer: the connection of the agentd.
@@ -214,14 +214,14 @@ class Node:
 
 @dataclass
 class Client:
-    """A driver or worker process.
+    """A driver, worker or child member, as the head knows it.
 
     Attributes:
         worker_id: the worker's id; "" for a driver.
         watchers: node id -> agentd's connection, for the nodes whose agentds watch the process. A driver without
-            watchers lives by its heartbeats.
+            watchers counts as ended when its heartbeats stop.
         answered: when the head sent the newest message that the client has confirmed; monotonic seconds.
-        parent: if the client is a child process of a worker, that worker's id, else "". The child ends with the worker
+        parent: if the client is a child member of a worker, that worker's id, else "". The child ends with the worker
             at the latest.
     """
 
@@ -320,12 +320,15 @@ class Group:
 
     @property
     def launch(self) -> set[str]:
-        """The workers' ids without their incarnation numbers. No other launch has any of these ids."""
+        """The workers' ids without their incarnation numbers, which identify the launch.
+
+        No two launches have such an id in common.
+        """
         return {rank_id(id) for id in self.workers}
 
     @property
     def whole(self) -> bool:
-        """True if the head knows a worker for each rank. A restarted head learns of workers node by node."""
+        """True if the head knows a worker for each rank. A restarted head may not, until all nodes have reported."""
         return len(self.workers) >= self.world_size
 
     @property
@@ -340,7 +343,7 @@ class Group:
 
     @property
     def summary(self) -> str:
-        """The state of the whole group in one word, derived from its workers' states."""
+        """The state of the whole group in one word, such as running or degraded, derived from its workers' states."""
         lives = {worker.life for worker in self.workers.values()}
         if lives == {WorkerLife.GONE}:
             return "gone"

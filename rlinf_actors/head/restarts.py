@@ -132,7 +132,7 @@ class EndedGroups:
         return None if state is None else replace(state, token=token)
 
     def forget(self, key: tuple[str, str]) -> None:
-        """Drop the final state of the group with this (namespace, name), because the name is used again."""
+        """Drop the final state of the group with this *key*, its (namespace, name), because the name is used again."""
         state = self._states.pop(key, None)
         if state is not None:
             self._workers[key[0]] -= len(state.workers)

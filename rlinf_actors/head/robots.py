@@ -77,7 +77,7 @@ class RobotTable:
             self._head.groups.robots_changed[group.key] = group
 
     def flush(self) -> None:
-        """Schedule the ends of the leases in the groups that have changed since the last flush."""
+        """Schedule the end of the lease of each group whose robot workers or owner have changed since last time."""
         changed, self._head.groups.robots_changed = self._head.groups.robots_changed, {}
         for group in changed.values():
             watch = self._watches.get(group.key)
@@ -224,9 +224,9 @@ class RobotTable:
             )
 
     def node_back(self, node: Node) -> None:
-        """Stop the robot workers of a reconnected node again if an emergency stop is in force for them.
+        """If an emergency stop is in force for robot workers of a reconnected node, order them to stop again.
 
-        An order may have been lost with the previous connection.
+        The first order may have been lost with the previous connection.
         """
         for namespace in {group.namespace for group in self._robot_groups()}:
             stop = self._in_force(namespace)

@@ -129,7 +129,7 @@ class HeadServer:
         return self._coordinator.status(self._loop.time())
 
     def close(self, reason: str = "", restarting: bool = False) -> None:
-        """Stop listening. A second call has no effect.
+        """Stop listening. It is safe to call this twice.
 
         Args:
             reason: sent to clients and, for a restart, to agentds; "" sends nothing, as in a crash.

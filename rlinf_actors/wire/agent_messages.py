@@ -1,6 +1,6 @@
 """Control messages between agentd and the head (workers, hardware, processes, output), and those of every session.
 
-"Notice to an agent" is sent by the head to agentd, "notice of an agent" by agentd to the head. No reply follows a
+A "notice to an agentd" is sent by the head to agentd, a "notice of an agentd" by agentd to the head. No reply follows a
 notice.
 """
 
@@ -129,7 +129,7 @@ class WorkersHealth(ControlMessage, frozen=True):
 
 
 class Refusal(values.Value, frozen=True):
-    """Connections that a socket rejected, as entries of a RefusalReport: `times` of the same kind.
+    """Connections that a socket rejected, as one entry of a RefusalReport. `times` is their number.
 
     `text` names the peer and the reason. `worker` is the id of the worker whose socket it was, "" for a template's.
     """
@@ -140,9 +140,9 @@ class Refusal(values.Value, frozen=True):
 
 
 class RefusalReport(ControlMessage, frozen=True):
-    """Notice of an agentd or template of an earlier version: peers that sockets of its node rejected. Ignored.
+    """Notice of an agentd or template of an earlier version: connections that sockets of its node rejected.
 
-    No process of this version sends it. It can be removed once OLDEST is above 7.
+    The head ignores it. No process of this version sends it. It can be removed once OLDEST is above 7.
     """
 
     refusals: Annotated[list[Refusal], Meta(max_length=MAX_REFUSALS)]
@@ -205,7 +205,7 @@ class Flushing(ControlMessage, frozen=True):
 
 
 class LogCredit(ControlMessage, frozen=True):
-    """Answer to LogLines: lines of `chars` cost were printed or dropped, so agentd may send as much again.
+    """Answer to LogLines: lines that cost `chars` of credit were printed or dropped, so agentd may send as much again.
 
     The driver sends it to the head, and the head to agentd. `owner` and `node` are those of the LogLines.
     """

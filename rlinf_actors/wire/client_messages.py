@@ -248,7 +248,7 @@ class GetEvents(ControlMessage, frozen=True):
 
 
 class Events(ControlMessage, frozen=True):
-    """Reply to GetEvents.
+    """Reply to GetEvents: entries of the event log.
 
     Attributes:
         log: id of this head's event log.
@@ -438,7 +438,7 @@ class Keys(ControlMessage, frozen=True):
     """Reply to GetKeys, AddKey and RevokeKey.
 
     Attributes:
-        keys: the keys in question.
+        keys: all keys after GetKeys, the new key after AddKey, the revoked keys after RevokeKey.
         head: the head's public key, "" for a head without keys.
         listens: TCP endpoints on which the head listens.
         at: the head's clock, in seconds since the epoch.

@@ -109,9 +109,9 @@ class Credit(Frame, frozen=True, tag=5):
 
 
 class Cancel(Frame, frozen=True, tag=6):
-    """Cancel call `id`.
+    """Cancel the call `id`.
 
-    A queued call is dropped, an async method is cancelled, a method that blocks a thread runs to its end.
+    A queued call is dropped, and an async method is cancelled. A method that runs on a thread is not interrupted.
     """
 
     id: int
@@ -272,10 +272,7 @@ class UserMessage(Frame, frozen=True, tag=20):
 
 
 class Held(Frame, frozen=True, tag=21):
-    """Acknowledgement: the receiver's runtime has message `n` of outbox `id`.
-
-    The sender may then reuse the message's buffers.
-    """
+    """Acknowledgement: the receiver's runtime has message `n` of outbox `id`, so the sender may reuse its buffers."""
 
     id: int
     n: int
@@ -345,7 +342,7 @@ class ChannelPut(Frame, frozen=True, tag=40):
     """Append the item that follows this header to the queue of `key`.
 
     Answered by Ok once the channel has the item, or by Raised(kind: full, closed, cancelled). `weight` is the item's
-    weight for ChannelBatch. `nowait`: True to answer with "full" instead of waiting for room.
+    weight, by which ChannelBatch counts. `nowait`: True to answer with "full" instead of waiting for room.
     """
 
     id: int
@@ -386,7 +383,10 @@ class ChannelBatch(Frame, frozen=True, tag=42):
 
 
 class ChannelAck(Frame, frozen=True, tag=43):
-    """Acknowledgement: the items that answered the gets and batches `ids` have reached the user's code."""
+    """Acknowledgement: the items that answered the ChannelGets and ChannelBatches `ids` have reached the user's code.
+
+    The host then forgets these items.
+    """
 
     ids: list[int]
 
@@ -428,7 +428,7 @@ class ChannelClose(Frame, frozen=True, tag=47):
 
 
 class ChannelWhere(Frame, frozen=True, tag=48):
-    """Ask replica 0 of a channel which replica has a key. Answered by Ok with the replica's rank.
+    """Ask replica 0 of a distributed channel which replica has a key. Answered by Ok with that replica's rank.
 
     If no replica has the key yet, replica `rank` gets it: the sender prefers the replica of its own node.
     """

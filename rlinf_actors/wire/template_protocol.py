@@ -123,7 +123,7 @@ class Adopt(ControlMessage, frozen=True):
 
 
 class KeepFor(ControlMessage, frozen=True):
-    """Notice that the head has registered this agentd.
+    """Packet of agentd to a template: the head has registered this agentd.
 
     If this agentd ends, the template waits `seconds` seconds for another agentd.
     """
@@ -138,14 +138,17 @@ class Settled(ControlMessage, frozen=True):
 
 
 class DevicesLocked(ControlMessage, frozen=True):
-    """Grant of LockDevices `request`, passed on by the template: the worker has its accelerators for itself."""
+    """Packet of agentd, passed on by the template: it grants LockDevices `request`.
+
+    The worker has its accelerators for itself until it sends UnlockDevices or ends.
+    """
 
     id: str
     request: int
 
 
 class DevicesBusy(ControlMessage, frozen=True):
-    """Notice to a worker, passed on by its template: LockDevices `request` has been waiting for `waited_s` seconds.
+    """Packet of agentd, passed on by the template: LockDevices `request` has been waiting for `waited_s` seconds.
 
     `text` says which workers use the accelerators, and which asked earlier: "held by a:0; b:1 came before".
     """
@@ -279,7 +282,7 @@ class UnlockDevices(ControlMessage, frozen=True):
 
 
 class Pong(ControlMessage, frozen=True):
-    """Answer of a worker's I/O thread to Ping.
+    """Answer of a worker's I/O thread to Ping: which call the worker is running, and since when.
 
     Attributes:
         method: the call that has been running longest, "" for none.
@@ -296,7 +299,7 @@ class Pong(ControlMessage, frozen=True):
 class Pulses(ControlMessage, frozen=True):
     """Answer of a template to Probe: the Pongs that it has received since its last Pulses.
 
-    The template passes a later Pong on at once.
+    If a worker's Pong arrives only after the next Probe, the template sends it at once, in a further Pulses.
     """
 
     pongs: list[Pong]
@@ -318,8 +321,8 @@ class SurvivingWorker(ControlMessage, frozen=True, tag="Kept"):
         exit: how the worker ended, if the head may not know that; None for a running worker.
         out_path: file with its stdout.
         err_path: file with its stderr.
-        out_read: `out` of the last Read.
-        err_read: `err` of the last Read.
+        out_read: position up to which agentd has read the stdout file, and the file's inode (`out` of the last Read).
+        err_read: the same for the stderr file.
         request: number of its LockDevices, 0 for none.
         granted: True if that request was granted.
         asked_at: time of that request, in seconds of CLOCK_MONOTONIC.

@@ -184,9 +184,9 @@ class Claim(Value, frozen=True):
 
 
 class RobotStop(Value, frozen=True):
-    """A robot worker to which an emergency stop applies.
+    """A robot worker that an emergency stop tells to make its robots safe.
 
-    `reached` is False if its node does not answer. The worker's lease then expires there without a message.
+    If its node does not answer, `reached` is False; the worker's lease then expires without a message.
     """
 
     worker: str
@@ -200,7 +200,7 @@ class WorkerSpec(Value, frozen=True):
     """Everything that an agentd needs from the head to start one worker process.
 
     Attributes:
-        env: variables from the placement and the configuration; the agentd adds those of its node.
+        env: variables from the placement and the configuration; agentd adds those of its node.
         token: membership token of the job.
         claims: the robots on which the worker was placed.
         numa_nodes: NUMA nodes of its accelerators, -1 for unknown; empty if the worker is not to be bound to them.
