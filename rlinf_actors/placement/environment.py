@@ -26,7 +26,7 @@ from rlinf_actors.settings import COMM_NET_DEVICES, NAMESPACE
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """How many of a group's workers are on each node. It is computed once for a group, for all its workers."""
+    """The number of a group's workers on each node, and each worker's number there; computed once for a group."""
 
     node_local_ranks: tuple[int, ...]  # for each worker, by rank, the number of workers with lower ranks on its node
     on_node: Mapping[int, int]  # number of the group's workers on each node, by cluster node rank
