@@ -150,13 +150,13 @@ class HardwareQueries:
             self._head.emit(commands.Answer(query.peer, query.id, Enumerated(body.answer)))
 
     def node_back(self, node: Node) -> None:
-        """Resend to a reconnected node the open queries that may have been lost with its previous connection."""
+        """Resend the open queries to a reconnected node, because its previous connection may have lost them."""
         for name, query in self._queries.items():
             if query.node.incarnation == node.incarnation:
                 self._head.emit(commands.Notify(node.peer, LookForHardware(name, query.question)))
 
     def node_lost(self, node: Node, reason: str) -> None:
-        """Answer the queries that a lost node will not answer with an error, for this *reason*."""
+        """Send an error with this *reason* to each client whose query a lost node will not answer."""
         for name, query in list(self._queries.items()):
             if query.node.incarnation == node.incarnation:
                 self._remove(name)
@@ -194,7 +194,7 @@ class WorkerHealthLog:
         self._head = head
 
     def report(self, node: Node, body: WorkersHealth) -> None:
-        """Record the health changes that the agentd of *node* reports, and send them to the holders of handles."""
+        """Record the health changes that the agentd of *node* reports, and send them to clients with handles."""
         for health in body.workers:
             worker = self._head.groups.worker_on(node, health.id)
             if worker is not None:

@@ -57,9 +57,9 @@ ID_CHARS = 256
 
 
 def check(limit: str, holder: str, count: int, kind: str = "usage") -> None:
-    """Raise Refused with this error *kind* if *count* has reached the limit LIMITS[*limit*].
+    """Raise Refused, with this error *kind*, if *holder* has reached the limit LIMITS[*limit*].
 
-    *count* is the number of things that *holder* (a name for people) has already.
+    *count* is the number of things that *holder* has already. *holder* is the holder's name in the error text.
     """
     most, what, whose, advice = LIMITS[limit]
     if count >= most:
@@ -112,7 +112,7 @@ class RequestQuota:
         self._at_hand: tuple[bytes, int, Quota, str] | None = None
 
     def begin(self, peer: bytes, id: int, member: Member) -> None:
-        """Accept a request, or raise Refused if its connection or key has too many open requests.
+        """Accept a request, or raise Refused if its connection *peer* or its key has too many open requests.
 
         A request with the number *id* of an open request is a repetition, and is counted too.
         """
@@ -178,8 +178,8 @@ class Tombstones:
     def add(self, id: str, reason: str, certain: bool = False, by: Member = LOCAL) -> None:
         """Add a tombstone, and drop the oldest tombstone if there are too many.
 
-        If the end is *certain*, the tombstone need not survive a restart of the head. *by* is the member that reported
-        the end, or to which the process belongs.
+        If the end is *certain*, the process cannot return, so the tombstone is not written to disk for a restarted
+        head. *by* is the member that reported the end, or to which the process belongs.
         """
         if len(id) > ID_CHARS or self._reasons.get(id) == reason:
             return

@@ -43,7 +43,7 @@ from rlinf_actors.model.buffers import Buffer, keepable
 
 
 class AuthenticatedParts(list[Buffer]):
-    """Parts that may be unpickled: the code that makes one asserts that a member of this job sent them."""
+    """Parts that may be unpickled, because the code that makes this list knows that a member of this job sent them."""
 
     __slots__ = ()
 
