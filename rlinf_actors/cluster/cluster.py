@@ -60,17 +60,17 @@ _start_lock = StartLock()
 
 
 class Cluster:
-    """The cluster of this process.
+    """The cluster on which this process launches groups.
 
-    If no head is configured and one node is enough, it is a private cluster of one node in a child process, which ends
-    with this process, however this process ends. Else Cluster connects to the head and waits for the nodes.
+    If a head is configured, ``Cluster()`` connects to the head and waits for the nodes. If no head is configured and
+    one node is enough, it starts a private cluster: one node in a child process, which ends with this process.
 
-    A second ``Cluster()`` returns the same object. While another thread or task starts it, the second call waits for
-    that start. In a worker, ``Cluster()`` is the cluster that the worker belongs to. The constructor blocks; in an
-    event loop use `connect`.
+    A process has one Cluster: a second ``Cluster()`` returns the same object, and waits if another thread or task is
+    still starting it. In a worker, ``Cluster()`` is the cluster that the worker belongs to. The constructor blocks; in
+    an event loop use `connect`.
 
     Args:
-        num_nodes: nodes to wait for; default: that of the configuration, else 1.
+        num_nodes: number of nodes to wait for; default: that of the configuration, else 1.
         cluster_cfg: the ``cluster:`` section: a mapping, the path of a YAML file, or an OmegaConf DictConfig.
         distributed_log_dir: directory on every node in which each worker gets a log file.
         head: address of the head, ``HOST:PORT`` (env RLINF_HEAD).
@@ -97,7 +97,7 @@ class Cluster:
         keys: str | None = None,
         timeout: float | None = None,
     ) -> Cluster:
-        """Return the running Cluster, or start one. Blocks."""
+        """Return the running Cluster of this process, or start one. Blocks until the nodes are ready."""
         asked = ClusterArguments(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
         with _start_lock.held():
             return cls._open(asked, timeout, lambda future: None)
@@ -114,17 +114,18 @@ class Cluster:
         keys: str | None = None,
         timeout: float | None = None,
     ) -> Connecting[Cluster]:
-        """Start or find the Cluster without blocking: ``await`` it, or ``async with Cluster.connect(...) as cluster``.
+        """Return the running Cluster, or start one, without blocking the event loop.
 
-        Cancelling the awaiting task undoes the start before CancelledError is raised. Arguments and errors: see the
-        class.
+        Write ``cluster = await Cluster.connect(...)`` or ``async with Cluster.connect(...) as cluster``. If the task is
+        cancelled, the start is undone first. The arguments and errors are those of the constructor.
         """
         asked = ClusterArguments(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
         return Connecting(_start_lock, partial(cls._open, asked, timeout), cls._undo, cls.shutdown_async)
 
     @classmethod
     def _open(cls, asked: ClusterArguments, timeout: float | None, watch: Watch) -> Cluster:
-        """Return the running Cluster or start one; *watch* gets the future of the start. Requires the start lock."""
+        """Return the running Cluster, or start one and block until the nodes are ready. Requires the start lock."""
+        # watch: called with the future of the start, so that the caller can cancel the start
         try:
             timeout = waiting(timeout)
         except ValueError as error:
@@ -157,7 +158,7 @@ class Cluster:
 
     @staticmethod
     def _undo(cluster: Cluster) -> None:
-        """Shut down a Cluster whose start was cancelled, unless another caller got the same Cluster. Blocks."""
+        """Shut down *cluster*, whose start was cancelled, unless another caller uses it already. Blocks."""
         with _start_lock.held():
             if not cluster._shared:
                 cluster.shutdown()
@@ -224,7 +225,7 @@ class Cluster:
             log.warning("the head ended this session: %s", reason)
 
     def _daemon_died(self, reason: str) -> None:
-        """Fail all calls, and a start that is in progress, because the embedded agentd has died. Loop thread."""
+        """Fail all calls, or the start if it is under way, because the private agentd has died. Loop thread."""
         self._gone = reason
         self.runtime.daemon_died(reason)
         if self._endpoint and self._starting is not None:
@@ -237,14 +238,14 @@ class Cluster:
     def shutdown(self, async_op: Literal[True]) -> AsyncWork[None]: ...
 
     def shutdown(self, async_op: bool = False) -> AsyncWork[None] | None:
-        """End the groups that this process started, and its private cluster. May be called twice.
+        """End the groups that this driver owns, disconnect from the head, and end a private cluster.
 
-        If the head is silent for 5 s, the shutdown does not wait for it any longer. After Ctrl-C the shutdown goes on;
-        the next call, or the end of the interpreter, waits for it. After a failure the next call tries again.
+        If the head is silent for 5 s, the shutdown goes on without its answer. If Ctrl-C interrupts this call, the
+        shutdown goes on, and the next call or the end of the interpreter waits for it. If the shutdown fails, the next
+        call tries again. In a worker, only the Cluster object is closed.
 
         Args:
-            async_op: True to return an AsyncWork at once instead of blocking. The shutdown goes on if the task that
-                awaits the AsyncWork is cancelled.
+            async_op: True to return an AsyncWork at once. Cancelling a task that awaits it does not stop the shutdown.
         """
         ending = self._begin_end()
         if async_op:
@@ -253,7 +254,7 @@ class Cluster:
         return None
 
     async def shutdown_async(self) -> None:
-        """Shut down without blocking the event loop. The same as ``await self.shutdown(async_op=True)``."""
+        """Shut down the Cluster without blocking the event loop; like ``await cluster.shutdown(async_op=True)``."""
         await self.shutdown(async_op=True)
 
     def _begin_end(self) -> concurrent.futures.Future[None] | None:
@@ -320,9 +321,9 @@ class Cluster:
 
     @classmethod
     def current(cls) -> Cluster:
-        """Return the Cluster of this process. In a worker, the first call starts it and blocks.
+        """Return the Cluster of this process. In a worker without one, make it, which blocks.
 
-        ``await Cluster.connect()`` starts it without blocking.
+        In an event loop, ``await Cluster.connect()`` makes it without blocking.
 
         Raises:
             UsageError: this driver has no Cluster.
@@ -338,11 +339,7 @@ class Cluster:
 
     @classmethod
     def _asking(cls, ask: Callable[[Cluster], Coroutine[Any, Any, T]], what: str) -> AsyncWork[T]:
-        """Run coroutine function *ask* on the I/O thread with the Cluster of this process, which a worker first starts.
-
-        Raises:
-            UsageError: this driver has no Cluster.
-        """
+        """Run ``ask(cluster)`` on the I/O thread. Without a Cluster a worker makes it; a driver gets UsageError."""
         known, job = cls._live(), worker_job()
         if known is None and job is None:
             known = cls.current()  # raises
@@ -362,17 +359,17 @@ class Cluster:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
+        """Number of nodes of the cluster, as it was when the Cluster started."""
         return len(self._nodes)
 
     @property
     def num_accelerators(self) -> int:
-        """Number of accelerators on all nodes."""
+        """Number of accelerators on all nodes together."""
         return sum(node.num_accelerators for node in self._nodes)
 
     @property
     def accelerator_ranks(self) -> list[list[int]]:
-        """For each node, by node rank, the cluster-wide ranks of its accelerators."""
+        """The cluster-wide ranks of the accelerators of each node; the index is the node's rank."""
         ranks, first = [], 0
         for node in self._nodes:
             ranks.append(list(range(first, first + node.num_accelerators)))
@@ -390,27 +387,27 @@ class Cluster:
         return self._nodes[node_rank]
 
     def get_node_ip(self, node_rank: int) -> str:
-        """Return the IP address of the node with this rank. Raises PlacementError if there is none."""
+        """Return the IP address of the node with this rank. Raises PlacementError if the cluster has no such node."""
         return self.get_node_info(node_rank).node_ip
 
     def node_name(self, node_rank: int) -> str:
-        """Return the host name of the node with this rank; the rank as text if there is none. For error messages."""
+        """Return the host name of the node with this rank, for messages. If there is no such node, return the rank."""
         for state in self._states:
             if state.rank == node_rank:
                 return state.report.hostname
         return str(node_rank)
 
     def here(self) -> int:
-        """Return the lowest rank of a node on the machine of this process, 0 if this machine has no node."""
+        """Return the rank of the node on the machine of this process: of several nodes the lowest, without any 0."""
         return min((state.rank for state in self._states if state.report.host == self.runtime.host), default=0)
 
     def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
-        """Return the node group with this label, None if there is none."""
+        """Return the node group with this label, None if the configuration has no such group."""
         return self._groups.get(str(label))
 
     @property
     def ends_with(self) -> str:
-        """The reason why no group can outlive this driver; "" if a detached group can, or in a worker."""
+        """Why this driver cannot launch a detached group, as an error text; "" if it can, and in a worker."""
         if self._job is not None:
             return ""
         if self._daemon is not None:
@@ -429,7 +426,7 @@ class Cluster:
     def get_alive_nodes(self, async_op: Literal[True]) -> AsyncWork[list[NodeInfo]]: ...
 
     def get_alive_nodes(self, async_op: bool = False) -> list[NodeInfo] | AsyncWork[list[NodeInfo]]:
-        """Ask the head which nodes are alive now, and return them as they were when the Cluster started.
+        """Ask the head which nodes are alive now, and return them with the hardware that they had at the start.
 
         Args:
             async_op: True to return an AsyncWork at once instead of blocking.
@@ -449,14 +446,13 @@ class Cluster:
     def events(
         self, since: int | None = 0, *, follow: bool = False, kinds: Collection[str] = (), group: str | None = None
     ) -> EventStream:
-        """Return the events of this job and of the cluster's nodes; iterate by ``async for`` or ``for``.
+        """Return the head's events about this job and the nodes, to be iterated by ``for`` or ``async for``.
 
         Args:
-            since: number (`seq`) of the last event that the caller has seen; 0 for all events that the head keeps, None
-                for no past events.
-            follow: True to wait for new events until the Cluster is shut down.
-            kinds: kinds of events (wire.values.EventKind); () for all.
-            group: only events of the group with this name.
+            since: number (`seq`) of the event after which to begin; 0 for all past events, None for none of them.
+            follow: True to go on with new events until the Cluster is shut down.
+            kinds: return only events of these kinds (wire.values.EventKind); () for all kinds.
+            group: return only events of the group with this name; None for all.
 
         Raises:
             UsageError: a kind is unknown.
@@ -466,7 +462,7 @@ class Cluster:
     def find_free_port(self, max_port_num: int | None = None) -> int:
         """Return a free TCP port of this machine, below *max_port_num* if that is given.
 
-        The port is not reserved, so bind it soon. In a worker, `Worker.acquire_free_port` reserves a port on its node.
+        The port is not reserved, so another process may take it. In a worker, `Worker.acquire_free_port` reserves one.
         """
         return free_port(max_port_num)
 
@@ -481,7 +477,11 @@ class Cluster:
         max_concurrency: int | None = None,
         node_group_label: str | None = None,
     ) -> WorkerGroup[W]:
-        """Launch one worker of *worker_cls* on a node, as a group named *worker_name*; see GroupLauncher.launch."""
+        """Launch a group of one worker of *worker_cls*, named *worker_name*, and return the group.
+
+        *node_rank* is a node's rank in the cluster, or its index in the node group *node_group_label*. *cls_args* and
+        *cls_kwargs* go to the constructor. The other arguments and the errors are those of `GroupLauncher.launch`.
+        """
         from rlinf_actors.placement.strategies import NodePlacementStrategy
 
         launcher = worker_cls.create_group(*cls_args, **dict(cls_kwargs or {}))
@@ -492,7 +492,7 @@ class Cluster:
         return group
 
     def extras(self) -> dict[str, Any]:
-        """Return the values that ``Cluster()`` needs in a worker. They are sent along with every worker class."""
+        """Return what ``Cluster()`` needs to know in a worker, to send it to each worker together with its class."""
         config = self.config and without_types(self.config)
         return {"cluster_config": config, "num_nodes": self.num_nodes, "hardware_pieces": self._pieces}
 

@@ -59,7 +59,10 @@ def node_info(state: NodeState) -> NodeInfo:
 
 
 def node_infos(states: Sequence[NodeState]) -> list[NodeInfo]:
-    """Return the nodes that have a rank, in rank order."""
+    """Return, in rank order, the nodes that have a rank, in the form that placements and users see.
+
+    *states* are the nodes as the head describes them.
+    """
     return [node_info(state) for state in sorted(states, key=lambda state: state.rank) if state.rank >= 0]
 
 
@@ -86,7 +89,14 @@ Pieces = Mapping[int, Sequence[Piece]]
 
 
 def read_config(source: Any) -> ClusterConfig:
-    """Return the checked configuration. Load installed packages for hardware types that this process does not know."""
+    """Read and check the ``cluster:`` section of a configuration.
+
+    If the section names hardware types that this process does not know, installed packages that register them are
+    imported first.
+
+    Args:
+        source: a ClusterConfig, a mapping, the path of a YAML file, or an OmegaConf DictConfig.
+    """
     if isinstance(source, ClusterConfig):
         return source
     section = cluster_section(source)
@@ -107,7 +117,10 @@ def read_config(source: Any) -> ClusterConfig:
 
 @dataclass(frozen=True)
 class _Query:
-    """A question to one node: which hardware of one node group does the node have?"""
+    """A question to one node: which configured hardware of one node group does the node have?
+
+    `path` is the place of that hardware in the configuration, for error messages.
+    """
 
     group: NodeGroupConfig
     path: str
@@ -116,13 +129,17 @@ class _Query:
 
 
 async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask, host: str = "") -> list[NodeInfo]:
-    """Return the nodes with the configured hardware of their node groups. Cancelling ends the enumeration.
+    """Let each node enumerate the hardware that is configured for its node groups; return the nodes with that hardware.
 
-    *ask* sends an EnumerateHardware to the head and returns the answer. *host* is the host key of this machine.
+    Args:
+        config: the configuration, which says which hardware each node group has.
+        states: the nodes, as the head describes them.
+        ask: sends an EnumerateHardware message to the head, and returns the answer of the node.
+        host: host key of this machine.
 
     Raises:
-        ConfigError: a node does not know a type, the type rejects its entries, or its enumeration crashed, hung or
-            returned invalid data. The first error in the order of the configuration is raised.
+        ConfigError: a node does not know a hardware type; or the type rejects its entries in the configuration; or the
+            enumeration crashed, hung or returned invalid data. Of several errors the first in the configuration counts.
         NodeLostError: a node was lost meanwhile.
         ClusterTimeoutError: a node or the head did not answer.
     """
@@ -148,7 +165,10 @@ async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask
 
 
 def _check_distinct(found: Mapping[int, Sequence[HardwareResource]]) -> None:
-    """Raise ConfigError if the configuration names a robot twice, because two workers would both move the robot."""
+    """Raise ConfigError if the configuration names the same robot twice; else two workers could move the robot.
+
+    *found* is the hardware that the nodes have enumerated, by node rank.
+    """
     owners: dict[str, str] = {}
     for rank, resources in found.items():
         for resource in resources:
@@ -164,7 +184,7 @@ def _check_distinct(found: Mapping[int, Sequence[HardwareResource]]) -> None:
 
 
 def pieces_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[int, list[Piece]]:
-    """Return the configured hardware that the nodes reported, by node rank, as plain values to send to workers."""
+    """Return the configured hardware of each node, by node rank, in the form in which it is sent to workers."""
     if config is None:
         return {}
     found: dict[int, list[Piece]] = {}
@@ -175,7 +195,10 @@ def pieces_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[i
 
 
 def with_pieces(nodes: Sequence[NodeInfo], pieces: Pieces) -> list[NodeInfo]:
-    """Return *nodes* with the configured hardware that the launching process has sent to this worker."""
+    """Return *nodes* with their configured hardware, which this worker did not ask the nodes for.
+
+    *pieces* is the hardware by node rank, which the launching process has sent with the worker's class.
+    """
     found: list[NodeInfo] = []
     for node in nodes:
         by_type: dict[str, list[Piece]] = {}
@@ -187,7 +210,7 @@ def with_pieces(nodes: Sequence[NodeInfo], pieces: Pieces) -> list[NodeInfo]:
 
 
 def _with_hardware(node: NodeInfo, found: Sequence[HardwareResource]) -> NodeInfo:
-    """Return *node* with the hardware *found*, which replaces hardware of the same types."""
+    """Return *node* with the hardware *found* added. The node's earlier hardware of the same types is left out."""
     kinds = {resource.type for resource in found}
     kept = [resource for resource in node.hardware_resources if resource.type not in kinds]
     return replace(node, hardware_resources=[*kept, *found])
@@ -226,16 +249,23 @@ def _queries(config: ClusterConfig, states: Sequence[NodeState], infos: Sequence
 
 
 def _extensions(kind: str) -> list[Extension]:
-    """Return the modules that register a hardware type in this process. A node loads those of them that it has."""
+    """Return the modules that register hardware type *kind* here; a node imports those that are installed there."""
     known = hardware_types()
     classes = [*hardware_classes(kind), *([known[kind]] if kind in known else [])]
     return list(dict.fromkeys([*extensions.loaded(), *extensions.providers(cls.__module__ for cls in classes)]))
 
 
 async def _ask_here(query: _Query, host: str) -> HardwareResource | None:
-    """Enumerate a hardware type that the script registers, on a thread because user code may block.
+    """Answer *query* in this process, because only the running script registers the hardware type.
 
-    Raises ConfigError if the node is on another machine, or if the enumeration fails or takes longer than LIMIT_S.
+    The enumeration is user code and may block, so it runs on a thread of its own.
+
+    Args:
+        query: the question to the node.
+        host: host key of this machine.
+
+    Raises:
+        ConfigError: the node is on another machine, or the enumeration failed or took longer than LIMIT_S.
     """
     assert query.group.hardware is not None
     kind, rank, name = query.question.type, query.question.node_rank, query.state.report.hostname

@@ -52,7 +52,7 @@ Watch = Callable[["concurrent.futures.Future[Any]"], None]
 
 
 class StartLock:
-    """Lets one thread of the process at a time start a Cluster. Any thread."""
+    """A lock of the process, so that only one thread at a time starts a Cluster. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,10 +61,16 @@ class StartLock:
         self._pid = 0
 
     def take(self, thread: int = 0) -> Promise[None] | None:
-        """Take the lock and return None if it is free; else return a promise that resolves when the current start ends.
+        """Take the lock if it is free. Never blocks.
 
-        Never blocks. *thread* is the id of the starting thread, 0 if that thread does not exist yet. Raises UsageError
-        if this thread itself runs the current start, and would wait for itself.
+        Args:
+            thread: id of the thread that will start the Cluster; 0 if that thread does not exist yet.
+
+        Returns:
+            None if the caller now has the lock; else a promise that resolves when the holder releases the lock.
+
+        Raises:
+            UsageError: *thread* itself has the lock, so that it would wait for itself.
         """
         with self._lock:
             if self._ended is not None and self._pid == os.getpid():  # a fork's copy of a start never ends
@@ -75,7 +81,7 @@ class StartLock:
             return None
 
     def belongs_to(self, thread: int) -> None:
-        """Set the id of the thread on which the holder of the lock starts the Cluster."""
+        """Record the id of the thread that starts the Cluster. Called by the holder of the lock, if `take` got 0."""
         self._thread = thread
 
     def release(self) -> None:
@@ -86,7 +92,7 @@ class StartLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Wait until the lock is free, and hold it during the ``with`` block."""
+        """Block until the lock is free, and hold it during the ``with`` block."""
         while (current := self.take(threading.get_ident())) is not None:
             current.wait()
         try:
@@ -96,9 +102,10 @@ class StartLock:
 
 
 class _StartThread(Generic[T]):
-    """A start on a thread of its own, which releases the StartLock that its creator has taken.
+    """A thread that starts a Cluster for asyncio code.
 
-    `ended` resolves when the thread has finished. Then either `result` or `error` is set.
+    The code that makes this object has taken the StartLock; the thread releases it. `ended` resolves when the thread
+    has finished; then `result` has the Cluster, or `error` says why it was not started.
     """
 
     def __init__(self, lock: StartLock, start: Callable[[Watch], T]) -> None:
@@ -118,7 +125,7 @@ class _StartThread(Generic[T]):
             raise
 
     def cancel(self) -> None:
-        """End the start early. The thread still undoes what it has done. Any thread."""
+        """Cancel the start. The thread undoes what it has done so far, and then ends. Any thread."""
         with self._lock:
             self._cancelled = True
         if self._future is not None:
@@ -142,12 +149,12 @@ class _StartThread(Generic[T]):
 
 
 class Connecting(Generic[T]):
-    """The start of a Cluster that ``Cluster.connect()`` returns: ``await`` it, or use ``async with``.
+    """What ``Cluster.connect()`` returns: ``await`` or ``async with`` starts the Cluster and gives it.
 
     Args:
         lock: the StartLock of this process.
-        start: starts the Cluster or returns the running one; blocks, and runs on a thread of its own.
-        undo: shuts down a Cluster after the task that awaited the start was cancelled; blocks.
+        start: starts the Cluster or returns the running one; it blocks, and is called on a thread of its own.
+        undo: shuts down a Cluster that was started although the awaiting task was cancelled; it blocks.
         close: shuts down the Cluster at the end of the ``async with`` block.
     """
 
@@ -197,7 +204,7 @@ class Connecting(Generic[T]):
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await *work* to its end even if this task is cancelled. The caller raises the CancelledError later."""
+    """Await *work* to its end even if this task is cancelled meanwhile. CancelledError is not raised here."""
     task = Tasks().start(work, "undoing a start", expected=Exception)
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
@@ -220,7 +227,7 @@ class ClusterArguments:
         return None if self.cluster_cfg is None else read_config(self.cluster_cfg)
 
     def settings(self) -> Settings:
-        """Return the settings of this process, with the directory of key files if that was given."""
+        """Return the settings of this process, with the argument *keys* as the key directory if it was given."""
         settings = client_settings()
         return settings if self.keys is None else replace(settings, key_dir=self.keys, key_file=None)
 
@@ -228,9 +235,10 @@ class ClusterArguments:
         return None if self.log_dir is None else os.path.abspath(os.fspath(self.log_dir))
 
     def wanted(self, config: ClusterConfig | None, otherwise: int) -> int:
-        """Return the number of nodes to wait for: of the argument, else of the configuration, else *otherwise*.
+        """Return the number of nodes to wait for.
 
-        Raises ConfigError if argument and configuration differ.
+        It is the argument *num_nodes* of Cluster; if that was not given, the number in *config*; without *config*, it
+        is *otherwise*. Raises ConfigError if argument and *config* differ, or if the argument is no positive number.
         """
         given = self.num_nodes
         if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
@@ -243,9 +251,10 @@ class ClusterArguments:
         return given or (config.num_nodes if config is not None else otherwise)
 
     def endpoint(self, settings: Settings, wanted: int) -> str:
-        """Return the head's endpoint, "" for a private cluster. Blocks while a host name is resolved.
+        """Return the endpoint of the head to connect to, "" to start a private cluster. Blocks to resolve a host name.
 
-        Raises ConfigError if the host name has no address, or if no head is known and more than one node is *wanted*.
+        *wanted* is the number of nodes to wait for. Raises ConfigError if the host name has no address, or if no head
+        is configured and more than one node is wanted.
         """
         head = self.head or settings.head
         if head and head != PRIVATE:
@@ -265,7 +274,7 @@ class ClusterArguments:
 
 @dataclass(frozen=True)
 class EffectiveArguments:
-    """The arguments of the running Cluster, with defaults filled in."""
+    """The arguments of the running Cluster with defaults filled in, to be compared with a later ``Cluster()``."""
 
     num_nodes: tuple[int, ...]  # accepted numbers: the requested and the actual one
     config: ClusterConfig | None
@@ -274,7 +283,10 @@ class EffectiveArguments:
     namespace: str
 
     def check(self, asked: ClusterArguments) -> None:
-        """Raise ConfigError if *asked* contradicts these arguments. The error's `path` is the name of the argument."""
+        """Raise ConfigError if the arguments *asked* of a later ``Cluster()`` differ from those of the running one.
+
+        Arguments that were not given do not differ. The error's `path` is the name of the argument.
+        """
         if asked.num_nodes is not None and asked.num_nodes not in self.num_nodes:
             raise _differs("num_nodes", self.num_nodes[0], asked.num_nodes)
         config = asked.config()
@@ -304,7 +316,7 @@ EVERY_S = 1.0
 
 
 async def _show_ready_nodes(runtime: Runtime, wanted: int) -> None:
-    """Show on one line of the terminal how many nodes are ready, until this task is cancelled."""
+    """Show on one line of the terminal how many of the *wanted* nodes are ready, until this task is cancelled."""
     start, shown = time.monotonic(), False
     try:
         await asyncio.sleep(FIRST_S)
@@ -328,7 +340,10 @@ TIMEOUT_S = 30.0
 
 @dataclass
 class WorkerJob:
-    """The cluster that a worker process belongs to. worker.main sets it before user code runs."""
+    """What a worker process knows of the cluster that it belongs to, so that user code can call ``Cluster()``.
+
+    worker.main makes it before user code runs.
+    """
 
     runtime: Runtime
     head: str  # endpoint
@@ -339,16 +354,17 @@ class WorkerJob:
     _session: concurrent.futures.Future[Any] | None = None
 
     def connect(self) -> Runtime:
-        """Connect the worker's runtime to the head unless it is connected, and return the runtime. Blocks.
+        """Connect this worker to the head, unless it is connected, and return its runtime. Blocks.
 
-        Most workers never need the head, so a worker connects on first use. Raises UsageError in a fork of the worker.
+        It is called when the worker first needs the head, because most workers never do. Raises UsageError in a fork of
+        the worker's process.
         """
         self.runtime.check_usable()  # before a lock that another thread may have held when it was forked
         self._begin().result()
         return self.runtime
 
     async def connected(self) -> Runtime:
-        """Connect the worker's runtime to the head unless it is connected, and return the runtime. Loop thread."""
+        """Connect this worker to the head, unless it is connected, and return its runtime. Loop thread."""
         await asyncio.shield(asyncio.wrap_future(self._begin()))
         return self.runtime
 
@@ -379,15 +395,18 @@ log = logging.getLogger(__name__)
 async def learn_nodes(
     runtime: Runtime, job: WorkerJob | None, config: ClusterConfig | None, wanted: int, timeout: float | None
 ) -> tuple[list[NodeState], Pieces, dict[str, NodeGroupInfo]]:
-    """Wait for nodes. Return the nodes, their configured hardware, and the node groups by label. Loop thread.
+    """Wait until the cluster has enough nodes, and learn about the nodes; part of the start of a Cluster. Loop thread.
 
     Args:
         runtime: a runtime that is connected to the head.
-        job: the WorkerJob of a worker, which has got the nodes' hardware with its class; None in a driver, which asks
-            the nodes.
+        job: the WorkerJob of a worker, which was sent the configured hardware of the nodes with its class; None in a
+            driver, which asks the nodes for it.
         config: the ``cluster:`` section, None without one.
-        wanted: number of nodes.
+        wanted: number of nodes to wait for.
         timeout: seconds to wait for the nodes, None without limit.
+
+    Returns:
+        The nodes as the head describes them, their configured hardware by node rank, and the node groups by label.
 
     Raises:
         ClusterTimeoutError: nodes are missing; the message names them.

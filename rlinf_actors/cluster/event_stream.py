@@ -23,13 +23,13 @@ ANSWER_S = 10.0
 
 
 class EventCursor:
-    """A position in the event log, and a filter for the events after the position. No I/O.
+    """Reads the head's event log from a position on: makes the requests, and picks events from the answers. No I/O.
 
     Args:
-        namespace: job whose events are read in addition to those of the cluster; None for all jobs.
-        since: number of the last event that the caller has seen; None for no past events.
-        kinds: kinds of events, () for all.
-        group: only events of groups with this name, None for all.
+        namespace: the job whose events are read, besides events about nodes and the head; None for all jobs.
+        since: number of the event after which to begin; 0 for all events that the head has kept, None for none of them.
+        kinds: kinds of events to return; () for all.
+        group: name of the groups whose events to return; None for all events.
 
     Raises:
         UsageError: a kind is unknown.
@@ -49,14 +49,17 @@ class EventCursor:
         self.more = True
 
     def request(self, wait: bool) -> GetEvents:
-        """Return the next request to the head. If *wait*, the head answers at the next event, or after WAIT_S."""
+        """Return the request for the events after the position.
+
+        If *wait* and there are no such events, the head answers when the next event comes, or after WAIT_S.
+        """
         wait_s = WAIT_S if wait and self._since >= 0 else 0.0  # the first request finds the end of the log
         return GetEvents(self._since, self._log, self._namespace, wait_s=wait_s)
 
     def take(self, answer: Events) -> list[ClusterEvent]:
-        """Move the position behind *answer* and return the events of *answer* that pass the filter.
+        """Return the wanted events of the head's answer, and move the position behind its last event.
 
-        Events that the head no longer keeps are replaced by one `events_missing`.
+        If the head has dropped events after the position, one event of kind `events_missing` stands for them.
         """
         found = list(answer.events)
         if answer.missing:
@@ -72,22 +75,23 @@ class EventCursor:
 
 
 def patience(request: GetEvents) -> float:
-    """Return the seconds to wait for the answer to *request*."""
+    """Return how many seconds to wait for the head's answer to *request*."""
     return request.wait_s + LATE_S if request.wait_s else ANSWER_S
 
 
 class EventStream(AsyncIterator[ClusterEvent], Iterator[ClusterEvent]):
-    """Events in order: ``async for`` in an event loop, ``for`` in a plain script (it blocks).
+    """Events of the head's event log in order, for ``async for`` in an event loop or a blocking ``for``.
 
-    The stream requests events when its reader needs them, so a slow reader costs the head nothing. In place of events
-    that the head has dropped meanwhile, the reader gets one ``events_missing``. A restarted head counts from the
-    beginning; its first event is ``head_started``. Cancelling a step leaves the stream where it is.
+    Events are requested from the head when the reader needs them, so a slow reader costs the head nothing. If the head
+    has dropped events before they were read, the reader gets one event ``events_missing`` in their place. A restarted
+    head numbers its events from the beginning, and the first one is ``head_started``. If a step of the iteration is
+    cancelled, the next step continues at the same event.
 
     Args:
         runtime: runtime of this process.
         closed: returns True if the Cluster was shut down, which ends the stream.
-        cursor: the position, and the filter of events.
-        follow: True to wait for new events.
+        cursor: the position in the event log, and the choice of events.
+        follow: True to wait for new events; False to end after the past events.
 
     Raises:
         RlinfActorsError: the head is gone for good. Raised while the stream is read.
@@ -127,13 +131,16 @@ class EventStream(AsyncIterator[ClusterEvent], Iterator[ClusterEvent]):
         return self._ready.popleft()
 
     def _ask(self) -> concurrent.futures.Future[Events | None] | None:
-        """Request more events. Return None at the end of the stream."""
+        """Start a request for more events, and return the future of the answer; None if the stream has ended."""
         if self._closed() or not (self._follow or self._cursor.more):
             return None
         return self._runtime.io.submit(self._fetch())
 
     async def _fetch(self) -> Events | None:
-        """Return the head's answer, None if the head does not answer now and may come back. Loop thread."""
+        """Request events from the head and return the answer. Loop thread.
+
+        Return None if there is no answer, and the caller should ask `_ask` whether to request again.
+        """
         request = self._cursor.request(self._follow)
         try:
             return await self._runtime.ask(request, Events, patience(request))

@@ -37,7 +37,7 @@ PATIENCE_S = 3.0
 
 
 def processes_with(name: str, value: str) -> list[int]:
-    """Return the pids of the living processes, except this one, in whose environment variable *name* is *value*."""
+    """Return the pids of all other living processes whose environment has the variable *name* with this value."""
     wanted, found = f"{name}={value}".encode(), []
     for pid in procfs.pids():
         with contextlib.suppress(OSError):
@@ -49,10 +49,10 @@ def processes_with(name: str, value: str) -> list[int]:
 
 
 def end_all(run_dir: str) -> None:
-    """Kill all descendants of the agentd with this run directory. Blocks for at most PATIENCE_S.
+    """Kill all processes that a killed agentd has left, and wait for their ends. Blocks for at most PATIENCE_S.
 
-    The keeper of the cluster kills descendants whose environment does not name the run directory, and then ends; this
-    function also waits for the end of the keeper.
+    This function kills the processes whose environment names *run_dir*, the run directory of the agentd. The keeper of
+    the cluster kills the other ones, and ends after that; this function waits for the end of the keeper too.
     """
     deadline = time.monotonic() + PATIENCE_S
     while (left := processes_with(CLUSTER_MARK, run_dir)) and time.monotonic() < deadline:
@@ -89,7 +89,7 @@ _BOOT = "import sys; sys.path.append({root!r}); from agentd.command_line import 
 
 
 class EmbeddedDaemon:
-    """The agentd of a private cluster. Call `start` and `stop` on the loop thread of the runtime."""
+    """Starts, watches and stops the agentd of a driver's private cluster. All methods run on the loop thread."""
 
     def __init__(self, on_death: Callable[[str], None]) -> None:
         self.run_dir = ""
@@ -103,9 +103,9 @@ class EmbeddedDaemon:
         self._clearing: asyncio.Task[None] | None = None
 
     async def start(self, timeout: float | None) -> str:
-        """Start the agentd, wait until its node is registered, and return the endpoint of its head. Loop thread.
+        """Start the agentd with a head inside, wait until its node has registered, and return the head's endpoint.
 
-        *timeout* is in seconds, None for START_TIMEOUT_S.
+        *timeout* is the maximum of seconds to wait, None for START_TIMEOUT_S. Loop thread.
 
         Raises:
             ClusterTimeoutError: the agentd was not ready in time.
@@ -148,15 +148,15 @@ class EmbeddedDaemon:
         timeout: float = 10.0,
         failed: Callable[[], bool] = lambda: True,
     ) -> str:
-        """Stop the agentd. May be called twice. Loop thread.
+        """Stop the agentd, wait for its end, and remove its run directory. May be called twice. Loop thread.
 
         Args:
             ask: asks the agentd to end. If it is None or raises an RlinfActorsError, the agentd gets SIGTERM.
             timeout: seconds after which the agentd gets SIGKILL.
-            failed: returns True if the script failed, so that the logs are kept. Called after the agentd has ended.
+            failed: called after the agentd has ended; returns True if the script failed, so that the logs are kept.
 
         Returns:
-            The directory in which the logs are kept, "" if they are removed.
+            The directory in which the logs are kept, "" if they were removed.
         """
         self._stopping = True
         process = self._process
@@ -210,7 +210,7 @@ class EmbeddedDaemon:
             )
 
     async def _clear(self) -> None:
-        """Kill what a killed agentd has left of its cluster, after robot workers have had time to make robots safe."""
+        """Kill the processes that a killed agentd has left, after robot workers had time to make their robots safe."""
         # templates end their workers, but a template may have been killed too
         await asyncio.sleep(ROBOT_END_S)  # the time in which robot workers make their robots safe
         end_all(self.run_dir)  # blocks the loop: at the interpreter's exit there may be no thread pool
@@ -224,13 +224,13 @@ class EmbeddedDaemon:
 
 
 def start_agentd(arguments: Sequence[str], run_dir: str, tell: int, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start an agentd of this package that ends with this process. Its output goes to agentd.log in *run_dir*.
+    """Start an agentd that ends when this process ends, and return it. Its log is agentd.log in *run_dir*.
 
     Args:
-        arguments: added to agentd's command line.
+        arguments: further options on agentd's command line, such as ``--head``.
         run_dir: run directory of the agentd; it must exist.
-        tell: write end of a pipe, on which the agentd reports when its node is registered.
-        env: environment of the agentd.
+        tell: the write end of a pipe, to which the agentd writes when its node has registered with the head.
+        env: environment variables of the agentd.
     """
     root = str(Path(rlinf_actors.__file__).resolve().parent.parent)
     command = [

@@ -33,20 +33,20 @@ async def launch_service(
     show_logs: bool = False,
     detached: bool = False,
 ) -> RemoteGroup:
-    """Launch a group of a library class, with one process on each of the given nodes. Loop thread.
+    """Launch a group of workers of a class of this library, such as channel hosts, and wait for the head's answer.
 
-    Waits for the head's answer. If *detached*, also waits until the group is up, because its launcher may end after
-    that.
+    The group has one worker for each entry of *node_ranks*. If *detached*, wait until all workers are constructed too,
+    because this process may end afterwards. Loop thread.
 
     Args:
         cluster: the cluster to launch on.
         name: name of the group; NameInUseError is raised if such a group is running.
-        reference: ``module:class``.
-        args: arguments of the constructor.
-        node_ranks: node rank of each rank of the group.
-        detail: JSON that the head gives to processes that look the group up.
+        reference: the class, as ``module:class``.
+        args: arguments of the class's constructor.
+        node_ranks: rank of the node on which each worker runs, in the order of the workers' ranks.
+        detail: text (JSON) that the head gives to each process that looks up the group.
         show_logs: True to show the group's output in the driver's terminal.
-        detached: True if the group ends with the job's first driver, False if it ends with this process.
+        detached: True to end the group with the job's first driver; False to end it with this process.
     """
     placements = NodePlacementStrategy(node_ranks).get_placement(cluster)
     layout, launch, specs = GroupLayout.of(placements), uuid.uuid4().hex[:10], []
@@ -81,10 +81,10 @@ _real: dict[str, str] = {}
 
 
 def import_paths() -> list[str]:
-    """Return the import paths of this process for its workers, without those of the interpreter.
+    """Return the entries of sys.path that the workers of this process need too, without those of the interpreter.
 
-    Symbolic links are resolved. In an event loop the file system is not read, so only paths that were resolved before,
-    such as at the start of a Cluster, are returned without links.
+    Symbolic links in the paths are resolved. In an event loop, which must not wait for a disk, only links in paths that
+    an earlier call has resolved are resolved; the start of a Cluster makes such a call.
     """
     own = {_resolved(path) for path in sysconfig.get_paths().values()}
     entries = [_resolved(entry) for entry in sys.path]

@@ -39,10 +39,7 @@ if TYPE_CHECKING:
 else:
 
     class yielding:
-        """A property of groups that a method of the worker class with the same name hides.
-
-        Unlike a plain property, it lets an attribute of the instance take precedence.
-        """
+        """A property of groups that a method of the worker class with the same name hides."""
 
         def __init__(self, read: Callable[[Any], Any]) -> None:
             self._read = read
@@ -465,13 +462,7 @@ class GroupView(Calls[T]):
 
 
 def _arrived(carried: bytes, ranks: Sequence[int] | None = None, options: Mapping[str, Any] | None = None) -> Any:
-    """Return the group or view that another process sent; pickle calls this when it loads the group or view.
-
-    Args:
-        carried: the encoded handle.
-        ranks: ranks of the view, None for a group.
-        options: fields of the view's CallOptions.
-    """
+    """Return the group, or the view if *ranks* is given, that another process sent as *carried*; called by pickle."""
     control = control_of(carried)
     if ranks is None:
         return WorkerGroup(control)

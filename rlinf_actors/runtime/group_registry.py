@@ -49,12 +49,9 @@ STOP_TIMEOUT_S = 30.0
 class GroupRegistry:
     """Knows every group that this process has a handle of, and sends this process's requests about groups to the head.
 
-    Each driver or worker process has one.
-
     Attributes:
         closed: True if the process is ending and must not start new requests.
-        failures: number of groups launched here that could not come up, plus the number of workers of such groups
-            that died.
+        failures: number of groups that could not come up, plus the number of workers of owned groups that died.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -79,10 +76,7 @@ class GroupRegistry:
         return self._groups.get((namespace, name))
 
     def existing(self, namespace: str, name: str) -> RemoteGroup | None:
-        """Return the running group of this name if this process has a handle of it, else None. Any thread.
-
-        The head is not asked, so the group may have ended without this process knowing it.
-        """
+        """Return the group of this name if this process has a handle of it and knows no end of it. Any thread."""
         with self._lock:
             for (of, called, _), group in self._known.items():
                 over = group.closing or group.gone.done() or (not group.found and group.ready.error is not None)
@@ -255,10 +249,7 @@ class GroupRegistry:
             task.add_done_callback(lambda _: self._reaching.pop(group, None))
 
     async def _reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]] | None) -> Exception | None:
-        """Ask the head for *group*, after this process has connected by *connect*. Return None, or the error.
-
-        After an error, the calls that wait for the group have failed with the same error.
-        """
+        """Connect to the head by *connect* and ask it for *group*. Return the error of this, else None."""
         try:
             if connect is not None:
                 await connect()
@@ -320,10 +311,9 @@ class GroupRegistry:
                 self._launching.remove(group)
 
     def _become(self, group: RemoteGroup, state: GroupState) -> None:
-        """Turn *group* into a handle of the running group that *state* describes.
+        """Turn *group* into a handle of the running group that its launch with get_if_exists has found.
 
-        Called if a launch with get_if_exists has found a running group of the same name. If this process has got
-        another handle of that group since the launch began, *group* fails instead: its caller may launch again.
+        If this process has got another handle of that group since the launch began, *group* fails instead.
         """
         launch = _launch_of(state)
         with self._lock:
@@ -339,10 +329,7 @@ class GroupRegistry:
         group.become(state, self._runtime.io.call)
 
     def _detach(self, group: RemoteGroup) -> None:
-        """Make the head the owner of *group*, so that the group outlives this process; called when it is constructed.
-
-        If the head does not agree, the launch of the group fails.
-        """
+        """Ask the head to become the owner of *group*, which is constructed and shall outlive this process."""
 
         async def detach() -> None:
             try:
@@ -455,10 +442,7 @@ class GroupRegistry:
         return False
 
     async def _ended_before_silence(self, stop: asyncio.Future[Any]) -> bool:
-        """Wait until *stop* has ended, or until the head has been silent for SILENT_HEAD_S.
-
-        Return True if *stop* has ended. *stop* is not cancelled.
-        """
+        """Wait until *stop* has ended (return True), or until the head has been silent for SILENT_HEAD_S (False)."""
         waits, head = [stop], self._runtime.head
         if head is not None:
             waits.append(self._tasks.start(head.silent(SILENT_HEAD_S), "waiting for the head's silence"))
@@ -496,10 +480,7 @@ class GroupRegistry:
                 del self._groups[(body.namespace, body.group)]  # the head reports no more of it
 
     def _note_deaths(self, group: RemoteGroup, workers: Sequence[WorkerState]) -> None:
-        """If a worker of a group that this process owns has died, count it in `failures`.
-
-        If no call to the worker is pending, log its death too, because no caller would get the error.
-        """
+        """Count workers of owned groups that died. Log each death, unless a pending call gets it as an error."""
         for worker in workers:
             before, exit = group.states.get(worker.rank), worker.exit
             if exit is None or orderly(group.name, exit) or group.closing or not group.owned:
@@ -513,8 +494,5 @@ class GroupRegistry:
 
 
 def _launch_of(state: GroupState) -> str:
-    """Return the launch id of the group that *state* describes, which tells it from other groups of the same name.
-
-    "" if no worker in *state* has an id.
-    """
+    """Return the launch id in the worker ids of *state*, "" if no worker has an id."""
     return next((launch_of(worker.id) for worker in state.workers if worker.id), "")

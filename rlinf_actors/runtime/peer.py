@@ -173,9 +173,7 @@ class Peer:
         token: str,
         first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None],
     ) -> None:
-        """Make the link to the worker, and send the backlog when the link is ready. Loop thread.
-
-        If no link can be made, this Peer fails.
+        """Make the link to the worker, and send the backlog when it is ready. On failure, fail the Peer. Loop thread.
 
         Args:
             endpoint: endpoint where the worker listens.
@@ -231,10 +229,7 @@ class Peer:
             self._link = link  # last: a thread that sees the link sends without the lock, and must not overtake
 
     def succeed(self, old: Peer) -> None:
-        """Become the successor of *old*, a Peer of the same worker process, whose connection was lost.
-
-        The Join of this Peer's link then tells the worker which earlier links were lost.
-        """
+        """Replace *old*, whose connection to the same worker process was lost. The Join tells the worker of it."""
         self.worker_id, self.wanted = old.worker_id, True
         # a link that brought nothing may never have joined: the worker may not know that its predecessors are lost
         self.succeeds = [*([] if old.received else old.succeeds), old.link_identity]
@@ -268,10 +263,7 @@ class Peer:
         return call
 
     def exception(self, frame: frames.Raised, parts: AuthenticatedParts) -> Exception:
-        """Return the exception that the worker raised, unpickled from *frame* and *parts*.
-
-        Must not be called on the loop thread, because unpickling runs user code.
-        """
+        """Unpickle the exception that the worker raised. Not on the loop thread, because this runs user code."""
         return failure.decode(frame, parts, worker=self.name, rank=self.rank, node=self.node)
 
     def forget(self, call: int) -> None:
@@ -293,10 +285,7 @@ class Peer:
         self._listeners.pop(number, None)
 
     def on_gone(self, callback: Callable[[Exception], object]) -> None:
-        """Call *callback* with the error when this Peer fails, because the worker has ended or cannot be reached.
-
-        If the Peer has already failed, *callback* is called at once. Any thread.
-        """
+        """Call *callback* with the error when this Peer fails; at once if it has already failed. Any thread."""
         with self._lock:
             if self.error is None:
                 self._watchers.append(callback)
@@ -318,10 +307,7 @@ class Peer:
         self.post(frames.encode(frame), parts, now=now, alone=alone)
 
     def post(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False, alone: bool = True) -> None:
-        """Send a message whose header is already encoded; until the link is ready, keep it in the backlog. Any thread.
-
-        Parameters and effects are as for `send`. A call to several ranks is encoded once and posted to each.
-        """
+        """Send a message like `send`, with an encoded header: a call to several ranks is encoded once. Any thread."""
         link = self._link
         if link is None:
             with self._lock:
@@ -342,9 +328,7 @@ class Peer:
     def store(self, parts: Sequence[Buffer]) -> tuple[Sequence[Buffer], bool]:
         """Copy large parts into shared memory before they are sent, if the worker can open it and there is room.
 
-        Returns:
-            The parts, with the copies in place of the originals; and True if the caller may change its buffers now,
-            because every large part that could change has been copied.
+        Return the parts with the copies in their places, and True if the caller may change its buffers now.
         """
         return self._lending.store(parts)
 
@@ -374,8 +358,7 @@ class Peer:
         If the constructor raises, the worker answers the waiting calls with that exception, and then the Create. The
         owner of the group fails these calls by the answer to the Create, so that the user gets one error, once.
 
-        Args:
-            create: call number of the Create, the message that has the worker constructed.
+        *create* is the call number of the Create, the message that has the worker constructed.
         """
         self._create = create
 
@@ -423,14 +406,9 @@ class Peer:
             self.pending.pop(frame.id, None)
 
     def _rejected(self, why: str, for_good: bool) -> None:
-        """Handle a failed handshake of the link. If the process at the endpoint is not the worker, fail this Peer.
+        """Handle a failed handshake. Fail this Peer if the link does not try again (*for_good*), or after HANDSHAKES.
 
-        One failed handshake may only mean that the worker ended meanwhile. So this Peer fails after HANDSHAKES
-        failures without any message from the worker, or at once if the link does not try again.
-
-        Args:
-            why: why the handshake failed.
-            for_good: True if the link does not try again.
+        One failure is no proof of a foreign process, because a worker that ends during a handshake causes it too.
         """
         self._handshakes_failed += 1
         if for_good or (self._handshakes_failed >= HANDSHAKES and not self.received):

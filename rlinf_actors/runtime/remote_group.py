@@ -39,8 +39,6 @@ from rlinf_actors.wire.values import ExitReport, GroupHandle, GroupState, Worker
 class RemoteGroup:
     """One group as this process knows it: its connections (Peers), the last reports of the head, and its construction.
 
-    All handles of the group in this process share one RemoteGroup.
-
     Args:
         network: makes the links to the workers.
         identity, host: identity and host key of this process.
@@ -127,10 +125,7 @@ class RemoteGroup:
         return bool(self.states)
 
     def serves(self, rank: int) -> bool:
-        """True if the worker of *rank* is running. If this process owns the group, the worker must also be constructed.
-
-        `map` sends items to such ranks first.
-        """
+        """True if the worker of *rank* is running and, if this process owns the group, is constructed."""
         state = self.states.get(rank)
         if state is None or state.state != "running" or state.id != self.peers[rank].worker_id:
             return False
