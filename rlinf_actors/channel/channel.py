@@ -233,12 +233,7 @@ class Channel(ChannelViews[T]):
     def put_nowait(
         self, item: T, weight: float = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False
     ) -> AsyncWork[None] | None:
-        """Append an item, or raise asyncio.QueueFull if its key is full. Takes a round trip to the host.
-
-        Args:
-            item, weight, key: as for `put`.
-            async_op: return at once an AsyncWork, which has the exception if the key is full.
-        """
+        """Append an item as `put` does, or raise asyncio.QueueFull if its key is full. Takes a round trip."""
         work = self._backend.put(key, item, _weight(weight), True, None)
         return work if async_op else work.wait()
 
@@ -276,14 +271,7 @@ class Channel(ChannelViews[T]):
     @overload
     def get_nowait(self, key: Hashable = DEFAULT_KEY, *, async_op: Literal[True]) -> AsyncWork[T]: ...
     def get_nowait(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> T | AsyncWork[T]:
-        """Remove and return the item at the head of a key, or raise asyncio.QueueEmpty if there is none.
-
-        Takes a round trip to the host.
-
-        Args:
-            key: names the FIFO.
-            async_op: return at once an AsyncWork whose result is the item.
-        """
+        """Return an item as `get` does, or raise asyncio.QueueEmpty if there is none. Takes a round trip."""
         work = self._backend.get(key, True, None)
         return work if async_op else work.wait()
 
@@ -383,10 +371,7 @@ class Channel(ChannelViews[T]):
             yield item
 
     def __iter__(self) -> Iterator[T]:
-        """Yield the items of the default key as they come, until the channel is closed and empty.
-
-        Blocks the thread while no item waits.
-        """
+        """Yield the items of the default key, until the channel is closed and empty. Blocks while no item waits."""
         while True:
             try:
                 item = self.get()
@@ -436,10 +421,7 @@ class Channel(ChannelViews[T]):
 
     @property
     def _backend(self) -> Backend:
-        """Return the object that makes this handle's requests.
-
-        On a handle that came as an argument of a call, the first access starts the search for the channel.
-        """
+        """Return the object that makes the requests. A handle that was an argument of a call begins its search."""
         if self._made_in != forks.generation():
             self._adopt_in_child()
         made = self._made

@@ -27,10 +27,7 @@ ERROR_CHARS = 2000
 
 
 class Ticket(NamedTuple):
-    """Identifies a request: the process that made it, the link on which it arrived, and its number on that link.
-
-    The queue's answer to a request has the request's ticket.
-    """
+    """Identifies a request and its answer: the process that made it, the link on which it arrived, its number there."""
 
     owner: str
     peer: bytes
@@ -194,8 +191,7 @@ class ChannelQueue:
     def put(self, ticket: Ticket, key: Hashable, item: QueuedItem, nowait: bool = False) -> list[Command]:
         """Append an item, and return the commands to carry out.
 
-        If there is no room, park the item until there is. If *nowait* is True, refuse the put instead of parking the
-        item.
+        If there is no room, park the item until there is, or refuse the put if *nowait* is True.
         """
         if self.closed:
             return [RefuseRequest(ticket, "closed")]
@@ -213,10 +209,7 @@ class ChannelQueue:
         return [AcceptPut(ticket)]
 
     def get(self, ticket: Ticket, key: Hashable, nowait: bool = False) -> list[Command]:
-        """Deliver the item at the head of *key*, or let the get wait for an item. Return the commands to carry out.
-
-        If *nowait* is True, refuse the get instead of letting it wait.
-        """
+        """Deliver the item at the head of *key*. If there is none, let the get wait; refuse it if *nowait* is True."""
         queue = self._keys[key]
         if not queue.items and (nowait or self.closed):
             self._drop_if_unused(key, queue)
@@ -230,8 +223,6 @@ class ChannelQueue:
 
     def batch(self, ticket: Ticket, key: Hashable, target: float) -> list[Command]:
         """Deliver items from the head of *key* whose total weight is at most *target*.
-
-        Return the commands to carry out.
 
         The batch is complete when it weighs *target*, or when the next item would exceed *target*. Until then it waits
         and collects items, which makes room for puts. If the batch is cancelled, its items return.
@@ -257,10 +248,7 @@ class ChannelQueue:
         return self._wait(ticket, key, queue, _Getter(None, taker))
 
     def drain(self, ticket: Ticket, key: Hashable) -> list[Command]:
-        """Deliver all undeliverable items of a key, and return the commands to carry out.
-
-        If *ticket* is not acknowledged, the items become undeliverable again.
-        """
+        """Deliver all undeliverable items of a key. Without acknowledgement they become undeliverable again."""
         queue = self._keys[key]
         items, queue.dead = tuple(queue.dead), []
         if items:
@@ -273,8 +261,7 @@ class ChannelQueue:
     def ack(self, ticket: Ticket) -> list[Command]:
         """Remove the items delivered for *ticket*, because user code has received or processed them.
 
-        An unknown ticket is ignored, because its items have returned to their queue before. Return the commands to
-        carry out, such as those for puts that now have room.
+        An unknown ticket is ignored, because its items have returned to their queue before.
         """
         delivered = self._delivered.pop(ticket, None)
         if delivered is None:
@@ -339,10 +326,7 @@ class ChannelQueue:
         return [command for key, queue in touched.items() for command in self._pump(key, queue)]
 
     def close(self) -> list[Command]:
-        """Close the channel: refuse all later puts, and refuse gets when their key is empty. May be called again.
-
-        Return the commands to carry out.
-        """
+        """Close the channel: refuse all later puts, and refuse gets when their key is empty. May be called again."""
         self.closed = True
         commands: list[Command] = []
         for key, queue in list(self._keys.items()):

@@ -128,10 +128,7 @@ class _KeyPuts:
 
 
 class PutWindow:
-    """Sends the puts of one process to one channel, and limits the bytes that the hosts have not accepted yet.
-
-    Any thread may use it.
-    """
+    """Sends the puts of one process to one channel, and limits the bytes not accepted by hosts yet. Any thread."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -141,10 +138,7 @@ class PutWindow:
         self._moving = False
 
     def add(self, put: Put) -> None:
-        """Send a put if the window has room; otherwise keep the put until there is room.
-
-        A put_nowait is refused instead.
-        """
+        """Send a put if the window has room; otherwise keep the put until there is room, or refuse a put_nowait."""
         with self._lock:
             key = self._keys.get(put.key)
             if key is None:
@@ -271,10 +265,7 @@ class RemoteTake(Get, PendingTake[Any]):
         return payload.decode(arrived.cut(1)), about[2]
 
     def _acknowledge(self, arrived: AuthenticatedParts) -> None:
-        """Do nothing when user code receives the item.
-
-        A take acknowledges its item by `release`, when the user's block ends.
-        """
+        """Do nothing when user code receives the item: `release` acknowledges it at the end of the user's block."""
 
     def _decode_failed(self, error: BaseException) -> None:
         if self.deliveries:  # counted as a failure, so that an item that no consumer can read does not come for ever
@@ -306,10 +297,7 @@ class DrainUndeliverable(Get):
 
 
 class Query(AsyncWork[Any]):
-    """A question to one host that changes no item.
-
-    *decode* makes the result from the host's Peer and the answer's parts.
-    """
+    """A question to one host that changes no item. *decode* makes the result from the host's Peer and the answer."""
 
     peer: Peer
     _lazy = True
@@ -355,10 +343,7 @@ R = TypeVar("R", bound=Put | Get)
 
 
 def reference(request: AsyncWork[Any]) -> Callable[[], Any]:
-    """Return a function that returns *request*, or None if the request is a get that the caller has dropped.
-
-    The function refers weakly to a get, since a get that the caller drops is to be cancelled.
-    """
+    """Return a function that returns *request*. It refers weakly to a get, since a dropped get is to be cancelled."""
     return weakref.ref(request) if isinstance(request, Get) else lambda: request
 
 

@@ -281,9 +281,7 @@ class LocalCluster:
         return self
 
     def stop(self, grace: float = 10.0, async_op: bool = False) -> Any:
-        """End every node with its workers by SIGTERM, and what is left after *grace* seconds by SIGKILL. May be called
-        twice.
-        """
+        """End every node and its workers by SIGTERM, and by SIGKILL after *grace* seconds. May be called twice."""
         return _done(lambda: self._stop(grace), "the end of a LocalCluster", async_op)
 
     def _stop(self, grace: float) -> None:
@@ -304,15 +302,11 @@ class LocalCluster:
         self.stopped = True
 
     def kill_node(self, rank: int, async_op: bool = False) -> Any:
-        """Kill a node by SIGKILL, as a loss of power would: its agentd, keeper, templates, workers and their children.
-        Return when all have ended.
-        """
+        """SIGKILL a node: its agentd, keeper, templates, workers and their children. Return when all have ended."""
         return _done(lambda: self._kill(self.nodes[rank]), f"the end of node {rank}", async_op)
 
     def kill_agent(self, rank: int, async_op: bool = False) -> Any:
-        """Kill only the agentd of a node by SIGKILL. On node 0 this also kills the head, which runs in that agentd.
-        Return when the agentd has ended.
-        """
+        """SIGKILL only the agentd of a node, and wait for its end. On node 0 the head runs in it and ends too."""
 
         def kill() -> None:
             self.nodes[rank].process.kill()
@@ -321,8 +315,7 @@ class LocalCluster:
         return _done(kill, f"the end of the agentd of node {rank}", async_op)
 
     def restart_agent(self, rank: int, timeout: float = 30.0, async_op: bool = False) -> Any:
-        """Start the agentd of a node again, at its old addresses, after it has ended. Return when the node is
-        registered.
+        """Start the ended agentd of a node again, at its old addresses. Return when the node is registered.
 
         Raises:
             RlinfActorsError: the agentd still runs, or the new agentd ended before the node was registered.
@@ -339,8 +332,7 @@ class LocalCluster:
         return _done(restart, f"the new start of the agentd of node {rank}", async_op)
 
     def stop_node(self, rank: int, timeout: float = 10.0, async_op: bool = False) -> Any:
-        """Send SIGTERM to the agentd of a node, which then ends its workers and itself. Return when the agentd has
-        ended.
+        """SIGTERM the agentd of a node, which then ends its workers and itself. Return when it has ended.
 
         Raises:
             subprocess.TimeoutExpired: the agentd has not ended after *timeout* seconds.
@@ -376,8 +368,7 @@ class LocalCluster:
     # --- what drivers need ---
 
     def cluster(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Cluster:
-        """Connect this process to these nodes as a driver, and return its Cluster. Blocks. `stop` shuts the Cluster
-        down.
+        """Connect this process to these nodes as a driver. Return its Cluster, which `stop` shuts down. Blocks.
 
         Args:
             num_nodes: nodes to wait for; without *num_nodes* and *cluster_cfg*, all nodes.
@@ -385,8 +376,7 @@ class LocalCluster:
             arguments: further arguments of Cluster.
 
         Raises:
-            RlinfActorsError: the Cluster needs all nodes, and the agentd of a node has ended. Also the errors of
-                Cluster.
+            RlinfActorsError: an agentd has ended, and the Cluster needs all nodes. Also the errors of Cluster.
         """
         from rlinf_actors.cluster.cluster import Cluster
 
@@ -395,16 +385,7 @@ class LocalCluster:
         return made
 
     def connect(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Connecting[Cluster]:
-        """Connect this process to these nodes as a driver, from asyncio: ``async with local.connect() as cluster``.
-
-        Args:
-            num_nodes: nodes to wait for; without *num_nodes* and *cluster_cfg*, all nodes.
-            cluster_cfg: the ``cluster:`` section; see Cluster.
-            arguments: further arguments of Cluster.
-
-        Raises:
-            RlinfActorsError: the Cluster needs all nodes, and the agentd of a node has ended.
-        """
+        """Connect from asyncio: ``async with local.connect() as cluster``. Arguments and errors as for `cluster`."""
         from rlinf_actors.cluster.cluster import Cluster
 
         wanted = self._wanted(num_nodes, cluster_cfg)
@@ -412,9 +393,7 @@ class LocalCluster:
 
     @property
     def driver_env(self) -> dict[str, str]:
-        """Environment variables with which another process, such as a script or `rlinf-actors`, connects to these
-        nodes.
-        """
+        """Environment variables with which another process, such as a script, connects to these nodes."""
         return {HEAD: self.head, KEY_DIR: self.keys}
 
     def _wanted(self, num_nodes: int | None, cluster_cfg: Any) -> int | None:
@@ -435,9 +414,7 @@ class LocalCluster:
     # --- starting ---
 
     def _add(self, rank: int) -> int:
-        """Add a node with this rank to the cluster and start its agentd. Return the read end of the pipe on which the
-        agentd reports its registration.
-        """
+        """Add a node and start its agentd. Return the pipe on which the agentd reports its registration."""
         base = Settings.load().run_dir or tempfile.gettempdir()
         base = base if len(os.fsencode(base)) <= _MAX_BASE else "/tmp"
         run_dir = tempfile.mkdtemp(prefix=f"rlinf-n{rank}-", dir=base)  # agentd removes it if we are killed
@@ -448,9 +425,7 @@ class LocalCluster:
         return heard
 
     def _spawn(self, node: LocalNode) -> int:
-        """Write the configuration of *node* and start its agentd. Return the read end of the pipe on which the agentd
-        reports its registration.
-        """
+        """Write the configuration of *node*, and start its agentd. Return the pipe on which it reports registration."""
         rank, run_dir = node.rank, node.run_dir
         role = ["--connect", self.head] if rank else ["--head", "--listen", self.head]
         hardware = f"{run_dir}/hardware.json"
@@ -477,8 +452,9 @@ def _done(function: Callable[[], None], what: str, async_op: bool) -> Any:
 
 
 def _wait_ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> None:
-    """Wait until agentds report their registration on their pipes, and close the pipes. *pipes* has the pipe of each
-    node, by rank. Raise an error if an agentd reports an error, or if *deadline* passes.
+    """Wait until agentds report their registration on their *pipes*, given by rank, and close the pipes.
+
+    Raise an error if an agentd reports an error, or if *deadline* passes.
     """
     missing = set(pipes)
     text = {rank: bytearray() for rank in pipes}
@@ -509,9 +485,7 @@ def _wait_ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: 
 
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return *tables* as the text of a TOML file. Values are written as JSON, since JSON's numbers, strings and lists
-    of strings are valid TOML.
-    """
+    """Return *tables* as TOML. JSON's numbers, strings and lists of strings are valid TOML, so values are JSON."""
     lines: list[str] = []
     for table, section in tables.items():
         lines.append(f"[{table}]")

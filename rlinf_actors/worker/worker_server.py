@@ -235,10 +235,7 @@ class WorkerServer:
             self.answer(peer, frames.Runs(id, ""))
 
     def serve(self, kinds: Iterable[type[frames.Frame]], handler: Handler) -> None:
-        """Call *handler* for each frame of *kinds*.
-
-        Frames of *kinds* that arrived before this call are handled first.
-        """
+        """Call *handler* for each frame of *kinds*, first for those that arrived before this call."""
         self._handlers.update(dict.fromkeys(kinds, handler))
         early, self._early = self._early, []
         for peer, frame, parts in early:
