@@ -117,7 +117,7 @@ class Cluster:
         """Return the running Cluster, or start one, without blocking the event loop.
 
         Write ``cluster = await Cluster.connect(...)`` or ``async with Cluster.connect(...) as cluster``. If the task is
-        cancelled, the start is undone first. The arguments and errors are those of the constructor.
+        cancelled, the start is undone first. The arguments and errors are those of ``Cluster()``.
         """
         asked = ClusterArguments(num_nodes, cluster_cfg, distributed_log_dir, head, namespace, keys)
         return Connecting(_start_lock, partial(cls._open, asked, timeout), cls._undo, cls.shutdown_async)
@@ -321,9 +321,9 @@ class Cluster:
 
     @classmethod
     def current(cls) -> Cluster:
-        """Return the Cluster of this process. In a worker without one, make it, which blocks.
+        """Return the Cluster of this process. If a worker has none, start it and block until the nodes are ready.
 
-        In an event loop, ``await Cluster.connect()`` makes it without blocking.
+        In an event loop, ``await Cluster.connect()`` starts it without blocking.
 
         Raises:
             UsageError: this driver has no Cluster.
@@ -339,7 +339,7 @@ class Cluster:
 
     @classmethod
     def _asking(cls, ask: Callable[[Cluster], Coroutine[Any, Any, T]], what: str) -> AsyncWork[T]:
-        """Run ``ask(cluster)`` on the I/O thread. Without a Cluster a worker makes it; a driver gets UsageError."""
+        """Run ``ask(cluster)`` on the I/O thread. A worker without a Cluster starts it; a driver raises UsageError."""
         known, job = cls._live(), worker_job()
         if known is None and job is None:
             known = cls.current()  # raises
@@ -391,14 +391,14 @@ class Cluster:
         return self.get_node_info(node_rank).node_ip
 
     def node_name(self, node_rank: int) -> str:
-        """Return the host name of the node with this rank, for messages. If there is no such node, return the rank."""
+        """Return the host name of the node with this rank, for messages; the rank as text if there is no such node."""
         for state in self._states:
             if state.rank == node_rank:
                 return state.report.hostname
         return str(node_rank)
 
     def here(self) -> int:
-        """Return the rank of the node on the machine of this process: of several nodes the lowest, without any 0."""
+        """Return the rank of the node on this machine: the lowest if there are several, 0 if there is none."""
         return min((state.rank for state in self._states if state.report.host == self.runtime.host), default=0)
 
     def get_node_group(self, label: str = CLUSTER_GROUP) -> NodeGroupInfo | None:
@@ -407,7 +407,7 @@ class Cluster:
 
     @property
     def ends_with(self) -> str:
-        """Why this driver cannot launch a detached group, as an error text; "" if it can, and in a worker."""
+        """The reason why this driver cannot launch a detached group, for an error; "" if it can, or in a worker."""
         if self._job is not None:
             return ""
         if self._daemon is not None:

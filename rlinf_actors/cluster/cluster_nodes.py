@@ -195,7 +195,7 @@ def pieces_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> dict[i
 
 
 def with_pieces(nodes: Sequence[NodeInfo], pieces: Pieces) -> list[NodeInfo]:
-    """Return *nodes* with their configured hardware, which this worker did not ask the nodes for.
+    """Return *nodes* with their configured hardware added, in a worker, which does not ask the nodes for it.
 
     *pieces* is the hardware by node rank, which the launching process has sent with the worker's class.
     """
@@ -249,7 +249,7 @@ def _queries(config: ClusterConfig, states: Sequence[NodeState], infos: Sequence
 
 
 def _extensions(kind: str) -> list[Extension]:
-    """Return the modules that register hardware type *kind* here; a node imports those that are installed there."""
+    """Return the modules that this process has loaded to know hardware type *kind*, for nodes to import too."""
     known = hardware_types()
     classes = [*hardware_classes(kind), *([known[kind]] if kind in known else [])]
     return list(dict.fromkeys([*extensions.loaded(), *extensions.providers(cls.__module__ for cls in classes)]))

@@ -81,7 +81,7 @@ class StartLock:
             return None
 
     def belongs_to(self, thread: int) -> None:
-        """Record the id of the thread that starts the Cluster. Called by the holder of the lock, if `take` got 0."""
+        """Record the id of the thread that starts the Cluster, because `take` was called before the thread existed."""
         self._thread = thread
 
     def release(self) -> None:

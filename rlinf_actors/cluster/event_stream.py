@@ -139,7 +139,7 @@ class EventStream(AsyncIterator[ClusterEvent], Iterator[ClusterEvent]):
     async def _fetch(self) -> Events | None:
         """Request events from the head and return the answer. Loop thread.
 
-        Return None if there is no answer, and the caller should ask `_ask` whether to request again.
+        Return None if there is no answer, because the head does not answer now or the Cluster was shut down.
         """
         request = self._cursor.request(self._follow)
         try:

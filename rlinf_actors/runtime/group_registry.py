@@ -76,7 +76,7 @@ class GroupRegistry:
         return self._groups.get((namespace, name))
 
     def existing(self, namespace: str, name: str) -> RemoteGroup | None:
-        """Return the group of this name if this process has a handle of it and knows no end of it. Any thread."""
+        """Return the group of this name, or None if this process has no handle of it or knows that it has ended."""
         with self._lock:
             for (of, called, _), group in self._known.items():
                 over = group.closing or group.gone.done() or (not group.found and group.ready.error is not None)
@@ -249,7 +249,7 @@ class GroupRegistry:
             task.add_done_callback(lambda _: self._reaching.pop(group, None))
 
     async def _reach(self, group: RemoteGroup, connect: Callable[[], Awaitable[object]] | None) -> Exception | None:
-        """Connect to the head by *connect* and ask it for *group*. Return the error of this, else None."""
+        """Connect to the head by *connect* and ask it for *group*. Return the error if that fails, else None."""
         try:
             if connect is not None:
                 await connect()

@@ -96,7 +96,7 @@ class Request:
 
 
 class Peer:
-    """The connection of this process to one worker.
+    """The connection of this process to one worker, for calls, messages and channel requests.
 
     Args:
         network: makes the link.
