@@ -76,7 +76,7 @@ class GroupRegistry:
         return self._groups.get((namespace, name))
 
     def existing(self, namespace: str, name: str) -> RemoteGroup | None:
-        """Return the group of this name, or None if this process has no handle of it or knows that it has ended."""
+        """Return the group of this name; None if this process has no handle of it, or knows its end. Any thread."""
         with self._lock:
             for (of, called, _), group in self._known.items():
                 over = group.closing or group.gone.done() or (not group.found and group.ready.error is not None)
