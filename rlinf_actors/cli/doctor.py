@@ -1,7 +1,8 @@
 """`rlinf-actors doctor`: inspect this machine, and print each problem with its fix. Changes nothing.
 
 `inspect_machine` collects facts, and the checks in doctor_checks turn the facts into findings. Running agentds are
-found by the locks in their run directories, as far as this user may see those.
+found by the locks in their run directories. An agentd is left out if this user may not see its run directory or its
+environment.
 """
 
 from __future__ import annotations
@@ -159,8 +160,8 @@ def stale_run_dirs(places: Iterable[str]) -> list[str]:
     """Return the run directories of this user that an ended agentd has left behind. *places* are the directories in
     which run directories are searched.
 
-    A run directory counts as left behind if it still has sockets of a head or of workers, and no process holds its lock
-    or has its path on its command line.
+    A run directory counts as left behind if it still has sockets of a head or of workers, its lock is not held, and no
+    process has the path of the directory on the command line.
     """
     commands = [_command(pid) for pid in procfs.pids()]
     found = []
@@ -214,10 +215,10 @@ def processes() -> list[OwnProcess]:
 
 
 def _is_served(template: int) -> bool:
-    """Return True if an agentd runs for the template process with pid *template*: the run directory of the template is
-    locked.
+    """Return True if an agentd runs for the template process with pid *template*, that is, if the run directory of the
+    template is locked.
 
-    The template's parent process is no evidence, because a later agentd may have taken over the template.
+    The template's parent process does not show this, because a later agentd may have taken over the template.
     """
     for argument in _command(template).split():
         if argument.endswith("/pkg"):

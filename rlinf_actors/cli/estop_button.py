@@ -102,8 +102,8 @@ def _stay_in_memory() -> None:
 
 
 def _standard_input(has_line: bool) -> int:
-    """Return 0, the descriptor of stdin, if input on stdin presses the button; -1 if only the file of --gpio-file does.
-    *has_line* is True if the user gave --gpio-file.
+    """Return 0, the descriptor of stdin, if input on stdin presses the button. Return -1 if only the file of
+    --gpio-file presses it. *has_line* is True if the user gave --gpio-file.
 
     Raise UsageError if nothing can press the button: the user gave no file, and stdin is neither a terminal nor a pipe.
     """
@@ -187,8 +187,8 @@ class Watches:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
     def add(self, path: str, mask: int) -> None:
-        """Watch the file or directory *path* for the inotify events in *mask*. A path may be added again. Raise OSError
-        if the path cannot be watched.
+        """Watch the file or directory *path* for the inotify events in *mask*. If the path is already
+        watched, *mask* replaces its former mask. Raise OSError if the path cannot be watched.
         """
         if _libc.inotify_add_watch(self.fd, os.fsencode(path), mask) < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)

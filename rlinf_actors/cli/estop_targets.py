@@ -134,9 +134,9 @@ def _named_head(
         text: what the user wrote to name the head.
         source: the option, variable or file in which the user wrote it.
         settings: settings of this process.
-        others: records of other users (only root reads these) that have this endpoint. The keys of these users are
-            tried too if this process has no key for the head, or if the endpoint is on loopback. They are tried at this
-            endpoint alone, since a record is no proof of where the head listens.
+        others: records with this endpoint that heads of other users wrote; only root reads these. If this process has
+            no key for the head, or the endpoint is on loopback, the keys of those users are tried too. They are tried
+            at this endpoint alone, since a record is no proof of where the head listens.
     """
     ways: list[Route] = []
     fault = ""
@@ -152,7 +152,8 @@ def _named_head(
 
 def _ways(record: HeadRecord, known: KnownHeads) -> list[Route]:
     """Return the routes to the head of *record*: each endpoint of the head, with the keys to use there. Unix sockets
-    need no key. If the key cannot be used, add a note to *known* and return the unix sockets alone.
+    need no key. If this user's key for the head cannot be used, add a note to *known* and return the routes by unix
+    sockets alone.
     """
     local: list[Route] = [(way, Security()) for way in record.ways if not is_tcp(way)]
     if record.user != os.geteuid():  # opening another user's key file may block

@@ -24,8 +24,8 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _since(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, float]:
-    """Parse the option --since. Return (number of an event, 0.0) if the user gave a number, or (0, seconds before now)
-    if a time.
+    """Parse the option --since. Return (number of an event, 0.0) for a plain number such as 12, and (0, seconds before
+    now) for a time such as 10m.
     """
     match = re.fullmatch(r"(\d+)([smhd]?)", value)
     if match is None:

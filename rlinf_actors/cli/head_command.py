@@ -128,7 +128,11 @@ def _default_state_dir(settings: Settings, port: int) -> str | None:
 async def _serve(
     endpoint: str, key: KeyFile | None, insecure: bool, state_dir: str | None, as_json: bool, manager: Manager
 ) -> int:
-    """Run a head that listens at *endpoint* until the head ends. Return the exit code."""
+    """Run a head that listens at *endpoint* until the head ends. Return the exit code.
+
+    *key* is the head's key file, or None. *insecure* permits TCP without keys. *manager* (systemd) is told when the
+    head is ready and when it stops.
+    """
     from rlinf_actors.net.zmq_network import ZmqNetwork
 
     settings, loop = Settings.load(), asyncio.get_running_loop()

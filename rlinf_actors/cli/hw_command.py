@@ -53,7 +53,7 @@ def scan(robots: bool, as_toml: bool, as_json: bool) -> None:
 
 async def scan_robots(timeout_s: float) -> RobotScan:
     """Search for robots and cameras in a child process, and return what was found. If the process fails or takes longer
-    than *timeout_s*, the result has only the fault.
+    than *timeout_s*, the result has no devices, only a text in `faults` that says so.
     """
     end = await run_child("rlinf_actors.hardware.robots.scan", [], env=os.environ, timeout_s=timeout_s)
     fault = fault_of(end, "the scan for robots", timeout_s)

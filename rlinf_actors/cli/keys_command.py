@@ -47,8 +47,8 @@ WILDCARDS = ("0.0.0.0", "::", "*")
 def administer(head: str | None, state_dir: str | None, question: Question) -> Keys:
     """Send an administrator's request about keys to the head that --head names, and return the answer. Blocks.
 
-    If *state_dir* is given, no head is asked. The request is applied to the state that a head, which does not run now,
-    has stored in that directory.
+    If *state_dir* is given, no head is asked: the request is applied to the stored state of a head in that directory.
+    The head must not be running.
     """
     settings = client_settings()
     if state_dir is not None:
@@ -66,7 +66,8 @@ def administer(head: str | None, state_dir: str | None, question: Question) -> K
 
 
 def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
-    """Send a request to the head, identified by the join token *token*, and return the answer. Blocks.
+    """Send *question* to the head that the join token *token* names, as the holder of that token. Return the answer.
+    Blocks.
 
     Raise AuthenticationError if the token is not valid, or if the head's key is not the key in the token.
     """
@@ -82,8 +83,8 @@ def as_holder(token: JoinToken, question: Enroll) -> Enrolled:
 
 
 def as_member(key: KeyFile, head: str | None, question: RotateKey) -> Enrolled:
-    """Send the request of a node or driver for a new key to the head, identified by its present key, and return the
-    answer. *head* is the value of --head, which must name a TCP address. Blocks.
+    """Send *question*, the request for a new key, to the head, as the node or driver that has the key *key* now. Return
+    the answer. *head* is the value of --head; the head must have a TCP address. Blocks.
     """
     endpoint = find_head(head, client_settings())
     if not endpoint.startswith("tcp://"):
@@ -100,11 +101,11 @@ def _ask_by(key: KeyFile, endpoint: str, question: Body) -> Enrolled:
 
 
 def join_address(head: str | None, state_dir: str | None, given: str | None, name: str) -> str:
-    """Return the HOST:PORT at which the machine *name* reaches the head: *given*, the value of --address, or else an
-    address that the head reports.
+    """Return the HOST:PORT at which the machine *name* reaches the head: *given*, the value of --address. If *given* is
+    None, ask the head for its addresses (*head* and *state_dir* as for `administer`), and return the first usable one.
 
-    Blocks. Raise ConfigError if the head listens on no TCP address, or only on all addresses of its machine, so that
-    none can be chosen.
+    Blocks. Raise ConfigError if the head does not listen on TCP, or if it only has a wildcard address such as 0.0.0.0,
+    which no other machine can connect to.
     """
     if given is not None:
         host, port = split_address(given, "--address")
@@ -122,8 +123,8 @@ def join_address(head: str | None, state_dir: str | None, given: str | None, nam
 
 
 async def _offline(state_dir: str, settings: Settings, question: Question) -> Keys:
-    """Apply an administrator's request about keys to the stored state of a head that does not run. During that, a lock
-    keeps a head from starting with this state.
+    """Apply an administrator's request about keys to the stored state of a head that does not run. A lock keeps a
+    head from starting with this state meanwhile.
     """
     own = own_keys(find_key(settings, "head"), settings)
     if not (Path(state_dir) / FILE).exists():

@@ -133,7 +133,7 @@ def groups_on(node: NodeState, status: Status) -> list[dict[str, Any]]:
 
 
 def _wait(endpoint: str, node: NodeState, wait_s: float) -> None:
-    """Block until no worker runs on *node*, which is draining.
+    """Block until the head at *endpoint* reports that no worker runs on *node* any more. The node is being drained.
 
     Raise ClusterTimeoutError after *wait_s* seconds, NodeLostError if the node is lost, and RlinfActorsError if `node
     undrain` has ended the drain.

@@ -340,7 +340,8 @@ def _state(row: dict[str, Any]) -> str:
 
 
 def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: bool = False) -> dict[str, Any]:
-    """Return the JSON object of a worker, as `workers --json` prints it. ``exit`` is None while the worker runs.
+    """Return the JSON object of a worker, as `workers --json` prints it. *now* is the present time of the head.
+    ``exit`` is None while the worker runs.
 
     ``unresponsive`` is the reason why the worker does not answer, and ``method`` the name of a call that has run for
     long. Each is "" if there is no such condition. ``for_s`` is how long the condition has lasted, in seconds.

@@ -244,7 +244,7 @@ class NodeGroupConfig:
     Attributes:
         label: unique name of the group.
         node_ranks: cluster ranks of its nodes, ascending.
-        env_configs: interpreters and variables for nodes of the group; a node is in at most one of them.
+        env_configs: entries with interpreters and variables; each node of the group is in at most one entry.
         hardware: the hardware, other than accelerators, that the group owns.
         ignore_hardware: True if its nodes count as CPU-only.
     """
@@ -323,7 +323,7 @@ class ClusterConfig:
         Args:
             source: a mapping, an OmegaConf DictConfig or the path of a YAML file; a ClusterConfig is returned
                 unchanged.
-            num_nodes: number of nodes if the section has no ``num_nodes``; must agree with ``num_nodes`` if it has.
+            num_nodes: number of nodes. If the section has a ``num_nodes`` too, the two must be equal.
             hardware_types: config dataclass of each registered hardware type. With it, every entry of
                 ``hardware.configs`` becomes an instance; without it, entries stay mappings and types are not checked.
 
@@ -357,8 +357,8 @@ class ClusterConfig:
         return [group.label for group in self.node_groups if node_rank in group.node_ranks]
 
     def get_hardware_configs(self, node_rank: int) -> dict[str, list[Any]]:
-        """Return the entries of ``hardware.configs`` for the node with this rank, in a list for each hardware type. The
-        list is empty if a group of the node has the type, but no entry for the node.
+        """Return the entries of ``hardware.configs`` for the node with this rank, in a list for each hardware type. A
+        type has an empty list if a group of the node owns such hardware, but none of it is on the node.
         """
         found: dict[str, list[Any]] = {}
         for group in self.node_groups:

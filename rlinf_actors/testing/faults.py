@@ -36,8 +36,8 @@ from rlinf_actors.settings import FAULTS
 
 @dataclass(frozen=True)
 class Action:
-    """What a fault does to a message or the start of a process. Made by `drop`, `delay`, `duplicate`, `cut` or
-    `refuse`; used by `inject` and `fault`.
+    """What a fault does to a message, a connection, a request or the start of a process. Made by `drop`, `delay`,
+    `duplicate`, `cut` or `refuse`; used by `inject` and `fault`.
     """
 
     name: str
@@ -92,7 +92,7 @@ def fault(point: str, action: Action, where: str = "*", **more: Any) -> Fault:
         point: name of the fault point, e.g. "transport.send"; see net.fault_injection.POINTS.
         action: effect of the fault, e.g. ``delay(0.2)``.
         where: fnmatch pattern of the endpoints, peers, kinds of messages or workers that the fault affects.
-        more: chance, times, skip, seed and exists of net.fault_injection.Fault.
+        more: further attributes of net.fault_injection.Fault: chance, times, skip, seed, exists.
 
     Raises:
         ConfigError: there is no such point, or the point does not allow the action.
@@ -111,15 +111,15 @@ def environment(*faults: Fault) -> dict[str, str]:
 
 @contextlib.contextmanager
 def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*", **more: Any) -> Iterator[Rule]:
-    """Inject a fault into this process until the ``with`` block ends. Messages that the fault has delayed until then
-    still arrive.
+    """Inject a fault into this process until the ``with`` block ends. A message that the fault is still delaying at the
+    end of the block arrives at its delayed time.
 
     Args:
         point: name of the fault point, e.g. "transport.send"; see net.fault_injection.POINTS.
         action: effect of the fault, e.g. ``delay(0.2)``.
         where: fnmatch pattern of the endpoints, peers, kinds of messages or workers that the fault affects; or a
             function that takes such a name and returns True if the fault affects it. The function runs on any thread.
-        more: chance, times, skip, seed and exists of net.fault_injection.Fault.
+        more: further attributes of net.fault_injection.Fault: chance, times, skip, seed, exists.
 
     Yields:
         The rule, which counts the affected messages and processes in `hits`.
@@ -138,7 +138,7 @@ def inject(point: str, action: Action, where: str | Callable[[str], bool] = "*",
 
 def templates(run_dir: str) -> list[int]:
     """Return the pids of the running templates of the node with this run directory. They are read from the records that
-    templates leave there for a later agentd.
+    templates write in the run directory for a later agentd.
     """
     found = []
     for path in Path(run_dir, "t").glob("*.json"):
@@ -153,8 +153,8 @@ def templates(run_dir: str) -> list[int]:
 
 
 def keepers(run_dir: str) -> list[int]:
-    """Return the pids of the running keepers of the node with this run directory. A keeper has the path of its socket
-    there on its command line.
+    """Return the pids of the running keepers of the node with this run directory. A keeper is
+    recognized by its command line, which has the path of its socket in the run directory.
     """
     wanted, found = os.fsencode(f"{run_dir}/keeper"), []
     for pid in procfs.pids():

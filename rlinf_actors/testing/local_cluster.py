@@ -65,7 +65,7 @@ def per_node(hardware: NodeHardware | Sequence[NodeHardware], num_nodes: int) ->
         num_nodes: number of nodes.
 
     Raises:
-        ConfigError: a key or value is wrong, or the list has another length.
+        ConfigError: a key or value is wrong, or the length of the list is not *num_nodes*.
     """
     if isinstance(hardware, (list, tuple)):
         if len(hardware) != num_nodes:
@@ -193,7 +193,7 @@ class LocalCluster:
 
     Each node is an agentd, the first one with the head. The agentds listen only on loopback and unix sockets. They use
     a key directory of their own, so the user's other keys do not matter. All processes end with ``stop``, with the
-    ``with`` block, or with this process, however it ends. ``start`` blocks; ``async with`` does not.
+    ``with`` block, or with this process, even if it is killed. ``start`` and ``with`` block; ``async with`` does not.
 
     Example::
 
@@ -368,7 +368,7 @@ class LocalCluster:
     # --- what drivers need ---
 
     def cluster(self, num_nodes: int | None = None, cluster_cfg: Any = None, **arguments: Any) -> Cluster:
-        """Connect this process to these nodes as a driver. Return its Cluster, which `stop` shuts down. Blocks.
+        """Connect this process to the nodes as a driver, and return a Cluster, which `stop` shuts down. Blocks.
 
         Args:
             num_nodes: nodes to wait for; without *num_nodes* and *cluster_cfg*, all nodes.
@@ -376,7 +376,7 @@ class LocalCluster:
             arguments: further arguments of Cluster.
 
         Raises:
-            RlinfActorsError: an agentd has ended, and the Cluster needs all nodes. Also the errors of Cluster.
+            RlinfActorsError: it is to wait for all nodes, but an agentd has ended. Also the errors of Cluster.
         """
         from rlinf_actors.cluster.cluster import Cluster
 
@@ -452,9 +452,9 @@ def _done(function: Callable[[], None], what: str, async_op: bool) -> Any:
 
 
 def _wait_ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: float) -> None:
-    """Wait until agentds report their registration on their *pipes*, given by rank, and close the pipes.
+    """Wait until the agentd of each rank in *pipes* has reported its registration on its pipe. Close the pipes.
 
-    Raise an error if an agentd reports an error, or if *deadline* passes.
+    Raise RlinfActorsError if an agentd fails, ClusterTimeoutError at *deadline*; both show the log of one of *nodes*.
     """
     missing = set(pipes)
     text = {rank: bytearray() for rank in pipes}

@@ -160,8 +160,8 @@ class SimulatedArmClient:
         """Command the arm to stop, and wait for the state that confirms the stop. Raise OSError if the connection is
         broken.
 
-        Without the wait the command could be lost if the process ends next: if a process ends with unread data, the
-        kernel drops the data that it has not sent yet.
+        Without the wait, the command could be lost if this process ends right after it: when a process ends without
+        reading all data of a connection, the kernel drops what the process wrote and the kernel has not sent yet.
         """
         self._send("stop")
         while self.state()[1]:
