@@ -79,7 +79,7 @@ async def run_child(
         env: the whole environment of the child.
         timeout_s: seconds until the child is killed; this function returns at most about a second later.
         python: the child's interpreter.
-        root: directory that contains the package rlinf_actors.
+        root: directory from which the child imports the package rlinf_actors.
         given: bytes that the child can read from its standard input.
     """
     # Files instead of pipes: a grandchild that keeps a pipe open, or fills it, cannot hold us up.

@@ -4,7 +4,7 @@ The environment variable RLINF_EXT_MODULE or an entry point of group ``rlinf_act
 ``rlinf_actors.accelerators`` names an extension. An entry point may name a module (imported, and its ``register()``
 called if it has one), a class (only its module is imported) or a function (called). A broken entry point affects only
 the types of its own package. A process searches for entry points only when it needs a type that is not registered in
-it. The functions may be called on any thread; a process loads each extension once.
+it. The functions here may be called on any thread; a process loads each extension once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def load_module(name: str) -> None:
 def installed(groups: Sequence[str] = GROUPS) -> list[Extension]:
     """Return the entry points of *groups* in the packages on sys.path, without importing them.
 
-    If no package has such an entry point, this takes milliseconds, because importlib.metadata (30 ms) is not imported.
+    If no package has such an entry point, this takes milliseconds: importlib.metadata, which takes 30 ms to import, is
+    not needed.
     """
     if not any(_mentions(directory) for directory in dict.fromkeys(sys.path)):
         return []
@@ -221,7 +222,7 @@ def title_of(extension: Extension) -> str:
 
 
 def _mentions(directory: str) -> bool:
-    """True if a package installed in *directory* has an entry point in a group ``rlinf_actors.*``."""
+    """True if a package in *directory* has an entry point in a group whose name begins with ``rlinf_actors.``."""
     files = [*glob.iglob(f"{glob.escape(directory)}/*-info/entry_points.txt")] if directory else []
     for file in files:
         with contextlib.suppress(OSError):  # it was uninstalled meanwhile

@@ -53,8 +53,7 @@ async def run_probe(
 
     Args:
         python: interpreter of the children, this one by default. It needs nvidia-ml-py for NVIDIA.
-        timeout_s: seconds that each vendor may take, and each extension including the vendors that it registers. This
-            function returns at most about a second after that.
+        timeout_s: seconds until children that still run are killed. This function returns at most about a second later.
         env: environment of the children, os.environ by default. Accelerators that its visibility variables hide are not
             reported.
     """
@@ -143,8 +142,8 @@ def _title(extension: Extension | None) -> str:
 def read_answer(end: ChildEnd, name: str, timeout_s: float, extension: str = "") -> ChildReport:
     """Return the report of a child, or a report with one fault if the child failed or its report is not valid.
 
-    *name* is the accelerator type that the child queried, or "extension"; *extension* the title of the extension that
-    it loaded, "" if it loaded none.
+    *name* is the accelerator type that the child queried, or "extension"; *extension* is the title of the extension
+    that it loaded, "" if it loaded none.
     """
     whose = extension if name == EXTENSION else "the vendor's library"
     fault = fault_of(end, whose, timeout_s)

@@ -198,9 +198,9 @@ def lookup(kind: str) -> type[HardwareConfig]:
 
 
 def hardware_classes(kind: str) -> list[type[Hardware]]:
-    """Return the Hardware classes that may find pieces of a type.
+    """Return the Hardware classes whose ``enumerate`` may find pieces of a type.
 
-    These are the type's own class or, if it has none, all classes without a HW_TYPE.
+    If the type has a Hardware class of its own, return only that; otherwise all classes without a HW_TYPE.
     """
     if kind in _hardware:
         return [_hardware[kind]]
@@ -210,5 +210,8 @@ def hardware_classes(kind: str) -> list[type[Hardware]]:
 
 
 def is_exclusive(kind: str) -> bool:
-    """True if only one group at a time may use a piece of the type, or if this process has no class of the type."""
+    """Return True if only one group at a time may use a piece of hardware type *kind*.
+
+    If this process has no Hardware class with that HW_TYPE, the answer is True.
+    """
     return all(found.EXCLUSIVE for found in hardware_classes(kind) if found.HW_TYPE)

@@ -28,8 +28,8 @@ class ProcessGroupFacts:
     Attributes:
         process_group: ``module:class`` of the process group; its ``Options`` takes the options below. "" if the backend
             takes no options.
-        options: field of CollectiveGroupOptions to the attribute of ``Options`` that it sets; a dot leads into an
-            attribute. Fields that are not listed have no effect.
+        options: mapping of each field of CollectiveGroupOptions to the attribute of ``Options`` that it sets; ``a.b``
+            is attribute b of attribute a. Fields that are not listed have no effect.
         variables: environment variables that are set while a group is made.
         timeout_s: torch's own default timeout for operations of such a group, in seconds.
         log_setting: VARIABLE=VALUE that makes the CCL write a log; "" if there is none.
@@ -191,8 +191,8 @@ def register(name: str, facts: AcceleratorFacts, owner: str) -> AcceleratorType:
 def facts_of(kind: AcceleratorType | str, registered_by: str = "") -> AcceleratorFacts:
     """Return the row of ACCELERATOR_TABLE for an accelerator type, or for its name.
 
-    If this process does not know the type, raise ConfigError, which says what to install. *registered_by* is named
-    there: the module that registered the type on another node; "" if that is not known.
+    If this process does not know the type, raise ConfigError, which says what to install. *registered_by* is the module
+    that registered the type on another node, for that message; "" if it is not known.
     """
     found = _rows.get(AcceleratorType.named(str(kind)))
     if found is None:

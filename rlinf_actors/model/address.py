@@ -90,7 +90,7 @@ class WorkerAddress:
 
     @classmethod
     def from_parent_name_rank(cls, parent_name: str, rank: int) -> WorkerAddress:
-        """Return the address of child *rank* of the worker or group called *parent_name*."""
+        """Return the address of worker *rank* of the group, or of child *rank* of the worker, called *parent_name*."""
         return cls.from_name(parent_name).get_child_address(rank)
 
     def __lt__(self, other: object) -> bool:

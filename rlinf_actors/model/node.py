@@ -75,7 +75,7 @@ class NodeInfo:
         env_vars: variables of agentd's environment that choose devices and network interfaces.
         hardware_resources: the accelerators, and the hardware that node groups own, one entry for each type.
         profiler_backends: names of the profilers that agentd reports.
-        interfaces: name of each network interface to its first IPv4 address.
+        interfaces: mapping of each network interface's name to its first IPv4 address.
         interface: name of the interface that has node_ip, "" if unknown.
     """
 
@@ -193,8 +193,8 @@ class NodeGroupInfo:
         hardware_type: the group's own hardware type; None if the resources are accelerators or nodes.
         ignore_hardware: True if the resources are the nodes, whatever hardware they have.
         env_configs: interpreters and environment variables of the group's workers.
-        visible: node rank to the positions of the accelerators that a visibility variable in env_configs shows there,
-            in the order of the variable. On a node without an entry, workers can use all accelerators.
+        visible: mapping of node ranks to the positions of the accelerators that env_configs lets workers use there, in
+            the order of resource ranks. On a node without an entry, workers can use all accelerators.
     """
 
     label: str

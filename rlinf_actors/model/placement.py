@@ -20,11 +20,11 @@ class Placement:
         local_accelerator_rank: position on the node of the worker's first accelerator; -1 if the worker was not placed
             on accelerators.
         accelerator_type: type of the accelerators that the worker sees; NO_ACCEL if it sees none.
-        local_rank: the worker's LOCAL_RANK: 0 if the worker is isolated on accelerators; the position of its
-            accelerator among the visible ones if it has accelerators and is not isolated; else its rank among the
-            group's workers on the node.
-        local_world_size: 1 if the worker is isolated on accelerators, else the number of the group's workers on the
-            node.
+        local_rank: the worker's LOCAL_RANK: 0 if the worker has accelerators and is limited to them; if it has some
+            but sees others too, the position of its first one among the visible ones; if it has none, its rank among
+            the group's workers on the node.
+        local_world_size: 1 if the worker has accelerators and is limited to them, else the number of the group's
+            workers on the node.
         visible_accelerators: the accelerators that the worker sees, as the vendor's visibility variable lists them:
             indices or UUIDs.
         isolate_accelerator: True if the worker sees only its own accelerators.
@@ -86,7 +86,7 @@ def merge_paths(node: Mapping[str, str], ours: Mapping[str, str], mode: str = "a
     Args:
         node: environment of the node, from agentd.
         ours: variables of the configuration and the placement, which take precedence.
-        mode: how variables that list directories (PATH_LIKE), and that both have, are merged: "append" puts the
+        mode: how to merge variables that list directories (PATH_LIKE) if both mappings have them: "append" puts the
             directories of *ours* before the node's; "override" replaces the node's value.
 
     Raises:

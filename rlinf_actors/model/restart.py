@@ -21,7 +21,7 @@ class RestartPolicy:
     Attributes:
         max_restarts: number of restarts of one rank within `within_s`. After one more failure the rank is not
             restarted.
-        within_s: length of that sliding window, in seconds.
+        within_s: length in seconds of the sliding window in which restarts are counted.
         backoff_s: seconds from a failure to the restart; doubled for each earlier restart in the window.
         backoff_max_s: upper bound of that time, in seconds.
     """

@@ -26,7 +26,7 @@ from rlinf_actors.settings import COMM_NET_DEVICES, NAMESPACE
 
 @dataclass(frozen=True)
 class GroupLayout:
-    """The number of a group's workers on each node, and each worker's number there; computed once for a group."""
+    """How many workers of a group each node has, and each worker's rank on its node; computed once for a group."""
 
     node_local_ranks: tuple[int, ...]  # for each worker, by rank, the number of workers with lower ranks on its node
     on_node: Mapping[int, int]  # number of the group's workers on each node, by cluster node rank
@@ -67,7 +67,8 @@ def worker_environment(
         comm_net_devices: the driver's RLINF_COMM_NET_DEVICES: network interfaces for collectives. The same variable of
             the launch, the configuration or the node takes precedence, in that order. If none is set, the interface of
             the node's address is used. Vendors' interface variables that are already set are not changed.
-        launch_env: variables of this launch, which the caller puts on top of the result.
+        launch_env: variables given to this launch. They count as set, but are not in the result: the caller adds them,
+            and they override it.
     """
     layout = placements if isinstance(placements, GroupLayout) else GroupLayout.of(placements)
     configured = node_group.get_node_env_vars(placement.cluster_node_rank)
@@ -219,7 +220,7 @@ def check_launch(env_vars: Mapping[str, str], placement: Placement, node: NodeIn
 
 
 def _selected(env_vars: Mapping[str, str], node: NodeInfo, path: str) -> Iterator[tuple[str, list[_Device], list[int]]]:
-    """Yield each visibility variable in *env_vars*, the node's devices of its types, and the positions that it shows.
+    """Yield each visibility variable in *env_vars*, the devices that it concerns, and the positions that it shows.
 
     Raise ConfigError if the value of a variable does not fit the node.
     """

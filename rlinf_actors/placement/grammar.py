@@ -109,14 +109,14 @@ Want = tuple[Span, int]
 
 
 def fits(resources: int, processes: int) -> bool:
-    """True if one of the two numbers divides the other, as the numbers of a part must."""
+    """True if one of the two numbers divides the other, which every part of a placement string requires."""
     return resources % processes == 0 or processes % resources == 0
 
 
 def fewer(resources: int, processes: int) -> int:
     """Return the largest number below *processes* that divides *resources* or is a multiple of it; 1 if there is none.
 
-    For an error message, if *processes* itself does not fit.
+    Error messages suggest this number if *processes* itself does not fit.
     """
     if processes > resources:
         return processes - processes % resources
@@ -126,7 +126,7 @@ def fewer(resources: int, processes: int) -> int:
 def more(resources: int, processes: int) -> int:
     """Return the smallest number above *processes* that divides *resources* or is a multiple of it.
 
-    For an error message, if *processes* itself does not fit.
+    Error messages suggest this number if *processes* itself does not fit.
     """
     if processes >= resources:
         return processes + resources - processes % resources
@@ -186,7 +186,7 @@ _LONGEST_LIST = 16
 
 @dataclass(frozen=True)
 class Target:
-    """The resources to which a placement string is applied. Its text describes them in error messages."""
+    """The resources to which a placement string is applied; ``str()`` describes them for error messages."""
 
     group: str  # label of the node group, or labels joined by commas
     count: int  # number of resources

@@ -77,8 +77,8 @@ def group_labels(value: str | Sequence[str] | None) -> tuple[str, ...]:
 def whole(value: object, name: str, least: int = 0) -> int:
     """Return *value* as an int of at least *least*.
 
-    If it is no such number, raise PlacementError, which calls the value *name*. numpy's ints are numbers, booleans are
-    not.
+    If it is no such number, raise PlacementError, which calls the value *name*. Ints of numpy are accepted, booleans
+    are not.
     """
     number = value.__index__() if hasattr(value, "__index__") and not isinstance(value, bool) else None
     if number is None or number < least:
@@ -87,7 +87,9 @@ def whole(value: object, name: str, least: int = 0) -> int:
 
 
 class PackedPlacementStrategy(PlacementStrategy):
-    """Place workers on consecutive resources. Each worker gets the same number of consecutive (or strided) resources.
+    """Place workers on consecutive resources. Each worker gets the same number of them.
+
+    With a *stride* above 1, the resources of one worker are not consecutive, but those of all workers together are.
 
     The older form, by keyword, begins at an accelerator of a node: ``PackedPlacementStrategy(master_node=0,
     num_nodes=2)`` or ``PackedPlacementStrategy(num_processes=4, num_gpus_per_process=2)``.
@@ -121,12 +123,14 @@ class PackedPlacementStrategy(PlacementStrategy):
             num_nodes: (older form) number of whole nodes, which get as many workers as fit; give this or
                 *num_processes*.
             num_processes: (older form) number of workers.
-            master_gpu: (older form) position of the first accelerator on the master node, 0 by default.
+            master_gpu: (older form) position on that first node of the first accelerator, 0 by default.
             num_gpus_per_process: (older form) number of accelerators of each worker, 1 by default.
-            isolate_gpu: False lets workers see all accelerators of their node, whatever get_placement is given.
+            isolate_gpu: False lets workers see all accelerators of their node, whatever *isolate_accelerator* of
+                get_placement is.
 
         Raises:
-            PlacementError: a number is out of range, the lengths do not divide, or the forms are mixed.
+            PlacementError: a number is out of range, the resources cannot be divided into workers of this size and
+                stride, or the arguments belong to both forms or are not enough for one.
         """
         self._labels = group_labels(node_group)
         self._stride = whole(stride, "stride", least=1)

@@ -18,7 +18,7 @@ MODBUS_TCP_PORT = 502
 
 
 class _FrankaArms(RobotConfig):
-    """Base of FrankaConfig and DualFrankaConfig: lists what a node checks on its arms.
+    """Base of FrankaConfig and DualFrankaConfig: lists what the robot's node checks on the arms.
 
     SIDES has the prefix of each arm's fields, such as ``left_``.
     """
@@ -34,7 +34,7 @@ class _FrankaArms(RobotConfig):
         return {field: why for field, connection in self._robotiq(self.SIDES) if not connection}
 
     def links(self) -> list[TcpPort]:
-        """Return the TCP ports that the robot's node tries to reach, of control boxes and of grippers on the network.
+        """Return the TCP ports of control boxes and of grippers on the network, which the robot's node tries to reach.
 
         Arms that another node drives are left out.
         """

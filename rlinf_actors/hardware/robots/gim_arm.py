@@ -38,7 +38,7 @@ class GimArmConfig(RobotConfig):
     FREE_TEXT: ClassVar[frozenset[str]] = frozenset({"gripper_type"})
 
     def can_interfaces(self) -> Mapping[str, str]:
-        """Return the CAN interface that has to be up on the arm's node, by the name of its field.
+        """Return a mapping of the field's name to the CAN interface, which has to be up on the arm's node.
 
         Return {} if another node drives the arm.
         """

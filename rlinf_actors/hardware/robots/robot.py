@@ -66,9 +66,9 @@ class RobotAutoConfig:
         return self.fill([self.kind(node_rank=node_rank) for _ in range(count)])
 
     def fill(self, given: Sequence[_Config]) -> list[_Config]:
-        """Return copies of *given*. Their fields that are not given get the values of the environment variables.
+        """Return copies of robots' configurations, in which environment variables set the fields that were left out.
 
-        Raise ConfigError if a required field is neither given nor has a variable, a variable has the wrong number of
+        Raise ConfigError if a required field was left out and has no variable, a variable has the wrong number of
         values, or a value is not valid.
         """
         filled = [config.as_values() for config in given]
@@ -155,8 +155,8 @@ class Robot(Hardware):
                 environment variables alone describe.
 
         Raises:
-            ConfigError: a value is missing or not valid, or a robot is not as configured (not checked with
-                ``disable_validate``); the message lists the faults of all robots.
+            ConfigError: a value is missing or not valid, or a robot is not as configured (with
+                ``disable_validate``, this is not checked); the message lists the faults of all robots.
         """
         return cls.on_machine(node_rank, configs, os.environ, CheckedMachine())
 

@@ -112,11 +112,11 @@ class RobotConfig(HardwareConfig):
         ]
 
     def can_interfaces(self) -> Mapping[str, str]:
-        """Return the CAN interfaces that have to be up on the robot's node, by the names of their fields."""
+        """Return a mapping of field names to the CAN interfaces that have to be up on the robot's node."""
         return {}
 
     def devices(self) -> Mapping[str, str]:
-        """Return the device files that have to exist on the robot's node, by the names of their fields."""
+        """Return a mapping of field names to the device files that have to exist on the robot's node."""
         return {}
 
 

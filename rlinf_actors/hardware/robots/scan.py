@@ -53,7 +53,7 @@ class FoundCamera:
 class FoundRobot:
     """A robot that environment variables of this machine describe.
 
-    ``values`` has its fields as text, and ``faults`` a sentence for each fault of a field.
+    ``values`` has its fields as text; ``faults`` has a sentence for each fault of a field.
     """
 
     type: str

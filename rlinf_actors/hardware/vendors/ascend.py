@@ -34,7 +34,7 @@ class Mapped:
 class ChipState:
     """A chip in the output of ``npu-smi info``: its health and its properties.
 
-    The index in ``info`` is 0, because this output has no logic ids.
+    Its AcceleratorInfo has index 0, because this output has no logic ids.
     """
 
     health: str

@@ -86,7 +86,7 @@ class Machine:
     Args:
         environ: environment of the tools. Its PATH is searched for them; its RLINF_ACTORS_PROBE_ROOT, if set, is the
             directory that stands for ``/``.
-        limit_s: seconds from now on that all tools together may take.
+        limit_s: seconds that all tools together may take, counted from now.
     """
 
     def __init__(self, environ: Mapping[str, str], limit_s: float = PROBE_TIMEOUT_S) -> None:
@@ -199,7 +199,7 @@ class _Run:
     ) -> _Run:
         """Start the tool at *path*. If *path* is None, the tool is not installed, and the result has a fault.
 
-        *stack* will close the descriptors.
+        When *stack* is closed, it closes the descriptors of the result.
         """
         run = cls(" ".join(command))
         if path is None:
