@@ -67,11 +67,11 @@ class Authority:
             raise Refused(KIND, f"{member} has nothing to do with the output of namespace {body.owner!r}")
 
     def speaker(self, event: Message) -> Member:
-        """Return the member whose rights apply to a message: the sender, or its job's worker for a local worker.
+        """Return the member whose rights apply to a message: the sender, except for a worker without a key.
 
-        The process of a worker without a key runs as the head's own user, and would have all rights. It has only the
-        rights of a worker of its job, so that a fault in it affects no other job. This does not stop a hostile local
-        process: it can open another connection.
+        Such a worker runs as the head's own user, and would have all rights. It has only the rights of a worker of its
+        job, so that a fault in it affects no other job. This does not stop a hostile local process: it can open another
+        connection.
         """
         session = self._head.clients.of_peer(event.peer) if event.member.role == "local" else None
         if session is not None and session.role == "worker":

@@ -142,9 +142,9 @@ class ClaimTable:
     def node_is_back(self, node_id: str, running: Collection[str], known: bool) -> None:
         """Free the robots of this node's lost workers, except the workers that its agentd reports as *running*.
 
-        If this incarnation of agentd has registered before (*known* is True), the robots are free at once. A new agentd
-        does not know the workers that templates of the earlier agentd still have. Those workers are making their robots
-        safe and are then killed. Their robots become free after ROBOT_END_S + SETTLE_S at the latest.
+        If this incarnation of agentd has registered before (*known* is True), the robots are free at once. Otherwise
+        they become free after ROBOT_END_S + SETTLE_S at the latest: a new agentd does not know the workers that
+        templates of the earlier agentd still have. Those workers make their robots safe, and are then killed.
         """
         for held in list(self._lost.values()):
             if held.worker.node_id == node_id and held.worker.id not in running:

@@ -95,7 +95,7 @@ class StopPressed(msgspec.Struct, frozen=True):
 
 
 class StopReleased(msgspec.Struct, frozen=True):
-    """Change that releases an emergency stop. `key` is its namespace, or `robots.ALL` for that of all robots."""
+    """Change that releases an emergency stop. `key` is its namespace, or `robots.ALL` for the stop of all robots."""
 
     key: str
 
@@ -292,8 +292,8 @@ class Timing(msgspec.Struct, frozen=True):
         robot_settle_s: how long after its start a head starts no robot worker. A worker that the head does not know yet
             may use the robot until its agentd has reported it or its lease has ended.
         head_grace_s: how long agentds and clients wait for a head that is down while its machine answers.
-        return_s: how long a restarted head waits for its nodes, and for the owners that they name, if that is longer
-            than the lease. They try to reconnect every 3 s, on a machine that may be busy with its own restart.
+        return_s: how long a restarted head waits for its nodes, and for the owners that they name; if the lease is
+            longer, it waits for the lease. Nodes and owners try to reconnect every 3 s; a busy machine delays them.
         rank_hold_s: how long the rank of a lost node is not given to another node: the longer of the lease and the time
             for which cut-off workers may live while a head restarts (`head_grace_s` of agentd).
         orphan_grace_s: time between SIGTERM and SIGKILL for workers whose owner is gone. It is short because their

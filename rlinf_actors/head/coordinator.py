@@ -342,7 +342,7 @@ class Coordinator:
     def _share_of(self, event: commands.LogEvent) -> str:
         """Return the name of the share of the event log in which an entry counts.
 
-        It is the share of the member that caused the entry, else that of the entry's job.
+        It is the share of the member that caused the entry; for a worker or local process, `Jobs.whose` names it.
         """
         if self.speaker.role in ("local", "worker"):
             return self.jobs.whose(self.speaker.job or event.namespace)

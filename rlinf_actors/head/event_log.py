@@ -286,8 +286,8 @@ class Due:
     Attributes:
         text: the text of the last of these refusals.
         times: the number of refusals.
-        again: True if they repeat a kind that was reported in the window before.
-        others: True if they are of several kinds, which were counted together because there were too many kinds.
+        again: True if the report is not the first of its kind: it counts repetitions since the report before it.
+        others: True if the refusals are of several kinds, counted together because there were too many kinds.
     """
 
     text: str
@@ -306,8 +306,8 @@ class _Kind:
 class RefusalTally:
     """Counts refusals by kind until `take` returns them. Times are in seconds.
 
-    The first refusal of a kind is due for a report at once. Repetitions in a window are reported as one number at its
-    end. So a refused peer causes at most one report per kind and window, and no refusal goes uncounted.
+    The first refusal of a kind is due for a report at once. Repetitions within *window_s* are reported as one number
+    when that time is over. So a refused peer causes at most one report per kind and window, and no refusal is lost.
 
     Args:
         window_s: time between two reports of one kind.

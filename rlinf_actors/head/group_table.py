@@ -117,7 +117,7 @@ class GroupTable:
         return list(self._with_robots.values())
 
     def ended(self, namespace: str, name: str, token: str = "") -> GroupState | None:
-        """Return the final state of the last ended group of this name, with the job's *token*.
+        """Return the final state of the last ended group of this name, with *token* as the job's token.
 
         None if no group of this name has ended, or if the head has dropped the state.
         """
@@ -183,7 +183,7 @@ class GroupTable:
             self._subscribed.add(client.incarnation, group.key, group)
 
     def give_to(self, group: Group, owner: str) -> None:
-        """Detach a group and make the client *owner* its owner, "" for no owner; notify the nodes of its workers."""
+        """Detach a group: from now on the client *owner* owns it, or nobody if that is "". Tell its workers' nodes."""
         self._of_owner.discard(group.owner, group.key)
         group.owner, group.detached, group.unclaimed = owner, True, False
         self._of_owner.add(owner, group.key, group)

@@ -328,9 +328,9 @@ class Handlers:
         self._head.launches.stop_all()
 
     def answer_ending(self) -> None:
-        """If every group has stopped, answer the StopCluster requests, and end the head.
+        """If every group has stopped, answer the StopCluster requests.
 
-        If all these requests ask the head to stay, it goes on.
+        Then end the head, unless all these requests ask it to stay.
         """
         if self._ending and not len(self._head.groups):
             for peer, id, _ in self._ending:

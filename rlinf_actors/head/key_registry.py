@@ -370,7 +370,7 @@ class Jobs:
             namespace: the job's namespace.
             token: the token that the member reports.
             in_use: True if living workers run with the token. A token of ended workers does not replace a known token.
-            believed: True if the member's report suffices for a job of which this head has no record.
+            believed: True to use the token also if this head has no record of the job by which to check it.
         """
         if not token or not self.vouches(namespace, token, believed):
             return
@@ -381,10 +381,9 @@ class Jobs:
             self._put(namespace, token, known.owner if known is not None else "")
 
     def vouches(self, namespace: str, token: str, believed: bool) -> bool:
-        """Return True if *token* may be the token of the job *namespace*. On a head without keys each token may.
+        """Return True if *token* may be the token of the job *namespace*. A head without keys accepts every token.
 
-        *believed* is the result for a job of which the head has no record: True if the member that reports the token is
-        trusted.
+        *believed* is returned for a job of which the head has no record, because it cannot check the token then.
         """
         job, known = self._jobs.get(namespace), self._before.get(namespace)
         if not self._keyed:
@@ -405,7 +404,7 @@ class Jobs:
             self._head.emit(commands.Persist(commands.ForgetJob(namespace)))
 
     def settle(self) -> None:
-        """Drop the jobs of an earlier head of which no member has come back, because the wait for them is over."""
+        """Drop each job that the earlier head left if none of the job's members has come back in time."""
         self.settled = True
         for namespace in [namespace for namespace in self._before if namespace not in self._jobs]:
             self.forget(namespace)
@@ -439,7 +438,7 @@ class Jobs:
                 self._owners.pop(max(ended, key=lambda name: counts[self._owners[name]]))  # the first of who has most
 
     def owner_of(self, namespace: str) -> str:
-        """Return the name of the driver key that owns, or owned, this job; "" if there is none or it is forgotten."""
+        """Return the name of the driver key that owns, or owned, this job; "" if none is known."""
         return self._owners.get(namespace, "")
 
     def whose(self, namespace: str) -> str:

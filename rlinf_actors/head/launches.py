@@ -279,7 +279,7 @@ class Launches:
     def _try(self, waiting: _Waiting, last: bool = False) -> None:
         """Try a waiting launch or lookup again.
 
-        If the try fails, the request is refused unless it may wait longer. It may not if this is the *last* try.
+        If the try fails, the request waits on or is refused. It is refused in any case if this is the *last* try.
         """
         client, asked = self._head.clients.get(waiting.client), waiting.asked
         try:
@@ -295,14 +295,14 @@ class Launches:
 
 
 def _stops(stop: StopGroup, asked: Launch | FindGroup) -> bool:
-    """Return True if the request *stop* withdraws this waiting launch, not another launch of the same name."""
+    """Return True if the request *stop* is for the waiting launch *asked*, not for another launch of its name."""
     assert isinstance(asked, Launch)
     same = not stop.workers or any(spec.id in stop.workers for spec in asked.workers)
     return stop.group == asked.group and same
 
 
 def _absent(group: Group) -> list[WorkerState]:
-    """Return a worker state "gone" for each rank of the group of which a restarted head knows no worker."""
+    """Return a worker state "gone" for each rank of the group for which a restarted head knows no worker."""
     known = group.ranks
     exit = ExitReport("node_lost", reason=NO_NODE_HAS_IT)
     return [

@@ -36,7 +36,7 @@ NAMED = 20
 
 @dataclass(eq=False)
 class _NodeRequest:
-    """A GetNodes request that waits for nodes until its timer fires. `since` is when it came, in monotonic seconds."""
+    """A GetNodes request that waits for nodes until its timer fires. It came at `since`, in monotonic seconds."""
 
     peer: bytes
     id: int

@@ -16,7 +16,7 @@ from rlinf_actors.security.members import LOCAL, Member
 
 
 class Limit(NamedTuple):
-    """The largest number of things of one kind that one holder may have. `LIMITS` has all limits.
+    """The largest number of things of one kind that one holder, such as a member, may have. `LIMITS` has all limits.
 
     `most` is that number. The error text calls the things `what` and the holder `holder`, and ends with `advice`.
     """
@@ -57,9 +57,10 @@ ID_CHARS = 256
 
 
 def check(limit: str, holder: str, count: int, kind: str = "usage") -> None:
-    """Raise Refused, with this error *kind*, if *holder* has reached the limit LIMITS[*limit*].
+    """Raise Refused if *holder* has reached the limit LIMITS[*limit*].
 
     *count* is the number of things that *holder* has already. *holder* is the holder's name in the error text.
+    *kind* is the `kind` of Refused, which decides the class of the error that the refused process gets.
     """
     most, what, whose, advice = LIMITS[limit]
     if count >= most:
@@ -81,7 +82,10 @@ class Quota:
         return bool(holder) and self._counts[holder] >= LIMITS[self._limit].most
 
     def check(self, holder: bytes | str, name: str, kind: str = "usage") -> None:
-        """Raise Refused if *holder* has reached the limit. *name* is the holder's name in the error text."""
+        """Raise Refused if *holder* has reached the limit. *name* is the holder's name in the error text.
+
+        *kind* is the `kind` of Refused, which decides the class of the error that the refused process gets.
+        """
         if holder:
             check(self._limit, name, self._counts[holder], kind)
 

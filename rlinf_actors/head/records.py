@@ -320,9 +320,9 @@ class Group:
 
     @property
     def launch(self) -> set[str]:
-        """The workers' ids without their incarnation numbers, which identify the launch.
+        """The workers' ids without their incarnation numbers.
 
-        No two launches have such an id in common.
+        They identify the launch, because no two launches have such an id in common.
         """
         return {rank_id(id) for id in self.workers}
 
@@ -356,7 +356,7 @@ class Group:
         return "running" if lives == {WorkerLife.RUNNING} else "starting"
 
     def state(self, token: str) -> values.GroupState:
-        """Return the group's state as clients receive it, with the job's *token*."""
+        """Return the group's state as clients receive it, with *token* as the job's token."""
         workers = sorted(self.workers.values(), key=lambda worker: worker.spec.rank)
         states = [worker.state() for worker in workers]
         return values.GroupState(

@@ -49,8 +49,8 @@ class Reconciler:
         """Update the head's record of a node's workers from the *reported* workers.
 
         The head adopts each reported worker that it does not know, because the worker's group is from before this head
-        started. If a worker that the head knows is not reported, there are two cases: the order to start it is sent
-        again if it is starting (agentd ignores ids that it has); otherwise the worker counts as ended.
+        started. A worker that the head knows and that is not reported counts as ended. But if it is still starting, the
+        order to start it is sent again (agentd ignores ids that it has).
 
         Args:
             node: the node whose agentd has sent a hello.
@@ -280,7 +280,7 @@ def _detached_meanwhile(group: Group, running: RunningWorker) -> bool:
 
 
 class _KnownRanks:
-    """The ranks of a group of which the head knows a worker, and the launches of these workers.
+    """The ranks of a group for which the head knows a worker, and the launches of these workers.
 
     The sets make a check of one worker cheap, because an agentd may report thousands of workers at once.
     """

@@ -172,7 +172,7 @@ class RobotTable:
     # --- the emergency stop ---
 
     def estop(self, event: commands.RequestReceived, asked: EStop) -> None:
-        """Stop the robots of one namespace or of all at once, or release an emergency stop.
+        """Stop all robots, or the robots of one namespace; or release an emergency stop.
 
         The orders to stop go out at once; the request is answered when the change is on disk.
         """

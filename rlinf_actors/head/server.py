@@ -108,9 +108,9 @@ class HeadServer:
         return self.endpoints
 
     def admit(self, public_key: str) -> Member | None:
-        """Return the member that holds this key, None if the key is not valid. Any thread.
+        """Return the member that holds this key, None if the key is not valid.
 
-        The sockets call it for every frame.
+        The sockets call it for every frame, on any thread.
         """
         return self._coordinator.admit(public_key, time.time())
 

@@ -288,7 +288,7 @@ def _advice(error: Exception) -> str:
 
 
 def own_keys(head: KeyFile | None, settings: Settings) -> OwnKeys:
-    """Return the head's own public key, and that of the driver on its machine, which `keys init` makes beside it.
+    """Return the public keys of the head, and of the driver on its machine if that key is for this head.
 
     Args:
         head: the head's key file, or the key file of the user that runs it; None for a head without keys.
