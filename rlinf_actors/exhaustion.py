@@ -77,7 +77,7 @@ def start(thread: threading.Thread) -> None:
 
 
 def check_threads(count: int) -> None:
-    """Check that this process can start *count* threads, before a library starts them and would abort the process.
+    """Check that this process can start *count* threads. A library that failed to start them would abort the process.
 
     The check starts *count* threads, ends them, and waits until the kernel has freed them.
 

@@ -65,7 +65,7 @@ def _editable(site: str) -> Iterator[str]:
 def _sources(place: str, names: Iterable[str]) -> Iterator[str]:
     """Yield a line for each source file in *place* of the modules *names*, with its modification time.
 
-    A module that is a link into site-packages gives the lines of the distributions there instead.
+    For a module that is a link into site-packages, yield lines for the distributions there instead.
     """
     for name in names:
         directory = os.path.realpath(os.path.join(place, name))

@@ -266,9 +266,9 @@ def is_below(pid: int, ancestor: int) -> bool:
     """Return True if the process *pid* certainly descends from the living process *ancestor*, by its parents or its
     session.
 
-    Only a fork makes a process a member of another process's session, so the session tells even if parents have ended.
-    The caller must hold a pidfd of *pid*. The ancestors are read twice, because a pid among them may be reused in
-    between.
+    Only a fork makes a process a member of another process's session, so the session proves the descent even if parents
+    have ended. The caller must hold a pidfd of *pid*. The ancestors are read twice, because a pid among them may be
+    reused in between.
     """
     found = stat(pid)
     if found is None or pid == ancestor:

@@ -107,9 +107,9 @@ class Settings:
             networks only).
         fail_on_lost_errors: True if a script exits with 1 instead of 0 when calls failed and no code awaited their
             results (``RLINF_ACTORS_LOST_ERRORS=log`` switches this off).
-        robot_owner_must_answer: True if groups with robots end when their owner's process is suspended, False if they
-            do not; None if only groups whose robots are on another host than the owner end.
-        channel_bytes: number of bytes in a channel from which on puts wait; 0 for no limit.
+        robot_owner_must_answer: whether a group with robots ends when its owner's process is suspended: True always,
+            False never, None only if its robots are on another host than the owner.
+        channel_bytes: most bytes in a channel, beyond which puts wait; 0 for no limit.
         config_file: agentd's configuration file, None for the default places.
         client_config: the client file, None for the default places (net.discovery).
         shared_memory_bytes: most bytes of shared memory that a process lends to other processes on its machine, 0 for

@@ -185,7 +185,7 @@ def _cgroup(roots: Roots, name: str) -> Cgroup:
 def workers_of(pid: int) -> list[str]:
     """Return the ids of the workers whose cgroups contain the process *pid*, or contained it when it ended.
 
-    There can be several, because the cgroup of a worker that another worker started is below the other's. A process
+    There can be several, because the cgroup of a worker is below that of the worker that started it, if any. A process
     cannot hide its cgroup.
     """
     found: dict[str, None] = {}

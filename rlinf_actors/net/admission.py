@@ -59,7 +59,7 @@ class Limits:
         total: most connections, pending and established ones together.
         pending: most pending connections to keep, apart from new ones and those that wait for this process's part of
             the handshake.
-        backlog: most pending connections to keep, including those.
+        backlog: most pending connections to keep, new ones and those that wait for this process included.
         per_address: most established connections from one address.
         settled_s: a connection that libzmq has kept for so many seconds counts as established, because libzmq closes
             connections that have not authenticated by then. Needed if the kernel does not report the bytes sent.

@@ -263,7 +263,7 @@ class BlockingClient:
     # --- inside ---
 
     def _resolve(self, head: RemoteHead, endpoint: str, security: Security | Callable[[], Security]) -> None:
-        """Start a thread that resolves the host's name of a route and loads its keys.
+        """Start a thread that resolves the host name in *endpoint* and loads the keys of this route.
 
         When the thread is done it closes a pipe, which wakes `step`. Raises OSError if no pipe can be opened, and
         RuntimeError if the thread cannot start.
@@ -452,7 +452,8 @@ def _has_name(endpoint: str) -> bool:
 def _why_not(line: _Line) -> str:
     """Return, for people, why a connection attempt to a head failed.
 
-    libzmq does not report the reason, so this function makes one more attempt, without waiting for its result.
+    libzmq does not report the reason. So this function tries to connect once more and judges by what the kernel reports
+    at once.
     """
     if time.monotonic() - line.began >= CONNECT_S:
         return f"its machine does not answer ({CONNECT_S:g} s)"

@@ -1,9 +1,10 @@
 """Lends large message parts in shared memory instead of sending them, if both ends run on one machine as one user.
 
-After its Join the connecting end offers its arena by a Memory frame, and the other end answers with its own. Each end
-reports whether it could open the arena of the other; before that, or if it could not, every part travels in the
-message. A lent part is replaced by a row in the header: lease, offset and size. When the receiver's last view of a part
-is gone, the receiver reports the lease by a Dropped frame, and the owner frees the block.
+An arena is the shared memory of one process. After Join, the first frame of a connection, the process that connects
+offers its arena by a Memory frame, and the other process answers with its own. Each reports whether it could open the
+other's arena; before that, or if it could not, every part travels in the message. A lent part is replaced by a row in
+the header: lease, offset and size. When the receiver's last view of a part is gone, the receiver reports the lease by a
+Dropped frame, and the owner frees the block.
 """
 
 from __future__ import annotations

@@ -301,8 +301,8 @@ class ConnectionGuard:
     def _inspect(self, connection: Connection, too_many: str = "") -> None:
         """Read from the kernel how many bytes a pending connection has moved, and update or shut down the connection.
 
-        *too_many* is the reason to shut the connection down because there are too many; "" if there are not. A
-        connection that waits for our part of the handshake is kept all the same.
+        *too_many* is the reason if there are too many connections and this one was chosen to end, else "". A
+        connection that waits for our part of the handshake is not shut down for that reason.
         """
         fd = connection.fd
         with self._borrowed.on(fd, self._ports) as peer:

@@ -104,8 +104,9 @@ class CoreShell(Generic[EventT, CommandT]):
         next_deadline: returns the time of the core's next deadline; infinity for none.
         carry_out: carries out one command.
         tick: the event to pass at a deadline.
-        stalled: returns the event to pass if this process stood still for so many seconds. It is passed before *tick*:
-            messages of that time still wait in the sockets, so silence of a peer proves nothing.
+        stalled: called with the number of seconds for which this process stood still; returns the event that reports
+            it. The event is passed before *tick*: messages of that time still wait in the sockets, so silence of a peer
+            proves nothing.
     """
 
     def __init__(

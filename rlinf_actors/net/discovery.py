@@ -161,7 +161,7 @@ def table(records: Sequence[HeadRecord]) -> str:
 
 
 def named(given: str | None, settings: Settings) -> tuple[str, str]:
-    """Return the head's address that the user named, and the option or setting that names it; ("", "") if neither does.
+    """Return the head's address that the user named, and the option or setting that names it; ("", "") if none does.
 
     *given* is the value of --head, None if the option was not given.
     """
@@ -236,8 +236,8 @@ def security_toward(endpoint: str, settings: Settings, *roles: str) -> Security:
 def is_here(endpoint: str, listens: str) -> bool:
     """Return True if *endpoint* leads to a listener of this machine that was bound to *listens*.
 
-    The result is False if *listens* is not for every address (0.0.0.0 or ::), if the ports differ, or if the host in
-    *endpoint* is a name or an address of another machine.
+    This is certain only if *listens* is every address (0.0.0.0 or ::), the ports are equal, and the host in *endpoint*
+    is an IP address of this machine. Otherwise the result is False.
     """
     if not (is_tcp(endpoint) and is_tcp(listens)):
         return False

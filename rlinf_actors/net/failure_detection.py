@@ -5,8 +5,8 @@ Pure: time is an argument.
 After three missed heartbeats the caller checks the machine of a silent head (`net.reachability`). If the machine
 answers, even with a refusal, the network works: the head is restarting or stopped, or our old connection is stuck.
 Operations that wait for the head may then go on for a grace period. If the machine does not answer for a lease, the
-network is cut, and the head has given this process up as well. Drivers and workers check in the same way the nodes
-whose workers they wait for, without a grace period, since the head reports every death.
+network is cut, and the head has given this process up as well. Drivers and workers also check the nodes of the
+workers that they wait for, in the same way but without a grace period, since the head reports every death.
 """
 
 from __future__ import annotations

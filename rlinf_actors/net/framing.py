@@ -1,7 +1,7 @@
 """Framing: several messages for one peer become one ZeroMQ message, a chunk. Pure.
 
 A chunk is [records, big frame, big frame, ...]. *records* is a MessagePack array with one [header, part, ...] for each
-message. A part is its bytes, or the index of a big frame.
+message. A small part is there as its bytes; a large part is a big frame, and its index is there instead.
 """
 
 from __future__ import annotations

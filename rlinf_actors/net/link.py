@@ -116,8 +116,8 @@ class Listener(Protocol):
             peer: identity of the peer.
             header: the message's header.
             parts: the message's parts.
-            now: True to send on the calling thread if no other message is queued. That saves a wake-up of the loop's
-                thread, but the message does not share a chunk with others.
+            now: True to send on the calling thread if no other message is queued. That is faster for one message, and
+                slower for many, because they are then not sent together.
         """
 
     def member_of(self, peer: bytes) -> Member | None:
@@ -140,8 +140,8 @@ class Link(Protocol):
         Args:
             header: the message's header.
             parts: the message's parts.
-            now: True to send on the calling thread if no other message is queued. That saves a wake-up of the loop's
-                thread, but the message does not share a chunk with others.
+            now: True to send on the calling thread if no other message is queued. That is faster for one message, and
+                slower for many, because they are then not sent together.
         """
 
     def close(self, linger_ms: int = 0) -> None:
@@ -196,10 +196,10 @@ class Network(Protocol):
             endpoint: the listener's endpoint.
             identity: the name by which the listener knows this link (`secret_identity`).
             on_message: called on the loop with each message.
-            token: the token of this process's job, which proves to a worker that this process is in its job; "" for a
-                link to the head, which is opened with this process's own key.
+            token: for a link to a worker the token of this process's job, which proves that both are in one job; ""
+                for a link to the head, which is opened with this process's own key.
             on_rejected: called on the loop if the listener rejected the connection.
-            on_reset: called on the loop when a lost connection was made again; messages may be lost.
+            on_reset: called on the loop when a lost connection was made again; messages may have been lost.
             on_failed: called on the loop after *on_message* raised an unexpected exception.
         """
 

@@ -49,7 +49,7 @@ def handling_failed(
     after *fail* has failed the call, message or channel operation that was being handled.
 
     Args:
-        loop: the loop whose exception handler decides.
+        loop: the loop. Its exception handler logs the exception, and ends the process if it is a daemon.
         what: the activity that failed, for people.
         error: the exception that escaped a task or the handler of a message.
         fail: fails the operation with the error that it is given; None if there is no operation to fail.
@@ -174,7 +174,7 @@ class IoThread:
         return list(self._under_way)
 
     def start(self, work: Coroutine[Any, Any, object], name: str) -> None:
-        """Run a coroutine that no code awaits on the I/O thread. Any thread. If it raises, the exception is logged.
+        """Run a coroutine on the I/O thread, without returning a future. Any thread. Its exception is logged.
 
         *name* is the coroutine's activity, for the log.
 

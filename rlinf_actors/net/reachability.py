@@ -113,8 +113,8 @@ class HeadVerifier:
     Args:
         network: diagnoses the endpoint.
         endpoint: the head's endpoint.
-        on_wrong: called with an error when it is certain that another program listens there. libzmq would retry for
-            ever.
+        on_wrong: called with an error when it is certain that another program listens there, because libzmq itself
+            would retry for ever.
         explains: True if `why` may connect to the endpoint although no handshake has failed. False for agentds that
             were registered before: many would connect at one moment and fill the queue of a stopped head.
     """
@@ -134,8 +134,7 @@ class HeadVerifier:
     def failed(self, why: str, for_good: bool) -> None:
         """Record a failed handshake with the program at the head's address. *why* is the reason, for people.
 
-        *for_good* is True if libzmq will not try again. If it is False, find out in a moment which program listens
-        there.
+        *for_good* is True if libzmq will not try again. If it is False, find out soon which program listens there.
         """
         self._why = why
         self._failed += 1

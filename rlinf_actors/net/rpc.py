@@ -184,7 +184,7 @@ class ControlClient:
             Messages in flight may be lost.
         explains: True if an error may find out which program listens at the head's address. False for agentds that were
             registered before, which would all connect at one moment.
-        on_failed: called with a notice and an error if *on_notice* raised unexpectedly and this process goes on.
+        on_failed: called with a notice and an error after *on_notice* raised an unexpected exception for that notice.
     """
 
     def __init__(
@@ -278,8 +278,9 @@ class ControlClient:
             log.error("the head at %s is not told: %s", self.endpoint, error)
 
     def repeat_first(self) -> None:
-        """If the head has not answered this process's hello, the request that registers the process, send the hello
-        again.
+        """Send this process's hello again if the head has not answered it.
+
+        A hello registers a process with the head.
         """
         for request_id, asked in list(self._pending.items()):
             if asked.first:
@@ -345,7 +346,7 @@ class ControlClient:
             self._abandon_hello(self._refused)
 
     def _abandon_hello(self, error: AuthenticationError) -> None:
-        """Make the unanswered hello, the request that registers this process, raise *error*.
+        """Make this process's hello raise *error* if it is unanswered. A hello registers a process with the head.
 
         If the head has never sent a message, make all unanswered requests raise *error*.
         """

@@ -92,7 +92,7 @@ WARM = 64 << 20
 class Offer:
     """Tells another process where to open an arena, and how to recognize it.
 
-    The arena is the file ``/proc/pid/fd/fd``, and must have this device, inode and size.
+    The arena is the file ``/proc/{pid}/fd/{fd}``, and must have the offer's device, inode and size.
     """
 
     pid: int
@@ -131,7 +131,7 @@ class Arena:
     """This process's own shared memory: large message parts are copied into blocks of it, which other processes read.
 
     Args:
-        limit: most bytes in use. The system provides memory only when a page is first written.
+        limit: most bytes that blocks may occupy. The system provides memory only when a page is first written.
 
     Attributes:
         size: size in bytes.

@@ -41,7 +41,7 @@ class PacketQueue:
     def flush(self) -> bool:
         """Send queued packets as long as the socket takes them. Return True if the queue is empty afterwards.
 
-        If the peer has closed the connection, drop the packets. The code that reads the socket handles the end.
+        If the peer has closed the connection, drop the packets. The code that reads the socket notices that.
         """
         try:
             while self._packets:

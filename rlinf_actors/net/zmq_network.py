@@ -50,8 +50,8 @@ _domains = itertools.count(1)
 def start_shared_thread() -> None:
     """Start the thread with which pyzmq frees large buffers after sending. The thread runs until the process ends.
 
-    pyzmq would start it with the first such buffer. A check for threads that remain after a test starts it first, so
-    that it does not count as one of them.
+    pyzmq would start it with the first such buffer. A check for threads that a test leaves behind starts it
+    before the test, so that it is not reported.
     """
     zmq.Frame(bytes(zmq.COPY_THRESHOLD), copy=False)
 

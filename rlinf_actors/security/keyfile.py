@@ -11,7 +11,7 @@
 
 Any user of a machine can connect to a loopback port, or bind a free one before another user's head does. So in a
 cluster without keys, both ends on loopback prove that they belong to one user, by a "local" key file that only that
-user can read. `key` makes the file. Its holder is `members.LOCAL`.
+user can read. `key` makes the file. Processes that use it are `members.LOCAL`.
 """
 
 from __future__ import annotations

@@ -180,6 +180,6 @@ class DaemonStderr:
         logging.basicConfig(level=level, handlers=[handler])
 
     def say(self, text: str, level: int = logging.ERROR) -> None:
-        """Print *text*, the reason why the daemon ends, to stderr. Needs no logging."""
+        """Print *text*, the reason why the daemon ends, to stderr. Works before logging is set up."""
         line = marked(text, level) if self._journal else f"{self._program}: {text}"
         print(line, file=self._stream, flush=True)
