@@ -5,8 +5,8 @@ of the run directory, so no other agentd acts there. A template is taken over if
 names, speaks our protocol, and answers in time; otherwise it is ended with its workers. Processes of workers without a
 template are ended too. Afterwards this agentd knows every process that is left.
 
-`reap` (`agentd --reap`, ExecStopPost= of the unit) ends everything. systemd runs it after every end of the service,
-even after a crash, when it starts agentd again and the workers must go on. `spared` decides by the unit's result.
+`reap` (`agentd --reap`, ExecStopPost= of the unit) ends everything. systemd runs it whenever the service has ended.
+After a crash systemd starts agentd again, so the workers must go on: `spared` decides that by the unit's result.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Survivors:
 
 
 class _UnfitError(Exception):
-    """Raised if a template cannot be taken over. *can_ask* is True if the template may still react to SIGTERM."""
+    """Raised if a template cannot be taken over for the reason *why*. *can_ask* is True if the template may still react
+    to SIGTERM.
+    """
 
     def __init__(self, why: str, can_ask: bool = True) -> None:
         super().__init__(why)
@@ -76,8 +78,8 @@ class _UnfitError(Exception):
 async def take_inventory(run_dir: str, keep: bool) -> Survivors:
     """Find the templates and workers that an earlier agentd left in *run_dir*, so that this agentd can take them over.
 
-    Templates that cannot be taken over are ended with their workers; if *keep* is false, all are. The caller holds the
-    lock of the run directory.
+    Templates that cannot be taken over are ended with their workers. If *keep* is false, every template is ended. The
+    caller holds the lock of the run directory.
 
     Raises:
         OSError: the directory cannot be read or written.
@@ -155,7 +157,8 @@ def _open(record: TemplateRecord) -> int:
 
 async def _take_over(stem: str, record: TemplateRecord, keep: bool, survivors: Survivors) -> SurvivingTemplate | None:
     """Connect to the template of *record*, and return it with its workers. If the template has ended already, return
-    None. If it runs but cannot be taken over, end it, add its workers to `survivors.lost`, and return None.
+    None. If it runs but cannot be taken over, or if *keep* is false, end it, add its workers to `survivors.lost`, and
+    return None.
     """
     pidfd = _open(record)
     if pidfd < 0:
@@ -260,10 +263,11 @@ async def end_template(pid: int, pidfd: int, why: str, can_ask: bool, survivors:
 
 
 def processes_below(template: int) -> dict[str, dict[int, int]]:
-    """Return the processes below a template, by worker id ("" if unknown). The processes of a worker are pids with
-    their starts in clock ticks since boot.
+    """Return all descendants of the process with pid *template*, by worker id ("" if unknown). For each worker, the
+    result maps the pids of its processes to their starts in clock ticks since boot.
 
-    The worker id is read from the worker mark of the process, of its parent, or of the leader of its session.
+    A process has the worker id in its worker mark (an environment variable); without a mark, that of its parent or of
+    the leader of its session.
     """
     stats = [stat for pid in procfs.subtree(template)[1:] if (stat := procfs.stat(pid)) is not None]
     owners: dict[int, str] = {}

@@ -258,8 +258,8 @@ def check_files(config: Config) -> None:
 
 
 def default_log_dir(config: Config, run_dir: str, environ: Mapping[str, str]) -> str:
-    """Return the directory in which workers' log files are kept if none is configured. An embedded agentd keeps them in
-    its run directory.
+    """Return the directory in which workers' log files are kept if none is configured. An agentd that belongs to a
+    driver keeps them in its run directory.
     """
     if config.embedded:
         return os.path.join(run_dir, "logs")
@@ -314,7 +314,7 @@ def reload(current: Config, fresh: Config) -> Changes:
 
 
 def own_key(config: Config, settings: Settings) -> KeyFile | None:
-    """Return the key file of this agentd, or None if it is embedded or has no key.
+    """Return the key file of this agentd, or None if a driver owns this agentd or if there is no key.
 
     On loopback, the default is the user's own key file. Raise ConfigError if the key file cannot be used.
     """

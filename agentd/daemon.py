@@ -4,7 +4,7 @@
 and loads most modules while these run, so imports are inside functions here. Then it opens the run directory and the
 network, starts the head if the configuration says so, inventories what an earlier agentd left, and runs the session
 with the head until a signal, a refusal by the head, or the end of the driver that owns this agentd. SIGTERM ends the
-workers; SIGUSR1 leaves them running for the next agentd; SIGHUP reads the configuration again.
+workers; SIGUSR1 leaves those without robots to the next agentd; SIGHUP reads the configuration again.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class Daemon:
         refuses this agentd.
 
         Taking inventory ends the templates whose protocol version this agentd does not speak. If the head refuses this
-        version of agentd, it must not do so: the workers run on, so that an agentd of their version can take them over.
+        agentd, their workers must run on instead, so that an agentd of their version can take them over.
         """
         from agentd.adoption import other_protocols
         from agentd.session import why_not_served
@@ -425,7 +425,9 @@ class Daemon:
         self._stop("the driver ended")
 
     def _hand_over(self) -> None:
-        """Handle SIGUSR1: end agentd and leave its workers running for the next agentd."""
+        """Handle SIGUSR1: end agentd, and leave its workers without robots running for the next agentd. If the workers
+        cannot outlive this agentd, only log an error.
+        """
         if not self._keeps:
             why = "it belongs to a driver" if self._config.embedded else "workers.keep is false"
             log.error("SIGUSR1 cannot end this agentd and keep its workers: %s", why)
@@ -438,7 +440,9 @@ class Daemon:
             self._session.hand_over("SIGUSR1")
 
     def _reload(self) -> None:
-        """Handle SIGHUP: read the configuration again, and log the changes that need a restart."""
+        """Handle SIGHUP: read the configuration again, apply the changes that can be applied now, and log those that
+        need a restart.
+        """
         self.status.reloading()
         try:
             changes = reload(self._config, load(self._arguments, self._environ))

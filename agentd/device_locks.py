@@ -21,8 +21,8 @@ NONE = AcceleratorType.NO_ACCEL.value
 
 @dataclass(frozen=True)
 class DeviceRequest:
-    """A worker's request to hold some accelerators of its node alone. `number` distinguishes the requests of one
-    worker.
+    """A worker's request to be the only holder of some accelerators of its node. `number` distinguishes the requests
+    of one worker.
     """
 
     worker: str

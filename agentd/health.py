@@ -3,9 +3,9 @@
 `HealthMonitor` sends probes to templates on a timer, and reports changes to the head. `HealthTable` decides; it is pure
 and gets the time as argument. agentd.workers tells both about workers and answers.
 
-House rules: a worker that does not answer is alive, and is only reported. agentd's own clock counts silence. Time in
-which agentd stood still does not count; nor, for a worker, time in which its template stood still, since the worker's
-answers then wait unread.
+House rules: a worker that does not answer is alive, and is only reported. Silence is measured by agentd's own clock,
+less the time in which agentd stood still. For a worker, time in which its template stood still does not count either,
+since the worker's answers then wait unread.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ keeper's child, however it was started and whatever it did to hide (setsid, doub
 templates are subreapers too. So each child of the keeper that is no template comes from an ended template. The keeper
 kills it after ORPHANS_S, in which robot workers make their robots safe. The keeper knows no workers and needs no marks.
 
-A driver whose agentd was killed sends the order "wait"; the end of its connection then tells it the keeper's end.
+A driver whose agentd was killed sends the order "wait". The keeper then keeps that connection open until it ends
+itself, so the driver learns of the keeper's end.
 
 The keeper ends when it has no agentd and no child; with ``stay`` only by SIGTERM, which ends all templates first. If
 the keeper itself is killed, templates go on (those that are still importing end), and agentd starts another keeper.
@@ -280,8 +281,8 @@ def become(parent: int, fds: list[int], argv: list[str], env: dict[str, str]) ->
     *fds* are the socket to agentd, the file for stdout and stderr, and optionally the pidfd of the driver that owns
     agentd.
 
-    The process asks the kernel to kill it when the keeper ends. The template cancels this after its imports. During the
-    imports it could not notice the end of agentd itself.
+    The process asks the kernel to kill it when the keeper ends, because a template does not notice the end of agentd
+    during its imports. After the imports the template cancels this.
     """
     os.setsid()
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -337,8 +338,8 @@ def stat(pid: int) -> list[bytes]:
 
 
 def children() -> list[int]:
-    """Return the pids of this process's children, including zombies. It reads only the children of the main thread: the
-    keeper has no other thread.
+    """Return the pids of this process's children, including zombies. Children that other threads than the main thread
+    started may be missing; the keeper has no other thread.
     """
     pid, found = os.getpid(), list[int]()
     try:

@@ -82,8 +82,8 @@ class _File:
     fault: str = ""  # the last reading error that was reported
 
     def read(self) -> tuple[bytes, bool]:
-        """Return the next unread bytes, at most MAX_LINE. Return also True if these bytes are the last of a renamed
-        file. A renamed file is read to its end before the new file.
+        """Return the next unread bytes, at most MAX_LINE, and whether they are the last of a renamed file. A renamed
+        file is read to its end before the new file.
 
         Raises:
             OSError: the file cannot be read.
@@ -213,7 +213,8 @@ class LogForwarder:
     ) -> None:
         """Begin to send the output of the worker *id*. *name* is its GROUP:RANK, and *owner* the namespace of its job.
 
-        Reading begins at the positions *at*, or else at the present ends of the files. The files need not exist yet.
+        *at* has the positions in the two files at which reading begins; if it is None, reading begins at their present
+        ends. The files need not exist yet.
         """
         out, err = at or (_end_of(out_path), _end_of(err_path))
         files = [_File(out_path, "out", *out), _File(err_path, "err", *err)]
@@ -371,8 +372,9 @@ class LogForwarder:
             self._answer_flushes()
 
     def _read(self, worker: _WorkerLogs, file: _File) -> int:
-        """Read one chunk of lines from *file* of *worker*, and collect the lines for the worker's job. Return the size
-        of the chunk in bytes, or 0 if there is nothing to read.
+        """Read the next lines, at most MAX_LINE bytes, from *file* of *worker*, and collect them for the worker's job.
+        Return their size in bytes, or 0 if there is nothing to read. If the job has no credit, read nothing, and return
+        1 if there is output.
         """
         owner = self._owners[worker.owner]
         if owner.credit <= 0:
@@ -418,8 +420,8 @@ def _where(paths: list[str]) -> str:
 
 
 def _opened(path: str, flags: int) -> int:
-    """Open a log file. Do not follow a link and do not wait for the writer of a FIFO, because a worker may have put one
-    in place of the file.
+    """Open a log file. Do not follow a link, and do not wait for the writer of a FIFO: a worker may have replaced its
+    log file by either.
     """
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 

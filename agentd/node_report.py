@@ -48,8 +48,8 @@ class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_described(path: str) -> Described:
-    """Read the file that the option --hardware names. Raise ConfigError if the file cannot be read or has not the form
-    of Described.
+    """Read the file that the option --hardware names. Raise ConfigError if the file cannot be read or does not have
+    the form of Described.
     """
     try:
         return msgspec.json.decode(Path(path).read_bytes(), type=Described)
@@ -60,8 +60,8 @@ def read_described(path: str) -> Described:
 
 
 def node_id(config: Config, run_dir: str) -> str:
-    """Return the configured id of this node. Without one, return a hash of machine, network, user and run directory,
-    which is the same after a restart.
+    """Return the configured id of this node. Without one, return a hash of machine, network namespace, user and run
+    directory, which is the same after a restart of agentd.
     """
     if config.node_id:
         return config.node_id

@@ -6,12 +6,12 @@ head, and the deadlines: next beat, end of the robot lease, ends of clients that
 head's silence. `next_deadline` returns the earliest; agentd.session then passes in a Tick.
 
 The table SESSION_STATES lists the states of the session. While JOINING, agentd says hello until the head registers it;
-the hello lists all workers, and the ends that the head may have missed. Once JOINED, agentd beats. The head answers
-each beat, and an answer acknowledges everything that agentd sent before that beat. If the head is silent, agentd checks
-whether the head's machine answers. If it does, a head is restarting there, and the workers go on for head_grace_s. If
-it does not, the network is cut, and the workers end with the lease (`net.failure_detection`). When the head has
-declared this node lost, or the grace is over, the session is RESETTING: all workers end, and agentd registers again as
-a new incarnation. DRAINING ends all workers and then agentd.
+the hello lists the running workers, and the ended workers whose exit reports the head may not have. Once JOINED, agentd
+beats. The head answers each beat, and an answer acknowledges everything that agentd sent before that beat. If the head
+is silent, agentd checks whether the head's machine answers. If it does, a head is restarting there, and the workers go
+on for head_grace_s. If it does not, the network is cut, and the workers end with the lease (`net.failure_detection`).
+When the head has declared this node lost, or the grace is over, the session is RESETTING: all workers end, and agentd
+registers again as a new incarnation. DRAINING ends all workers and then agentd.
 
 Robot workers have a lease of their own. It counts from the time at which agentd sent the last beat that the head
 answered. When it expires, robot workers end, whatever the session's state.
@@ -284,7 +284,9 @@ class AgentState:
         self._say_hello(again=True)
 
     def _head_away(self, text: str, now: float, *, urgent: bool = False, warns: bool = False) -> None:
-        """Log *text*, which says that the head does not answer. If that lasts, the line is repeated only rarely."""
+        """Log *text*, which says that the head does not answer: as an error if *urgent*, as a warning if *warns*. If
+        such a line was logged less than REMIND_S seconds ago, log nothing.
+        """
         line = self._backoff.failed(now, text)
         if line:
             self._out.append(e.LogStatus(line, urgent, warns))

@@ -72,7 +72,7 @@ class RunDir:
         return cls(path, lock)
 
     def begin(self) -> None:
-        """Remove the record that the last agentd in this directory was told to end (see `mark_stopping`)."""
+        """Remove the record on disk that the last agentd in this directory was told to end (see `mark_stopping`)."""
         Path(self.path, _STOPPING).unlink(missing_ok=True)
 
     def mark_stopping(self) -> None:

@@ -77,8 +77,8 @@ class Session:
     Args:
         report: description of this node for the head.
         is_head: True if the head runs in this process.
-        keeps: True if workers outlive this agentd. They wait for the next agentd of this node: for a lease, after which
-            the head reports the node lost, or for head_grace_s if the head ends with this process.
+        keeps: True if workers outlive this agentd. They then wait for the next agentd of this node, for head_grace_s if
+            *is_head*, otherwise for the node's lease, after which the head counts the node as lost.
         query_hardware: enumerates hardware for a client; cancelled when that client no longer waits.
         on_registered: called each time the head has registered this node.
         on_status: called with a line for people when the session's state changes.

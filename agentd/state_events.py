@@ -193,8 +193,8 @@ class CheckHead(msgspec.Struct, frozen=True):
 
 
 class LogStatus(msgspec.Struct, frozen=True):
-    """Command: log *text* and show it as the status of the systemd service. It is logged as an error if *urgent*, as a
-    warning if *warns*.
+    """Command: log *text*, and show it as the status of the systemd service. The log level is ERROR if *urgent*,
+    WARNING if *warns*, otherwise INFO.
     """
 
     text: str

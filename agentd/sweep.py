@@ -1,6 +1,7 @@
 """Kill the workers of a template that has ended, with every process that they started. Loop thread only.
 
-A process belongs to a worker by pid, session, cgroup, worker mark or brand (rlinf_actors.procfs).
+The processes of a worker are recognized by pid, session, cgroup, worker mark (an environment variable) or brand (a
+resource limit); see rlinf_actors.procfs.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ log = logging.getLogger(__name__)
 
 
 def clear_cgroups(loop: asyncio.AbstractEventLoop, roots: Roots, done: Callable[[], object] = lambda: None) -> bool:
-    """Kill the processes in cgroups whose template has ended. They first get ROBOT_END_S; then they are killed and
-    *done* is called. Return True at once if there are such processes. Otherwise return False and never call *done*.
+    """Find the cgroups below *roots* whose template has ended but in which processes are left. Return False if there
+    are none; *done* is then never called.
+
+    Otherwise return True at once. The processes get ROBOT_END_S seconds to make robots safe; then they are killed and
+    *done* is called.
     """
     left = [cgroup for cgroup in leftovers(roots) if not cgroup.remove()]
 

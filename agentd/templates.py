@@ -389,9 +389,7 @@ class TemplatePool:
         return template
 
     def refresh(self) -> None:
-        """Retire the templates that a new one would differ from: agentd's settings or the code on disk have changed
-        since they started.
-        """
+        """Retire each template since whose start agentd's settings, or the code that it imported, have changed."""
         now: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
         for template in [one for one in self._by_key.values() if one.ready]:
             imports = template.paths, template.key.preload
