@@ -72,9 +72,9 @@ def describe_hardware(config: ClusterConfig, nodes: Sequence[NodeInfo]) -> list[
     """Return copies of the described *nodes*, each with the hardware that the node groups of *config* own on it.
 
     ``enumerate`` of each hardware type finds that hardware in this process. If the config class has the field
-    ``disable_validate``, it is set, so that ``enumerate`` does not examine this machine. If a node lists hardware of a
-    type already, no more of that type is added to it. Types that this process does not know are left out. Raise
-    ConfigError if an entry is wrong, or ``enumerate`` refuses it.
+    ``disable_validate``, that field is set to True, so that ``enumerate`` does not examine this machine. If a node
+    lists hardware of a type already, no more of that type is added to it. Types that this process does not know are
+    left out. Raise ConfigError if an entry is wrong, or ``enumerate`` refuses it.
     """
     load_types(group.hardware.type for group in config.node_groups if group.hardware is not None)
     found = {node.node_rank: list(node.hardware_resources) for node in nodes}

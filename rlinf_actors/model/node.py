@@ -127,7 +127,7 @@ class NodeInfo:
 
     @cached_property
     def accelerator_device_names(self) -> tuple[str, ...]:
-        """Name of each accelerator for the visibility variable of its type, in the order of positions on the node.
+        """The name of each accelerator in the visibility variable of its type, in the order of positions on the node.
 
         For the accelerators of a type, the names are their indices if no two indices are equal (they need not start at
         0), else UUIDs if all have one, else positions among the accelerators of that type. If one of them is a slice of

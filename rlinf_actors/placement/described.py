@@ -75,7 +75,7 @@ class DescribedCluster:
         Args:
             nodes: the nodes, with ranks 0 to N-1, each once.
             config: its node groups become the groups of the cluster; a node that lists no robots of a configured type
-                gets the configured ones. None for the built-in groups only.
+                gets the configured ones. If None, the cluster has only the built-in groups.
 
         Raises:
             ConfigError: node ranks are not 0 to N-1, or *config* needs a node that is missing.

@@ -86,9 +86,9 @@ def worker_environment(
 
 
 def model_seen(placement: Placement, node: NodeInfo) -> str:
-    """Return the model of the worker's first accelerator; "" if the worker sees no accelerator.
+    """Return the model of the first accelerator that the worker has, else of the first that it sees.
 
-    If the worker has no accelerator of its own, its first accelerator is the first one that it sees.
+    Return "" if the worker sees no accelerator.
     """
     if placement.accelerator_type is AcceleratorType.NO_ACCEL or not placement.visible_accelerators:
         return ""

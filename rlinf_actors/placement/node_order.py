@@ -41,7 +41,7 @@ def order_nodes(
         nodes: the registered nodes.
         fixed: ranks that were assigned earlier, by the node's id; they do not change. Without RLINF_NODE_RANK, new
             nodes get the lowest free ranks.
-        complete: True if all nodes have registered, so that explicit ranks must be 0 to N-1.
+        complete: True if all nodes have registered, so that ranks from RLINF_NODE_RANK must be 0 to N-1.
 
     Raises:
         ConfigError: only some nodes have RLINF_NODE_RANK, two nodes have the same, it contradicts a fixed rank, or

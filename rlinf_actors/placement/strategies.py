@@ -35,7 +35,7 @@ class PlacementStrategy(ABC):
             cluster: the cluster to place on; in the older call, the number of accelerators of each of its identical
                 nodes.
             isolate_accelerator: True if a worker sees only its own accelerators.
-            num_gpus_per_node: older name of *cluster* as a number.
+            num_gpus_per_node: older name of *cluster*, used in the older call.
             isolate_gpu: older name of *isolate_accelerator*.
 
         Raises:
@@ -223,7 +223,7 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 
 class StridedPlacementStrategy(PlacementStrategy):
-    """Place workers on whole nodes, each with accelerators at a distance of *stride*.
+    """Place workers on whole nodes. The accelerators of each worker are at a distance of *stride*.
 
     The accelerators of a node are divided into blocks of ``stride * num_gpus_per_process``. Worker g of a block gets
     accelerators g, g + stride, g + 2 * stride, ... of the block.

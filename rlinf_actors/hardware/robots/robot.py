@@ -30,8 +30,8 @@ _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 class RobotAutoConfig:
     """The values that a node's environment variables give for the configuration fields of one robot type. Pure.
 
-    `fill` completes robots of the configuration; if the configuration has no robots, `robots` returns those of the
-    variables.
+    `fill` completes robots of the configuration; if the configuration has no robots, `robots` returns those that the
+    variables describe.
     """
 
     kind: type[RobotConfig]  # config class of the type
@@ -151,8 +151,8 @@ class Robot(Hardware):
 
         Args:
             node_rank: cluster rank of this machine.
-            configs: entries of the configuration; entries for other nodes are skipped. None or []: the robots that the
-                environment variables alone describe.
+            configs: entries of the configuration; entries for other nodes are skipped. If it is None or [], the
+                robots are those that the environment variables alone describe.
 
         Raises:
             ConfigError: a value is missing or not valid, or a robot is not as configured (with

@@ -193,7 +193,8 @@ def _text(value: Any, field: str) -> str:
 def _checked(value: Any, rule: Any, field: str) -> Any:
     """Return *value* if *rule* allows it, else raise ConfigError, whose ``path`` is *field*.
 
-    A rule is bool, a range of numbers, a tuple of allowed texts, or a function that checks the value and converts it.
+    A rule is the type bool, a range of numbers, a tuple of allowed texts, or a function that checks the value and
+    converts it.
     """
     if rule is bool:
         if not isinstance(value, bool):
