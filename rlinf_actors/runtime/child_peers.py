@@ -17,7 +17,7 @@ from typing import Union
 
 from rlinf_actors.errors import ConnectionLostError, PeerDiedError, ProtocolMismatchError, RlinfActorsError
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.runtime.peer import Peer, Request
+from rlinf_actors.runtime.peer import Peer, PendingRequest
 from rlinf_actors.runtime.remote_group import RemoteGroup, death
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire import frames
@@ -146,7 +146,7 @@ class _Child:
             self._worker = worker
             worker.on_gone(lambda error: self._runtime.io.call(self._worker_gone, group, worker, error))
         # the `on_gone` callback reports the worker's end
-        request = Request(partial(self._worker_answered, group, worker), lambda error: None)
+        request = PendingRequest(partial(self._worker_answered, group, worker), lambda error: None)
         worker.send(frames.WhatRuns(worker.open(request)))
 
     def _worker_answered(

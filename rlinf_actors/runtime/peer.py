@@ -76,7 +76,7 @@ class Pending(Protocol):
 
 
 @dataclass(eq=False, slots=True)
-class Request:
+class PendingRequest:
     """A pending call that has one answer and is handled by two callbacks; only one of them is called, once.
 
     Attributes:
@@ -448,7 +448,7 @@ class LateReport(Promise[None]):
         asked = [peer for peer in peers[:MAX_ASKED] if peer.connected]
         self._left = len(asked) + 1
         self._runs: dict[Peer, frames.Runs] = {}
-        requests = {peer: Request(partial(self._answered, peer), self._one_answered) for peer in asked}
+        requests = {peer: PendingRequest(partial(self._answered, peer), self._one_answered) for peer in asked}
         self._calls = {peer: peer.open(request) for peer, request in requests.items()}
         for peer, call in self._calls.items():
             peer.send(frames.WhatRuns(call), now=True)

@@ -30,7 +30,7 @@ from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.construction import Construction, Readiness
 from rlinf_actors.runtime.future import Promise, call_all
-from rlinf_actors.runtime.peer import Peer, Request
+from rlinf_actors.runtime.peer import Peer, PendingRequest
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import ExitReport, GroupHandle, GroupState, WorkerState, ending
@@ -186,7 +186,7 @@ class RemoteGroup:
                 self._ask_worker(peer)
 
     def _ask_worker(self, peer: Peer) -> None:
-        request = Request(partial(self._worker_answered, peer), partial(self._worker_ready, peer))
+        request = PendingRequest(partial(self._worker_answered, peer), partial(self._worker_ready, peer))
         peer.send(frames.WhatRuns(peer.open(request), True), now=True)
 
     def _worker_answered(self, peer: Peer, frame: frames.AnyFrame, _parts: AuthenticatedParts) -> None:
@@ -375,7 +375,7 @@ class RemoteGroup:
         if construction is None or first is None or construction.constructed.get(peer.rank) == peer.worker_id:
             return None
         env = {"MASTER_ADDR": first.node_ip, "MASTER_PORT": str(first.master_port)}
-        call = peer.open(Request(partial(self._create_answered, peer), partial(self._create_failed, peer)))
+        call = peer.open(PendingRequest(partial(self._create_answered, peer), partial(self._create_failed, peer)))
         if not self.ready.done():
             peer.constructing(call)
         extensions = list(construction.extensions)
