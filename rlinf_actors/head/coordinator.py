@@ -121,7 +121,7 @@ class Coordinator:
     # --- events ---
 
     def started(self, endpoints: Sequence[str], wall: float) -> list[commands.Command]:
-        """Log the start, and add the machine's own driver key. Called once, when the head listens at *endpoints*.
+        """Log the start, and list the key of the machine's driver. Called once, when the head listens at *endpoints*.
 
         *wall* is the present time in seconds since the epoch.
         """

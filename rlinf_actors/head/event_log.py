@@ -311,7 +311,7 @@ class RefusalTally:
 
     Args:
         window_s: time between two reports of one kind.
-        kinds: number of kinds that are counted separately at one time.
+        kinds: number of kinds that are counted separately at one time; all further kinds are counted together.
 
     Attributes:
         count: number of refusals so far, reported or not.

@@ -252,8 +252,8 @@ class Handlers:
     def _route_lines(self, node: Node, lines: agent_messages.LogLines) -> None:
         """Forward output lines of workers to the first driver of their job.
 
-        Without a driver the lines are dropped (the log files keep them), and the node gets credit for more. An agentd
-        with a key may send lines only to jobs that have, or had, workers on its node.
+        Without a driver the lines are dropped (the log files keep them), and the node gets credit at once, so it
+        can send more. The lines of an agentd with a key are also dropped if the job never had workers on its node.
         """
         node.log_name = lines.node
         driver = self._head.clients.driver_of(lines.owner)

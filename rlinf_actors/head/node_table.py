@@ -232,10 +232,10 @@ class NodeTable:
         self._declare_lost(node, reason, f": {reason}")
 
     def unreachable(self, peer: bytes) -> None:
-        """If the agentd of a node is disconnected and the node is suspect, declare the node lost.
+        """If a suspect node's agentd is no longer connected by *peer*, declare the node lost before its lease ends.
 
-        A node that is not suspect keeps its lease, because its agentd may be reconnecting. A node whose workers may
-        outlive its agentd keeps the lease too, so that the next agentd can take the workers over.
+        Two kinds of node keep their lease: a node that is not suspect, because its agentd may be reconnecting; and a
+        node whose workers may outlive its agentd, because the next agentd may take them over.
         """
         node = self._by_peer.get(peer)
         if node is not None and node.life is NodeLife.SUSPECT and not node.keeps:

@@ -150,7 +150,7 @@ class Node:
         since: when `life` last changed.
         keeps: True if the agentd's workers may outlive it and be taken over by its next incarnation.
         log_name: the node's name in the agentd's LogLines messages.
-        uncredited: for each driver, by incarnation, the cost of the lines that went to it and have no LogCredit yet.
+        uncredited: driver's incarnation -> cost of the lines that the driver got and has sent no LogCredit for.
         draining: why the node takes no new workers, "" if it takes them.
         jobs: the namespaces that have, or had, workers on the node.
         protocol: the protocol version of the agentd's session.
