@@ -251,7 +251,8 @@ class NameInUseError(RlinfActorsError, ValueError):
 class HardwareInUseError(RlinfActorsError):
     """Another group uses the robot or other exclusive hardware.
 
-    The message names the hardware, the group with its namespace, owner and node, and the duration of its lease.
+    The message names the hardware, that group with its namespace and owner, and the worker that has the hardware, with
+    its node and the time for which it has had the hardware.
     """
 
 

@@ -64,7 +64,7 @@ def free_in_children(lock: threading.Lock) -> threading.Lock:
 
 
 def check(made_in: int) -> None:
-    """Raise UsageError if this process is a forked child and the calling object was made before the fork.
+    """Raise UsageError if this process is a forked child and the object to use was made before the fork.
 
     *made_in* is the `generation` in which the object was made.
     """

@@ -129,7 +129,7 @@ class Cgroup:
                 _write(f"{directory}/cgroup.procs", "0")
 
     def kill(self) -> None:
-        """Kill all processes in the worker's cgroup. With cgroup v1, processes that are forked meanwhile survive."""
+        """Kill all processes in the worker's cgroup. With cgroup v1, processes forked meanwhile may survive."""
         if self.unified:
             with contextlib.suppress(OSError):  # already removed, or a kernel before 5.14
                 _write(f"{self.unified}/cgroup.kill", "1")

@@ -1,4 +1,4 @@
-"""Records of heads: files by which the heads of a machine, and the agentds that have joined one, are found there.
+"""Records of heads: files by which programs find the heads of their machine, and the agentds that have joined a head.
 
 Each head or agentd writes a record: a file of mode 0600 that its process keeps locked while it lives. The kernel drops
 the lock with the process, so a record without a lock belongs to a killed process; the next head of that user removes

@@ -317,9 +317,9 @@ class ControlClient:
             self._link = self._open()
 
     def close(self, linger_ms: int = 0, error: RlinfActorsError | None = None) -> None:
-        """Close the connection to the head. Requests that wait for an answer raise *error*. Idempotent.
+        """Close the connection to the head. Messages not sent within *linger_ms* milliseconds are dropped. Idempotent.
 
-        Messages not sent within *linger_ms* milliseconds are dropped.
+        Requests that wait for an answer raise *error*; if it is None, they raise an RlinfActorsError.
         """
         if self._closed:
             return

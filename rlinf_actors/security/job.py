@@ -1,7 +1,7 @@
 """The key pair that all members of a job share, the gate of a worker's listening socket, and join tokens.
 
-A join token is one line of text that an administrator copies to a new machine. With the token that machine lists a new
-key of its own at the head, once.
+A join token is one line of text that an administrator copies to a new machine. The machine makes a key of its own, and
+uses the token once to add that key to the head's list.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A daemon's relations to systemd: its state as datagrams to $NOTIFY_SOCKET (sd_notify(3)), and its log lines.
 
-READY is sent once the service can be used, STOPPING once it will end. A state out of order (a reload before READY, a
+READY is sent when the daemon can be used, STOPPING before it ends. A state out of order (a reload before READY, a
 READY after STOPPING) is sent as a status text only. Log lines carry priorities if the journal reads them.
 """
 
