@@ -22,14 +22,13 @@ LINE_COST = 32
 class StartWorkers(ControlMessage, frozen=True):
     """Notice to an agentd: start these workers. For each of them agentd sends a WorkerReady or WorkerExited.
 
-    agentd starts no worker whose id it already has. If `detached` is True, agentd stores the new `owner` and `detached`
-    for such a worker (since protocol 7).
+    A worker that agentd already has is not started again; if `detached` is True, agentd stores `owner` and `detached`
+    for this worker (since protocol 7).
 
     Attributes:
-        owner: incarnation of the client with whose end the group ends; "" for a detached group that only a request
-            ends.
+        owner: incarnation of the client that owns the group, "" if no client owns it.
         cls: "module:qualname" of the worker class.
-        detail: JSON of the client that launched the group, for clients that attach later.
+        detail: description of the group in JSON (placements and the like), for clients that attach to it later.
         detached: True if the group outlives the client that launched it.
     """
 
@@ -75,7 +74,7 @@ class StopLooking(ControlMessage, frozen=True):
 class Watch(ControlMessage, frozen=True):
     """Notice to an agentd: watch the process of this client on agentd's host, and report its end by ProcessGone.
 
-    `incarnation` is the client's, `pid_start` the start time of the process in clock ticks since boot.
+    `incarnation` identifies the client. `pid_start` is the start time of the process in clock ticks since boot.
     """
 
     incarnation: str
@@ -131,7 +130,7 @@ class WorkersHealth(ControlMessage, frozen=True):
 class Refusal(values.Value, frozen=True):
     """Connections that a socket rejected, as one entry of a RefusalReport. `times` is their number.
 
-    `text` names the peer and the reason. `worker` is the id of the worker whose socket it was, "" for a template's.
+    `text` names the peer and the reason. `worker` is the id of the worker that has the socket, "" if a template has it.
     """
 
     text: str
@@ -142,7 +141,7 @@ class Refusal(values.Value, frozen=True):
 class RefusalReport(ControlMessage, frozen=True):
     """Notice of an agentd or template of an earlier version: connections that sockets of its node rejected.
 
-    The head ignores it. No process of this version sends it. It can be removed once OLDEST is above 7.
+    The head ignores it. No process of this version sends it. This class can be removed once OLDEST is above 7.
     """
 
     refusals: Annotated[list[Refusal], Meta(max_length=MAX_REFUSALS)]
@@ -164,7 +163,7 @@ class LogLines(ControlMessage, frozen=True):
         skipped: number of lines left out here; the log files have them.
         final: True if this is the answer to FlushLogs.
         left: number of further lines that will not be shown, because their workers, this agentd or the driver ended.
-        where: file or directory on the node that has those lines.
+        where: path on the node of the file or directory with those lines.
     """
 
     owner: str
@@ -227,7 +226,8 @@ class AgentHello(ControlMessage, frozen=True):
         workers: every worker that the agentd has. A restarted head restores its groups from these.
         keeps: True if workers without robots survive the end of this agentd for one lease, so that the next agentd can
             take them over.
-        ended: reasons by worker id, for workers of an earlier agentd that this one could not take over and has ended.
+        ended: workers of an earlier agentd that this one had to end because it could not take them over: the reason by
+            worker id.
         watched: incarnations of the clients whose processes the agentd watches. Those processes live, however long the
             clients are silent.
         newest: the newest protocol that the agentd speaks; 0 if it is `protocol`.
@@ -306,7 +306,8 @@ class Welcome(ControlMessage, frozen=True):
 class Goodbye(ControlMessage, frozen=True):
     """Last message of a session that the sender ends on purpose.
 
-    An agentd or client says that it ends. From the head, without a flag, it says to clients that the cluster ends.
+    An agentd or client says that it ends. The head says to clients that the cluster ends, unless `lost` or
+    `restarting` is True.
 
     Attributes:
         reason: why, for people.

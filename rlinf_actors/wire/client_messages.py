@@ -48,8 +48,9 @@ class Launch(ControlMessage, frozen=True):
 
     Attributes:
         cls: "module:qualname" of the worker class.
-        detail: JSON of the sender for clients that attach later.
-        detached: True if the job's first driver, if the job has a driver, owns the group instead of the sender.
+        detail: description of the group in JSON (placements and the like), for clients that attach to it later.
+        detached: True to make the job's first driver the owner of the group. The sender owns the group if this is False
+            or the job has no driver.
         wait_s: seconds that the launch may wait for robots that other groups hold. A StopGroup of the name withdraws a
             waiting launch.
         outlives: (since protocol 7) True if the sender will send Detach once the group is constructed. The head refuses
@@ -113,7 +114,8 @@ class Handles(ControlMessage, frozen=True):
     """Notice of a client to a head that has restored the client's session: the groups of which the client has handles.
 
     The head renews the client's subscriptions, and reports every worker that has ended since. If agentds report a group
-    of this client that is in neither list, the client shut it down or detached it while no head ran: the head stops it.
+    that this client owns and that neither list names, the head stops the group, because the client has shut it down.
+    Detached groups are not stopped.
 
     Attributes:
         groups: the groups with all their workers, as far as the client knows them.
@@ -253,7 +255,7 @@ class Events(ControlMessage, frozen=True):
     Attributes:
         log: id of this head's event log.
         at: the head's clock, in seconds since the epoch.
-        next: `since` for the next GetEvents.
+        next: the value of `since` for the next GetEvents.
         missing: number of entries between `since` and `next` that the head no longer keeps.
         more: True if further entries are ready.
     """
@@ -347,7 +349,7 @@ class KeyState(values.Value, frozen=True):
 
     Attributes:
         public: the public key, 40 characters of Z85.
-        role: role of the key's holder; for a join token, the role that its holder will get.
+        role: role of the key's holder; for a join token, the role that the holder of the token will get.
         name: name of that node or driver.
         added_at: time at which the key was listed.
         added_by: name of the person or program that listed it.
@@ -369,7 +371,7 @@ class KeyState(values.Value, frozen=True):
 
 
 class Enroll(ControlMessage, frozen=True):
-    """List the sender's key `public`. Answered by Enrolled, which uses up the join token.
+    """Add the sender's key `public` to the head's list. Answered by Enrolled; the join token is then used up.
 
     This is the only request that the holder of a join token may send.
     """
@@ -399,17 +401,17 @@ class Enrolled(ControlMessage, frozen=True):
 
 
 class AddKey(ControlMessage, frozen=True):
-    """List a key, or the key of a join token. Answered by Keys with that key. `rlinf-actors keys enroll` sends it.
+    """Add a key or join token to the head's list. Answered by Keys with it. `rlinf-actors keys enroll` sends it.
 
-    Refused if the name has a valid key; a valid join token of the name ends.
+    Refused if the name has a valid key. A valid join token of the name becomes invalid.
 
     Attributes:
         public: the public key, 40 characters of Z85.
         role: role of the key's holder.
         name: name of that node or driver.
         by: the sender's name, for people.
-        token_s: seconds for which a join token is valid, at most 900; its holder lists the final key by Enroll. None to
-            list the final key itself.
+        token_s: None if `public` is the final key. For a join token: seconds for which it is valid, at most 900. Its
+            holder sends the final key by Enroll.
     """
 
     public: str

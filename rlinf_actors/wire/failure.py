@@ -29,7 +29,7 @@ with contextlib.suppress(NameError):
 def encode(call_id: int, error: BaseException, kind: str = "raised") -> tuple[Raised, list[Buffer]]:
     """Return the header and the parts that report *error* to the caller of the call *call_id*.
 
-    The parts are the pickled exception; [] if it does not pickle. *kind* becomes the `kind` of the header.
+    The parts are the pickled exception; [] if it does not pickle. *kind* is one of the kinds of frames.Raised.
     """
     kind_name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
     try:
@@ -99,7 +99,7 @@ def _travels(value: Any) -> bool:
 
 
 def decode(raised: Raised, parts: AuthenticatedParts, *, worker: str, rank: int, node: str) -> Exception:
-    """Return the exception for the caller: a WorkerError, or another class for some kinds of *raised*.
+    """Return the exception for the caller: a WorkerError, or another error for some values of `raised.kind`.
 
     *parts* are those that `encode_exception` made; *worker* is "group:rank", *node* the name of the worker's node.
     """

@@ -61,7 +61,7 @@ class Rejected(Frame, frozen=True, tag=1):
 
 
 class Create(Frame, frozen=True, tag=2):
-    """Construct the worker's class. Payload: class or None, args, kwargs, extras. Answered by Ok or Raised.
+    """Construct the worker's class. Payload: class or None, args, kwargs, further values. Answered by Ok or Raised.
 
     Attributes:
         cls: "module:qualname" if the worker imports the class, "" if the payload has the class by value.
@@ -233,7 +233,7 @@ class TensorTransfer(msgspec.Struct, array_like=True):
         tensors: the tensors by number.
         lane: number of the lane that carries the tensors with the path "lane".
         backend: torch.distributed back-end of the lane.
-        store: HOST:PORT of the lane's store.
+        store: HOST:PORT of the lane's torch.distributed store.
         options: options with which the lane's process group is made.
         event: handle of a CUDA event that the receiver waits for before it reads a tensor with the path "ipc".
     """
@@ -409,7 +409,7 @@ class ChannelLook(Frame, frozen=True, tag=45):
 
 
 class ChannelShow(Frame, frozen=True, tag=46):
-    """Ask for the waiting items, for people. Answered by Ok with [closed, rows]; the small items follow.
+    """Ask for the waiting items, to show them. Answered by Ok with [closed, a row for each key]; small items follow.
 
     Since protocol 7 `what` can be "counts", "list" or "drain"; a host of protocol 6 ignores it. "counts" adds the
     number of undeliverable items of each key to the answer. "list" and "drain" return the undeliverable items of `key`,
@@ -430,7 +430,7 @@ class ChannelClose(Frame, frozen=True, tag=47):
 class ChannelWhere(Frame, frozen=True, tag=48):
     """Ask replica 0 of a distributed channel which replica has a key. Answered by Ok with that replica's rank.
 
-    If no replica has the key yet, replica `rank` gets it: the sender prefers the replica of its own node.
+    If no replica has the key yet, replica `rank` gets the key. It is the replica on the sender's node, if there is one.
     """
 
     id: int

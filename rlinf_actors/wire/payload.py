@@ -205,12 +205,12 @@ def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes, taker:
 
     Args:
         value: any picklable object.
-        what: name of the object, for the error's path.
+        what: name of the object, with which the ``path`` of an error begins.
         copy: function that copies each buffer. None for no copy: the buffers must then not change until they are sent.
         taker: takes tensors out of the object; they travel on another path.
 
     Raises:
-        SerializationError: a part of *value* cannot be pickled; ``path`` names it.
+        SerializationError: something in *value* cannot be pickled; the error's ``path`` names it.
     """
     if value is None:
         return []
@@ -233,7 +233,7 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = b
     """Return the arguments of a call as parts: a snapshot, whose buffers are copied by *copy*.
 
     Raises:
-        SerializationError: an argument cannot be pickled; ``path`` is such as ``args[0].lock``.
+        SerializationError: an argument cannot be pickled; the error's ``path`` names it, such as ``args[0].lock``.
     """
     if not args and not kwargs:
         return []

@@ -27,7 +27,7 @@ Without this limit the text, or a packet with many such texts, could become too 
 
 
 class WorkerPlace(ControlMessage, frozen=True):
-    """Facts about its surroundings that a worker process needs. agentd fills them in; the head makes the WorkerSpec.
+    """What a worker process must know about its node and its files. agentd fills it in; the head makes the WorkerSpec.
 
     Attributes:
         run_dir: directory of the worker's ipc socket.
@@ -235,7 +235,7 @@ class LeaseLost(ControlMessage, frozen=True):
 class LogsGrew(ControlMessage, frozen=True, tag="Grew"):
     """Packet of a template: the log files of these workers have new output.
 
-    After one such packet for a file the template sends no other until agentd sends Read with `to_end`.
+    After one such packet for a file the template sends no other for this file until agentd sends Read with `to_end`.
     """
 
     ids: list[str]
@@ -344,7 +344,7 @@ class SurvivingWorker(ControlMessage, frozen=True, tag="Kept"):
 class Inventory(ControlMessage, frozen=True):
     """Last reply to Adopt, after every SurvivingWorker: facts about the template itself.
 
-    `since` is when the last agentd that the head had registered was gone, in seconds of CLOCK_MONOTONIC. `installed`
+    `since` is the time when the last registered agentd ended, in seconds of CLOCK_MONOTONIC. `installed`
     and `paths` have the meaning that they have in TemplateReady.
     """
 

@@ -59,8 +59,8 @@ class HardwareQuestion(Value, frozen=True):
         configs: JSON of the configuration's entries for the node, "null" without entries.
         interpreter: interpreter of the process that enumerates the hardware, None for the node's default.
         env: environment variables of that process, on top of the node's.
-        path_env_merge_mode: how variables such as PATH that both have are merged: "append" puts the directories of
-            `env` before the node's, "override" replaces the node's value.
+        path_env_merge_mode: how variables such as PATH are merged if both environments set them: "append" puts the
+            directories of `env` before the node's, "override" replaces the node's value.
         sys_path: import paths of the requesting process.
         extensions: extensions that the requesting process has loaded.
         limit_s: time limit in seconds.
@@ -84,7 +84,7 @@ class Piece(Value, frozen=True):
         cls: ``module:qualname`` of the piece's subclass of HardwareInfo. The receiver restores that class if it is
             loaded.
         detail: JSON object of the fields that this class adds.
-        identity: `HardwareInfo.identity`, for people; for a class that the receiver has not loaded.
+        identity: `HardwareInfo.identity`, for a receiver that has not loaded the class.
         claim_keys: `HardwareInfo.claim_keys`: a worker that uses the piece claims each key. Empty to claim the piece by
             its node and number.
     """
@@ -208,9 +208,9 @@ class WorkerSpec(Value, frozen=True):
         pids_limit: processes and threads of the worker and its descendants, None for no limit.
         limits_best_effort: True to start the worker also where these limits cannot be enforced.
         incarnation: number of restarts of its rank so far.
-        owner_must_answer: when the head ends the group because its owner has not answered beats for the length of a
-            robot lease, although an agentd sees the owner's process: "always", "elsewhere" (if the robot is on another
-            host than the owner), or "" for never.
+        owner_must_answer: whether the head ends the group if its owner has not answered beats for the length of a robot
+            lease, but an agentd still sees the owner's process: "always", "elsewhere" (only if the robot is on another
+            host than the owner) or "" (never).
     """
 
     id: WorkerId
@@ -344,7 +344,7 @@ class GroupState(Value, frozen=True):
         owner: incarnation of the client that owns the group.
         state: starting, running, restarting, degraded (some workers have ended), stopping or gone.
         token: the job's membership token for a client that gets a handle, else "".
-        detail: JSON of the launching client for clients that attach later (placements and the like).
+        detail: description of the group in JSON (placements and the like), for clients that attach to it later.
         detached: True if no client owns the group, so that it ends only by a request that names it.
     """
 
