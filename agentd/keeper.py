@@ -138,8 +138,8 @@ class Keeper:
         return not found
 
     def _reap(self, pid: int) -> bool:
-        """Reap the child *pid* if it has ended. Report its exit status to agentd if it was a template or can have been
-        a worker. Return True if the child had ended.
+        """If the child *pid* has ended, reap it and return True; otherwise return False. If the child was a template,
+        or can have been a worker because it led a session, report its exit status to agentd.
         """
         leads = session(pid) == pid
         ended, status = os.waitpid(pid, os.WNOHANG)

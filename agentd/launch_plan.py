@@ -167,8 +167,8 @@ def log_paths(spec: WorkerSpec, log_dir: str) -> tuple[str, str]:
 
 
 def file_name(name: str) -> str:
-    """Return *name* if it can be a file name. Otherwise return *name* with other characters replaced and a hash added,
-    so that different names stay different.
+    """Return *name* if it consists of at most 120 ASCII letters, digits and ``._-`` and does not begin with a dot.
+    Otherwise return a similar name of that form, with a hash added so that different names stay different.
     """
     clean = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:120].lstrip(".") or "_"
     return clean if clean == name else f"{clean}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
@@ -263,8 +263,10 @@ def make_site(
 
 
 def allowed_interpreters(config: Config, report: NodeReport) -> tuple[str, ...] | None:
-    """Return the directories below which workers' interpreters must be, or None if any interpreter is allowed. Without
-    a configured list, any is allowed on a node with a loopback address.
+    """Return the directories below which workers' interpreters must be, or None if any interpreter is allowed.
+
+    Without a configured list, any is allowed on a node with a loopback address. On other nodes the interpreters must be
+    below the directories of agentd's own Python, /opt, /usr or the home directory.
     """
     if config.interpreters is None and not is_loopback(report.ip):
         return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, "/opt", "/usr", os.path.expanduser("~"))))

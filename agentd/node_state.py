@@ -352,8 +352,8 @@ class AgentState:
     # --- notices of the head ---
 
     def _answers(self, beat: Beat) -> bool:
-        """Return True if *beat* is an answer of the head with which this node is registered. Our own beats can come
-        back if agentd's connection ends at agentd itself; they are no answers.
+        """Return True if *beat* is an answer of the head with which this node is registered. If agentd is
+        connected to itself by mistake, its own beats come back; they are no answers.
         """
         return beat.incarnation != "" and beat.incarnation == self._epoch
 

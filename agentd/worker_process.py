@@ -119,10 +119,10 @@ class WorkerProcess:
             self.pidfd = -1
 
     def why(self, exit: ExitReport) -> dict[str, str]:
-        """Return the fields of the exit report *exit* that must be replaced because agentd stopped this worker.
+        """Return, by name, new values for fields of the exit report *exit*: they say that agentd stopped this worker.
 
-        If the worker has robots and was stopped by anyone but its owner, its own report says what became of the robots.
-        Then only a missing reason is filled in.
+        If the worker has robots and was stopped by anyone but its owner, *exit* says what became of the robots. So only
+        its reason is replaced, and only if it is empty.
         """
         if not (self.reason and self.has_robots):
             return {"kind": "stopped", "reason": self.reason}

@@ -458,9 +458,7 @@ class Workers:
         self._changed.set()
 
     def _end(self, worker: WorkerProcess, exit: ExitReport) -> None:
-        """Forget the worker and report its WorkerExited. Every worker that was accepted is reported by this method
-        alone.
-        """
+        """Forget the worker and report its WorkerExited. All reports of WorkerExited are made here."""
         spec = worker.spec
         if self._workers.pop(spec.id, None) is None:
             return

@@ -127,8 +127,8 @@ class AgentLink:
             self._listener = None
 
     def remove(self) -> None:
-        """Remove the template's files (.json and .err) at its end, if it has no agentd. An agentd reads them, then
-        removes them.
+        """Remove the template's files (.json and .err) at the template's end. If it has an agentd, do nothing, because
+        that agentd reads the files and then removes them.
         """
         if self._keep and self.orphaned:
             self._remove(".json")
@@ -193,7 +193,7 @@ class AgentLink:
     def _on_caller(self, caller: socket.socket, _: int) -> None:
         """Read the first packet of a new connection. If it is Adopt, the caller is an agentd and adopts the template.
 
-        Any other caller is rejected. The previous agentd has ended by then.
+        Any other caller is rejected. When an agentd sends Adopt, the previous agentd has ended.
         """
         try:
             packet = packets.decode_to_template(caller.recv(packets.MAX_PACKET))

@@ -221,7 +221,7 @@ class ForkedWorkers:
         return list(self._workers.values())
 
     def close(self) -> None:
-        """Close the template's descriptors of all workers in a process that the template has just forked."""
+        """Close the descriptors that this process, just forked by the template, has inherited for other workers."""
         for worker in self._workers.values():
             worker.close()
 
@@ -310,7 +310,9 @@ class ForkedWorkers:
         return [*self._ends.values(), *(worker.kept() for worker in living)]
 
     def told(self, end: packets.SurvivingWorker) -> None:
-        """Send agentd a worker's exit report. If workers continue without an agentd, store it until Settled."""
+        """Send agentd a worker's exit report. If workers continue without an agentd, also store the report until agentd
+        sends Settled.
+        """
         assert end.exit is not None
         if self._keeps:
             self._ends[end.id] = end

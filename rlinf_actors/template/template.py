@@ -149,7 +149,7 @@ class TemplateConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def main(fd: int, node: str, config_json: str) -> None:
-    """Run a template until its agentd or its owner ends. In a process that the template forks or spawns, run that
+    """Run a template until the template ends. In a process that the template forks or spawns as a worker, run that
     worker.
 
     Args:
@@ -375,7 +375,7 @@ class Template:
         return 0
 
     def _close(self) -> None:
-        """Close every descriptor of the template in a worker process that was just forked."""
+        """Close the template's descriptors that this process, a worker that was just forked, has inherited."""
         self._selector.close()
         self._workers.close()
         self._link.close()
