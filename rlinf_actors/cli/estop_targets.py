@@ -44,7 +44,7 @@ MAY_MOVE = "ROBOTS MAY STILL MOVE: PRESS THEIR OWN EMERGENCY STOPS."
 
 @dataclass(eq=False)
 class StopTarget:
-    """A head to which the emergency stop is sent, with the connection to it and its description for people."""
+    """A head to which the emergency stop is sent: the connection to it, and a description for people."""
 
     address: str  # the value of --head that names this head
     description: str  # for people
@@ -195,8 +195,8 @@ Answer = Union[EStopped, Status, Failed, str]
 
 
 def ask_all(targets: Sequence[StopTarget], question: Body) -> Iterator[tuple[StopTarget, Answer]]:
-    """Connect to all heads and send *question* to each. Yield each head with its answer when the answer arrives. A head
-    that does not answer in time is yielded with the reason instead.
+    """Connect to the heads *targets* and send *question* to each. Yield each head with its answer when the answer
+    arrives. Yield a head that cannot be reached, or does not answer in time, with the reason instead.
     """
     asker = BlockingClient()
     try:
@@ -209,8 +209,9 @@ def ask_all(targets: Sequence[StopTarget], question: Body) -> Iterator[tuple[Sto
 
 
 def answers_to(asker: BlockingClient, targets: Sequence[StopTarget]) -> Iterator[tuple[StopTarget, Answer]]:
-    """Wait for the answers of heads that have been asked through *asker*. Yield each head with its answer when the
-    answer arrives. After DEADLINE_S, yield each remaining head with the reason why it has not answered.
+    """Wait at most DEADLINE_S for the answers of *targets*, which have been asked through *asker*. Yield each head with
+    its answer when the answer arrives. Yield a head that cannot be reached, or has not answered by the end of the
+    wait, with the reason instead.
     """
     deadline = time.monotonic() + DEADLINE_S
     waiting = {target.asked: target for target in targets}

@@ -81,7 +81,7 @@ def note(text: str) -> None:
 
 
 def warn(warning: str) -> None:
-    """Print *warning*, which a head's answer contained, on stderr. Print nothing if it is empty."""
+    """Print *warning*, a text from a head's answer, on stderr. Print nothing if the text is empty."""
     if warning:
         note(f"warning: {warning}")
 

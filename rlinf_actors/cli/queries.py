@@ -85,8 +85,8 @@ async def _ask(endpoint: str, settings: Settings, question: Body, kind: type[T],
 def fetch_hardware(
     endpoint: str, settings: Settings, config: ClusterConfig, states: Sequence[NodeState]
 ) -> list[NodeInfo]:
-    """Return the nodes of *states* with the hardware that *config* configures for them. The head at *endpoint* has each
-    node enumerate that hardware. Blocks.
+    """Return the nodes of *states* with the hardware that *config* configures for them. The head at *endpoint* asks
+    each node which of that hardware the node has. Blocks.
     """
 
     async def ask() -> list[NodeInfo]:

@@ -1,8 +1,8 @@
 """ClusterConfig: the ``cluster:`` section of a configuration, checked and in one normal form.
 
-The driver reads it before it connects, and the command line for `rlinf-actors plan`. The structs below define the keys
-and the types of their values; rlinf_actors.conversion reports values that do not fit. Every fault is a ConfigError with
-its config path. Callers pass the table of registered hardware types.
+A driver reads the section before it connects; `rlinf-actors plan` reads it too. The structs below define the keys and
+the types of their values; rlinf_actors.conversion reports values that do not fit. Every fault is a ConfigError with its
+config path. Callers pass the table of registered hardware types.
 """
 
 from __future__ import annotations

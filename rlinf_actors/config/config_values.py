@@ -257,8 +257,8 @@ def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
     config path of *values*.
 
     Only annotations made of plain types are checked: numbers, text, lists, mappings, enums, literals, dataclasses. The
-    class checks everything else in its ``__post_init__``. A TypeError, ValueError or AssertionError from there is
-    raised as a ConfigError.
+    class checks everything else in its ``__post_init__``. If that raises TypeError, ValueError or AssertionError, a
+    ConfigError is raised instead.
     """
     given = dict(values)
     if dataclasses.is_dataclass(cls):

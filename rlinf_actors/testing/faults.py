@@ -73,7 +73,7 @@ def cut(seconds: float = 0.0) -> Action:
     """Return the action that loses all messages to and from a peer, as a cut network does.
 
     Args:
-        seconds: time until messages pass again; 0 for as long as the fault is injected.
+        seconds: time until messages pass again; 0 if they are to be lost for as long as the fault is injected.
     """
     return Action("cut", seconds)
 

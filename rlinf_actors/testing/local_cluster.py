@@ -485,7 +485,7 @@ def _wait_ready(pipes: Mapping[int, int], nodes: Sequence[LocalNode], deadline: 
 
 
 def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return *tables* as TOML. JSON's numbers, strings and lists of strings are valid TOML, so values are JSON."""
+    """Return *tables* as TOML. JSON's numbers, strings and lists of strings are valid TOML, so values are in JSON."""
     lines: list[str] = []
     for table, section in tables.items():
         lines.append(f"[{table}]")
