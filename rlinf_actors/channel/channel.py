@@ -421,7 +421,7 @@ class Channel(ChannelViews[T]):
 
     @property
     def _backend(self) -> Backend:
-        """Return the object that makes the requests. A handle that was an argument of a call begins its search."""
+        """Return the object that makes the requests. A handle that came as an argument first begins its search."""
         if self._made_in != forks.generation():
             self._adopt_in_child()
         made = self._made
@@ -460,9 +460,9 @@ def create_channel(
 ) -> AsyncWork[Channel[Any]]:
     """Make a channel, for `Channel.create` and `Worker.create_channel`. No other code calls this function.
 
-    The warning for a name in use names the line of code two calls up, so these two must call it directly. If *beside*
-    is given, it is awaited on the I/O thread to get the rank of the channel's node instead of *node_rank*. *show_logs*
-    is the opposite of *disable_distributed_log*; the other arguments are those of `Channel.create`.
+    The warning for a name in use names the line of code two calls up, so both methods must call this function directly.
+    If *beside* is given, it is awaited on the I/O thread to get the rank of the channel's node instead of *node_rank*.
+    *show_logs* is the opposite of *disable_distributed_log*; the other arguments are those of `Channel.create`.
     """
     for what, value in (("maxsize", maxsize), ("max_deliveries", max_deliveries)):
         if not isinstance(value, int) or isinstance(value, bool):

@@ -50,10 +50,10 @@ T = TypeVar("T")
 
 
 class JoinedWork(AsyncWork[T]):
-    """A work that is done when several other works are done.
+    """An AsyncWork that is done when several others, *works*, are done.
 
-    *make* makes the result from the list of these works, on the first thread that asks for the result. If *works* is
-    None, the caller passes the works to `join` later.
+    *make* makes the result from the list of *works*, on the first thread that asks for the result. If *works* is None,
+    the caller passes the list to `join` later.
     """
 
     _lazy = True
@@ -66,7 +66,7 @@ class JoinedWork(AsyncWork[T]):
             self.join(works)
 
     def join(self, works: Sequence[AsyncWork[Any]]) -> None:
-        """Set the works to wait for. Called at most once."""
+        """Set the AsyncWorks to wait for. Called at most once."""
         self._works = works
         self._left = len(works)
         for work in works:
@@ -87,7 +87,7 @@ class JoinedWork(AsyncWork[T]):
 
 
 class ClosingChannel(JoinedWork[None]):
-    """The work of `Channel.close`: it closes all replicas of the channel.
+    """The AsyncWork of `Channel.close`, which closes all replicas of the channel.
 
     If all replicas are empty, the work is done when the host processes have ended and the channel's name is free.
     Otherwise it is done when all replicas have confirmed the close.

@@ -142,7 +142,7 @@ class ConnectingChannel(RequestMaker):
     Attributes:
         found: the channel; None until it is found.
         maxsize: maxsize of the channel, valid once `found` is set.
-        search: work whose result is the maxsize. If the search fails, every kept request fails with the same error.
+        search: AsyncWork whose result is the maxsize. If the search fails, every kept request fails with its error.
 
     Raises:
         UsageError: the channel belongs to another job, or this process belongs to none.

@@ -32,7 +32,7 @@ _SHOWN_ITEMS = 20
 class LocalChannel:
     """A channel whose items stay in this process. Any thread may use it.
 
-    It consists of the queue, a lock for the queue, and the works of requests that wait.
+    It consists of the queue, a lock for the queue, and the AsyncWorks of the waiting requests.
     """
 
     def __init__(self, name: str, maxsize: int, max_deliveries: int = 0) -> None:

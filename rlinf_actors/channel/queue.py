@@ -346,7 +346,7 @@ class ChannelQueue:
         return self.max_bytes <= 0 or queue.count == 0 or self.nbytes + nbytes <= self.max_bytes
 
     def _note_starved(self, key: Hashable, queue: _KeyQueue) -> None:
-        """Note in `_starved` if the first parked put of a key waits for the limit of bytes, not of items."""
+        """Keep in `_starved` the keys whose first parked put waits because of the limit of bytes, not of items."""
         if queue.parked and not 0 < self.maxsize <= len(queue.items):
             self._starved.setdefault(key, queue)
         else:

@@ -412,7 +412,7 @@ class RequestMaker:
 
 
 def limit(io: IoThread, work: Put | Get, timeout: float) -> None:
-    """Cancel *work* after *timeout* seconds. If the host does not answer the cancellation, fail the work here."""
+    """Cancel *work* after *timeout* seconds. If the host does not answer in CONFIRM_S more seconds, fail it here."""
     if work.done():
         return
     ref = weakref.ref(work)

@@ -285,7 +285,7 @@ class Broadcaster:
         problem: Exception | None = None,
         options: CollectiveGroupOptions | None = None,
     ) -> AsyncWork[Any]:
-        """Take part in a broadcast and return its work; see Worker.broadcast.
+        """Take part in a broadcast and return its AsyncWork; see Worker.broadcast.
 
         Args:
             value, groups, src, options: as for Worker.broadcast.
@@ -294,7 +294,7 @@ class Broadcaster:
 
         Raises:
             ValueError, TypeError, UsageError: *groups* or *src* is wrong. The other members do not learn of it.
-            Exception: *problem*, or the reason why the source's object cannot be sent. The other members raise it too.
+            Exception: *problem*, or why the source's object cannot be sent. Every member raises a source's error.
         """
         members = addressing.addresses(groups)
         order = tuple(addressing.in_order(members, addressing.source(src, members)))

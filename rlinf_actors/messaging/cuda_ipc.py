@@ -135,7 +135,7 @@ class Driver:
 
 
 class DeviceMemory:
-    """Device memory that torch did not allocate, for ``torch.as_tensor``. The tensor keeps this object alive.
+    """Device memory that torch did not allocate. ``torch.as_tensor`` of this object is a tensor that keeps it alive.
 
     *ended* is called when the last tensor on the memory is gone; on any thread, with any lock held.
     """
@@ -302,7 +302,7 @@ class Devices:
         kind: torch's device type; "cpu" without accelerators.
         ccl: torch.distributed's back-end for the accelerators; "" without accelerators.
         seen: index by UUID of all accelerators that the process sees; by "kind:number" if `driver` is None.
-        own: the accelerators in `seen` that this worker computes on: all if isolated, else only `home`.
+        own: the accelerators in `seen` that this worker computes on: all if ISOLATE_ACCELERATOR is 1, else only `home`.
         home: index of the accelerator on which tensors arrive; None without accelerators.
         backends: back-ends of torch.distributed in this process.
         driver: the CUDA driver; None if device memory cannot be shared between processes.

@@ -43,7 +43,7 @@ class Lane:
 
     Args:
         name: names the thread, and the lane in errors.
-        make: makes the wire; runs on the lane's thread.
+        make: makes this worker's end of the process group (Wire); runs on the lane's thread.
         broke: called once, on the lane's thread, when the process group cannot be made or fails. The caller must then
             call `end`.
         release: called once when the lane has ended, to free what was kept for it.
@@ -159,7 +159,7 @@ class OpenLane:
     Attributes:
         id: names the lane in LaneEnded frames from the other worker.
         report: sends a LaneEnded frame with a text to the other worker.
-        header: the fields of frames.TensorTransfer from which the receiver joins the lane; of the sender's end only.
+        header: fields of frames.TensorTransfer by which the receiver joins the lane; set only at the sender's end.
         reported: True once `report` was called.
     """
 
@@ -172,11 +172,10 @@ class OpenLane:
 
 
 class Lanes:
-    """Keeps the open lanes of one sender to one other worker, or those of a receiver from all other workers.
+    """Keeps open lanes: of a sender, those to one other worker; of a receiver, those from all other workers.
 
+    Each lane has a key: at the sender its device and options; at the receiver its link and its number on that link.
     Any thread.
-
-    A sender's key is the device and options of a lane. A receiver's key is the link and the lane's number there.
     """
 
     def __init__(self) -> None:
@@ -191,7 +190,7 @@ class Lanes:
     def get(self, key: Hashable, make: Callable[[], OpenLane]) -> OpenLane:
         """Return the lane with this key. If there is none, call *make* to make the lane.
 
-        After `end_all`, raise its error.
+        After `end_all`, raise the exception that its *error* makes.
         """
         with self._lock:
             if self._closed is not None:

@@ -109,8 +109,8 @@ class Messenger:
     ) -> AsyncWork[None]:
         """Send an object to the worker *to*, together with *piggyback* unless that is None.
 
-        Return a work that is done when the message was sent within the window and the sender's buffers may be reused.
-        *now* is True if a thread waits for the work.
+        Return an AsyncWork that is done when the message was sent within the window and the sender's buffers may be
+        reused. *now* is True if a thread waits for that, so that the link must not delay the message.
 
         Raises:
             ValueError: a tensor in *value* is not contiguous. Nothing was sent.
@@ -176,9 +176,9 @@ class Messenger:
     # --- receiving ---
 
     def receive(self, sender: WorkerAddress, convert: Callable[[Any], Any] = lambda value: value) -> PendingReceive:
-        """Begin to receive the next object that *sender* sends, and return the work.
+        """Begin to receive the next object that *sender* sends, and return the PendingReceive.
 
-        *convert* makes the result of the work from the object.
+        *convert* makes the result of the PendingReceive from the object.
         """
         work = PendingReceive(f"recv() from {sender}", self, sender, convert)
         work.posted.enter()
@@ -325,7 +325,7 @@ class Messenger:
             self._reply(message.link, frames.Returned(message.outbox, due))
 
     def unread(self, key: Key, message: ArrivedMessage) -> None:
-        """Return a message that no caller has seen to the mailbox. Any thread; a finalizer may call this."""
+        """Put a message that no caller has seen back into the mailbox. Any thread; a finalizer may call this."""
         self._unread.append((key, message))
         self._io.call(self._put_back)
 

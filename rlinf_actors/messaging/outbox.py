@@ -31,7 +31,7 @@ class OutgoingMessage:
         stream: "" for send and recv, else the stream of a broadcast tree.
         parts: contents of the message.
         borrowed: True if some parts are the sender's own memory, which must not change before `work` is done.
-        work: done when the message was sent.
+        work: the AsyncWork of the send.
         tensors: tensors that travel beside the message.
         options: options of the process group that carries these tensors; None for the defaults.
         now: True if a thread waits for the send, so that the link must not delay the message.

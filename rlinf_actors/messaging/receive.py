@@ -30,8 +30,8 @@ class PostedReceive:
         incarnation: id of the worker to receive from; "" until the worker is found.
         closed: True once the receive has its message or error, or was withdrawn.
         loading: the message, while tensors that travel beside the message are still on their way; else None.
-        timer: the timer of Messenger.limit.
-        work: weak reference to the caller's work, which gets the message.
+        timer: fails the receive when its time is up; None without a limit.
+        work: returns the caller's PendingReceive, which gets the message; None if the caller has dropped it.
     """
 
     __slots__ = ("_entered", "_messenger", "_sender", "closed", "incarnation", "key", "loading", "timer", "work")
@@ -65,7 +65,7 @@ class PostedReceive:
 
 
 class PendingReceive(AsyncWork[Any]):
-    """The work of a recv. The first thread that waits for the object unpickles the object, once.
+    """The AsyncWork of a recv. The first thread that waits for the object unpickles the object, once.
 
     A cancelled wait takes no message. When the last waiter is cancelled, the receive is withdrawn from the mailbox, and
     a message that the work got meanwhile returns to the mailbox. The work is then not done: when a caller waits for the

@@ -264,7 +264,7 @@ class TensorSender:
     def _add_tensors(self, message: OutgoingMessage) -> None:
         """Choose a path for each tensor of a message.
 
-        Add the header that describes the tensors, and the staged ones' bytes.
+        Add to the message a header that describes the tensors, and the bytes of those that are staged.
         """
         facts, detached = self._facts, message.tensors
         assert facts is not None

@@ -1,7 +1,7 @@
 """The code that both ends of a tensor transfer use: detached tensors, their headers, and TransferEndpoint.
 
-A tensor that travels beside its message is detached from the object while that is pickled. It travels as bytes (uint8),
-since not every path supports every dtype. The receiver views the bytes as the tensor again.
+A tensor that travels beside its message is detached from its object while the object is pickled. The tensor travels as
+bytes (uint8), since not every path supports every dtype. The receiver views the bytes as the tensor again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlinf_actors.wire import frames
 class DetachedTensors:
     """The tensors that were detached from one object while it was pickled. They travel beside the object's message.
 
-    CPU tensors stay in the message, unless *cpu* is True and they are large.
+    A CPU tensor stays in the message, unless *cpu* is True and the tensor is large.
 
     Attributes:
         tensors: the tensors, contiguous, in the order of their numbers.

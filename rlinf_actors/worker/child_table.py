@@ -92,7 +92,7 @@ class ChildTable:
         return [(link, frames.ChildIs(number, id, endpoint)) for link, number in self._askers.get(child.path, ())]
 
     def ended(self, id: str, exit: ExitReport) -> list[Outgoing]:
-        """Record that the child *id* has ended. Return the answers that tell the peers that asked for the child.
+        """Record that the child *id* has ended. Return the frames that tell this to the peers that asked for the child.
 
         If the child never listened, the list is empty: these peers go on waiting for a process that takes the child's
         path.

@@ -248,7 +248,7 @@ LEAVE_S = 5.0
 
 
 def become_member(address: WorkerAddress, siblings: int) -> worker_context.WorkerContext | None:
-    """Make this process the child member *address*, and return its context. Return None if it descends from no worker.
+    """Make this process the child member *address*, and return its context; None if no worker has started this process.
 
     Blocks for two round trips to the worker. *siblings* is the number of children at that address, the child's world
     size. In the worker itself, return the worker's context.

@@ -25,8 +25,8 @@ class DeviceLock:
     for all its accelerators at once.
 
     The process holds the lock. While it does, each `acquire` of any of its threads or tasks returns at once and counts
-    up; after as many releases the lock is free. The end of the process frees the lock too. A worker without
-    accelerators never waits.
+    up; after as many releases the lock is free. The end of the process frees the lock too. A worker whose
+    accelerator_type is NO_ACCEL never waits.
 
     The lock is advisory: code that does not acquire it can use the device. Only workers of this agentd share it: not
     other programs, nor another cluster on this machine.

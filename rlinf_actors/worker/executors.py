@@ -58,7 +58,7 @@ class Executor(Protocol):
     def idle(self) -> bool:
         """Return True if no call is queued.
 
-        The server then sends an answer at once, instead of together with the next.
+        The server then sends an answer at once, instead of together with the next answer.
         """
 
     def begin(self, make: Callable[[], Any]) -> Any:
@@ -158,9 +158,10 @@ def _start_serving(serve: Callable[[], object], name: str, failed: Callable[[], 
 
 
 class BesideExecutor:
-    """Runs the calls of each method in *threads* on that many threads of its own, and passes all other calls to *main*.
+    """Runs the calls of some methods on threads of their own, and passes all other calls to *main*.
 
-    After an internal error in one of these threads, the executor calls *failed*, which ends the process.
+    *threads* has the names of these methods, each with its number of threads. After an internal error in one of
+    these threads, the executor calls *failed*, which ends the process.
     """
 
     def __init__(self, main: Executor, threads: Mapping[str, int], failed: Callable[[], object]) -> None:
@@ -185,9 +186,9 @@ class BesideExecutor:
         self.main.serve(instance)
 
     def activity(self) -> Activity:
-        """Return the call that *main* runs.
+        """Return the call that *main* runs, and the number of all waiting calls.
 
-        If *main* runs none, return the longest-running call of the other threads.
+        If *main* runs no call, return the longest-running call of the other threads.
         """
         main, *others = [executor.activity() for executor in (self.main, *self._beside.values())]
         since, method = min(((doing.since, doing.method) for doing in others if doing.method), default=(0.0, ""))

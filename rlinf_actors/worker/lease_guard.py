@@ -235,7 +235,7 @@ class Guard:
             self._signals.send(b"\0")
 
     def stay(self) -> NoReturn:
-        """End the lease because the calling thread, which ran calls, can run no more.
+        """End the lease, because the calling thread can run no more calls.
 
         Block until the guard ends the process.
         """

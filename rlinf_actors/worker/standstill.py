@@ -40,11 +40,14 @@ _set_async_exc = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class Unwound(SystemExit):
-    """Raised in stopped threads to end them if on_lease_lost waits for a lock. `except Exception` does not catch it."""
+    """Raised in held threads to end them if on_lease_lost waits for a lock. `except Exception` does not catch it."""
 
 
 class ThreadStopper:
-    """Stops the threads that may run user code. Construct it on the main thread."""
+    """Holds the threads that may run user code. Construct it on the main thread.
+
+    A thread that is held runs no more code, until `unwind` ends it.
+    """
 
     def __init__(self) -> None:
         self._main = threading.get_ident()
@@ -57,14 +60,14 @@ class ThreadStopper:
         signal.signal(SIGNAL, self.handler)
 
     def interrupt(self) -> None:
-        """Stop the main thread at its next Python instruction. Any thread; returns at once."""
+        """Hold the main thread from its next Python instruction on. Any thread; returns at once."""
         signal.pthread_kill(self._main, SIGNAL)
         signal.raise_signal(SIGNAL)  # taken by this thread, handled on the main thread, which may have masked it
 
     def stop_all(self) -> bool:
-        """Stop all Python threads except the caller and the runtime's own. Return True if the main thread has stopped.
+        """Hold all Python threads except the caller and the runtime's own. Return True if the main thread is held.
 
-        Waits at most STOP_MAIN_S seconds for the main thread. A thread in C code stops when it returns to Python.
+        Waits at most STOP_MAIN_S seconds for the main thread. A thread in C code is held when it returns to Python.
         """
         waited, again = 0.0, AGAIN_S
         still = False
@@ -82,7 +85,7 @@ class ThreadStopper:
         return still
 
     def unwind(self) -> None:
-        """End the stopped threads by raising Unwound in each, so that their ``with`` blocks release locks."""
+        """End the threads that are held by raising Unwound in each, so that their ``with`` blocks release locks."""
         self._gate.release()
 
     def stop_here(self) -> None:
@@ -111,7 +114,7 @@ class ThreadStopper:
         _set_async_exc(ctypes.c_ulong(ident), ctypes.py_object(Stopped))
 
     def handler(self, number: int, frame: object) -> None:
-        """Stop the main thread, as the handler of SIGNAL: block until `unwind` is called, then raise Unwound."""
+        """Hold the main thread, as the handler of SIGNAL: block until `unwind` is called, then raise Unwound."""
         if self._signalled:
             return  # sent again
         self._signalled = True
@@ -162,7 +165,7 @@ class Descendants:
         return ""
 
     def stop(self, within_s: float) -> bool:
-        """Stop all processes that are not exempt. Return False if one still runs after *within_s* seconds."""
+        """Send SIGSTOP to all processes not exempted. Return False if one still runs after *within_s* seconds."""
         deadline = time.monotonic() + within_s
         while True:
             found = [one for one in self._others() if self._stopped.get(one.pid) != one.started]
@@ -183,7 +186,7 @@ class Descendants:
     def kill(self) -> bool:
         """Kill all stopped and exempted processes, because a stopped process might continue after the worker's end.
 
-        Return True.
+        Always return True.
         """
         for pid, started in {**self._kept, **self._stopped}.items():
             found = procfs.stat(pid)

@@ -353,13 +353,13 @@ class Worker(Messaging, Channels):
         * the process gets SIGTERM, SIGINT or SIGHUP;
         * agentd or the template process dies.
 
-        Thread: one of its own. All other threads of user code are stopped before it begins. The main thread stops
-        within 0.2 s unless it is in C code, and its event loop with it. Processes that the worker started are stopped,
-        except those of `keep_for_stop`; the method may start new ones. A stopped thread releases a lock that the method
-        waits for after 0.25 s: SystemExit is raised in the thread, so its ``finally`` blocks may run then. The method
-        must be a plain ``def`` without arguments. Its error is printed to stderr.
+        Thread: one of its own. All other threads of user code are stopped before it begins. The main thread, with its
+        event loop, stops within 0.2 s unless it is in C code. Processes that the worker started are stopped, except
+        those of `keep_for_stop`; the method may start new ones. If the method waits for a lock 0.25 s after its start,
+        SystemExit is raised in the stopped threads. They then release their locks, and may run ``finally`` blocks. The
+        method must be a plain ``def`` without arguments. An error that it raises is printed to stderr.
 
-        Time: 1 s. With a lease of 2 s it begins at most 1.9 s after the last renewal of the head.
+        Time: the method has 1 s. With a lease of 2 s it begins at most 1.9 s after the last renewal of the head.
 
         Limits: C code that holds the interpreter's lock delays the method (see `lease_page`). A worker that is ended by
         kill -9, by the kernel or by a crash in C code does not run it. So the controller of the robot needs a watchdog

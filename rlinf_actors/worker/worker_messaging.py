@@ -86,8 +86,8 @@ class Messaging:
         """Send an object to a worker of this job. Messages from one worker to another arrive in order.
 
         The send is done when the receiver's runtime holds the object, or earlier if all of it was copied. Then the
-        object may change. With ``async_op=True`` tensors and arrays must not change before the work is done. While the
-        bytes on their way to the receiver exceed the window (RLINF_ACTORS_SEND_WINDOW, 64 MiB by default), the send
+        object may change. With ``async_op=True`` tensors and arrays must not change before the AsyncWork is done. While
+        the bytes on their way to the receiver exceed the window (RLINF_ACTORS_SEND_WINDOW, 64 MiB by default), the send
         waits until the receiver receives.
 
         Args:
@@ -280,7 +280,7 @@ class Messaging:
         async_op: bool = False,
         options: Options = None,
     ) -> Any:
-        """Send an object of one worker, the source, to all members. Every member calls it with the same members.
+        """Send an object of one worker, the source, to all members. Each of them calls this method.
 
         The object travels once to each node that has members, and from there to the other members on the node.
         Broadcasts among the same members from the same source keep their order. They are independent of other
@@ -296,7 +296,7 @@ class Messaging:
             options: as for `send`.
 
         Returns:
-            The object, at the source the same object that was passed; or the AsyncWork of that.
+            The object (at the source, the object that was passed itself), or the AsyncWork of it.
 
         Raises:
             PeerDiedError: a member is gone.
@@ -406,7 +406,7 @@ class Channels:
         max_deliveries: int = 3,
         async_op: bool = False,
     ) -> Channel[Any] | AsyncWork[Channel[Any]]:
-        """Make a channel that ends with this worker.
+        """Make a channel, which ends with this worker unless *detached*.
 
         If the job has a channel of that name, warn and return that channel.
 
