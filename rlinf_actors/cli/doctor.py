@@ -197,8 +197,8 @@ def _private(path: Path) -> bool:
 
 def processes() -> list[OwnProcess]:
     """Return the templates and workers of this user on this machine, and the processes that workers started. Each
-    entry says whether its process is an orphan: a template without an agentd, or another process whose template has
-    ended.
+    entry says whether its process is an orphan: a template without an agentd, or another process that does not
+    descend from a running template.
 
     Processes in containers are left out. The lock of their agentd cannot be seen from outside the container's pid
     namespace, so each would look like an orphan.

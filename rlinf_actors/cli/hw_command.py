@@ -103,7 +103,7 @@ def toml_of(report: ProbeReport, robots: RobotScan | None) -> str:
 
 def _suggested_variables(robots: RobotScan) -> dict[str, str]:
     """Return the environment variables CAMERA_TYPE, CAMERA_SERIALS and CAN_INTERFACE for this node's robots, with the
-    cameras and CAN interfaces that were found. A variable is left out if nothing usable for it was found.
+    cameras and CAN interfaces that were found. The variables of cameras are left out if several kinds were found.
     """
     found: dict[str, str] = {}
     named = [one for one in robots.cameras if one.kind and one.serial]
