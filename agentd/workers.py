@@ -6,7 +6,8 @@ the worker listens, and Exited at its end. If the template has ended or does not
 left (agentd.sweep) and asks the keeper for the exit status.
 
 House rules:
-* Each worker given to `start` ends in exactly one WorkerExited, which `_end` reports.
+* Each worker given to `start` ends in exactly one WorkerExited, which `_end` reports, or `_refuse` if the start
+  fails before the worker is in the table.
 * WorkerExited is reported when no process of the worker is left, since a process that runs on may move a robot.
 """
 
@@ -458,7 +459,7 @@ class Workers:
         self._changed.set()
 
     def _end(self, worker: WorkerProcess, exit: ExitReport) -> None:
-        """Forget the worker and report its WorkerExited. All reports of WorkerExited are made here."""
+        """Forget the worker and report its WorkerExited. `_refuse` reports a worker that is not in the table yet."""
         spec = worker.spec
         if self._workers.pop(spec.id, None) is None:
             return
