@@ -479,8 +479,8 @@ class Cluster:
     ) -> WorkerGroup[W]:
         """Launch a group of one worker of *worker_cls*, named *worker_name*, and return the group.
 
-        *node_rank* is a node's rank in the cluster, or its index in the node group *node_group_label*. *cls_args* and
-        *cls_kwargs* go to the constructor. The other arguments and the errors are those of `GroupLauncher.launch`.
+        *node_rank* is a node's rank in the cluster; with *node_group_label*, its index in that node group. *cls_args*
+        and *cls_kwargs* go to the constructor. The other arguments and the errors are those of `GroupLauncher.launch`.
         """
         from rlinf_actors.placement.strategies import NodePlacementStrategy
 

@@ -57,7 +57,7 @@ class EventCursor:
         return GetEvents(self._since, self._log, self._namespace, wait_s=wait_s)
 
     def take(self, answer: Events) -> list[ClusterEvent]:
-        """Return the wanted events of the head's answer, and move the position behind its last event.
+        """Return the wanted events of *answer*, and move the position behind the last event of *answer*.
 
         If the head has dropped events after the position, one event of kind `events_missing` stands for them.
         """

@@ -111,7 +111,7 @@ class GroupControl:
         return self._read[1]
 
     def method(self, function: Callable[..., Any]) -> RemoteMethod[..., Any]:
-        """Return a callable that calls *function*, a method of the worker class, on all ranks; with its types.
+        """Return a callable that calls *function*, a method of the worker class, on all ranks; type checkers know it.
 
         The same as `WorkerGroup.method`.
         """

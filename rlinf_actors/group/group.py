@@ -171,7 +171,7 @@ class Calls(Generic[T]):
         return GroupView(self._control, ranks, warn=True, options=self._options._replace(**options))
 
     def _used(self) -> None:
-        """Record that this view was used, because a view that is dropped unused warns. Groups do nothing here."""
+        """Record that this view was used, because dropping an unused view warns. Groups do nothing here."""
 
     def _remote(self, name: str) -> RemoteMethod[..., Any]:
         """Return the RemoteMethod that calls the workers' method *name*, made on first use."""

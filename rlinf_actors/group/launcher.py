@@ -88,46 +88,36 @@ class GroupLauncher(Generic[T]):
 
         Args:
             cluster: the cluster to launch on.
-            placement_strategy: where to place the workers. Default: one worker per accelerator; if the cluster has no
-                accelerators, one worker on node 0.
+            placement_strategy: where the workers run; default: one per accelerator, without accelerators one on node 0.
             name: name of the group; default: ``worker_group_<Class>``.
-            max_concurrency: how many calls a worker runs at a time: on threads, or as coroutines if the class has an
-                ``async def``.
+            max_concurrency: how many calls a worker runs at a time, on threads, or as coroutines with ``async def``.
             isolate_gpu: True to let each worker see only its own accelerators.
             catch_system_failure: ignored; accepted for older scripts.
-            disable_distributed_log: True to keep the output of this group from the terminal and from
-                ``distributed_log_dir``.
+            disable_distributed_log: True to keep the group's output from the terminal and ``distributed_log_dir``.
             start_method: "fork" to fork the workers from a template; "spawn" for libraries that do not survive a fork.
             preload: modules to import before the fork; default: torch and numpy if this process has imported them.
             env_vars: environment variables of this group. CUDA_VISIBLE_DEVICES etc. must name the placement's devices.
-            wait_for_hardware: seconds to wait until other groups free the robots that this group needs. Ctrl-C or
-                ``shutdown()`` cancels the launch.
+            wait_for_hardware: seconds to wait for robots that other groups use; Ctrl-C or ``shutdown()`` ends the wait.
             numa_bind: True to run workers on the CPUs and memory of their accelerators' NUMA node, if it is known.
             memory_limit: bytes, or text such as "8GiB", for each worker and its processes; the kernel kills all of
                 them beyond it. Shared memory counts for the worker that wrote it, accelerator memory does not count.
             pids_limit: maximum number of processes and threads of each worker.
-            limits: what happens on a node that cannot enforce the limits: "required" starts no worker there,
-                "best_effort" starts workers without the limits.
+            limits: on a node that cannot enforce limits, "required" starts no worker, "best_effort" starts it without.
             restart: when to restart a failed worker, with the same constructor arguments. The calls that it was running
                 fail, unless they were made through ``with_retries``; later calls wait. Default: never.
-            robot_owner_must_answer: True to end a group with robots if this process sends no heartbeat for the time
-                of a robot lease, as after SIGSTOP or while C code holds the GIL. Default: the value of
-                RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER, or else True for robots on other machines.
-            detached: True to let the group outlive this process. If a driver launches it, the group runs until it is
-                shut down, through `WorkerGroup.from_group_name` or ``rlinf-actors groups stop``; the driver must use a
-                head that outlives it, and must have named its namespace. If a worker launches it, the group ends with
-                the driver. In a plain script, `launch` then blocks until the workers are constructed. Not allowed with
-                robots or a restart policy.
-            get_if_exists: True to return a handle of the running group with this name and class name, if there is one;
-                its placement and constructor arguments stay as they are. If two processes launch at the same time, one
-                of them starts the group.
+            robot_owner_must_answer: True to end a group with robots if this process is silent for a robot's lease.
+                Default: RLINF_ACTORS_ROBOT_OWNER_MUST_ANSWER, or else True for robots on other machines.
+            detached: True to let the group outlive this process. A driver's group then runs until ``shutdown()``, a
+                worker's until the driver ends. A driver needs a head that outlives it, and a named namespace. A plain
+                script blocks until the workers are constructed. Not allowed with robots or a restart policy.
+            get_if_exists: True to return a handle of the running group with this name and class name, if there is one,
+                without changing it. If two processes launch at the same time, one of them starts the group.
 
         Raises:
             NameInUseError: (a ValueError) the name is taken.
-            HardwareInUseError: another group holds a robot of the placement.
-            EmergencyStopError: a robot of the placement is under an emergency stop.
+            HardwareInUseError, EmergencyStopError: a robot is held by another group, or under an emergency stop.
             UsageError, SerializationError: an argument has the wrong type or value, or cannot be pickled.
-            PlacementError, ConfigError: the placement does not fit the cluster, or not the devices in *env_vars*.
+            PlacementError, ConfigError: the placement does not fit the cluster or the devices named in *env_vars*.
         """
         check_arguments(cluster, placement_strategy, restart)
         options = LaunchOptions(

@@ -85,7 +85,7 @@ class _Item:
         parts: the pickled arguments of the call, which has this item as its only argument.
         tries: number of times that the item was sent to a worker.
         peer, call: Peer and result of the last of these calls.
-        lost: if the worker of the last call died: the numbers of all items that the worker had then.
+        lost: numbers of all items that the worker of the last call had when it died; empty if it did not die.
     """
 
     number: int
@@ -293,7 +293,7 @@ class Pool:
     def _free(self) -> int | None:
         """Return the rank that should get the next item, None if no rank is free. The caller holds the lock.
 
-        A rank whose worker is still starting is returned only if no worker runs, because its items have to wait.
+        A rank whose worker is still starting is returned only if no worker runs, because the item would have to wait.
         """
         for rank in self._loads.free():
             if self._group.serves(rank):

@@ -42,7 +42,7 @@ ONCE = CallOptions()
 
 
 class RemoteMethod(Generic[P, Result]):
-    """A method of the worker class, as an attribute of a group or view: calling it calls the method on all its ranks.
+    """A method of a group or view: calling this object calls the method on all ranks of the group or view.
 
     ``RemoteMethod[P, Result]`` takes arguments *P* and returns *Result*: a ``WorkerGroupFuncResult``, or a
     ``StreamResult`` if the method is a generator.

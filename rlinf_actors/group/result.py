@@ -121,7 +121,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
             self._timer = self._runtime.io.loop.call_later(seconds, self._expire)
 
     def _expire(self) -> None:
-        """The deadline has passed: cancel it on the ranks, and ask those that have not answered what they run."""
+        """Cancel the call, because its deadline has passed, and ask the ranks that have not answered what they run."""
         report = LateReport(self._missing())  # first: the ranks answer it before they cancel
         for peer in self._peers:
             peer.forget(self._call)
@@ -131,7 +131,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
     def _expired(self, report: LateReport) -> None:
         """End the call with a CallTimeoutError that says what the late ranks run.
 
-        Called when the late ranks have answered that question, or ANSWER_S after the deadline.
+        Called when the late ranks have said what they run, or ANSWER_S after the deadline.
         """
         text = report.describe()
         missing = ", ".join(peer.name for peer in self._missing())
@@ -316,7 +316,7 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
     def consume_duration(self, reduction_type: str = "max", *, async_op: Literal[True]) -> AsyncWork[float]: ...
 
     def consume_duration(self, reduction_type: str = "max", async_op: bool = False) -> float | AsyncWork[float]:
-        """Wait for the results, and return how many seconds the method ran: the maximum over the ranks, or as chosen.
+        """Wait for the results, and return how many seconds the method ran, as one number for all ranks.
 
         Args:
             reduction_type: "max", "min", "mean" or "sum" of the ranks' seconds.

@@ -73,10 +73,10 @@ class ChildPeers:
             return [child.peer for child in self._children.values() if child.peer is not None]
 
     def follow(self, found: Callable[[], Found]) -> None:
-        """Wait for the look-ups that are under way: one new callback is called when each of them ends. Any thread.
+        """Add a callback to each look-up that is under way. Any thread.
 
         Args:
-            found: called once for each look-up; returns the callback, which gets a Peer or an exception.
+            found: called once for each look-up; returns the callback to add, which gets a Peer or an exception.
         """
         with self._lock:
             children = list(self._children.values())

@@ -289,8 +289,8 @@ class AsyncWork(Promise[T]):
     def of_future(cls, future: concurrent.futures.Future[T], what: str) -> AsyncWork[T]:
         """Return an AsyncWork that ends when *future* ends, with the same value or error. Any thread.
 
-        *future* must come from the I/O thread: if it is cancelled, the error is that the Cluster was shut down. *what*
-        names the operation in errors.
+        *future* must come from the I/O thread. If it is cancelled, the error says that the Cluster was shut down.
+        *what* names the operation in errors.
         """
         work: AsyncWork[T] = AsyncWork(what)
 
@@ -342,7 +342,7 @@ class AsyncWork(Promise[T]):
         work instead of waiting for it. *fn* is called even if the returned work is dropped.
 
         Args:
-            fn: the function. If *fn* returns an AsyncWork, the returned work takes over the outcome of that AsyncWork.
+            fn: the function. If *fn* returns an AsyncWork, its outcome becomes that of the work returned here.
             *args: positional arguments of *fn*.
             **kwargs: keyword arguments of *fn*.
 

@@ -138,8 +138,7 @@ class HeadSession:
     async def silent(self, seconds: float) -> None:
         """Wait until the head has sent no sign of life for *seconds*. Does not return while the head answers.
 
-        The seconds count from the first call of this method since the head's last sign of life. So of several callers,
-        the later ones wait only for the rest of the time.
+        For all callers the seconds count from the first call of this method since the head's last sign of life.
         """
         loop = asyncio.get_running_loop()
         asked = loop.time()
@@ -366,7 +365,7 @@ class WatchedClients:
     def watch(self, incarnation: str, on_gone: Callable[[], None]) -> Callable[[], None]:
         """Ask the head to report the end of a driver or worker, and then call *on_gone*.
 
-        If the client has ended already, *on_gone* is called when the head has answered so.
+        If the client has ended already, *on_gone* is called when the head has said so.
 
         Args:
             incarnation: incarnation of the driver's or worker's process.

@@ -74,7 +74,7 @@ class LogPrinter:
         self._queue.put(callback)
 
     def close(self, patience_s: float = END_S) -> None:
-        """Print the remaining lines for at most *patience_s* seconds, then end the thread, unless a write blocks."""
+        """Print queued lines for at most *patience_s* seconds, count the rest in `left`, and end the thread."""
         self._until = min(self._until, time.monotonic() + patience_s)
         self._queue.put(None)
         self._thread.join(patience_s + STUCK_S)

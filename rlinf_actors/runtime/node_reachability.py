@@ -29,7 +29,7 @@ HEAD_FIRST_S = 1.0
 class _Path:
     """One other machine with workers that this process waits for, and the failure detector of that machine.
 
-    `received` has the number of messages that had arrived from each of these workers at the last turn.
+    `received` has the number of messages that had arrived from each of these workers at the last check.
     """
 
     def __init__(self, detector: FailureDetector, now: float) -> None:

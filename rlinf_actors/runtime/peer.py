@@ -272,7 +272,7 @@ class Peer:
             self.send(frames.Cancel(call))
 
     def listen(self, listener: Callable[[frames.AnyFrame], object]) -> int:
-        """Call *listener* with each frame of `_LISTENED` that carries a new number, and return that number.
+        """Choose a new number and return it. Call *listener* with each frame of `_LISTENED` that carries the number.
 
         Messages and channels use this for answers that come after a call. The listener is removed by `ignore`, or when
         this Peer fails.
@@ -353,12 +353,12 @@ class Peer:
     # --- the owner's side ---
 
     def constructing(self, create: int) -> None:
-        """Withhold exceptions that answer calls until `release`, because the worker is being constructed. Loop thread.
+        """Until `release`, withhold exceptions that answer calls, because the worker is being constructed. Loop thread.
 
         If the constructor raises, the worker answers the waiting calls with that exception, and then the Create. The
-        owner of the group fails these calls by the answer to the Create, so that the user gets one error, once.
+        owner of the group fails these calls with the answer to the Create, so that the user gets one error, once.
 
-        *create* is the call number of the Create, the message that has the worker constructed.
+        *create* is the call number of the Create, the message that lets the worker construct its object.
         """
         self._create = create
 
@@ -406,7 +406,7 @@ class Peer:
             self.pending.pop(frame.id, None)
 
     def _rejected(self, why: str, for_good: bool) -> None:
-        """Handle a failed handshake. Fail this Peer if the link does not try again (*for_good*), or after HANDSHAKES.
+        """Handle a failed handshake. Fail this Peer after HANDSHAKES failures, or if the link gives up (*for_good*).
 
         One failure is no proof of a foreign process, because a worker that ends during a handshake causes it too.
         """
@@ -492,7 +492,7 @@ class LateReport(Promise[None]):
 def late_text(peers: Sequence[Peer], timeout: float) -> str:
     """Ask workers that have not answered in time what they are running; return a text for the timeout error.
 
-    Blocks for at most ANSWER_S, and not longer than about *timeout* seconds, which the caller's wait took.
+    Blocks for at most ANSWER_S, or about *timeout*, the seconds that the caller has waited, if that is shorter.
     """
     report = LateReport(peers)
     with contextlib.suppress(CallTimeoutError):

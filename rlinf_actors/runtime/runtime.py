@@ -402,8 +402,8 @@ class Runtime:
     def _notice_failed(self, body: Body, error: InternalError) -> None:
         """Handle an internal error: this process failed to handle a notice of the head.
 
-        If the notice is about workers of a group, fail all calls on the group with *error*. If the head has ended the
-        session by it, fail all calls on all groups.
+        If the notice is about workers of a group, fail all calls on the group with *error*. If the notice
+        has ended the session, fail all calls on all groups.
         """
         if isinstance(body, WorkerChanged):
             group = self.groups.get(body.namespace, body.group)
