@@ -139,7 +139,8 @@ async def ask_nodes(config: ClusterConfig, states: Sequence[NodeState], ask: Ask
 
     Raises:
         ConfigError: a node does not know a hardware type; or the type rejects its entries in the configuration; or the
-            enumeration crashed, hung or returned invalid data. Of several errors, the first one is raised.
+            enumeration crashed, hung or returned invalid data. Of several errors the first in the
+            configuration is raised.
         NodeLostError: a node was lost meanwhile.
         ClusterTimeoutError: a node or the head did not answer.
     """

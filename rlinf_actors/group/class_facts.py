@@ -108,7 +108,7 @@ def public_methods(cls: type) -> dict[str, Method]:
 def names_of_functions(cls: type) -> dict[Any, str]:
     """Return a mapping from function to name for all methods of *cls* and its bases.
 
-    It finds the name of a method that a caller gives as an object. The keys are what `function_of` returns.
+    By it a group finds the name of a method that a caller gives as an object. The keys are what `function_of` returns.
     """
     found: dict[Any, str] = {}
     for klass in cls.__mro__:

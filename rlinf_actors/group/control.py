@@ -285,7 +285,7 @@ class HandleState(msgspec.Struct, frozen=True, omit_defaults=True):
         private: names of the private methods.
         size: number of ranks.
         detail: the record of the group that its launcher made (group_spec.GroupDetail), as JSON.
-        flagged: properties of the methods that stream, are idempotent or are concurrent, by name.
+        flagged: properties of the methods that stream, are idempotent or are concurrent, by method name.
         wait_s: seconds for which the head waits for the group's launch; 0 if the head has already answered the launch.
     """
 

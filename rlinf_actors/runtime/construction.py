@@ -22,7 +22,7 @@ class Readiness(Promise[None]):
 
     The promise resolves when all workers are constructed. If one worker fails, the promise fails with the worker's
     error, and so does every call on the group. If neither the launching code nor a call raises that error, LostErrors
-    reports it; for LostErrors this class has the members of lost_errors.FailedOperation.
+    reports it. The class has the members of lost_errors.FailedOperation, which LostErrors needs for this.
     """
 
     shared = True

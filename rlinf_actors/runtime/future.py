@@ -342,7 +342,7 @@ class AsyncWork(Promise[T]):
         work instead of waiting for it. *fn* is called even if the returned work is dropped.
 
         Args:
-            fn: the function. If *fn* returns an AsyncWork, its outcome becomes that of the work returned here.
+            fn: the function. If it returns an AsyncWork, the work that `then` returns ends with the same outcome.
             *args: positional arguments of *fn*.
             **kwargs: keyword arguments of *fn*.
 
