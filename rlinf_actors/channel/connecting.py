@@ -42,7 +42,7 @@ class JobMember:
         runtime: of this process; a worker's runtime may not have reached the head yet.
         job: the WorkerJob of a worker; None in a driver.
         node_rank: rank of this node.
-        name: text for people that names this process and its machine.
+        name: text that names this process and its machine to people.
     """
 
     runtime: Runtime

@@ -128,7 +128,7 @@ class _KeyPuts:
 
 
 class PutWindow:
-    """Sends the puts of one process to one channel, and limits the bytes not accepted by hosts yet. Any thread."""
+    """Sends the puts of one process to one channel, and limits the bytes that no host has accepted. Any thread."""
 
     def __init__(self) -> None:
         self.nbytes = 0

@@ -184,7 +184,7 @@ class Take(Generic[T]):
         return self._pending
 
     def _end(self, kind: type[BaseException] | None, error: BaseException | None) -> AsyncWork[None] | None:
-        """Release the item at the end of the block. Return the work to wait for, which is done when that is confirmed.
+        """Release the item at the end of the block. Return the AsyncWork that is done when this is confirmed.
 
         If the block raised *error*, return the item to its queue instead, and return None.
         """

@@ -369,8 +369,8 @@ class SourceBroadcast(AsyncWork[Any]):
 class RelayBroadcast(PendingReceive):
     """A broadcast at a member that is not the source: receive from the parent, then forward to the children.
 
-    The work is done when all children have the message. Cancelling a waiter does not stop the broadcast, since other
-    members depend on it. The tree keeps a reference to the work until the work is done.
+    This AsyncWork is done when all children have the message; until then the tree keeps a reference to it. Cancelling a
+    waiter does not stop the broadcast, since other members depend on the broadcast.
     """
 
     waits_for_tensors = False  # `_forward` waits for them, in the order of the broadcasts

@@ -46,7 +46,7 @@ class IncomingTensors(Promise[None]):
     """The tensors that travel beside one message. Done when the tensors sent by a lane have arrived or are lost.
 
     Args:
-        what: the tensors, for error texts.
+        what: names the tensors in error texts.
         transfer: the header that describes the tensors.
         parts: parts of the message.
         receiver: the TensorReceiver of this worker.
@@ -238,7 +238,7 @@ class TensorReceiver:
     def lent_here(self, sender_id: int, number: int) -> Any:
         """Return the tensors of a message that this worker sent to itself, which are used in place.
 
-        *sender_id* is the id of its tensor sender, *number* the number of the message there.
+        *sender_id* is the id of the TensorSender, and *number* the number that it gave the message.
         """
         return next(one for one in list(self._senders.values()) if one.id == sender_id).lent(number)
 

@@ -19,7 +19,7 @@ from rlinf_actors.wire.protocol import deadline
 class DeviceLock:
     """Exclusive use of a worker's accelerators among the workers of its node.
 
-    Workers of all groups and jobs compete. Only the accelerators of the placement count, not others that a worker sees.
+    Workers of all groups and jobs compete, each for the accelerators that it was placed on, not for all that it sees.
     A worker that was placed on its node, not on accelerators, asks for all accelerators of the node. Use the lock as
     ``with`` or ``async with``, or by `acquire` and `release`. Workers get the lock in the order of their requests, each
     for all its accelerators at once.

@@ -66,7 +66,7 @@ STUCK_S = 0.1
 
 
 class OrderlyExit:
-    """Ends the process of a worker without robots at SIGTERM. Constructed on the main thread; `watch` completes it."""
+    """Ends the process of a worker without robots at SIGTERM. Construct it on the main thread, then call `watch`."""
 
     def __init__(self) -> None:
         self._before = atexit._ncallbacks()

@@ -1,10 +1,10 @@
-"""Stops the threads of a robot worker, and the processes that it has started, before on_lease_lost runs.
+"""Holds the threads of a robot worker, and stops the processes that it has started, before on_lease_lost runs.
 
 Threads (`ThreadStopper`): a signal interrupts the main thread, and ends a blocking system call; its handler does not
 return. If the main thread has masked the signal, another thread takes the signal, and the main thread runs the handler
 at Python's next check for signals. Every other Python thread gets an exception whose constructor does not return;
-Python raises it before the next instruction of that thread. C code is not interrupted: a thread stops when it comes
-back from C.
+Python raises it before the next instruction of that thread. C code is not interrupted: a thread is held when it
+comes back from C.
 
 Processes (`Descendants`): they get SIGSTOP before on_lease_lost and SIGKILL after it. Stopped processes keep their ends
 of connections and pipes, and cannot leave the process tree in which the next search finds their new children.
