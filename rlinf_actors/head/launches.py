@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Waiting:
-    """A launch or lookup that waits until `deadline`, in monotonic seconds. `client` is the sender's incarnation."""
+    """A launch or lookup that waits until `deadline`, in monotonic seconds. `client` identifies the sender."""
 
     client: str
     peer: bytes

@@ -123,7 +123,7 @@ class PackedPlacementStrategy(PlacementStrategy):
             num_nodes: (older form) number of whole nodes, which get as many workers as fit; give this or
                 *num_processes*.
             num_processes: (older form) number of workers.
-            master_gpu: (older form) position on that first node of the first accelerator, 0 by default.
+            master_gpu: (older form) position of the first accelerator on node *master_node*, 0 by default.
             num_gpus_per_process: (older form) number of accelerators of each worker, 1 by default.
             isolate_gpu: False lets workers see all accelerators of their node, whatever *isolate_accelerator* of
                 get_placement is.

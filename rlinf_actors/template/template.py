@@ -70,7 +70,7 @@ END_S = 5.0
 
 
 def end_all(workers: Sequence[ForkedWorker], wakeup: socket.socket) -> None:
-    """Kill every process below the template, at its end, and wait at most END_S seconds for their ends.
+    """Kill every process below the ending template, and wait at most END_S seconds until they have ended.
 
     Robot workers, whose leases were revoked before, first have ROBOT_END_S seconds to end by themselves.
 

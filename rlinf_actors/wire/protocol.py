@@ -40,7 +40,7 @@ class ControlMessage(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 def agreed(oldest: int, newest: int) -> int:
     """Return the protocol that this process speaks with a peer, 0 if the two have none in common.
 
-    *oldest* and *newest* are the oldest and newest protocol that the peer speaks; *newest* is 0 if it is *oldest*.
+    *oldest* and *newest* are the oldest and newest protocol that the peer speaks. A *newest* of 0 means *oldest*.
     """
     common = min(max(oldest, newest), PROTOCOL)
     return common if common >= max(oldest, OLDEST) else 0
@@ -49,7 +49,7 @@ def agreed(oldest: int, newest: int) -> int:
 def spoken(oldest: int, newest: int) -> str:
     """Return the protocols of a peer as text, such as "protocols 6 to 7".
 
-    *oldest* and *newest* are the oldest and newest protocol that the peer speaks; *newest* is 0 if it is *oldest*.
+    *oldest* and *newest* are the oldest and newest protocol that the peer speaks. A *newest* of 0 means *oldest*.
     """
     return f"protocol {oldest}" if newest <= oldest else f"protocols {oldest} to {newest}"
 
