@@ -135,7 +135,7 @@ class Daemon:
         self._cluster_ended = ""  # why, if the head was told to end for good
 
     async def run(self) -> int:
-        """Run agentd until it is told to end; return the exit code.
+        """Run agentd until a signal, its owner or the head ends it. Return the exit code.
 
         Raises:
             ConfigError: the configuration cannot work on this machine.

@@ -77,7 +77,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class Rules:
-    """What this node allows its workers, and where it puts their files."""
+    """The rules of this node for its workers, and the places of their files."""
 
     node: str  # name of the node, for error messages
     log_dir: str  # parent directory of the workers' log files
@@ -93,7 +93,7 @@ class Site:
 
     rules: Rules
     run_dir: Path
-    place: WorkerPlace  # what every worker is told, without its own log files and lease
+    place: WorkerPlace  # the facts that each worker gets, without its own log files and lease
     environment: Callable[[], Mapping[str, str]]  # returns the node's environment for workers; SIGHUP can change it
     resources: Sequence[ResourceReport] = ()  # accelerators and robots of the node
     owner_pid: int | None = None  # driver whose end ends every worker; None without one

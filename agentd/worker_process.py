@@ -19,7 +19,7 @@ TERM_S = 0.25  # seconds that a robot worker's template has to pass on Revoke be
 
 @dataclass
 class WorkerProcess:
-    """What agentd knows about one worker, from the order to start it until its end: its template, pidfd, timers, and
+    """agentd's record of one worker, from the order to start the worker until its end: its template, pidfd, timers, and
     whether agentd stops it.
     """
 

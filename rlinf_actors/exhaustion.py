@@ -106,6 +106,7 @@ def _until_gone(thread: threading.Thread) -> None:
     while os.path.exists(f"/proc/self/task/{thread.native_id}"):
         if time.monotonic() > deadline:
             raise RuntimeError(f"thread {thread.native_id} has ended, and is still there {_FREED_S:g} s later")
+        # No event can replace this sleep: before Linux 6.9 the kernel reports the end of a thread to no one.
         time.sleep(_POLL_S)
 
 

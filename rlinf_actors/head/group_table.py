@@ -183,7 +183,7 @@ class GroupTable:
             self._subscribed.add(client.incarnation, group.key, group)
 
     def give_to(self, group: Group, owner: str) -> None:
-        """Detach a group: from now on the client *owner* owns it, or nobody if that is "". Tell its workers' nodes."""
+        """Detach a group: from now on the client *owner* owns it, no client if that is "". Tell its workers' nodes."""
         self._of_owner.discard(group.owner, group.key)
         group.owner, group.detached, group.unclaimed = owner, True, False
         self._of_owner.add(owner, group.key, group)

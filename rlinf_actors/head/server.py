@@ -115,14 +115,6 @@ class HeadServer:
         return self._coordinator.admit(public_key, time.time())
 
     def refused(self, public_key: str, address: str, why: str = "", times: int = 1) -> None:
-        """Log that a socket rejected connections.
-
-        Args:
-            public_key: the key of the connections; "" if their handshake failed before a key was known.
-            address: the IP address that they came from, "" if unknown.
-            why: the reason; "" if `admit` rejected the key.
-            times: number of the connections.
-        """
         self._shell.handle(commands.ConnectionRejected(public_key, address, why, times))
 
     def status(self) -> Status:
