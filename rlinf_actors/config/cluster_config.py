@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
 
+from rlinf_actors.config.auto_scheduler_config import AutoSchedulerConfig
 from rlinf_actors.config.config_values import (
     build,
     is_all,
@@ -27,10 +28,16 @@ from rlinf_actors.config.config_values import (
     refuse_sexagesimal,
     whole_number,
 )
+from rlinf_actors.config.net_emulation_config import NetEmulationConfig
+from rlinf_actors.config.profiling_config import ProfilingConfig
+from rlinf_actors.config.runtime_config import RuntimeConfig
+from rlinf_actors.config.tracer_config import TracerConfig
 from rlinf_actors.conversion import convert, join, nearest
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.hardware import AcceleratorType, is_accelerator_type
 from rlinf_actors.model.node import CLUSTER_GROUP, RESERVED_LABELS, NodeEnvConfig
+
+T = TypeVar("T")
 
 SECTION = "cluster"
 PLACEMENT_EXAMPLE = "{actor: 0-7, env: {node_group: franka, placement: 0-1}}"
@@ -88,6 +95,15 @@ class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
     num_nodes: Any = None
     component_placement: Any = None
     node_groups: Annotated[list[Annotated[_Group, _mapping(_GROUP_EXAMPLE)]], _list(_GROUP_EXAMPLE)] | None = None
+    # each of these has a dataclass of its own, which defines and checks the keys below it
+    tracer: Annotated[dict[Any, Any], _mapping("{enable: true}")] | None = None
+    profiling: Annotated[dict[Any, Any], _mapping("{backend: nsight, worker_groups: all}")] | None = None
+    net_emulation: Annotated[dict[Any, Any], _mapping("{enabled: true, crossdc_pairs: []}")] | None = None
+    runtime: Annotated[dict[Any, Any], _mapping("{working_dir: /home/me/project}")] | None = None
+    auto_scheduler: bool | None = None
+    use_pre_process_policy: bool | None = None
+    use_wait_before_last_iter_policy: bool | None = None
+    recreate_nccl_groups: bool | None = None
 
 
 _SectionForm: Any = Annotated[dict[Any, Any], _mapping("{num_nodes: 1}")]
@@ -308,11 +324,22 @@ class ClusterConfig:
         num_nodes: number of nodes in the cluster.
         component_placement: rules that place components; see ComponentPlacement.
         node_groups: the groups, in the order of the configuration.
+        tracer: the ``tracer`` section; None without one, as in the next three.
+        profiling: the ``profiling`` section.
+        net_emulation: the ``net_emulation`` section.
+        runtime: the ``runtime`` section.
+        scheduling: the keys ``auto_scheduler``, ``use_pre_process_policy``, ``use_wait_before_last_iter_policy`` and
+            ``recreate_nccl_groups``.
     """
 
     num_nodes: int
     component_placement: tuple[ComponentRule, ...] = ()
     node_groups: tuple[NodeGroupConfig, ...] = ()
+    tracer: TracerConfig | None = None
+    profiling: ProfilingConfig | None = None
+    net_emulation: NetEmulationConfig | None = None
+    runtime: RuntimeConfig | None = None
+    scheduling: AutoSchedulerConfig = field(default_factory=AutoSchedulerConfig)
 
     @classmethod
     def from_any(
@@ -348,7 +375,16 @@ class ClusterConfig:
                 _check_owned_once(earlier, group, f"{where}.hardware")
             groups.append(group)
         _check_labels(rules, [group.label for group in groups])
-        return cls(count, rules, tuple(groups))
+        return cls(
+            count,
+            rules,
+            tuple(groups),
+            tracer=_subsection(section, "tracer", TracerConfig),
+            profiling=_subsection(section, "profiling", ProfilingConfig),
+            net_emulation=_subsection(section, "net_emulation", NetEmulationConfig),
+            runtime=_subsection(section, "runtime", RuntimeConfig),
+            scheduling=_scheduling(section),
+        )
 
     from_dict_cfg = from_any
 
@@ -399,6 +435,17 @@ def _num_nodes(value: Any, given: int | None) -> int:
     if given is not None and given != count:
         raise ConfigError(f"is {count}, but num_nodes={given} was asked for; give only one, or the same", path=path)
     return count
+
+
+def _subsection(section: _Cluster, key: str, kind: type[T]) -> T | None:
+    """Return the section under *key* as an instance of the dataclass *kind*, None if the configuration has none."""
+    values = getattr(section, key)
+    return None if values is None else cast(T, build(kind, values, f"{SECTION}.{key}"))
+
+
+def _scheduling(section: _Cluster) -> AutoSchedulerConfig:
+    given = {each.name: getattr(section, each.name) for each in fields(AutoSchedulerConfig)}
+    return AutoSchedulerConfig(**{key: value for key, value in given.items() if value is not None})
 
 
 def _check_owned_once(earlier: NodeGroupConfig, group: NodeGroupConfig, path: str) -> None:
