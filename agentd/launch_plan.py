@@ -35,7 +35,8 @@ SLOT = 128
 """Bytes that a template's environment block reserves for the id of a worker, which a forked worker writes there."""
 
 _LOAD_TIME = re.compile(
-    r"(LD_|OMP_|KMP_|MKL_|GOMP_|OPENBLAS_|GLIBC_TUNABLES$|MALLOC_|PYTHON|TORCH|PYTORCH_|LANG$|LC_|CUDA_MODULE_LOADING$)"
+    r"(LD_|OMP_|KMP_|MKL_|GOMP_|OPENBLAS_|GLIBC_TUNABLES$|MALLOC_|PYTHON|TORCH|PYTORCH_|LANG$|LC_|CUDA_MODULE_LOADING$|"
+    r"RLINF_ACTORS_DROPIN$)"
 )
 """Variables that an interpreter or a library reads when it is loaded: after the fork it is too late to set them."""
 

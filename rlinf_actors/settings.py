@@ -56,6 +56,8 @@ FOR_THE_UNIT_ALONE = frozenset(
 NAMESPACE = "CLUSTER_NAMESPACE"
 CHILDREN = "RLINF_ACTORS_CHILDREN"
 """Set in every worker to the socket where its child processes become members. Not a secret."""
+DROPIN = "RLINF_ACTORS_DROPIN"
+"""1 in processes that serve rlinf.scheduler from rlinf_actors, and in their workers (rlinf_actors.dropin)."""
 CLUSTER_MARK = "RLINF_ACTORS_CLUSTER"
 """Set in the agentd of a private cluster, and inherited by its processes: the run directory."""
 PROBE_ROOT = "RLINF_ACTORS_PROBE_ROOT"
@@ -210,7 +212,7 @@ def for_workers(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     *environ* is the driver's environment, None for ``os.environ``.
     """
     env = os.environ if environ is None else environ
-    return {name: env[name] for name in (LOG_LEVEL,) if env.get(name)}
+    return {name: env[name] for name in (LOG_LEVEL, DROPIN) if env.get(name)}
 
 
 def log_level(environ: Mapping[str, str]) -> str:

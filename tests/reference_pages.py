@@ -116,7 +116,30 @@ def width(columns: int) -> Iterator[None]:
             os.environ["COLUMNS"] = before
 
 
-PAGES = {"api.md": api, "cli.md": cli}
+def rlinf_names() -> str:
+    """docs/reference/rlinf-names.md."""
+    from rlinf_actors.dropin.table import MODULES, PACKAGES, Absent
+
+    exports: dict[tuple[str, str], list[str]] = {}
+    for package, origins in PACKAGES.items():
+        for origin, names in origins.items():
+            for name in names:
+                exports.setdefault((origin, name), []).append(f"`{package}`" if package else "top level")
+    lines = [
+        "# Names of rlinf.scheduler", "", NOTE, "",
+        "What `rlinf_actors.dropin` serves: each name that the modules of `rlinf.scheduler` define, the packages of",
+        "`rlinf.scheduler` that export it, and its place in `rlinf_actors`. A name without a place raises an error",
+        "that says the same. To use it: [Run RLinf without Ray](../how-to/rlinf.md).", "",
+        "| name | defined in | exported by | place, or what to do |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for module, places in MODULES.items():
+        for name, place in places.items():
+            state = f"not served: {place.text}" if isinstance(place, Absent) else f"`{place}`"
+            lines.append(f"| `{name}` | `{module}` | {', '.join(exports.get((module, name), []))} | {state} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"api.md": api, "cli.md": cli, "rlinf-names.md": rlinf_names}
 
 if __name__ == "__main__":
     for page, text in PAGES.items():

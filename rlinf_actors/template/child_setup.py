@@ -26,6 +26,7 @@ from pathlib import Path
 
 from rlinf_actors import environ_block, forks, procfs
 from rlinf_actors.cgroups.worker_cgroup import Cgroup
+from rlinf_actors.dropin.door import install_if_asked
 from rlinf_actors.settings import CHILDREN, PROBE_ROOT
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.child_protocol import socket_path
@@ -206,6 +207,7 @@ def prepare(start: ChildStart) -> None:
     _go_to(spec.cwd)
     sys.argv[:] = sys.argv[:1]
     sys.path[:] = import_path(sys.path, spec.sys_path, os.path.exists)
+    install_if_asked()
     _restore_streams()
     _reseed()
     if spec.numa_nodes and (said := bind(spec.numa_nodes, start.fork.env.get(PROBE_ROOT, ""))):

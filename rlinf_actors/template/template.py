@@ -52,6 +52,7 @@ import msgspec
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker_cgroup import Cgroup, cgroup_of
+from rlinf_actors.dropin.door import install_if_asked
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.installed import fingerprint
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
@@ -250,6 +251,7 @@ class Template:
         for name in OPTIONAL_IMPORTS:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
+        install_if_asked()  # a preloaded module may import rlinf.scheduler
         for name in self._config.preload:
             try:
                 importlib.import_module(name)

@@ -1,0 +1,1 @@
+"""Stands in for `ray.actor`, which programs import for its types."""

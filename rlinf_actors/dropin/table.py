@@ -1,0 +1,415 @@
+"""Every module of `rlinf.scheduler`, its names, and where rlinf_actors has each of them.
+
+Only data. The import finder (rlinf_actors.dropin.finder) makes modules from these tables, and the reference page of the
+names is made from them.
+
+To add a name: write its place here, then run ``python -m tests.reference_pages``.
+
+`MODULES` has the modules that define names: for each name the place of its counterpart, ``module:name`` below
+rlinf_actors, or an `Absent` that says why there is none and what to do. A counterpart that exists only for programs
+written for RLinf is in a module of rlinf_actors.dropin. `PACKAGES` has the packages, and for each the names that it
+exports, by the module of `MODULES` that defines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A name of rlinf.scheduler without a counterpart.
+
+    Attributes:
+        text: why, and what to do instead; the error for the name says it.
+    """
+
+    text: str
+
+
+NOT_YET = Absent("rlinf-actors has no counterpart yet")
+
+MODULES: Mapping[str, Mapping[str, str | Absent]] = {
+    "channel.channel": {
+        "DEFAULT_KEY": "channel.key_encoding:DEFAULT_KEY",
+        "Channel": "channel.channel:Channel",
+    },
+    "channel.channel_worker": {
+        "WeightedItem": NOT_YET,
+        "PeekQueue": NOT_YET,
+        "LocalChannel": "channel.local:LocalChannel",
+        "ChannelWorker": NOT_YET,
+    },
+    "cluster.cluster": {
+        "ClusterEnvVar": NOT_YET,
+        "PathEnvMergeMode": NOT_YET,
+        "Cluster": "cluster.cluster:Cluster",
+    },
+    "cluster.config": {
+        "NodeGroupEnvConfig": "model.node:NodeEnvConfig",
+        "NodeGroupConfig": "config.cluster_config:NodeGroupConfig",
+        "ClusterConfig": "config.cluster_config:ClusterConfig",
+    },
+    "cluster.node": {
+        "NodeInfo": "model.node:NodeInfo",
+        "NodeGroupInfo": "model.node:NodeGroupInfo",
+        "NodeProbe": NOT_YET,
+    },
+    "cluster.utils": {
+        "TensorFieldValue": NOT_YET,
+        "DataclassTensorFieldsMetadata": NOT_YET,
+        "without_http_proxies": NOT_YET,
+        "load_user_extension_module": NOT_YET,
+        "DistributedRayLogCollector": NOT_YET,
+        "DataclassProtocol": NOT_YET,
+        "parse_rank_config": NOT_YET,
+        "dataclass_arg_check": NOT_YET,
+        "extract_dataclass_tensor_fields": NOT_YET,
+        "unflatten_dataclass_tensor_fields": NOT_YET,
+    },
+    "collective.async_work": {
+        "AsyncWork": "runtime.future:AsyncWork",
+        "AsyncFuncWork": NOT_YET,
+        "AsyncCollWork": NOT_YET,
+        "AsyncChannelWork": NOT_YET,
+        "AsyncChannelCommWork": NOT_YET,
+        "AsyncRayWork": NOT_YET,
+        "AsyncRouteWork": NOT_YET,
+    },
+    "collective.collective": {
+        "Collective": NOT_YET,
+    },
+    "collective.collective_group": {
+        "TensorData": NOT_YET,
+        "CollectiveGroupOptions": "messaging.process_groups:CollectiveGroupOptions",
+        "CollectiveWorkQueue": NOT_YET,
+        "CollectiveGroup": NOT_YET,
+    },
+    "collective.multi_channel_pg": {
+        "MultiChannelProcessGroup": NOT_YET,
+    },
+    "dynamic_scheduler.manager": {
+        "ComponentManager": NOT_YET,
+        "RolloutManager": NOT_YET,
+        "InferenceManager": NOT_YET,
+        "ActorManager": NOT_YET,
+        "create_component_manager": NOT_YET,
+        "RolloutScalingScheduler": NOT_YET,
+    },
+    "dynamic_scheduler.scheduler_worker": {
+        "SchedulerWorker": NOT_YET,
+    },
+    "dynamic_scheduler.utils": {
+        "get_valid_dp_sizes": NOT_YET,
+        "get_scheduler_channel": NOT_YET,
+        "get_scheduler_request_queue": NOT_YET,
+        "get_scheduler_response_queue": NOT_YET,
+        "RolloutReport": NOT_YET,
+        "RolloutAction": NOT_YET,
+        "RolloutScheduleInfo": NOT_YET,
+        "_DynamicSchedulerState": NOT_YET,
+        "DynamicSchedulerState": NOT_YET,
+        "set_global_scheduer_state": NOT_YET,
+        "get_global_scheduer_state": NOT_YET,
+    },
+    "hardware.accelerators.accelerator": {
+        "ProfileConfig": NOT_YET,
+        "AcceleratorType": "model.hardware:AcceleratorType",
+        "AcceleratorManager": NOT_YET,
+        "Accelerator": "hardware.accelerators:Accelerator",
+        "AcceleratorUtil": "hardware.accelerators:AcceleratorUtil",
+    },
+    "hardware.accelerators.amd_gpu": {
+        "RocprofSysConfig": NOT_YET,
+        "AMDGPUManager": NOT_YET,
+    },
+    "hardware.accelerators.ascend_npu": {
+        "AscendNPUProfileConfig": NOT_YET,
+        "AscendNPUManager": NOT_YET,
+    },
+    "hardware.accelerators.intel_gpu": {
+        "IntelGPUProfileConfig": NOT_YET,
+        "IntelGPUManager": NOT_YET,
+    },
+    "hardware.accelerators.kunlun_xpu": {
+        "KunlunXPUManager": NOT_YET,
+    },
+    "hardware.accelerators.musa_gpu": {
+        "MUSAGPUProfileConfig": NOT_YET,
+        "MUSAGPUManager": NOT_YET,
+    },
+    "hardware.accelerators.nvidia_gpu": {
+        "EGL_DEVICE_ID_ENV_VARS": NOT_YET,
+        "_query_egl_index_by_cuda_ordinal": NOT_YET,
+        "_egl_index_by_cuda_device": NOT_YET,
+        "_renders_with_egl": NOT_YET,
+        "_torch_needs_avoid_record_streams": NOT_YET,
+        "NsightConfig": NOT_YET,
+        "NvidiaGPUManager": NOT_YET,
+    },
+    "hardware.hardware": {
+        "HardwareType": NOT_YET,
+        "HardwareConfig": "model.hardware:HardwareConfig",
+        "NodeHardwareConfig": "hardware.registry:NodeHardwareConfig",
+        "HardwareInfo": "model.hardware:HardwareInfo",
+        "HardwareResource": "model.hardware:HardwareResource",
+        "Hardware": "hardware.registry:Hardware",
+    },
+    "hardware.robots.auto_config": {
+        "RobotAutoConfig": "hardware.robots.robot:RobotAutoConfig",
+    },
+    "hardware.robots.dosw1": {
+        "DOSW1HWInfo": "hardware.robots.dosw1:DOSW1HWInfo",
+        "DOSW1Robot": NOT_YET,
+        "DOSW1HWConfig": "hardware.robots.dosw1:DOSW1Config",
+    },
+    "hardware.robots.dual_franka": {
+        "DualFrankaHWInfo": "hardware.robots.franka:DualFrankaHWInfo",
+        "DualFrankaRobot": NOT_YET,
+        "DualFrankaConfig": "hardware.robots.franka:DualFrankaConfig",
+    },
+    "hardware.robots.franka": {
+        "FrankaHWInfo": "hardware.robots.franka:FrankaHWInfo",
+        "FrankaRobot": NOT_YET,
+        "FrankaConfig": "hardware.robots.franka:FrankaConfig",
+    },
+    "hardware.robots.gim_arm": {
+        "GimArmHWInfo": "hardware.robots.gim_arm:GimArmHWInfo",
+        "GimArmRobot": NOT_YET,
+        "GimArmConfig": "hardware.robots.gim_arm:GimArmConfig",
+    },
+    "hardware.robots.xsquare": {
+        "Turtle2HWInfo": "hardware.robots.turtle2:Turtle2HWInfo",
+        "Turtle2Robot": NOT_YET,
+        "Turtle2Config": "hardware.robots.turtle2:Turtle2Config",
+    },
+    "manager.coll_manager": {
+        "CollectiveGroupInfo": NOT_YET,
+        "CollectiveManager": NOT_YET,
+    },
+    "manager.lock_manager": {
+        "WorkerDeviceLock": NOT_YET,
+        "DeviceLockManager": NOT_YET,
+        "PortLockManager": NOT_YET,
+    },
+    "manager.manager": {
+        "ManagerProxy": NOT_YET,
+        "Manager": NOT_YET,
+    },
+    "manager.net_emulation": {
+        "CrossDCPair": NOT_YET,
+        "BandwidthGroup": NOT_YET,
+        "NetEmulationConfig": NOT_YET,
+        "NetEmulationManager": NOT_YET,
+    },
+    "manager.node_manager": {
+        "NodeManager": NOT_YET,
+    },
+    "manager.tracer": {
+        "Tracer": NOT_YET,
+    },
+    "manager.worker_manager": {
+        "WorkerAddress": "model.address:WorkerAddress",
+        "WorkerInfo": "model.address:WorkerInfo",
+        "WorkerNode": NOT_YET,
+        "WorkerManager": NOT_YET,
+    },
+    "placement.flexible": {
+        "FlexiblePlacementStrategy": "placement.strategies:FlexiblePlacementStrategy",
+    },
+    "placement.node": {
+        "NodePlacementStrategy": "placement.strategies:NodePlacementStrategy",
+    },
+    "placement.packed": {
+        "PackedPlacementStrategy": "placement.strategies:PackedPlacementStrategy",
+    },
+    "placement.placement": {
+        "MultiNodeGroupResolver": NOT_YET,
+        "Placement": "model.placement:Placement",
+        "PlacementStrategy": "placement.strategies:PlacementStrategy",
+        "ComponentPlacement": "placement.component:ComponentPlacement",
+    },
+    "worker.lock": {
+        "DeviceLock": "worker.device_lock:DeviceLock",
+        "PortLock": NOT_YET,
+    },
+    "worker.routing": {
+        "ROUTING_KEY_PREFIX": NOT_YET,
+        "ROUTING_DEFAULT_TAG": NOT_YET,
+        "_build_channel_message": NOT_YET,
+        "split_channel_message": NOT_YET,
+        "CommMapper": NOT_YET,
+        "RouteEntry": NOT_YET,
+        "DecoupledRouteEntry": NOT_YET,
+        "RoutePlan": NOT_YET,
+        "normalize_route_tag": NOT_YET,
+        "normalize_route_key": NOT_YET,
+        "build_route_channel_key": NOT_YET,
+        "get_group_info": NOT_YET,
+        "get_group_world_size": NOT_YET,
+        "build_send_plan": NOT_YET,
+        "build_send_key": NOT_YET,
+        "decoupled_build_send_plan": NOT_YET,
+        "build_recv_plan": NOT_YET,
+        "decoupled_build_recv_plan": NOT_YET,
+        "infer_batch_size": NOT_YET,
+        "split_batch": NOT_YET,
+        "merge_batches": NOT_YET,
+        "validate_batch_size": NOT_YET,
+        "get_batch_size": NOT_YET,
+    },
+    "worker.worker": {
+        "WorkerMeta": NOT_YET,
+        "Worker": "worker.worker:Worker",
+    },
+    "worker.worker_group": {
+        "WorkerGroup": "group.group:WorkerGroup",
+        "HiddenWorkerGroupFunc": NOT_YET,
+        "WorkerGroupFunc": NOT_YET,
+        "WorkerGroupFuncResult": "group.result:WorkerGroupFuncResult",
+    },
+}
+
+PACKAGES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "": {
+        "channel.channel": ("Channel",),
+        "channel.channel_worker": ("ChannelWorker", "WeightedItem"),
+        "cluster.cluster": ("Cluster",),
+        "cluster.config": ("ClusterConfig",),
+        "collective.collective_group": ("CollectiveGroupOptions",),
+        "hardware.accelerators.accelerator": ("AcceleratorType", "AcceleratorUtil"),
+        "hardware.robots.dosw1": ("DOSW1HWInfo",),
+        "hardware.robots.dual_franka": ("DualFrankaHWInfo",),
+        "hardware.robots.franka": ("FrankaHWInfo",),
+        "hardware.robots.gim_arm": ("GimArmHWInfo",),
+        "hardware.hardware": ("HardwareInfo",),
+        "hardware.robots.xsquare": ("Turtle2HWInfo",),
+        "manager.tracer": ("Tracer",),
+        "manager.worker_manager": ("WorkerAddress", "WorkerInfo"),
+        "placement.placement": ("ComponentPlacement", "PlacementStrategy"),
+        "placement.flexible": ("FlexiblePlacementStrategy",),
+        "placement.node": ("NodePlacementStrategy",),
+        "placement.packed": ("PackedPlacementStrategy",),
+        "worker.worker": ("Worker",),
+        "worker.worker_group": ("WorkerGroupFuncResult",),
+        "worker.routing": (
+            "CommMapper",
+            "build_recv_plan",
+            "build_route_channel_key",
+            "build_send_key",
+            "build_send_plan",
+            "decoupled_build_recv_plan",
+            "get_batch_size",
+            "get_group_world_size",
+            "infer_batch_size",
+            "merge_batches",
+            "split_batch",
+            "split_channel_message",
+        ),
+    },
+    "channel": {
+        "channel.channel": ("Channel",),
+        "channel.channel_worker": ("ChannelWorker", "WeightedItem"),
+    },
+    "cluster": {
+        "cluster.cluster": ("Cluster", "ClusterEnvVar"),
+        "cluster.config": ("ClusterConfig", "NodeGroupConfig"),
+        "cluster.node": ("NodeGroupInfo", "NodeInfo"),
+        "cluster.utils": (
+            "dataclass_arg_check",
+            "load_user_extension_module",
+            "parse_rank_config",
+            "without_http_proxies",
+        ),
+    },
+    "collective": {
+        "collective.async_work": (
+            "AsyncChannelCommWork",
+            "AsyncChannelWork",
+            "AsyncCollWork",
+            "AsyncFuncWork",
+            "AsyncRayWork",
+            "AsyncRouteWork",
+            "AsyncWork",
+        ),
+        "collective.collective": ("Collective",),
+        "collective.collective_group": ("CollectiveGroup", "CollectiveGroupOptions"),
+    },
+    "dynamic_scheduler": {},
+    "hardware": {
+        "hardware.accelerators.accelerator": ("Accelerator", "AcceleratorType", "AcceleratorUtil", "ProfileConfig"),
+        "hardware.hardware": ("Hardware", "HardwareConfig", "HardwareInfo", "HardwareResource", "NodeHardwareConfig"),
+        "hardware.robots.dosw1": ("DOSW1HWConfig", "DOSW1HWInfo"),
+        "hardware.robots.dual_franka": ("DualFrankaConfig", "DualFrankaHWInfo"),
+        "hardware.robots.franka": ("FrankaConfig", "FrankaHWInfo"),
+        "hardware.robots.gim_arm": ("GimArmConfig", "GimArmHWInfo"),
+        "hardware.robots.auto_config": ("RobotAutoConfig",),
+        "hardware.robots.xsquare": ("Turtle2Config", "Turtle2HWInfo"),
+    },
+    "hardware.accelerators": {
+        "hardware.accelerators.accelerator": (
+            "Accelerator",
+            "AcceleratorManager",
+            "AcceleratorType",
+            "AcceleratorUtil",
+            "ProfileConfig",
+        ),
+        "hardware.accelerators.amd_gpu": ("AMDGPUManager", "RocprofSysConfig"),
+        "hardware.accelerators.ascend_npu": ("AscendNPUManager",),
+        "hardware.accelerators.intel_gpu": ("IntelGPUManager",),
+        "hardware.accelerators.kunlun_xpu": ("KunlunXPUManager",),
+        "hardware.accelerators.musa_gpu": ("MUSAGPUManager",),
+        "hardware.accelerators.nvidia_gpu": ("NsightConfig", "NvidiaGPUManager"),
+    },
+    "hardware.robots": {
+        "hardware.robots.auto_config": ("RobotAutoConfig",),
+        "hardware.robots.dosw1": ("DOSW1HWConfig", "DOSW1HWInfo"),
+        "hardware.robots.dual_franka": ("DualFrankaConfig", "DualFrankaHWInfo"),
+        "hardware.robots.franka": ("FrankaConfig", "FrankaHWInfo"),
+        "hardware.robots.gim_arm": ("GimArmConfig", "GimArmHWInfo"),
+        "hardware.robots.xsquare": ("Turtle2Config", "Turtle2HWInfo"),
+    },
+    "manager": {
+        "cluster.node": ("NodeInfo",),
+        "manager.coll_manager": ("CollectiveGroupInfo", "CollectiveManager"),
+        "manager.lock_manager": ("DeviceLockManager", "PortLockManager"),
+        "manager.manager": ("Manager",),
+        "manager.net_emulation": ("NetEmulationConfig", "NetEmulationManager"),
+        "manager.node_manager": ("NodeManager",),
+        "manager.tracer": ("Tracer",),
+        "manager.worker_manager": ("WorkerAddress", "WorkerInfo", "WorkerManager"),
+    },
+    "placement": {
+        "placement.flexible": ("FlexiblePlacementStrategy",),
+        "placement.node": ("NodePlacementStrategy",),
+        "placement.packed": ("PackedPlacementStrategy",),
+        "placement.placement": ("ComponentPlacement", "Placement", "PlacementStrategy"),
+    },
+    "worker": {
+        "worker.routing": (
+            "CommMapper",
+            "DecoupledRouteEntry",
+            "RouteEntry",
+            "RoutePlan",
+            "_build_channel_message",
+            "build_recv_plan",
+            "build_route_channel_key",
+            "build_send_key",
+            "build_send_plan",
+            "decoupled_build_recv_plan",
+            "decoupled_build_send_plan",
+            "get_batch_size",
+            "get_group_info",
+            "get_group_world_size",
+            "infer_batch_size",
+            "merge_batches",
+            "split_batch",
+            "split_channel_message",
+            "validate_batch_size",
+        ),
+        "manager.worker_manager": ("WorkerAddress",),
+        "worker.worker": ("Worker",),
+        "worker.worker_group": ("WorkerGroup", "WorkerGroupFunc", "WorkerGroupFuncResult"),
+    },
+}
