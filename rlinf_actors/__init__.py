@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster as Cluster
     from rlinf_actors.config.cluster_config import ClusterConfig as ClusterConfig
     from rlinf_actors.config.cluster_config import NodeGroupConfig as NodeGroupConfig
+    from rlinf_actors.config.profiling_config import NsightConfig as NsightConfig
+    from rlinf_actors.config.profiling_config import ProfileConfig as ProfileConfig
+    from rlinf_actors.config.profiling_config import RocprofSysConfig as RocprofSysConfig
+    from rlinf_actors.config.profiling_config import TorchProfileConfig as TorchProfileConfig
     from rlinf_actors.errors import AuthenticationError as AuthenticationError
     from rlinf_actors.errors import CallTimeoutError as CallTimeoutError
     from rlinf_actors.errors import ChannelBrokenError as ChannelBrokenError
@@ -88,6 +92,7 @@ _MODULES = {
     "channel.channel": ("Channel",),
     "cluster.cluster": ("Cluster",),
     "config.cluster_config": ("ClusterConfig", "NodeGroupConfig"),
+    "config.profiling_config": ("NsightConfig", "ProfileConfig", "RocprofSysConfig", "TorchProfileConfig"),
     "errors": (
         "AuthenticationError",
         "CallTimeoutError",

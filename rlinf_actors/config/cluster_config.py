@@ -29,7 +29,7 @@ from rlinf_actors.config.config_values import (
     whole_number,
 )
 from rlinf_actors.config.net_emulation_config import NetEmulationConfig
-from rlinf_actors.config.profiling_config import ProfilingConfig
+from rlinf_actors.config.profiling_config import ProfileConfig, parse_profiling
 from rlinf_actors.config.runtime_config import RuntimeConfig
 from rlinf_actors.config.tracer_config import TracerConfig
 from rlinf_actors.conversion import convert, join, nearest
@@ -336,7 +336,7 @@ class ClusterConfig:
     component_placement: tuple[ComponentRule, ...] = ()
     node_groups: tuple[NodeGroupConfig, ...] = ()
     tracer: TracerConfig | None = None
-    profiling: ProfilingConfig | None = None
+    profiling: ProfileConfig | None = None
     net_emulation: NetEmulationConfig | None = None
     runtime: RuntimeConfig | None = None
     scheduling: AutoSchedulerConfig = field(default_factory=AutoSchedulerConfig)
@@ -380,7 +380,7 @@ class ClusterConfig:
             rules,
             tuple(groups),
             tracer=_subsection(section, "tracer", TracerConfig),
-            profiling=_subsection(section, "profiling", ProfilingConfig),
+            profiling=None if section.profiling is None else parse_profiling(section.profiling, f"{SECTION}.profiling"),
             net_emulation=_subsection(section, "net_emulation", NetEmulationConfig),
             runtime=_subsection(section, "runtime", RuntimeConfig),
             scheduling=_scheduling(section),

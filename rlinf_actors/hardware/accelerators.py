@@ -6,8 +6,10 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, TypeVar
 
+from rlinf_actors.hardware import profiling
 from rlinf_actors.hardware.probe_report import resource_from_report
 from rlinf_actors.hardware.registry import Hardware
 from rlinf_actors.hardware.vendors import catalog
@@ -122,6 +124,36 @@ class AcceleratorUtil:
             UsageError: this torch has no such module, and the vendor's plug-in (torch_npu, ...) is not installed.
         """
         return torch_platform(accelerator_type)
+
+    @staticmethod
+    def start_profiling(accelerator_type: AcceleratorType | str, step_idx: int | None = None) -> None:
+        """Let the profiler that runs this process record from now on; without effect for types without a profiler.
+
+        Imports torch. *step_idx* is the number of the training step, for the log.
+        """
+        profiler = profiling.profiler_of(accelerator_type)
+        if profiler is not None:
+            profiler.start(step_idx)
+
+    @staticmethod
+    def stop_profiling(accelerator_type: AcceleratorType | str) -> None:
+        """End what `start_profiling` has begun; without effect if nothing is recorded."""
+        profiler = profiling.profiler_of(accelerator_type)
+        if profiler is not None:
+            profiler.stop()
+
+    @staticmethod
+    def profiling_range(
+        accelerator_type: AcceleratorType | str, label: str, color: str | None = None, domain: str | None = None
+    ) -> AbstractContextManager[None]:
+        """Return a context manager that shows its block as a range in the profile, while the profiler records.
+
+        Args:
+            accelerator_type: type of the accelerators of this process.
+            label: name of the range.
+            color, domain: not used.
+        """
+        return profiling.profiling_range(accelerator_type, label)
 
     @staticmethod
     def register_accelerator(
