@@ -75,6 +75,7 @@ DEFAULT_CHANNEL_BYTES = 8 << 30
 _Minutes: Any = Annotated[float, Meta(gt=0, description="a number of minutes above 0")]
 _Microseconds: Any = Annotated[int, Meta(gt=0, description="a number of microseconds above 0")]
 _YesOrNo: Any = Annotated[Literal["1", "0"], Meta(description="1 (yes) or 0 (no)")]
+_LostErrors: Any = Annotated[Literal["end", "exit-code", "log"], Meta(description="end, exit-code or log")]
 
 
 def _bytes(least: int) -> Any:
@@ -109,6 +110,8 @@ class Settings:
             networks only).
         fail_on_lost_errors: True if a script exits with 1 instead of 0 when calls failed and no code awaited their
             results (``RLINF_ACTORS_LOST_ERRORS=log`` switches this off).
+        end_on_lost_errors: True to end the script as soon as a call has failed and no code waits for its result
+            (``RLINF_ACTORS_LOST_ERRORS=end``, which is the default while rlinf_actors.dropin serves rlinf.scheduler).
         robot_owner_must_answer: whether a group with robots ends when its owner's process is suspended: True always,
             False never, None only if its robots are on another host than the owner.
         channel_bytes: most bytes in a channel, beyond which puts wait; 0 for no limit.
@@ -142,6 +145,7 @@ class Settings:
     listen: str | None = None
     insecure_test_network: bool = False
     fail_on_lost_errors: bool = True
+    end_on_lost_errors: bool = False
     robot_owner_must_answer: bool | None = None
     config_file: str | None = None
     client_config: str | None = None
@@ -174,6 +178,7 @@ class Settings:
             raise ConfigError(
                 f"is {env[TIMEOUT_MINUTES]!r}; it must be a number of minutes above 0", path=TIMEOUT_MINUTES
             )
+        lost_errors = typed(LOST_ERRORS, _LostErrors, "end" if env.get(DROPIN) == "1" else "exit-code")
         return cls(
             head=env.get(HEAD) or None,
             node_rank=typed(NODE_RANK, Annotated[int, Meta(ge=0)]),
@@ -187,7 +192,8 @@ class Settings:
             state_dir=_first(env.get(STATE_DIR)),
             listen=env.get(LISTEN) or None,
             insecure_test_network=env.get(INSECURE_TEST_NETWORK) == "1",
-            fail_on_lost_errors=env.get(LOST_ERRORS) != "log",
+            fail_on_lost_errors=lost_errors != "log",
+            end_on_lost_errors=lost_errors == "end",
             robot_owner_must_answer={"1": True, "0": False}.get(typed(ROBOT_OWNER_MUST_ANSWER, _YesOrNo)),
             config_file=env.get(CONFIG_FILE) or None,
             client_config=env.get(CLIENT_CONFIG) or None,

@@ -39,6 +39,7 @@ from rlinf_actors.net.host import endpoint_of
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.socket_security import is_tcp
 from rlinf_actors.placement.node_groups import build_node_groups
+from rlinf_actors.runtime import driver_end
 from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.settings import Settings
@@ -222,6 +223,9 @@ class ClusterArguments:
     head: str | None = None
     namespace: str | None = None
     keys: str | None = None
+
+    def __post_init__(self) -> None:
+        driver_end.prepare()  # here, since a start for asyncio runs on another thread than the main thread
 
     def config(self) -> ClusterConfig | None:
         return None if self.cluster_cfg is None else read_config(self.cluster_cfg)

@@ -82,18 +82,21 @@ class LostErrors:
     Args:
         change_exit_code: True to make the script's exit code 1 instead of 0 if no caller got some error by the end.
         later: calls a function after a number of seconds, on a thread of the runtime.
+        end_driver: called after an error was reported before the process ends, to end the driver; None to let the
+            driver go on. Errors are then logged at once, not given to an event loop's exception handler.
 
     Attributes:
         count: number of reported errors.
     """
 
-    def __init__(self, change_exit_code: bool, later: Later) -> None:
+    def __init__(self, change_exit_code: bool, later: Later, end_driver: Callable[[], object] | None = None) -> None:
         self._open: dict[int, _Open] = {}
         self._reported: collections.deque[Exception] = collections.deque(maxlen=REMEMBERED)
         # by id of `cause`
         self._shared: weakref.WeakValueDictionary[int, FailedOperation] = weakref.WeakValueDictionary()
         self._handed: set[Callable[[], object]] = set()
         self._later = later
+        self._end_driver = end_driver
         self._exit_code = _ExitCode.watched() if change_exit_code else None
         self.count = 0
 
@@ -139,11 +142,16 @@ class LostErrors:
         if record is not None:
             self._lost(failed, record)
 
+    def expected(self, error: Exception) -> None:
+        """Do not report operations that fail with the object *error*, which was made to end them. Any thread."""
+        self._reported.append(error)
+
     def close(self) -> None:
         """Report every error that no caller has got. Log every error that waits for an event loop's exception handler.
 
         Called when the process begins to disconnect from the cluster, and again after it has disconnected.
         """
+        self._end_driver = None  # it ends
         for take in list(self._handed):
             take()
         for key, record in list(self._open.items()):
@@ -174,6 +182,11 @@ class LostErrors:
             self._reported.append(cause)
         self.count += 1
         text, loop = failed.describe(), failed.loop
+        end_driver, self._end_driver = self._end_driver, None
+        if end_driver is not None:
+            _log(f"{text}\n{_ENDS}")
+            end_driver()
+            return
         if loop is None or not loop.is_running():
             _log(text)
             return
@@ -208,6 +221,11 @@ class LostErrors:
 
 
 _TEXT = "A call failed and nobody awaits it (wait() or await its result to handle the error)"
+
+_ENDS = (
+    "This driver ends because of that error, since its other calls may wait for the failed one without end. A script "
+    "that handles such errors itself sets RLINF_ACTORS_LOST_ERRORS=exit-code, and goes on."
+)
 
 
 def _log(text: str) -> None:

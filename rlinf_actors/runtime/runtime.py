@@ -31,6 +31,7 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import SHUT_DOWN, IoThread
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Security
+from rlinf_actors.runtime.driver_end import DriverEnd
 from rlinf_actors.runtime.group_registry import GroupRegistry
 from rlinf_actors.runtime.head_session import HeadSession, WatchedClients
 from rlinf_actors.runtime.log_printer import END_S, LogPrinter, say
@@ -150,8 +151,9 @@ class Runtime:
         self._on_given_up = on_given_up
         raise_file_limit()
         self.io = IoThread(f"rlinf-actors-{role}-io")
-        change_exit_code = role == "driver" and settings.fail_on_lost_errors and not _runs_tests()
-        self.lost = LostErrors(change_exit_code, self.io.later)
+        script = role == "driver" and not _runs_tests()
+        end = DriverEnd(self._fail_calls, self.io.later).begin if script and settings.end_on_lost_errors else None
+        self.lost = LostErrors(script and settings.fail_on_lost_errors, self.io.later, end)
         self.network: Network = ZmqNetwork(self.io.loop, security)  # on this thread: its check of limits may block
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
         self.groups = GroupRegistry(self)
@@ -336,6 +338,13 @@ class Runtime:
     def _declared_dead(self, reason: str) -> None:
         self._on_given_up(reason)
         self.head_lost(reason)
+
+    def _fail_calls(self) -> None:
+        """Fail all calls on all groups, because the driver ends. The session goes on. Any thread."""
+        error = RlinfActorsError("this driver ends, because a call failed and nobody awaits it: its error was logged")
+        self.lost.expected(error)
+        for group in self.groups.all():
+            group.fail(error)
 
     def _end_all(self, error: RlinfActorsError) -> None:
         if self._gone is None and not self._ending and self.role == "driver":

@@ -21,6 +21,7 @@ from rlinf_actors.settings import Settings, Unit
         (settings.SEND_WINDOW, "1024", "is '1024'; it must be a number of bytes from 1048576 up"),
         (settings.CHANNEL_BYTES, "8G", "is '8G'; it must be a number of bytes from 0 up"),
         (settings.ROBOT_OWNER_MUST_ANSWER, "yes", "is 'yes'; it must be 1 (yes) or 0 (no)"),
+        (settings.LOST_ERRORS, "fail", "is 'fail'; it must be end, exit-code or log"),
         (settings.PATHS, "cpu=staged", "has 'cpu=staged'; it must be a list, separated by commas, of: cpu=lane"),
     ],
 )
@@ -39,6 +40,21 @@ def test_empty_variables_are_not_set() -> None:
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("0", False), ("", None)])
 def test_robot_owner_must_answer(value: str, expected: bool | None) -> None:
     assert Settings.load({settings.ROBOT_OWNER_MUST_ANSWER: value}).robot_owner_must_answer is expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "fail", "end"),
+    [
+        ({}, True, False),
+        ({settings.LOST_ERRORS: "log"}, False, False),
+        ({settings.LOST_ERRORS: "end"}, True, True),
+        ({settings.DROPIN: "1"}, True, True),
+        ({settings.DROPIN: "1", settings.LOST_ERRORS: "exit-code"}, True, False),
+    ],
+)
+def test_programs_of_rlinf_end_by_errors_that_are_not_awaited(environ: dict[str, str], fail: bool, end: bool) -> None:
+    loaded = Settings.load(environ)
+    assert (loaded.fail_on_lost_errors, loaded.end_on_lost_errors) == (fail, end)
 
 
 def test_numbers_are_read() -> None:

@@ -274,3 +274,69 @@ def test_a_run_of_pytest_keeps_its_exit_code(tmp_path):
 def test_script_that_has_run_pytest_exits_with_1_after_unseen_errors(tmp_path):
     (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
     assert exit_code(tmp_path, f"import pytest; pytest.main([{str(tmp_path)!r}]); lose()") == 1
+
+
+class TestDriverEnds:
+    """With RLINF_ACTORS_LOST_ERRORS=end."""
+
+    def test_first_report_ends_the_driver_with_the_error_in_full(self, clock, caplog):
+        ended = []
+        lost = LostErrors(False, clock.later, lambda: ended.append(caplog.text))
+        results = [Result("one"), Result("two")]
+        for result in results:
+            lost.failed(result, awaited=False)
+        assert not ended
+        clock.run()
+        assert len(ended) == 1
+        assert "one" in ended[0]
+        assert "RLINF_ACTORS_LOST_ERRORS=exit-code" in ended[0]
+        assert "two" in caplog.text
+
+    def test_driver_does_not_end_by_errors_that_are_seen_or_reported_at_the_end(self, clock, caplog):
+        ended = []
+        lost = LostErrors(False, clock.later, lambda: ended.append(1))
+        seen, late = Result("seen"), Result("late")
+        lost.failed(seen, awaited=False)
+        lost.seen(seen)
+        clock.run()
+        lost.failed(late, awaited=False)
+        lost.close()
+        assert not ended
+        assert "late" in caplog.text
+
+    def test_calls_that_fail_because_the_driver_ends_are_not_reported(self, lost, clock, caplog):
+        result = Result("ended")
+        result.cause = RuntimeError("the driver ends")
+        lost.expected(result.cause)
+        lost.failed(result, awaited=False)
+        clock.run()
+        assert caplog.text == ""
+
+
+INTERRUPTED = """
+    import sys, threading
+    from rlinf_actors.runtime import driver_end
+    {prepare}
+    failed = threading.Event()
+    later = lambda seconds, function: None
+    end = driver_end.DriverEnd(failed.set, later)
+    threading.Thread(target=end.begin).start()
+    {wait}
+    print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("prepare", "wait", "code", "out"),
+    [
+        ("driver_end.prepare()", "threading.Lock().__enter__(); threading.Event().wait()", 1, ""),
+        ("driver_end.prepare()", "import asyncio; asyncio.run(asyncio.sleep(3600))", 1, ""),
+        ("driver_end.prepare()", "import time; time.sleep(3600)", 1, ""),
+        ("driver_end.prepare()", "while True: pass", 1, ""),
+        ("threading.Thread(target=driver_end.prepare).start()", "failed.wait()", 0, "went on\n"),
+    ],
+)
+def test_main_thread_is_interrupted_wherever_it_waits(prepare, wait, code, out):
+    source = textwrap.dedent(INTERRUPTED).format(prepare=prepare, wait=wait)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (code, out), done.stderr
