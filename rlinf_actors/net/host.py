@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import socket
@@ -75,8 +76,11 @@ class HeldPorts:
     def __init__(self) -> None:
         self._held: dict[int, socket.socket] = {}
 
-    def hold(self) -> int:
+    def hold(self, largest: int | None = None) -> int:
         """Reserve a port that is free on every address of this machine, and return its number.
+
+        Args:
+            largest: largest port that will do; None for any.
 
         Raises:
             OSError: there is no free port; the text says what to do.
@@ -85,6 +89,9 @@ class HeldPorts:
             held = _bound()
         except OSError as error:
             raise OSError(error.errno, explain(error)) from None
+        if largest is not None and held.getsockname()[1] > largest:
+            held.close()
+            held = _bound_up_to(largest)
         port: int = held.getsockname()[1]
         self._held[port] = held
         return port
@@ -100,21 +107,37 @@ class HeldPorts:
             self.release(port)
 
 
-def _bound() -> socket.socket:
+def _bound_up_to(largest: int) -> socket.socket:
+    """Return a socket that is bound to the highest free port up to *largest*."""
+    for port in range(min(largest, 65535), 1023, -1):
+        try:
+            return _bound(port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(f"no TCP port from 1024 to {largest} is free")
+
+
+def _bound(port: int = 0) -> socket.socket:
     try:
-        return _bind(socket.AF_INET6, "::")  # which covers IPv4 too
-    except OSError:  # no IPv6 here
-        return _bind(socket.AF_INET, "0.0.0.0")
+        return _bind(socket.AF_INET6, "::", port)  # which covers IPv4 too
+    except OSError as error:
+        if port and error.errno == errno.EADDRINUSE:
+            raise
+        return _bind(socket.AF_INET, "0.0.0.0", port)  # no IPv6 here
 
 
-def _bind(family: socket.AddressFamily, address: str) -> socket.socket:
+def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
             held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if port:  # before the options: with them it succeeds although another process of this user holds the port
+            held.bind((address, port))
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind((address, 0))
+        if not port:
+            held.bind((address, 0))
     except OSError:
         held.close()
         raise

@@ -40,6 +40,21 @@ def reach(port: int) -> None:
         pass
 
 
+@pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT])
+def test_a_port_up_to_a_bound_is_held_once_and_can_be_listened_on(ports, option):
+    free = ports.hold(20_000)
+    assert 1023 < free <= 20_000
+    port = ports.hold(free)
+    assert port < free  # held already
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, option, 1)
+        listener.bind((HOST, port))
+        listener.listen()
+        reach(port)
+    with pytest.raises(OSError, match="no TCP port from 1024 to 1023 is free"):
+        ports.hold(1023)
+
+
 @pytest.mark.parametrize("address", [HOST, "0.0.0.0"])
 @pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT])
 def test_listener_with_a_reuse_option_can_bind_a_held_port(ports, option, address):
