@@ -18,6 +18,7 @@ import functools
 import logging
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -269,6 +270,7 @@ class AsyncWork(Promise[T]):
     """
 
     _seen = False  # the outcome was taken: its error need not be logged
+    _next: weakref.ref[AsyncWork[Any]] | None = None
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -350,7 +352,20 @@ class AsyncWork(Promise[T]):
             An AsyncWork with the result of *fn*. If this work fails, *fn* is not called, and the returned work fails
             with the same error. The error is logged if no code waits for it.
         """
-        return _Then(self, functools.partial(fn, *args, **kwargs), getattr(fn, "__name__", "a function"))
+        then = _Then(self, functools.partial(fn, *args, **kwargs), getattr(fn, "__name__", "a function"))
+        self._next = weakref.ref(then)  # which itself keeps this work
+        return then
+
+    def get_next_work(self) -> AsyncWork[Any] | None:
+        """Return what the last `then` on this work returned; None without one, or if it has ended and was dropped."""
+        return None if self._next is None else self._next()
+
+    def get_last_work(self) -> AsyncWork[Any]:
+        """Return the end of the chain that `then` has made of this work; this work itself without `then`."""
+        last: AsyncWork[Any] = self
+        while (following := last.get_next_work()) is not None:
+            last = following
+        return last
 
     def _want(self) -> None:
         """Called by `then`, which needs the outcome of this work even if no code waits for the work.

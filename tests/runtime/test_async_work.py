@@ -46,6 +46,18 @@ def test_timeout_of_a_wait_does_not_end_the_work():
     assert work.wait() is None
 
 
+def test_a_chain_of_then_is_followed_to_its_end():
+    work = AsyncWork("work")
+    assert work.get_next_work() is None
+    assert work.get_last_work() is work
+    second = work.then(int)
+    third = second.then(int)
+    assert work.get_next_work() is second
+    assert work.get_last_work() is third
+    work.resolve(None)
+    assert third.wait(10) == 0
+
+
 class TestMadeOf:
     """A work whose value a function makes of another work's value, on the waiting thread."""
 
