@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, overload
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
+from rlinf_actors.group.durations import Durations
 from rlinf_actors.model.buffers import Buffer
-from rlinf_actors.runtime.future import AsyncWork, Future, Promise, call_all
+from rlinf_actors.runtime.future import Future, Promise, call_all
 from rlinf_actors.runtime.peer import ANSWER_S, LateReport, Peer, late_text, new_call
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
@@ -20,13 +21,6 @@ if TYPE_CHECKING:
     from rlinf_actors.runtime.runtime import Runtime
 
 T = TypeVar("T")
-
-REDUCTIONS: dict[str, Callable[[list[float]], float]] = {
-    "max": max,
-    "min": min,
-    "mean": lambda values: sum(values) / len(values),
-    "sum": sum,
-}
 
 
 @dataclass(frozen=True)
@@ -59,7 +53,7 @@ class RankCall:
         self._result._arrived(self._index, error, True)
 
 
-class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
+class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
     """The results of one call on a group or view; ``await`` or `wait` returns one value per rank, in rank order.
 
     The call ends when all ranks have answered, or when the first rank fails: the others may never answer, because they
@@ -309,100 +303,16 @@ class WorkerGroupFuncResult(Future["list[T]"], Generic[T]):
                 raise self._error_of(index)
             yield rank, self._error_of(index)
 
-    @overload
-    def consume_duration(self, reduction_type: str = "max", async_op: Literal[False] = False) -> float: ...
-
-    @overload
-    def consume_duration(self, reduction_type: str = "max", *, async_op: Literal[True]) -> AsyncWork[float]: ...
-
-    def consume_duration(self, reduction_type: str = "max", async_op: bool = False) -> float | AsyncWork[float]:
-        """Wait for the results, and return how many seconds the method ran, as one number for all ranks.
-
-        Args:
-            reduction_type: "max", "min", "mean" or "sum" of the ranks' seconds.
-            async_op: True to return an AsyncWork at once instead of blocking.
-
-        Raises:
-            ValueError: *reduction_type* is unknown. Errors of the call are raised too.
-        """
-        reduce = _reduction(reduction_type)
-        work = AsyncWork.made_of(self, lambda _: reduce(self._durations()), f"consume_duration() of {self._method}()")
-        return work if async_op else work.wait()
-
-    @overload
-    def consume_durations(
-        self, reduction_type: str = "max", return_per_rank: Literal[False] = False, async_op: Literal[False] = False
-    ) -> dict[str, float]: ...
-    @overload
-    def consume_durations(
-        self, reduction_type: str = "max", *, return_per_rank: Literal[True], async_op: Literal[False] = False
-    ) -> tuple[dict[str, float], dict[str, list[float]]]: ...
-    @overload
-    def consume_durations(
-        self, reduction_type: str, return_per_rank: Literal[True], async_op: Literal[False] = False
-    ) -> tuple[dict[str, float], dict[str, list[float]]]: ...
-    @overload
-    def consume_durations(
-        self, reduction_type: str = "max", return_per_rank: Literal[False] = False, *, async_op: Literal[True]
-    ) -> AsyncWork[dict[str, float]]: ...
-    @overload
-    def consume_durations(
-        self, reduction_type: str = "max", *, return_per_rank: Literal[True], async_op: Literal[True]
-    ) -> AsyncWork[tuple[dict[str, float], dict[str, list[float]]]]: ...
-    def consume_durations(
-        self, reduction_type: str = "max", return_per_rank: bool = False, async_op: bool = False
-    ) -> Any:
-        """Wait for the results, and return the durations that the workers have recorded under timer tags.
-
-        The workers then forget these durations.
-
-        Args:
-            reduction_type: "max", "min", "mean" or "sum".
-            return_per_rank: True to return the durations of each rank too.
-            async_op: True to return an AsyncWork at once instead of blocking.
-
-        Returns:
-            ``{tag: seconds}`` with one number for all ranks, made by *reduction_type*. If *return_per_rank*, a pair of
-            this and ``{tag: [seconds of each rank that has the tag]}``. The method's name is a tag too.
-
-        Raises:
-            ValueError: *reduction_type* is unknown. Errors of the call are raised too.
-        """
-        reduce = _reduction(reduction_type)
-        timers: WorkerGroupFuncResult[dict[str, float]] = WorkerGroupFuncResult(
-            self._runtime, "pop_execution_times", self._peers
-        )
-        ended: Promise[None] = Promise(timers._method)
-
-        def ask() -> None:
-            try:
-                if self._failed is None and len(self._order) == len(self._peers):
-                    timers._start(())
-                    timers._on_done(lambda: ended.resolve(None))
-                else:
-                    ended.resolve(None)
-            except Exception as error:  # noqa: BLE001 - it reaches the waiter
-                ended.reject(error)
-
-        def reduced(_: None) -> Any:
-            self._outcome()  # raises the error of a call that failed, whose timers were not asked for
-            per_rank: dict[str, list[float]] = {self._method: self._durations()}
-            for times in timers._outcome():
-                for tag, seconds in times.items():
-                    if tag != self._method:
-                        per_rank.setdefault(tag, []).append(seconds)
-            all_ranks = {tag: reduce(values) for tag, values in per_rank.items()}
-            return (all_ranks, per_rank) if return_per_rank else all_ranks
-
-        if not async_op:
-            self.wait()  # raises UsageError if this thread itself has to serve the call
-        self._on_done(ask)
-        work = AsyncWork.made_of(ended, reduced, f"consume_durations() of {self._method}()")
-        return work if async_op else work.wait()
-
     def _durations(self) -> list[float]:
         answers = (answer[0] if isinstance(answer, tuple) else answer for answer in self._answers)
         return [answer.seconds for answer in answers if isinstance(answer, (_Value, frames.Ok))]
+
+    def _succeeded(self) -> bool:
+        return self._failed is None and len(self._order) == len(self._peers)
+
+    def _beside_it(self, method: str) -> WorkerGroupFuncResult[Any]:
+        """Return a call of *method* on the same ranks that has not begun, for `Durations`."""
+        return WorkerGroupFuncResult(self._runtime, method, self._peers)
 
     def _check_blocking(self) -> None:
         self._runtime.check_usable()
@@ -462,10 +372,3 @@ def refuse_own(runtime: Runtime, method: str, peers: Sequence[Peer]) -> None:
                 f"{peer.name} waits for its own {method}(), which would never end: it runs one call at a time. "
                 f"Call the method directly, await it in an async def, or use execute_on() to leave this rank out"
             )
-
-
-def _reduction(name: str) -> Callable[[list[float]], float]:
-    try:
-        return REDUCTIONS[name]
-    except KeyError:
-        raise ValueError(f"reduction_type is {name!r}; it must be one of {', '.join(REDUCTIONS)}") from None

@@ -6,7 +6,7 @@ import functools
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -14,16 +14,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ExecutionTimes:
-    """Seconds by tag. Times under one tag add up until they are popped. Any thread."""
+    """Seconds by tag. Times under one tag add up until they are popped. Any thread.
 
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+    Attributes:
+        seconds: the times; the same dict until the end.
+    """
+
+    def __init__(self, seconds: dict[str, float] | None = None) -> None:
+        self.seconds: dict[str, float] = {} if seconds is None else seconds
         self._lock = threading.Lock()
 
     def add(self, tag: str, seconds: float) -> None:
         """Add *seconds* to the time under *tag*."""
         with self._lock:
-            self._seconds[tag] = self._seconds.get(tag, 0.0) + seconds
+            self.seconds[tag] = self.seconds.get(tag, 0.0) + seconds
 
     def pop(self, tag: str) -> float:
         """Remove the time under *tag*, and return it in seconds.
@@ -32,16 +36,20 @@ class ExecutionTimes:
             ValueError: no time was recorded under *tag*; the text lists the tags that have one.
         """
         with self._lock:
-            if tag not in self._seconds:
-                known = ", ".join(sorted(self._seconds)) or "none"
+            if tag not in self.seconds:
+                known = ", ".join(sorted(self.seconds)) or "none"
                 raise ValueError(f"no time was recorded under {tag!r}; recorded tags: {known}")
-            return self._seconds.pop(tag)
+            return self.seconds.pop(tag)
 
-    def pop_all(self) -> dict[str, float]:
-        """Remove all times, and return them: seconds by tag."""
+    def pop_all(self, tags: Iterable[str] | None = None) -> dict[str, float]:
+        """Remove all times, or those under *tags*, and return them: seconds by tag."""
         with self._lock:
-            seconds, self._seconds = self._seconds, {}
-            return seconds
+            found = {
+                tag: self.seconds[tag] for tag in list(self.seconds if tags is None else tags) if tag in self.seconds
+            }
+            for tag in found:
+                del self.seconds[tag]
+            return found
 
     @contextmanager
     def measure(self, tag: str) -> Iterator[None]:
@@ -53,10 +61,11 @@ class ExecutionTimes:
             self.add(tag, time.perf_counter() - start)
 
 
-def timed(tag: str | None = None) -> Callable[[F], F]:
+def timed(tag: str | None = None, trace: bool = True) -> Callable[[F], F]:
     """Return a decorator for a method of a worker, which records the method's time under *tag*, by default its name.
 
-    The method may be a plain method, a coroutine, or a generator of either kind.
+    The method may be a plain method, a coroutine, or a generator of either kind. ``trace=False`` leaves the method out
+    of a trace.
     """
 
     def decorate(function: F) -> F:

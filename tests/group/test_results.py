@@ -368,6 +368,14 @@ class TestTimeouts:
             await result
 
 
+async def answer_timers(world, *times):
+    """Answer the second call of each rank, which asks for its recorded times."""
+    for rank, recorded in zip(world.ranks, times, strict=True):
+        call = await rank.call(1)
+        assert call.method == "pop_execution_times"
+        rank.ok(call.id, recorded)
+
+
 class TestDurations:
     @pytest.mark.parametrize(("reduction", "value"), [("max", 3.0), ("min", 1.0), ("mean", 2.0), ("sum", 6.0)])
     async def test_durations_are_those_of_the_method(self, world, reduction, value):
@@ -375,12 +383,33 @@ class TestDurations:
         for n, (rank, call) in enumerate(zip(world.ranks, await calls(world), strict=True), 1):
             rank.ok(call, None, seconds=float(n))
         await result
-        assert result.consume_duration(reduction) == value
+        asked = asyncio.ensure_future(result.consume_duration(reduction, async_op=True).async_wait())
+        await answer_timers(world, {}, {}, {})
+        assert await asked == value
+
+    async def test_recorded_time_of_the_method_takes_the_place_of_the_measured_one(self, world):
+        result = world.group.move()
+        for rank, call in zip(world.ranks, await calls(world), strict=True):
+            rank.ok(call, None, seconds=1.0)
+        await result
+        asked = asyncio.ensure_future(result.consume_duration("sum", async_op=True).async_wait())
+        await answer_timers(world, {"move": 0.25}, {}, {"move": 0.5})
+        assert await asked == 0.25 + 1.0 + 0.5
+
+    async def test_duration_is_measured_if_a_worker_cannot_return_its_timers(self, world):
+        result = world.group.move()
+        for rank, call in zip(world.ranks, await calls(world), strict=True):
+            rank.ok(call, None, seconds=2.0)
+        await result
+        asked = asyncio.ensure_future(result.consume_duration(async_op=True).async_wait())
+        world.ranks[1].raises((await world.ranks[1].call(1)).id, TypeError("it takes no tags"))
+        assert await asked == 2.0
 
     async def test_durations_can_be_awaited_before_the_result(self, world):
         work = world.group.move().consume_duration("sum", async_op=True)
         for rank, call in zip(world.ranks, await calls(world), strict=True):
             rank.ok(call, None, seconds=1.0)
+        await answer_timers(world, {}, {}, {})
         assert await work == 3.0
 
     async def test_failed_call_has_no_durations_and_leaves_the_workers_timers(self, world):
@@ -402,13 +431,10 @@ class TestDurations:
             asked = asyncio.ensure_future(result.consume_durations("sum", True, async_op=True).async_wait())
         else:
             asked = asyncio.create_task(asyncio.to_thread(result.consume_durations, "sum", True))
-        for rank in world.ranks:
-            call = await rank.call(1)
-            assert call.method == "pop_execution_times"
-            rank.ok(call.id, {"env": 2.0, "move": 9.0} if rank.rank else {"env": 1.0, "first": 4.0})
+        await answer_timers(world, {"env": 1.0, "first": 4.0}, *[{"env": 2.0, "move": 9.0}] * 2)
         reduced, per_rank = await asked
-        assert reduced == {"move": 3.0, "env": 5.0, "first": 4.0}
-        assert per_rank == {"move": [1.0, 1.0, 1.0], "env": [1.0, 2.0, 2.0], "first": [4.0]}
+        assert reduced == {"move": 19.0, "env": 5.0, "first": 4.0}
+        assert per_rank == [{"move": 1.0, "env": 1.0, "first": 4.0}, *[{"move": 9.0, "env": 2.0}] * 2]
 
     async def test_an_unknown_reduction_is_named(self, world):
         result = world.group.move()

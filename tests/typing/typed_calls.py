@@ -158,7 +158,7 @@ def results(group: WorkerGroup[Counter]) -> None:
     assert_type(result.consume_durations(), dict[str, float])
     reduced, per_rank = result.consume_durations("mean", return_per_rank=True)
     assert_type(reduced, dict[str, float])
-    assert_type(per_rank, dict[str, list[float]])
+    assert_type(per_rank, list[dict[str, float]])
     assert_type(result.exception(), "BaseException | None")
     assert_type(result.cancel(), bool)
     assert_type(result.done(), bool)
