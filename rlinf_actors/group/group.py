@@ -261,6 +261,8 @@ class WorkerGroup(Calls[T]):
             for info in self._control.worker_infos()
         ]
 
+    _workers = worker_info_list  # its older name
+
     @overload
     @staticmethod
     def from_group_name(worker_cls: type[C], group_name: str, async_op: Literal[False] = False) -> WorkerGroup[C]: ...

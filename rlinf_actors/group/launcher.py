@@ -352,8 +352,11 @@ def _check_options(name: str, options: LaunchOptions) -> None:
         raise UsageError(f"max_concurrency is {options.max_concurrency}; it must be at least 1")
     if not options.wait_for_hardware >= 0:  # NaN too
         raise UsageError(f"wait_for_hardware is {options.wait_for_hardware}; it must be a number of seconds, 0 or more")
-    if not name or any(char in name for char in "/\0\n"):
-        raise UsageError(f"{name!r} cannot be a group's name: it must not be empty or hold a slash or a line break")
+    if not name or any(char in name for char in "/:\0\n"):
+        raise UsageError(
+            f"{name!r} cannot be a group's name: it must not be empty or hold a slash, a colon (the names of workers "
+            "are group:rank) or a line break"
+        )
 
 
 def _template(name: str, cluster: Cluster, options: LaunchOptions, settings: Settings) -> WorkerSpec:

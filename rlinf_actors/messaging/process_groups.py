@@ -54,6 +54,10 @@ class CollectiveGroupOptions:
     is_high_priority_stream: bool = False
     use_ring_broadcast: bool = False
 
+    def is_empty_options(self) -> bool:
+        """Return True if no option is set."""
+        return self == CollectiveGroupOptions()
+
 
 class GroupStore:
     """A TCPStore whose server runs in this process. Its clients wait *timeout_s* seconds for a key.

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rlinf_actors.cluster.connect import WorkerJob, set_worker_job
 from rlinf_actors.errors import ConfigError
@@ -96,11 +96,15 @@ def install(context: WorkerContext) -> None:
     global _current
     _current = context
     set_worker_job(context.job)
+    driver_logger()  # code that came from the driver may use it
 
 
 def current() -> WorkerContext | None:
     """Return the context of this process or of the worker that it was forked from, None in a driver."""
     return _current
+
+
+_FORMAT = "[%(levelname)s %(asctime)s %(filename)s:%(lineno)d] %(message)s"
 
 
 def make_logger(name: str) -> logging.Logger:
@@ -111,15 +115,41 @@ def make_logger(name: str) -> logging.Logger:
     logger = logging.getLogger(f"rlinf_actors.worker.{name}")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("[%(levelname)s %(asctime)s %(filename)s:%(lineno)d] %(message)s"))
+        handler.setFormatter(logging.Formatter(_FORMAT))
         logger.addHandler(handler)
         logger.propagate = False
-        try:
-            logger.setLevel(log_level(os.environ))
-        except ConfigError as error:  # set by the node: the driver and launch() check their own
-            logger.setLevel("INFO")
-            logger.warning("%s; the level is INFO", error)
+        _set_level(logger)
     return logger
+
+
+def driver_logger() -> logging.Logger:
+    """Return the logger that `Worker.logger` is in a driver. Its level is that of RLINF_LOG_LEVEL.
+
+    The root logger gets its messages. While the program has not configured the root logger, they go to stderr.
+    """
+    logger = logging.getLogger("rlinf_actors.driver")
+    if not logger.handlers:
+        handler = _UnlessConfigured(sys.stderr)
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        logger.addHandler(handler)
+        _set_level(logger)
+    return logger
+
+
+class _UnlessConfigured(logging.StreamHandler[TextIO]):
+    """Writes a message only if the root logger has no handler, so that no message is written twice."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.root.handlers:
+            super().emit(record)
+
+
+def _set_level(logger: logging.Logger) -> None:
+    try:
+        logger.setLevel(log_level(os.environ))
+    except ConfigError as error:  # set by the node: the driver and launch() check their own
+        logger.setLevel("INFO")
+        logger.warning("%s; the level is INFO", error)
 
 
 SWITCH_INTERVAL_S = 0.0002

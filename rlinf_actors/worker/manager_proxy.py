@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from rlinf_actors.cluster.cluster import Cluster
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import GroupNotFoundError, UsageError
 from rlinf_actors.model.address import WorkerAddress, WorkerInfo
 from rlinf_actors.runtime.future import AsyncWork
 
 if TYPE_CHECKING:
+    from rlinf_actors.runtime.runtime import Runtime
     from rlinf_actors.wire.values import GroupState, WorkerState
     from rlinf_actors.worker.context import WorkerContext
 
@@ -66,7 +68,7 @@ class ManagerProxy:
         Raises:
             UsageError: *name* is that of a child of a worker.
         """
-        work = self._asking(self._is_alive(WorkerAddress.from_name(name)), f"is_alive({name!r})")
+        work = is_alive(name)
         return work if async_op else work.wait()
 
     def _asking(self, coroutine: Coroutine[Any, Any, T], what: str) -> AsyncWork[T]:
@@ -87,20 +89,36 @@ class ManagerProxy:
             node_port=worker.port,
         )
 
-    async def _is_alive(self, address: WorkerAddress) -> bool:
-        _, worker = await self._find(address)
-        return worker is not None and worker.state in ("starting", "running")
-
     async def _find(self, address: WorkerAddress) -> tuple[GroupState | None, WorkerState | None]:
-        if len(address.rank_path) > 1:
-            raise UsageError(f"{address} is a child of a worker, and the head knows workers only: ask its worker")
         job = worker_job()
         assert job is not None, "a worker process has its job before the user's class is constructed"
-        runtime = await job.connected()
-        status = await runtime.status(self._context.spec.namespace)
-        for group in status.groups:
-            if group.name == address.root_group_name:
-                for worker in group.workers:
-                    if worker.rank == address.rank:
-                        return group, worker
-        return None, None
+        return await _find(await job.connected(), address)
+
+
+def is_alive(name: str) -> AsyncWork[bool]:
+    """Ask the head whether the worker *name* of this process's job is starting or running. Any thread.
+
+    Raises:
+        UsageError: *name* is that of a child of a worker, or this process has no Cluster.
+    """
+    address, job = WorkerAddress.from_name(name), worker_job()
+    runtime = Cluster.current().runtime if job is None else job.runtime
+    runtime.check_usable()
+
+    async def ask() -> bool:
+        _, worker = await _find(runtime if job is None else await job.connected(), address)
+        return worker is not None and worker.state in ("starting", "running")
+
+    return AsyncWork.of(runtime.io, ask(), f"is_alive({name!r})")
+
+
+async def _find(runtime: Runtime, address: WorkerAddress) -> tuple[GroupState | None, WorkerState | None]:
+    if len(address.rank_path) > 1:
+        raise UsageError(f"{address} is a child of a worker, and the head knows workers only: ask its worker")
+    status = await runtime.status(runtime.namespace)
+    for group in status.groups:
+        if group.name == address.root_group_name:
+            for worker in group.workers:
+                if worker.rank == address.rank:
+                    return group, worker
+    return None, None

@@ -9,24 +9,26 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar, cast, overload
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.group.launcher import GroupLauncher
 from rlinf_actors.model import marks
-from rlinf_actors.model.accelerator_table import facts_of, torch_platform
 from rlinf_actors.model.address import WorkerAddress, WorkerInfo
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.host import HeldPorts
 from rlinf_actors.runtime.future import AsyncWork
+from rlinf_actors.worker import class_values
 from rlinf_actors.worker import context as worker_context
 from rlinf_actors.worker.children import become_member
+from rlinf_actors.worker.class_values import ClassValue
 from rlinf_actors.worker.device_lock import DeviceLock
 from rlinf_actors.worker.execution_times import ExecutionTimes, timed
 from rlinf_actors.worker.lease_guard import LeasePage, LeasePageWriter
-from rlinf_actors.worker.manager_proxy import ManagerProxy
+from rlinf_actors.worker.manager_proxy import ManagerProxy, is_alive
+from rlinf_actors.worker.older_names import OlderNames
 from rlinf_actors.worker.worker_messaging import Channels, Messaging
 
 if TYPE_CHECKING:
@@ -36,26 +38,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 P = ParamSpec("P")
-T = TypeVar("T")
 W = TypeVar("W")
 
 
-class _ClassValue(Generic[T]):
-    """An attribute that is computed when it is read, on the class or on an instance."""
-
-    def __init__(self, read: Callable[[], T]) -> None:
-        self._read = read
-
-    def __get__(self, instance: object, owner: type | None = None) -> T:
-        return self._read()
-
-
-def _accelerator_type() -> AcceleratorType:
-    context = worker_context.current()
-    return worker_context.accelerator_type(context.environ) if context else AcceleratorType.NO_ACCEL
-
-
-class Worker(Messaging, Channels):
+class Worker(Messaging, Channels, OlderNames):
     """Base of all worker classes. Each process of a group has one instance.
 
     A class without ``async def`` runs its calls one at a time on the main thread of its process. A class with any
@@ -65,17 +51,17 @@ class Worker(Messaging, Channels):
     All attributes are set before ``__init__`` runs, even if it does not call ``super().__init__()``.
 
     Attributes:
-        torch_platform: torch's module of the accelerator (``torch.cuda``); ``torch.cpu`` without an accelerator.
-        torch_device_type: ``"cuda"``, ``"npu"``, …; ``"cpu"`` without an accelerator.
-        accelerator_type: type of the accelerators of this process, NO_ACCEL without an accelerator.
+        torch_platform: torch's module of the accelerator (``torch.cuda``); None without an accelerator.
+        torch_device_type: ``"cuda"``, ``"npu"``, …; None without an accelerator.
+        accelerator_type: type of the accelerators of this worker, in a driver of its machine; NO_ACCEL without any.
+        logger: the logger of this worker, in a driver that of the driver.
         current_worker: the instance in this process, None in a driver.
     """
 
-    torch_platform: ClassVar[Any] = _ClassValue(lambda: torch_platform(_accelerator_type()))
-    torch_device_type: ClassVar[str] = _ClassValue(  # type: ignore[assignment]
-        lambda: facts_of(_accelerator_type()).torch_device_type
-    )
-    accelerator_type: ClassVar[AcceleratorType] = _ClassValue(_accelerator_type)  # type: ignore[assignment]
+    torch_platform: ClassVar[Any] = ClassValue(class_values.torch_platform)
+    torch_device_type: ClassVar[str | None] = ClassValue(class_values.torch_device_type)  # type: ignore[assignment]
+    accelerator_type: ClassVar[AcceleratorType] = ClassValue(class_values.accelerator_type)  # type: ignore[assignment]
+    logger: ClassVar[logging.Logger] = ClassValue(class_values.logger)  # type: ignore[assignment]
     current_worker: ClassVar[Worker | None] = None
     timer = staticmethod(timed)
     idempotent = staticmethod(marks.idempotent)
@@ -261,25 +247,28 @@ class Worker(Messaging, Channels):
         return self._worker_address.get_parent_rank()
 
     @overload
-    def check_worker_alive(self, name: str, async_op: Literal[False] = False) -> bool: ...
+    @staticmethod
+    def check_worker_alive(name: str, async_op: Literal[False] = False) -> bool: ...
 
     @overload
-    def check_worker_alive(self, name: str, async_op: Literal[True]) -> AsyncWork[bool]: ...
+    @staticmethod
+    def check_worker_alive(name: str, async_op: Literal[True]) -> AsyncWork[bool]: ...
 
-    def check_worker_alive(self, name: str, async_op: bool = False) -> bool | AsyncWork[bool]:
-        """Return True if the worker is starting or running.
+    @staticmethod
+    def check_worker_alive(name: str, async_op: bool = False) -> bool | AsyncWork[bool]:
+        """Return True if a worker of this job is starting or running. Workers and drivers may ask.
 
         Args:
             name: name of the worker, ``group:rank``.
             async_op: return an AsyncWork of the result.
 
         Raises:
-            UsageError: *name* is that of a child of a worker.
+            UsageError: *name* is that of a child of a worker, or this process has no Cluster.
         """
-        proxy = ManagerProxy(self._connected("check_worker_alive()"))
-        return proxy.is_alive(name, async_op=True) if async_op else proxy.is_alive(name)
+        work = is_alive(name)
+        return work if async_op else work.wait()
 
-    def acquire_free_port(self) -> int:
+    def acquire_free_port(self, max_port_num: int | None = None) -> int:
         """Reserve a TCP port of this node until this worker ends, and return the number of the port.
 
         The worker keeps the port bound on every address, but does not listen. So the kernel does not give the port to a
@@ -287,10 +276,13 @@ class Worker(Messaging, Channels):
         once, in this process or in another process of this user; asyncio, http.server, ZeroMQ, gRPC and torch's
         TCPStore set one of these options. Before you start a listener that sets neither, call `release_free_port`.
 
+        Args:
+            max_port_num: largest port that will do; None for any. Use it for a server that adds to its port.
+
         Raises:
             OSError: there is no free port.
         """
-        return self._own_ports.hold()
+        return self._own_ports.hold(max_port_num)
 
     def release_free_port(self, port: int) -> None:
         """Release a port that `acquire_free_port` has reserved, so that a listener without socket options can bind it.
@@ -385,39 +377,40 @@ class Worker(Messaging, Channels):
 
     # --- logging ---
 
-    def log_debug(self, message: object) -> None:
-        """Log *message* at DEBUG."""
-        self._logger.debug("%s", message, stacklevel=2)
+    def log_debug(self, msg: object) -> None:
+        """Log *msg* at DEBUG."""
+        self._logger.debug("%s", msg, stacklevel=2)
 
-    def log_info(self, message: object) -> None:
-        """Log *message* at INFO."""
-        self._logger.info("%s", message, stacklevel=2)
+    def log_info(self, msg: object) -> None:
+        """Log *msg* at INFO."""
+        self._logger.info("%s", msg, stacklevel=2)
 
-    def log_warning(self, message: object) -> None:
-        """Log *message* at WARNING."""
-        self._logger.warning("%s", message, stacklevel=2)
+    def log_warning(self, msg: object) -> None:
+        """Log *msg* at WARNING."""
+        self._logger.warning("%s", msg, stacklevel=2)
 
-    def log_error(self, message: object) -> None:
-        """Log *message* at ERROR."""
-        self._logger.error("%s", message, stacklevel=2)
+    def log_error(self, msg: object) -> None:
+        """Log *msg* at ERROR."""
+        self._logger.error("%s", msg, stacklevel=2)
 
-    def log_on_first_rank(self, message: object) -> None:
-        """Log *message* at INFO in rank 0; do nothing in other ranks."""
+    def log_on_first_rank(self, msg: object) -> None:
+        """Log *msg* at INFO in rank 0; do nothing in other ranks."""
         if self._rank == 0:
-            self._logger.info("%s", message, stacklevel=2)
+            self._logger.info("%s", msg, stacklevel=2)
 
-    def log_on_last_rank(self, message: object) -> None:
-        """Log *message* at INFO in the last rank; do nothing in other ranks."""
+    def log_on_last_rank(self, msg: object) -> None:
+        """Log *msg* at INFO in the last rank; do nothing in other ranks."""
         if self._rank == self._world_size - 1:
-            self._logger.info("%s", message, stacklevel=2)
+            self._logger.info("%s", msg, stacklevel=2)
 
     # --- timers ---
 
-    def worker_timer(self, tag: str | None = None) -> AbstractContextManager[None]:
+    def worker_timer(self, tag: str | None = None, trace: bool = True) -> AbstractContextManager[None]:
         """Return a context manager that records the time of its ``with`` block, in seconds.
 
         Args:
             tag: the tag of the time; by default the name of the calling method.
+            trace: False to leave the block out of a trace.
         """
         if tag is None:
             frame = inspect.currentframe()
@@ -434,6 +427,6 @@ class Worker(Messaging, Channels):
         """
         return self._timers.pop(tag)
 
-    def pop_execution_times(self) -> dict[str, float]:
-        """Remove all recorded times, and return them: seconds by tag."""
-        return self._timers.pop_all()
+    def pop_execution_times(self, tags: Sequence[str] | None = None) -> dict[str, float]:
+        """Remove all recorded times, or those under *tags*, and return them: seconds by tag."""
+        return self._timers.pop_all(tags)

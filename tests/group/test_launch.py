@@ -138,6 +138,7 @@ class TestClassReference:
         (launcher.LaunchOptions(max_concurrency=0), "max_concurrency is 0; it must be at least 1"),
         (launcher.LaunchOptions(name="a/b"), "'a/b' cannot be a group's name"),
         (launcher.LaunchOptions(name="a\nb"), "cannot be a group's name"),
+        (launcher.LaunchOptions(name="a:b"), "'a:b' cannot be a group's name: .* a colon"),
     ],
 )
 def test_invalid_options_are_refused_before_the_launch(options, said):

@@ -18,6 +18,11 @@ from rlinf_actors.model.hardware import AcceleratorType
 OPTIONS = CollectiveGroupOptions(accel_max_ctas=8, is_high_priority_stream=True)
 
 
+def test_options_are_empty_until_one_is_set():
+    assert CollectiveGroupOptions().is_empty_options()
+    assert not OPTIONS.is_empty_options()
+
+
 @pytest.fixture
 def vendor(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """A vendor's module with a process group of its own, and its row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors import AsyncWork, CollectiveGroupOptions, Worker, WorkerAddress, WorkerInfo
@@ -58,7 +59,8 @@ class Member(Worker):
         assert_type(self.device_lock, DeviceLock)
         assert_type(self.acquire_free_port(), int)
         assert_type(self.pop_execution_times(), dict[str, float])
-        assert_type(Worker.torch_device_type, str)
+        assert_type(Worker.torch_device_type, str | None)
+        assert_type(Worker.logger, logging.Logger)
         with self.worker_timer("tag"), self.device_lock:
             self.log_info("hello")
         print(self.hardware_infos[0].config.robot_ip)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import subprocess
+import sys
+import types
 
 import pytest
 
 from rlinf_actors import AcceleratorType, UsageError, Worker, WorkerAddress
+from rlinf_actors.worker import class_values
 from rlinf_actors.worker.context import make_logger
 
 
@@ -31,14 +36,45 @@ def test_constructing_it_directly_says_how_to_launch_it():
 def test_class_attributes_in_a_driver():
     assert Worker.current_worker is None
     assert Worker.accelerator_type is AcceleratorType.NO_ACCEL
-    assert Worker.torch_device_type == "cpu"
+    assert Worker.torch_device_type is None
+    assert Worker.torch_platform is None
 
 
 @pytest.mark.torch
-def test_torch_platform_in_a_driver():
+def test_class_attributes_in_a_driver_are_those_of_its_machine(monkeypatch):
     import torch
 
-    assert Worker.torch_platform is torch.cpu
+    monkeypatch.setattr(class_values, "_of_this_machine", lambda: AcceleratorType.NV_GPU)
+    assert Worker.accelerator_type is AcceleratorType.NV_GPU
+    assert Worker.torch_device_type == "cuda"
+    assert Worker.torch_platform is torch.cuda
+
+
+def test_accelerators_of_a_drivers_machine_are_looked_for_when_they_are_read():
+    look = "import sys, rlinf_actors; rlinf_actors.Worker; print('rlinf_actors.hardware.accelerators' in sys.modules)"
+    read = look.replace("Worker;", "Worker.torch_platform;")
+    said = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout for code in (look, read)
+    ]
+    assert said == ["False\n", "True\n"]
+
+
+def test_a_drivers_logger_writes_to_stderr_until_the_program_configures_logging(monkeypatch, capsys):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.getLogger("rlinf_actors.driver"), "handlers", [])
+    Worker.logger.info("to stderr")
+    seen = io.StringIO()
+    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler(seen)])
+    Worker.logger.info("to the root")
+    assert "to stderr" in capsys.readouterr().err
+    assert seen.getvalue() == "to the root\n"
+
+
+def test_a_worker_may_set_a_logger_of_its_own():
+    child = Mine(parent_address=WorkerAddress("g", 0), world_size=4, rank=1)
+    child.logger = logging.getLogger("mine")
+    assert child.logger is logging.getLogger("mine")
+    assert Worker.logger is not child.logger
 
 
 def test_a_child_of_a_worker_is_a_member():
@@ -51,8 +87,8 @@ def test_a_child_of_a_worker_is_a_member():
         child.keep_for_stop(1)
     with pytest.raises(UsageError, match="lease_page needs a worker of a group"):
         _ = child.lease_page
-    port = child.acquire_free_port()
-    assert port > 0
+    port = child.acquire_free_port(max_port_num=40_000)
+    assert 1023 < port <= 40_000
     child._own_ports.close()
 
 
@@ -69,6 +105,54 @@ def test_timers_and_logs_of_a_child(caplog):
     assert set(child.pop_execution_times()) == {"tag", "by_method_name"}
     with pytest.raises(ValueError, match="recorded tags: none"):
         child.pop_execution_time("tag")
+
+
+def test_older_code_changes_the_recorded_times_itself():
+    child = Mine(parent_address=WorkerAddress("g", 0), world_size=1, rank=0)
+    with child.worker_timer("tag", trace=False):
+        pass
+    child._timer_metrics["tag"] = child._timer_metrics.get("tag", 0.0) + 2.0
+    child._timer_metrics["other"] = 1.0
+    assert child.pop_execution_times(["tag", "none"])["tag"] >= 2.0
+    assert child.pop_execution_times() == {"other": 1.0} == child.pop_execution_times() | {"other": 1.0}
+    bare = object.__new__(Mine)
+    bare._timer_metrics = {}
+    with bare.worker_timer("tag"):
+        pass
+    assert list(bare._timer_metrics) == ["tag"]
+
+
+def test_manager_proxy_may_be_replaced_under_its_older_name():
+    bare = object.__new__(Mine)
+    bare._manager_proxy = "another"
+    assert bare._manager_proxy == "another"
+
+
+def test_extension_module_is_loaded_under_the_older_name(monkeypatch):
+    module = types.ModuleType("older_extension")
+    calls = []
+    module.register = lambda: calls.append("registered")
+    monkeypatch.setitem(sys.modules, "older_extension", module)
+    bare = object.__new__(Mine)
+    bare._load_user_extensions()
+    monkeypatch.setenv("RLINF_EXT_MODULE", "older_extension")
+    bare._load_user_extensions()
+    bare._load_user_extensions()
+    assert calls == ["registered"]
+
+
+def test_log_methods_take_the_message_by_name(monkeypatch):
+    child = Mine(parent_address=WorkerAddress("g", 0), world_size=1, rank=0)
+    child._logger = logging.Logger("mine")
+    records = []
+    child._logger.addHandler(handler := logging.Handler())
+    monkeypatch.setattr(handler, "emit", records.append)
+    for log in (child.log_debug, child.log_info, child.log_warning, child.log_error):
+        log(msg="100 %s")
+    child.log_on_first_rank(msg="first")
+    child.log_on_last_rank(msg="last")
+    assert [record.getMessage() for record in records] == ["100 %s"] * 4 + ["first", "last"]
+    assert {record.funcName for record in records} == {"test_log_methods_take_the_message_by_name"}
 
 
 @pytest.mark.parametrize(("environ", "level", "said"), [
