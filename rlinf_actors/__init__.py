@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import ItemNotProcessedError as ItemNotProcessedError
     from rlinf_actors.errors import NameInUseError as NameInUseError
     from rlinf_actors.errors import NodeLostError as NodeLostError
+    from rlinf_actors.errors import NodeRankError as NodeRankError
     from rlinf_actors.errors import NotTheHeadError as NotTheHeadError
     from rlinf_actors.errors import PeerDiedError as PeerDiedError
     from rlinf_actors.errors import PlacementError as PlacementError
@@ -110,6 +111,7 @@ _MODULES = {
         "ItemNotProcessedError",
         "NameInUseError",
         "NodeLostError",
+        "NodeRankError",
         "NotTheHeadError",
         "PeerDiedError",
         "PlacementError",

@@ -36,6 +36,10 @@ class PlacementError(RlinfActorsError, AssertionError, ValueError):
     """A placement string or strategy breaks a rule or does not fit the cluster. The message offers a correction."""
 
 
+class NodeRankError(PlacementError, IndexError):
+    """A NodePlacementStrategy names a node that the cluster, or the node group, does not have."""
+
+
 class ClusterTimeoutError(RlinfActorsError, TimeoutError):
     """The head did not answer, or nodes were missing, when the timeout expired.
 
