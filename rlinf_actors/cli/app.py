@@ -13,6 +13,7 @@ import click
 
 from rlinf_actors.cli import (
     doctor,
+    dropin_command,
     events_command,
     head_command,
     hw_command,
@@ -113,6 +114,7 @@ for _command in (
     views.paths,
     hw_command.hw,
     doctor.doctor,
+    dropin_command.dropin,
     events_command.events,
     keys_command.keys,
     units,

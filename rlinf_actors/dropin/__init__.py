@@ -4,7 +4,20 @@
 checkout stays as it is, and every other module of `rlinf` comes from it.
 """
 
-from rlinf_actors.dropin.door import install as install
-from rlinf_actors.dropin.door import installed as installed
 
-__all__ = ["install", "installed"]
+def install() -> None:
+    """Serve `rlinf.scheduler` from rlinf_actors in this process, in the processes that it starts, and in its workers.
+
+    Where Ray is not installed, a stand-in serves what RLinf uses of `ray` beside its scheduler. A second call does
+    nothing. The environment variables RLINF_ACTORS_DROPIN and PYTHONPATH carry it to the processes that this one
+    starts.
+
+    Raises:
+        ImportError: rlinf.scheduler was imported from elsewhere before.
+    """
+    from rlinf_actors.dropin import door  # imported only if it is needed: every Python of a job imports this module
+
+    door.install()
+
+
+__all__ = ["install"]

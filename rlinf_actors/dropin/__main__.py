@@ -12,7 +12,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 
-from rlinf_actors.dropin.door import install
+from rlinf_actors.dropin import install
 
 USAGE = (
     "usage: python -m rlinf_actors.dropin SCRIPT [ARGUMENT ...]\n"

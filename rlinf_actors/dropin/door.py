@@ -1,32 +1,23 @@
-"""Installs the import finder in this process, and in the Python processes that it starts."""
+"""Installs the import finders in this process, and prepares the environment of the processes that it starts."""
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from rlinf_actors.dropin.finder import SCHEDULER, RayFinder, SchedulerFinder, ServedModule
-from rlinf_actors.settings import DROPIN
 
+DROPIN = "RLINF_ACTORS_DROPIN"  # settings.DROPIN, which takes longer to import
 SITE = Path(__file__).parent / "site"
-"""Directory with the sitecustomize.py that installs the finder in child processes."""
+"""Directory with the sitecustomize.py that prepares the Python processes that this one starts."""
 
-
-def installed() -> bool:
-    """True if `install` has run in this process."""
-    return any(isinstance(finder, SchedulerFinder) for finder in sys.meta_path)
+_finders = (SchedulerFinder(), RayFinder())
 
 
 def install() -> None:
-    """Serve `rlinf.scheduler` from rlinf_actors in this process and in all Python processes that it starts.
-
-    The second call does nothing. The environment variables RLINF_ACTORS_DROPIN and PYTHONPATH carry it to child
-    processes.
-
-    Raises:
-        ImportError: rlinf.scheduler was imported from elsewhere before.
-    """
+    """See rlinf_actors.dropin.install."""
     loaded = sys.modules.get(SCHEDULER)
     if loaded is not None and not isinstance(loaded, ServedModule):
         raise ImportError(
@@ -34,10 +25,11 @@ def install() -> None:
             f"was installed, so its classes are those of Ray. Start the program with 'python -m rlinf_actors.dropin "
             f"SCRIPT', or call rlinf_actors.dropin.install() before the first import of rlinf"
         )
-    if not installed():
-        sys.meta_path.insert(0, SchedulerFinder())
-        sys.meta_path.append(RayFinder())
-    _prepare_children()
+    scheduler, ray = _finders
+    if scheduler not in sys.meta_path:
+        sys.meta_path.insert(0, scheduler)
+        sys.meta_path.append(ray)
+    os.environ.update(environment(os.environ.get("PYTHONPATH", "")))
 
 
 def install_if_asked() -> None:
@@ -46,9 +38,12 @@ def install_if_asked() -> None:
         install()
 
 
-def _prepare_children() -> None:
-    """Set the environment variables that install the finder in child processes."""
-    os.environ[DROPIN] = "1"
-    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if str(SITE) not in entries:
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(SITE), *entries])
+def environment(python_path: str) -> dict[str, str]:
+    """Return the variables that make a Python process serve rlinf.scheduler; *python_path* is its PYTHONPATH."""
+    entries = [entry for entry in python_path.split(os.pathsep) if entry and entry != str(SITE)]
+    return {DROPIN: "1", "PYTHONPATH": os.pathsep.join([str(SITE), *entries])}
+
+
+def find_spec(name: str) -> ModuleSpec | None:
+    """Return what the finders find for the module *name*."""
+    return next((spec for finder in _finders if (spec := finder.find_spec(name)) is not None), None)

@@ -154,24 +154,18 @@ class RayFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of a module of the stand-in; None for modules that are not Ray's.
+        """Return the spec of a module of the stand-in; None for all other modules.
 
-        Raises:
-            ModuleNotFoundError: a module of Ray that the stand-in lacks.
+        A module of Ray that the stand-in lacks is an ordinary ModuleNotFoundError: programs ask for modules of Ray to
+        learn what is installed.
         """
-        if fullname != RAY and not fullname.startswith(RAY + "."):
+        if fullname != RAY and not getattr(sys.modules.get(RAY), "__stand_in__", False):
             return None
-        location = STAND_IN.joinpath(*fullname.split(".")[1:])
-        package = location / "__init__.py"
-        if package.is_file():
+        first, *below = fullname.split(".")
+        if first != RAY:
+            return None
+        location = STAND_IN.joinpath(*below)
+        if (package := location / "__init__.py").is_file():
             return importlib.util.spec_from_file_location(fullname, package, submodule_search_locations=[])
-        if location.with_suffix(".py").is_file():
-            return importlib.util.spec_from_file_location(fullname, location.with_suffix(".py"))
-        stand_in = sys.modules.get(RAY)
-        if stand_in is None or not getattr(stand_in, "__stand_in__", False):
-            return None
-        raise ModuleNotFoundError(
-            f"{fullname}: Ray is not installed here, and the stand-in of rlinf_actors has only ray.is_initialized, "
-            f"ray.shutdown, ray.util.get_node_ip_address and ray.util.queue. Install ray to run this program",
-            name=fullname,
-        )
+        module = location.with_suffix(".py")
+        return importlib.util.spec_from_file_location(fullname, module) if below and module.is_file() else None

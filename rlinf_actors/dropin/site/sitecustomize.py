@@ -1,23 +1,22 @@
-"""Installs the import finder of rlinf_actors.dropin at the start of Python, if RLINF_ACTORS_DROPIN is 1.
+"""Prepares a Python process of a job that runs on rlinf_actors.dropin (rlinf_actors_gate.py).
 
-PYTHONPATH has the directory of this file in the children of a program that runs on rlinf_actors.dropin. Python imports
-one sitecustomize, so this one then runs the next one on sys.path.
+PYTHONPATH has the directory of this file in the processes that such a program starts. Python imports one sitecustomize,
+so this one then imports the next one on sys.path.
 """
 
 import os
 import sys
-from importlib.machinery import PathFinder
-from importlib.util import module_from_spec
 
+import rlinf_actors_gate  # type: ignore[import-not-found] # beside this file
+
+rlinf_actors_gate.set_up()
 _HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]  # PYTHONPATH keeps it, for children
 
-if os.environ.get("RLINF_ACTORS_DROPIN") == "1":
-    from rlinf_actors.dropin import install
-
-    install()
-
-_spec = PathFinder.find_spec("sitecustomize", sys.path)
-if _spec is not None and _spec.loader is not None:
-    sys.modules["sitecustomize"] = _next = module_from_spec(_spec)
-    _spec.loader.exec_module(_next)
+_this = sys.modules.pop("sitecustomize")
+try:
+    import sitecustomize  # type: ignore[import-not-found] # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "sitecustomize":
+        raise
+    sys.modules["sitecustomize"] = _this

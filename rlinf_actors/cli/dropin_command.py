@@ -1,0 +1,53 @@
+"""`rlinf-actors dropin`: run a program of RLinf on rlinf_actors, and look what it needs."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from pathlib import Path
+
+import click
+
+from rlinf_actors.cli.output import note
+from rlinf_actors.dropin import door
+from rlinf_actors.errors import UsageError
+
+PTH = "rlinf_actors_dropin.pth"
+LINE = (
+    f'import os, sys; os.environ.get("{door.DROPIN}") == "1" and (sys.path.insert(0, {str(door.SITE)!r}), '
+    f'__import__("rlinf_actors_gate").set_up(), sys.path.remove({str(door.SITE)!r}))\n'
+)
+"""Line of the .pth file. Python runs it at each start: without the variable it only looks that up."""
+
+
+@click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+@click.option(
+    "--install", "change", flag_value="install", help="Let RLINF_ACTORS_DROPIN=1 serve rlinf.scheduler in this Python."
+)
+@click.option("--uninstall", "change", flag_value="uninstall", help="Undo --install.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND]...")
+def dropin(change: str | None, command: tuple[str, ...]) -> None:
+    """Run COMMAND, such as 'python train.py', with rlinf.scheduler served by rlinf_actors instead of RLinf on Ray.
+
+    The processes that COMMAND starts, and its workers, have it too. RLinf's checkout is not changed.
+    """
+    if bool(change) == bool(command):
+        raise UsageError(
+            "dropin needs a command to run, --install or --uninstall: rlinf-actors dropin -- python train.py"
+        )
+    if change == "install":
+        _pth().write_text(LINE)
+        note(f"wrote {_pth()}: with {door.DROPIN}=1 this Python serves rlinf.scheduler from rlinf_actors")
+    elif change == "uninstall":
+        _pth().unlink(missing_ok=True)
+        note(f"removed {_pth()}")
+    else:
+        env = {**os.environ, **door.environment(os.environ.get("PYTHONPATH", ""))}
+        try:
+            os.execvpe(command[0], list(command), env)
+        except FileNotFoundError:
+            raise UsageError(f"{command[0]!r} is not a program on PATH") from None
+
+
+def _pth() -> Path:
+    return Path(sysconfig.get_path("purelib")) / PTH
