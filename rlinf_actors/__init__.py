@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlinf_actors.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from rlinf_actors.channel.assembled import WeightedItem as WeightedItem
     from rlinf_actors.channel.channel import Channel as Channel
     from rlinf_actors.channel.results import Take as Take
     from rlinf_actors.channel.results import UndeliverableItem as UndeliverableItem
@@ -86,9 +87,11 @@ if TYPE_CHECKING:
     from rlinf_actors.placement.strategies import PlacementStrategy as PlacementStrategy
     from rlinf_actors.placement.strategies import StridedPlacementStrategy as StridedPlacementStrategy
     from rlinf_actors.runtime.future import AsyncWork as AsyncWork
+    from rlinf_actors.worker.channel_worker import ChannelWorker as ChannelWorker
     from rlinf_actors.worker.worker import Worker as Worker
 
 _MODULES = {
+    "channel.assembled": ("WeightedItem",),
     "channel.results": ("Take", "UndeliverableItem"),
     "channel.channel": ("Channel",),
     "cluster.cluster": ("Cluster",),
@@ -151,6 +154,7 @@ _MODULES = {
     ),
     "runtime.future": ("AsyncWork",),
     "messaging.process_groups": ("CollectiveGroupOptions",),
+    "worker.channel_worker": ("ChannelWorker",),
     "worker.worker": ("Worker",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -133,6 +133,7 @@ ROWS: dict[str, Any] = {
     "StreamResult.close": lambda s: s.group.count(40).close(),
     # --- channels; test_channels_nothing_blocks.py has what they answer ---
     "Channel.create": lambda s: Channel.create("new", async_op=True),
+    "Channel.is_local": lambda s: s.channel.is_local,
     "Channel.connect": lambda s: Channel.connect("theirs-too", async_op=True),
     "Channel.put": lambda s: s.channel.put(1, async_op=True),
     "Channel.put_nowait": lambda s: s.channel.put_nowait(2, async_op=True),

@@ -6,24 +6,29 @@ import contextlib
 import math
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
-from typing import Any, Literal, overload
+from collections.abc import Awaitable, Callable, Hashable
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rlinf_actors import forks
+from rlinf_actors.channel.assembled import AssembledChannel
 from rlinf_actors.channel.client import JoinedWork
 from rlinf_actors.channel.connecting import ConnectingChannel, find, make, member
 from rlinf_actors.channel.inspection import Backend, ChannelViews
+from rlinf_actors.channel.iteration import ChannelItems
 from rlinf_actors.channel.key_encoding import DEFAULT_KEY
-from rlinf_actors.channel.local import LocalChannel
+from rlinf_actors.channel.local import LocalChannel, local_channel
 from rlinf_actors.channel.queue import MAX_DELIVERIES
 from rlinf_actors.channel.results import T, Take
 from rlinf_actors.cluster.connect import worker_job
-from rlinf_actors.errors import ChannelClosedError, ConnectionLostError, SerializationError, UsageError
+from rlinf_actors.errors import ChannelClosedError, UsageError
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.wire.protocol import waiting
 
+if TYPE_CHECKING:
+    from rlinf_actors.worker.worker import Worker
 
-class Channel(ChannelViews[T]):
+
+class Channel(ChannelViews[T], ChannelItems[T], AssembledChannel):
     """A named queue that every process of the job may put into and get from. Make one by `create` or `connect`.
 
     A channel has one FIFO for each key, with the semantics of asyncio.Queue. An item is any picklable object. Arrays
@@ -48,9 +53,11 @@ class Channel(ChannelViews[T]):
 
     DEFAULT_KEY = DEFAULT_KEY
 
-    def __init__(self, name: str, namespace: str, backend: Backend | None, maxsize: int | None = None) -> None:
+    def __init__(
+        self, name: str = "", namespace: str = "", backend: Backend | None = None, maxsize: int | None = None
+    ) -> None:
         self._name = name
-        self._namespace = namespace
+        self._namespace = namespace  # "" for a local channel
         self._made = backend
         self._maxsize = maxsize
         self._lock = threading.Lock()
@@ -109,7 +116,8 @@ class Channel(ChannelViews[T]):
             maxsize: most items that wait under each key; 0 for no limit.
             distributed: True for one replica on every node; a key lives on the node that first used it.
             node_rank: rank of the node that holds the items, unless *distributed*.
-            local: True for a channel of the threads and tasks of this process only; needs no Cluster.
+            local: True for a channel of the threads and tasks of this process only; needs no Cluster. In another
+                process to which it is sent, it is a channel of that process: empty at first, and one for all calls.
             disable_distributed_log: True to keep the output of the host process out of the terminal.
             detached: True if the channel ends with the job's driver instead of the worker that made it. The call then
                 waits until the host is up.
@@ -128,16 +136,26 @@ class Channel(ChannelViews[T]):
 
     @overload
     @classmethod
-    def connect(cls, name: str, async_op: Literal[False] = False) -> Channel[Any]: ...
+    def connect(cls, name: str, current_worker: Literal[True]) -> AsyncWork[Channel[Any]]: ...
     @overload
     @classmethod
-    def connect(cls, name: str, async_op: Literal[True]) -> AsyncWork[Channel[Any]]: ...
+    def connect(
+        cls, name: str, current_worker: Worker | None = None, *, async_op: Literal[True]
+    ) -> AsyncWork[Channel[Any]]: ...
+    @overload
     @classmethod
-    def connect(cls, name: str, async_op: bool = False) -> Channel[Any] | AsyncWork[Channel[Any]]:
+    def connect(
+        cls, name: str, current_worker: Worker | None = None, async_op: Literal[False] = False
+    ) -> Channel[Any]: ...
+    @classmethod
+    def connect(
+        cls, name: str, current_worker: Worker | bool | None = None, async_op: bool = False
+    ) -> Channel[Any] | AsyncWork[Channel[Any]]:
         """Return a handle to a channel that another process of the job made. Takes a round trip to the head.
 
         Args:
             name: name of the channel.
+            current_worker: ignored; accepted for older scripts. True in this place means *async_op*.
             async_op: return at once an AsyncWork whose result is the handle.
 
         Raises:
@@ -149,7 +167,7 @@ class Channel(ChannelViews[T]):
             return Channel(name, here.runtime.namespace, *await find(here, name))
 
         work = AsyncWork.of(here.runtime.io, connected(), f"Channel.connect({name!r})")
-        return work if async_op else work.wait()
+        return work if async_op or current_worker is True else work.wait()
 
     # --- properties ---
 
@@ -355,32 +373,6 @@ class Channel(ChannelViews[T]):
         seconds = waiting(timeout)
         return Take(lambda: self._backend.take(key, seconds), self._name)
 
-    async def __aiter__(self) -> AsyncIterator[T]:
-        """Yield the items of the default key as they come, until the channel is closed and empty.
-
-        Raises:
-            ChannelBrokenError: the channel ended in another way than by `close`.
-        """
-        while True:
-            try:
-                item = await self._backend.get(DEFAULT_KEY, False, None)
-            except ChannelClosedError:
-                return
-            except ConnectionLostError:
-                continue  # the host sends again what this process had not acknowledged
-            yield item
-
-    def __iter__(self) -> Iterator[T]:
-        """Yield the items of the default key, until the channel is closed and empty. Blocks while no item waits."""
-        while True:
-            try:
-                item = self.get()
-            except ChannelClosedError:
-                return
-            except ConnectionLostError:
-                continue
-            yield item
-
     def __repr__(self) -> str:
         return f"<Channel {self._name!r}{'' if self._namespace else ', local'}>"
 
@@ -414,8 +406,8 @@ class Channel(ChannelViews[T]):
     # --- pickling ---
 
     def __reduce__(self) -> Any:
-        if not self._namespace:
-            raise SerializationError(f"channel {self._name!r} was made with local=True and cannot leave its process")
+        if isinstance(self._made, LocalChannel):
+            return _arrived_local, self._made.identity
         state = {"_maxsize": self._maxsize}  # not an argument: _arrived() of protocol 6 does not take it
         return _arrived, (self._name, self._namespace), state
 
@@ -425,6 +417,8 @@ class Channel(ChannelViews[T]):
         if self._made_in != forks.generation():
             self._adopt_in_child()
         made = self._made
+        if made is None and not self._namespace:
+            raise UsageError("this Channel has no items yet: make one by Channel.create() or Channel.connect()")
         if made is not None and type(made) is not ConnectingChannel:
             return made
         with self._lock:
@@ -490,6 +484,10 @@ def create_channel(
 
 def _arrived(name: str, namespace: str) -> Channel[Any]:  # its name is in pickles
     return Channel(name, namespace, None)
+
+
+def _arrived_local(name: str, maxsize: int, max_deliveries: int, id: str) -> Channel[Any]:
+    return Channel(name, "", local_channel(name, maxsize, max_deliveries, id), maxsize)
 
 
 def _weight(weight: float) -> float:

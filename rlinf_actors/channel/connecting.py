@@ -88,9 +88,7 @@ async def make(
     cluster = Cluster.current() if here.job is None else await Cluster.connect()
     nodes = list(range(cluster.num_nodes)) if node_rank is None else [node_rank]
     detail = json.dumps({"maxsize": maxsize, "distributed": node_rank is None})
-    args: tuple[int, ...] = (maxsize, Settings.load().channel_bytes)
-    if max_deliveries != MAX_DELIVERIES:
-        args = (*args, max_deliveries)
+    args = host_arguments(maxsize, max_deliveries)
     try:
         group = await launch_service(cluster, CHANNEL_GROUPS + name, HOST, args, nodes, detail, show_logs, detached)
     except NameInUseError:
@@ -103,6 +101,12 @@ async def make(
         )
         return channel, found
     return remote_channel(cluster.runtime, group, name, here.node_rank, here.name), maxsize
+
+
+def host_arguments(maxsize: int, max_deliveries: int = MAX_DELIVERIES) -> tuple[int, ...]:
+    """Return the arguments of ChannelHost's constructor; a host of protocol 6 takes the first two only."""
+    args = (maxsize, Settings.load().channel_bytes)
+    return args if max_deliveries == MAX_DELIVERIES else (*args, max_deliveries)
 
 
 async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:

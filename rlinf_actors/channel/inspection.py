@@ -23,6 +23,12 @@ class ChannelViews(Generic[T]):
     """The methods of Channel that inspect its items; a base class of Channel."""
 
     _name: str
+    _namespace: str
+
+    @property
+    def is_local(self) -> bool:
+        """True if the items stay in this process (``local=True``)."""
+        return not self._namespace
 
     @property
     def _backend(self) -> Backend:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import collections
 import itertools
+import logging
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
+from rlinf_actors import forks
 from rlinf_actors.channel.key_encoding import key_bytes, key_of
 from rlinf_actors.channel.queue import AcceptPut, ChannelQueue, Command, DeliverItems, QueuedItem, Ticket
 from rlinf_actors.channel.results import (
@@ -23,25 +26,59 @@ from rlinf_actors.channel.results import (
 from rlinf_actors.runtime.deadline_timers import timers
 from rlinf_actors.runtime.future import AsyncWork
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 G = TypeVar("G", bound="_Get")
 
 _SHOWN_ITEMS = 20
 
+_registered: weakref.WeakValueDictionary[str, LocalChannel] = weakref.WeakValueDictionary()
+_with_items: set[LocalChannel] = set()
+_registering = forks.free_in_children(threading.Lock())
+"""The local channels that were sent to another process or came from one, by id; those with items are kept alive."""
+
+
+def local_channel(name: str, maxsize: int, max_deliveries: int, id: str) -> LocalChannel:
+    """Return this process's LocalChannel with the *id*; the first call makes an empty one.
+
+    All handles with this id that come to this process share it, as the calls of RLinf's workers expect: one call puts
+    items that a later call gets.
+    """
+    with _registering:
+        channel = _registered.get(id)
+        if channel is None:
+            log.info("channel %r was made with local=True in another process: here it has items of its own", name)
+            channel = _registered[id] = LocalChannel(name, maxsize, max_deliveries, id)
+        return channel
+
 
 class LocalChannel:
     """A channel whose items stay in this process. Any thread may use it.
 
-    It consists of the queue, a lock for the queue, and the AsyncWorks of the waiting requests.
+    It consists of the queue, a lock for the queue, and the AsyncWorks of the waiting requests. Processes to which a
+    handle of it is sent have a LocalChannel each with the same *id*; see `local_channel`.
     """
 
-    def __init__(self, name: str, maxsize: int, max_deliveries: int = 0) -> None:
+    def __init__(self, name: str = "local", maxsize: int = 0, max_deliveries: int = 0, id: str = "") -> None:
         self._name = name
+        self._id = id
+        self._maxsize = maxsize
+        self._max_deliveries = max_deliveries
         self._queue = ChannelQueue(maxsize, 0, max_deliveries)
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._works: dict[int, Callable[[], AsyncWork[Any] | None]] = {}
         self._dropped: collections.deque[tuple[Ticket, str | None]] = collections.deque()
+
+    @property
+    def identity(self) -> tuple[str, int, int, str]:
+        """The arguments of `local_channel` for this channel in another process, and back here."""
+        if not self._id:
+            with _registering:
+                self._id = self._id or uuid.uuid4().hex
+                _registered[self._id] = self
+        return self._name, self._maxsize, self._max_deliveries, self._id
 
     def put(self, key: Hashable, item: Any, weight: float, nowait: bool, timeout: float | None) -> AsyncWork[None]:
         where, ticket = key_bytes(key), self._ticket()
@@ -126,6 +163,8 @@ class LocalChannel:
     def _do(self, step: Callable[[], list[Command]]) -> None:
         with self._lock:
             commands = step()
+            if self._id:  # code that puts an item may drop its handle before other code gets the item
+                (_with_items.add if self._queue.in_use() else _with_items.discard)(self)
         self._complete(commands)
         self._sweep()
 

@@ -36,10 +36,10 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "Channel": "channel.channel:Channel",
     },
     "channel.channel_worker": {
-        "WeightedItem": NOT_YET,
+        "WeightedItem": "channel.assembled:WeightedItem",
         "PeekQueue": NOT_YET,
         "LocalChannel": "channel.local:LocalChannel",
-        "ChannelWorker": NOT_YET,
+        "ChannelWorker": "worker.channel_worker:ChannelWorker",
     },
     "cluster.cluster": {
         "ClusterEnvVar": NOT_YET,

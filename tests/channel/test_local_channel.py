@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import pickle
 import threading
+import weakref
 
 import pytest
 
-from rlinf_actors import CallTimeoutError, Channel, ChannelClosedError, SerializationError, UsageError
+from rlinf_actors import CallTimeoutError, Channel, ChannelClosedError, UsageError, WeightedItem
+from rlinf_actors.channel import local as local_module
 from rlinf_actors.channel.key_encoding import key_bytes, key_of
+from rlinf_actors.channel.local import LocalChannel
 
 
 def local(maxsize=0):
@@ -109,9 +113,68 @@ def test_then_follows_and_passes_errors_on():
         failed.wait()
 
 
-def test_a_local_channel_cannot_leave_its_process():
-    with pytest.raises(SerializationError, match="local=True"):
-        pickle.dumps(local())
+def sent(channel):
+    return pickle.loads(pickle.dumps(channel))  # noqa: S301 - our own bytes
+
+
+@pytest.fixture
+def other_process(monkeypatch):
+    """From now on the handles of this process come from another one."""
+    monkeypatch.setattr(local_module, "_registered", weakref.WeakValueDictionary())
+
+
+def test_handles_of_a_local_channel_share_it_within_its_process():
+    channel = local(2)
+    copy = sent(channel)
+    assert copy.is_local
+    copy.put(1)
+    assert channel.get() == 1
+    assert sent(copy).maxsize == 2
+    assert channel.empty()
+
+
+def test_a_local_channel_has_items_of_its_own_in_another_process(request, caplog):
+    channel = local()
+    channel.put("here")
+    handle = pickle.dumps(channel)
+    request.getfixturevalue("other_process")
+    with caplog.at_level("INFO", "rlinf_actors"):
+        first = pickle.loads(handle)  # noqa: S301
+    assert "channel 'here' was made with local=True in another process" in caplog.text
+    assert first.empty()
+    first.put("there")
+    del first
+    gc.collect()
+    assert pickle.loads(handle).get() == "there"  # noqa: S301 - a later call of a worker gets what an earlier one put
+    assert channel.get() == "here"
+
+
+@pytest.mark.usefixtures("other_process")
+def test_a_local_channel_that_is_empty_and_unused_is_freed():
+    channel = sent(local())
+    gone = weakref.ref(channel._made)
+    channel.put(1)
+    channel.get()
+    del channel
+    gc.collect()
+    assert gone() is None
+
+
+def test_older_code_makes_a_channel_of_a_local_channel():
+    channel = Channel()
+    with pytest.raises(UsageError, match=r"make one by Channel.create\(\)"):
+        channel.put(1)
+    channel._initialize("old", None, None, None, local_channel=LocalChannel(maxsize=1), maxsize=1)
+    channel.put(1)
+    assert (channel.full(), channel.is_local, channel.maxsize, channel._distributed) == (True, True, 1, False)
+    with pytest.raises(UsageError, match="'x' has no hosts"):
+        Channel()._initialize("x", None)
+
+
+def test_weighted_items_compare_by_weight():
+    items = [WeightedItem(2, "b"), WeightedItem(1, {"not": "comparable"}), WeightedItem(1, {})]
+    assert [item.weight for item in sorted(items)] == [1, 1, 2]
+    assert WeightedItem(weight=1, item="a") == WeightedItem(weight=1, item="b")
 
 
 def test_invalid_arguments_are_refused():

@@ -20,9 +20,12 @@ from rlinf_actors import (
     Channel,
     ChannelBrokenError,
     ChannelClosedError,
+    ChannelWorker,
     GroupNotFoundError,
+    NodePlacementStrategy,
     SerializationError,
     UsageError,
+    Worker,
     WorkerDiedError,
 )
 
@@ -241,6 +244,39 @@ def test_detached_channel_outlives_the_worker_that_created_it(rlinf_cluster):
     channel.put("more")
     assert [channel.get(), channel.get()] == ["made here", "more"]
     assert rlinf_cluster.runtime.groups.get(rlinf_cluster.namespace, "channel@ours") is channel._backend._group
+
+
+def test_channel_of_workers_that_older_code_launched_itself_has_replicas(rlinf_cluster):
+    name, three = "assembled", NodePlacementStrategy([0] * 3)
+    hosts = ChannelWorker.create_group(maxsize=2).launch(
+        cluster=rlinf_cluster, name=name, placement_strategy=three, max_concurrency=2**31 - 1
+    )
+    with pytest.raises(ValueError, match="assembled"):
+        ChannelWorker.create_group().launch(rlinf_cluster, name=name, placement_strategy=three)
+    actors = {host.rank: host.worker for host in hosts.worker_info_list}
+    channel = Channel()
+    channel._initialize(
+        channel_name=name,
+        channel_worker_group=hosts,
+        channel_worker_actor=actors[0],
+        current_worker=Worker.current_worker,
+        maxsize=2,
+        channel_actors=actors,
+    )
+    assert channel._distributed
+    assert list(channel._channel_actors_by_rank) == [0, 1, 2]
+    group = cw.launch(rlinf_cluster)
+    group.put(channel, ["theirs"], key="k").wait()
+    connected = Channel.connect(name, Worker.current_worker)
+    assert (connected.maxsize, connected.get("k")) == (2, "theirs")
+
+
+def test_calls_of_one_worker_share_a_local_channel_that_came_as_an_argument(rlinf_cluster):
+    channel = Channel.create("theirs", local=True)
+    group = cw.launch(rlinf_cluster, 2)
+    group.execute_on(1).put(channel, ["one", "two"]).wait()
+    assert group.execute_on(1).get(channel, 2).wait() == [["one", "two"]]
+    assert channel.empty()
 
 
 def test_wrong_uses_of_a_channel_are_named_errors(rlinf_cluster):

@@ -20,7 +20,8 @@ PROMISED = (
     "FlexiblePlacementStrategy", "NodePlacementStrategy",
     "Worker", "WorkerAddress", "WorkerInfo", "WorkerGroup", "WorkerGroupFuncResult",
     "Accelerator", "AcceleratorType", "AcceleratorUtil", "Hardware", "HardwareConfig", "HardwareInfo",
-    "HardwareResource", "NodeHardwareConfig", "Channel", "AsyncWork", "CollectiveGroupOptions",
+    "HardwareResource", "NodeHardwareConfig", "Channel", "ChannelWorker", "WeightedItem",
+    "AsyncWork", "CollectiveGroupOptions",
     "FrankaConfig", "FrankaHWInfo", "DualFrankaConfig", "DualFrankaHWInfo", "GimArmConfig", "GimArmHWInfo",
     "DOSW1Config", "DOSW1HWInfo", "Turtle2Config", "Turtle2HWInfo",
 )  # fmt: skip
