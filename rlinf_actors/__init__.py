@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import ItemNotProcessedError as ItemNotProcessedError
     from rlinf_actors.errors import NameInUseError as NameInUseError
     from rlinf_actors.errors import NodeLostError as NodeLostError
-    from rlinf_actors.errors import NodeRankError as NodeRankError
     from rlinf_actors.errors import NotTheHeadError as NotTheHeadError
     from rlinf_actors.errors import PeerDiedError as PeerDiedError
     from rlinf_actors.errors import PlacementError as PlacementError
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import ProtocolMismatchError as ProtocolMismatchError
     from rlinf_actors.errors import RemoteWireError as RemoteWireError
     from rlinf_actors.errors import RlinfActorsError as RlinfActorsError
+    from rlinf_actors.errors import RoutingError as RoutingError
     from rlinf_actors.errors import SerializationError as SerializationError
     from rlinf_actors.errors import UsageError as UsageError
     from rlinf_actors.errors import WorkerDiedError as WorkerDiedError
@@ -86,7 +86,20 @@ if TYPE_CHECKING:
     from rlinf_actors.placement.strategies import PackedPlacementStrategy as PackedPlacementStrategy
     from rlinf_actors.placement.strategies import PlacementStrategy as PlacementStrategy
     from rlinf_actors.placement.strategies import StridedPlacementStrategy as StridedPlacementStrategy
+    from rlinf_actors.routing.batches import get_batch_size as get_batch_size
+    from rlinf_actors.routing.batches import infer_batch_size as infer_batch_size
+    from rlinf_actors.routing.batches import merge_batches as merge_batches
+    from rlinf_actors.routing.batches import split_batch as split_batch
+    from rlinf_actors.routing.plan import CommMapper as CommMapper
+    from rlinf_actors.routing.plan import build_recv_plan as build_recv_plan
+    from rlinf_actors.routing.plan import build_route_channel_key as build_route_channel_key
+    from rlinf_actors.routing.plan import build_send_key as build_send_key
+    from rlinf_actors.routing.plan import build_send_plan as build_send_plan
+    from rlinf_actors.routing.plan import decoupled_build_recv_plan as decoupled_build_recv_plan
+    from rlinf_actors.routing.plan import get_group_world_size as get_group_world_size
+    from rlinf_actors.routing.plan import split_channel_message as split_channel_message
     from rlinf_actors.runtime.future import AsyncWork as AsyncWork
+    from rlinf_actors.runtime.route_work import AsyncRouteWork as AsyncRouteWork
     from rlinf_actors.worker.channel_worker import ChannelWorker as ChannelWorker
     from rlinf_actors.worker.worker import Worker as Worker
 
@@ -114,7 +127,6 @@ _MODULES = {
         "ItemNotProcessedError",
         "NameInUseError",
         "NodeLostError",
-        "NodeRankError",
         "NotTheHeadError",
         "PeerDiedError",
         "PlacementError",
@@ -122,6 +134,7 @@ _MODULES = {
         "ProtocolMismatchError",
         "RemoteWireError",
         "RlinfActorsError",
+        "RoutingError",
         "SerializationError",
         "UsageError",
         "WorkerDiedError",
@@ -152,7 +165,24 @@ _MODULES = {
         "PlacementStrategy",
         "StridedPlacementStrategy",
     ),
+    "routing.batches": (
+        "get_batch_size",
+        "infer_batch_size",
+        "merge_batches",
+        "split_batch",
+    ),
+    "routing.plan": (
+        "CommMapper",
+        "build_recv_plan",
+        "build_route_channel_key",
+        "build_send_key",
+        "build_send_plan",
+        "decoupled_build_recv_plan",
+        "get_group_world_size",
+        "split_channel_message",
+    ),
     "runtime.future": ("AsyncWork",),
+    "runtime.route_work": ("AsyncRouteWork",),
     "messaging.process_groups": ("CollectiveGroupOptions",),
     "worker.channel_worker": ("ChannelWorker",),
     "worker.worker": ("Worker",),

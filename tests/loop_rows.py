@@ -206,6 +206,8 @@ WORKER: dict[str, Any] = {
     "Worker.send": lambda w: w.send(bytes(1 << 20), w._group_name, 1, async_op=True),
     "Worker.recv": lambda w: w.recv(w._group_name, 1, async_op=True),
     "Worker.broadcast": lambda w: w.broadcast(b"all", async_op=True),
+    "Worker.send_to": lambda w: w.send_to(w._group_name, None, [1] * w._world_size, enable_p2p=True, async_op=True),
+    "Worker.recv_from": lambda w: w.recv_from(w._group_name, None, enable_p2p=True, async_op=True),
     "DeviceLock.__aenter__": lambda w: w.device_lock.__aenter__(),  # the agentd of this node is stopped too
     "DeviceLock.acquire_async": lambda w: w.device_lock.acquire_async(),
     "DeviceLock.locked": lambda w: w.device_lock.locked(),
@@ -257,12 +259,12 @@ WAITS = {
     "WorkerGroup.from_address", "GroupControl.from_address", "WorkerGroup.from_group_name",
     "ManagerProxy.get_worker_info", "ManagerProxy.is_alive", "Worker.check_worker_alive",
     "in a worker: Cluster.connect", "in a worker: WorkerGroup.from_group_name",
-    "in a worker: a handle that was an argument", "Worker.recv", "Worker.recv_tensor",
+    "in a worker: a handle that was an argument", "Worker.recv", "Worker.recv_tensor", "Worker.recv_from",
     "DeviceLock.__aenter__", "DeviceLock.acquire_async",
 }  # fmt: skip
 """Rows that cannot end before the head goes on."""
 MAY_WAIT = {
-    "Channel.close", "Channel.__aiter__", "Worker.send", "Worker.broadcast", "Worker.send_tensor",
+    "Channel.close", "Channel.__aiter__", "Worker.send", "Worker.broadcast", "Worker.send_tensor", "Worker.send_to",
 }  # fmt: skip
 """Rows that may end before the head goes on, or the other end of the channel or message is there, or not."""
 
@@ -288,6 +290,7 @@ NOT_CALLED = {
     "Take.deliveries": "with __aenter__",
     "Worker.connect_channel": "as Channel.connect; test_channels_nothing_blocks.py",
     "Worker.create_channel": "as Channel.create; test_channels_nothing_blocks.py",
+    "Worker.batch_router": "an attribute that the user sets",
     "Worker.get_parent_rank": "an attribute of the address",
     "Worker.idempotent": "marks a method",
     "Worker.on_lease_lost": "the user's",

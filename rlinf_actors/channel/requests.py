@@ -24,7 +24,7 @@ import msgspec
 
 from rlinf_actors.channel.key_encoding import key_bytes, key_of
 from rlinf_actors.channel.queue import ERROR_CHARS
-from rlinf_actors.channel.results import PendingGet, PendingTake, ShownItem, UndeliverableItem, View
+from rlinf_actors.channel.results import PendingGet, PendingTake, ShownItem, UndeliverableItem, View, Withdrawable
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError, ConnectionLostError, ProtocolMismatchError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.loop import IoThread
@@ -51,7 +51,7 @@ FrameMaker = Callable[[int], frames.AnyFrame]
 """Makes the frame of a request from the request's number."""
 
 
-class Put(AsyncWork[None]):
+class Put(AsyncWork[None], Withdrawable):
     """A put that was requested; it keeps the item until the host has accepted it.
 
     Attributes:
@@ -78,6 +78,7 @@ class Put(AsyncWork[None]):
         if self.nowait:
             channel.acknowledge()  # what user code has got makes room
         channel.put_window.add(self)
+        self._was_sent()
 
     def expire(self) -> None:
         """End the put with CallTimeoutError, because its time is up. Loop thread only.
@@ -205,7 +206,7 @@ class PutWindow:
             put.peer.send(frames.ChannelPut(put.call, put.key, put.weight, put.nowait), put.parts, now=alone)
 
 
-class Get(PendingGet[Any]):
+class Get(PendingGet[Any], Withdrawable):
     """A get that this process requests from a channel's host; its result is the item.
 
     `call` is the number of the get on the link to the host `peer`; 0 until the get is sent.
@@ -224,6 +225,7 @@ class Get(PendingGet[Any]):
     def begin(self, channel: RemoteChannel, peer: Peer) -> None:
         self.channel, self.peer = channel, peer
         channel.ask(self, peer)
+        self._was_sent()
 
     def expire(self) -> None:
         if not self.call:

@@ -24,6 +24,31 @@ else:
     T = TypeVar("T")
 
 
+class Withdrawable:
+    """A put or get whose caller may lose interest in it before it is sent to the host, or afterwards."""
+
+    _leaving = False
+    _sent = False
+
+    def expire(self) -> None:
+        """End the request with CallTimeoutError, or let the host decide, if it was sent. Loop thread only."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Withdraw the request from its host as soon as it is sent; the host decides if it is too late for that.
+
+        Loop thread only.
+        """
+        self._leaving = True
+        if self._sent:
+            self.expire()
+
+    def _was_sent(self) -> None:
+        self._sent = True  # first: `leave` may run at the same time on another thread, and one of the two must expire
+        if self._leaving:
+            self.expire()
+
+
 class PendingGet(AsyncWork[T]):
     """A get or get_batch that was requested; its result is the item, or the list of items.
 

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from rlinf_actors.cli.output import json_option, note, show_json
 from rlinf_actors.cli.queries import fetch_hardware, fetch_status, find_head, head_option
+from rlinf_actors.cli.routes_view import Routes
 from rlinf_actors.cluster.cluster_nodes import node_infos
 from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ClusterTimeoutError, ConfigError
@@ -29,9 +30,18 @@ from rlinf_actors.wire.values import NodeState
     type=click.Path(exists=True, dir_okay=False),
     help="A YAML file that describes the nodes; default: the nodes of the running cluster.",
 )
+@click.option(
+    "--routes",
+    metavar="FROM,TO",
+    multiple=True,
+    help="Print instead which ranks of component FROM send which elements of a batch to which ranks of TO.",
+)
+@click.option("--batch-size", type=click.IntRange(min=1), help="Elements of that batch; default: as few as can be.")
 @head_option
 @json_option
-def plan(conf: str, describe: str | None, head: str | None, as_json: bool) -> None:
+def plan(
+    conf: str, describe: str | None, routes: tuple[str, ...], batch_size: int | None, head: str | None, as_json: bool
+) -> None:
     """Print where the components of CONF would run: on the cluster, or on the nodes that a file describes.
 
     \b
@@ -49,6 +59,14 @@ def plan(conf: str, describe: str | None, head: str | None, as_json: bool) -> No
     else:
         cluster = DescribedCluster(describe_hardware(config, parse_description(describe)), config)
     planned = make_plan(config, cluster)
+    if routes:
+        found = [Routes(planned, pair, batch_size) for pair in routes]
+        if as_json:
+            show_json([one.to_dict() for one in found])
+            return
+        for one in found:
+            one.show()
+        return
     if as_json:
         show_json(planned.to_dict())
     else:

@@ -95,6 +95,12 @@ class WorkerDirectory:
         else:
             self._runtime.io.start(self._find(name), f"finding group {name!r}")
 
+    def known(self, name: str) -> RemoteGroup | None:
+        """Return the group of that name if it is known, has not ended, and no request for it waits; else None."""
+        with self._lock:
+            group = self._groups.get(name)
+            return group if group is not None and name not in self._waiting and _alive(group) else None
+
     async def _find(self, name: str) -> None:
         outcome: RemoteGroup | Exception
         try:

@@ -40,8 +40,10 @@ from rlinf_actors.errors import CallTimeoutError, ConnectionLostError, GroupNotF
 from rlinf_actors.messaging import contents
 from rlinf_actors.messaging.directory import WorkerDirectory, peer_gone_error, prefixed
 from rlinf_actors.messaging.flow_control import CreditAccumulator
+from rlinf_actors.messaging.group_starts import GroupStarts
 from rlinf_actors.messaging.mailbox import ArrivedMessage, Key, Mailbox, Recent
 from rlinf_actors.messaging.outbox import Outbox, OutgoingMessage
+from rlinf_actors.messaging.peer_watch import PeerWatch
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
 from rlinf_actors.messaging.routes import CPU, LANE
@@ -81,6 +83,8 @@ class Messenger:
         endpoint: TransferEndpoint,
     ) -> None:
         self.directory = WorkerDirectory(runtime, connect)
+        self.routed = PeerWatch(self.directory, runtime.io)
+        self.starts = GroupStarts(self.directory)
         self.peer_gone: Callable[[Peer], None] = lambda peer: None
         self._io = runtime.io
         self._reply = reply

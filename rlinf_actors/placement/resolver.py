@@ -93,21 +93,19 @@ def place(
     return _with_local_ranks([_placement(rank, index, one, isolate_accelerator) for rank, one in enumerate(held)])
 
 
-def place_on_nodes(entries: Sequence[tuple[NodeGroupInfo, NodeInfo]]) -> list[Placement]:
-    """Place one worker on the node of each entry, a pair of a node group and one of its nodes, by rank.
+def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Placement]:
+    """Place one worker on each entry of *nodes*, and return the placements by rank.
 
-    A worker sees all accelerators that the group has on the node, none if the group hides them.
+    A worker sees all accelerators that *group* has on its node.
     """
     index: dict[int, int] = {}
-    return _with_local_ranks([_on_node(rank, index, group, node) for rank, (group, node) in enumerate(entries)])
+    return _with_local_ranks([_on_node(rank, index, group, node) for rank, node in enumerate(nodes)])
 
 
 def _held(rank: int, ranks: Sequence[int], table: ResourceTable) -> list[Resource]:
     for number in ranks:
         if not 0 <= number < len(table.resources):
-            raise PlacementError(
-                f"process {rank} is given resource {number} of {table.target}: the resource is out of range"
-            )
+            raise PlacementError(f"process {rank} is given resource {number} of {table.target}")
     held = [table.resources[number] for number in ranks]
     first = held[0]
     for resource in held[1:]:
@@ -115,7 +113,7 @@ def _held(rank: int, ranks: Sequence[int], table: ResourceTable) -> list[Resourc
             raise PlacementError(
                 f"process {rank} would hold resources {_spell(ranks)} of node group {table.label!r}, "
                 f"which lie on nodes {first.node.node_rank} and {resource.node.node_rank}; a process sits on one node: "
-                f"{_fewer_resources(first, ranks)}. All resources of a process must be on the same node"
+                f"{_fewer_resources(first, ranks)}"
             )
         if resource.group is not first.group or _kind(resource) != _kind(first):
             raise PlacementError(
@@ -130,7 +128,7 @@ def _on_node(rank: int, index: dict[int, int], group: NodeGroupInfo, node: NodeI
 
     *index* maps ranks of nodes to placement_node_rank; a node that is not in it is added with the next number.
     """
-    seen = () if group.hides_accelerators else group.accelerators_of(node)
+    seen = group.accelerators_of(node)
     kind = node.accelerator_kinds[seen[0]] if seen else AcceleratorType.NO_ACCEL
     return Placement(
         rank=rank,
@@ -138,7 +136,7 @@ def _on_node(rank: int, index: dict[int, int], group: NodeGroupInfo, node: NodeI
         placement_node_rank=index.setdefault(node.node_rank, len(index)),
         accelerator_type=kind,
         visible_accelerators=_names(group, node, kind),
-        isolate_accelerator=group.hides_accelerators and bool(node.accelerators),
+        isolate_accelerator=False,
         node_group_label=group.label,
         node_id=node.node_id,
     )
@@ -147,6 +145,11 @@ def _on_node(rank: int, index: dict[int, int], group: NodeGroupInfo, node: NodeI
 def _placement(rank: int, index: dict[int, int], held: Sequence[Resource], isolate: bool) -> Placement:
     group, node = held[0].group, held[0].node
     found = _on_node(rank, index, group, node)
+    if group.ignore_hardware:  # such a group counts as CPU-only, so its workers see no accelerator
+        hidden = bool(node.accelerators)
+        return replace(
+            found, accelerator_type=AcceleratorType.NO_ACCEL, visible_accelerators=[], isolate_accelerator=hidden
+        )
     if group.counts_nodes:
         return found
     found = replace(found, local_hardware_ranks=[resource.local for resource in held])
@@ -159,6 +162,7 @@ def _placement(rank: int, index: dict[int, int], held: Sequence[Resource], isola
         found,
         local_accelerator_rank=first,
         accelerator_type=kind,
+        local_rank=0 if isolate else visible.index(names[first]),
         visible_accelerators=[names[resource.local] for resource in held] if isolate else visible,
         isolate_accelerator=isolate,
     )
@@ -172,11 +176,17 @@ def _names(group: NodeGroupInfo, node: NodeInfo, kind: AcceleratorType) -> list[
 def _with_local_ranks(found: Sequence[Placement]) -> list[Placement]:
     on_node = Counter(placement.cluster_node_rank for placement in found)
     passed: Counter[int] = Counter()
+    result: list[Placement] = []
     for placement in found:
         node = placement.cluster_node_rank
-        placement.local_rank, placement.local_world_size = passed[node], on_node[node]
+        if placement.local_accelerator_rank < 0:
+            result.append(replace(placement, local_rank=passed[node], local_world_size=on_node[node]))
+        elif placement.isolate_accelerator:
+            result.append(placement)
+        else:
+            result.append(replace(placement, local_world_size=on_node[node]))
         passed[node] += 1
-    return list(found)
+    return result
 
 
 def _kind(resource: Resource) -> str:
