@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rlinf_actors.channel.results import Take as Take
     from rlinf_actors.channel.results import UndeliverableItem as UndeliverableItem
     from rlinf_actors.cluster.cluster import Cluster as Cluster
+    from rlinf_actors.cluster.cluster_names import ClusterEnvVar as ClusterEnvVar
+    from rlinf_actors.cluster.cluster_names import PathEnvMergeMode as PathEnvMergeMode
     from rlinf_actors.config.cluster_config import ClusterConfig as ClusterConfig
     from rlinf_actors.config.cluster_config import NodeGroupConfig as NodeGroupConfig
     from rlinf_actors.config.profiling_config import NsightConfig as NsightConfig
@@ -108,6 +110,7 @@ _MODULES = {
     "channel.results": ("Take", "UndeliverableItem"),
     "channel.channel": ("Channel",),
     "cluster.cluster": ("Cluster",),
+    "cluster.cluster_names": ("ClusterEnvVar", "PathEnvMergeMode"),
     "config.cluster_config": ("ClusterConfig", "NodeGroupConfig"),
     "config.profiling_config": ("NsightConfig", "ProfileConfig", "RocprofSysConfig", "TorchProfileConfig"),
     "errors": (

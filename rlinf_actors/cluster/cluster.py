@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 from rlinf_actors import forks
+from rlinf_actors.cluster.cluster_names import ClusterNames
 from rlinf_actors.cluster.cluster_nodes import Pieces
 from rlinf_actors.cluster.connect import (
     ClusterArguments,
@@ -35,7 +36,7 @@ from rlinf_actors.errors import ConfigError, PlacementError, RlinfActorsError, U
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import without_types
 from rlinf_actors.model.node import CLUSTER_GROUP, NodeGroupInfo, NodeInfo
-from rlinf_actors.net.host import endpoint_of, free_port
+from rlinf_actors.net.host import endpoint_of
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.log_printer import say
@@ -59,7 +60,7 @@ STOP_GRACE_S = 2.0
 _start_lock = StartLock()
 
 
-class Cluster:
+class Cluster(ClusterNames):
     """The cluster on which this process launches groups.
 
     If a head is configured, ``Cluster()`` connects to the head and waits for the nodes. If no head is configured and
@@ -70,7 +71,8 @@ class Cluster:
     an event loop use `connect`.
 
     Args:
-        num_nodes: number of nodes to wait for; default: that of the configuration, else 1.
+        num_nodes: number of nodes to wait for; default: that of the configuration, else 1. 0 for all that have
+            registered, and at least one.
         cluster_cfg: the ``cluster:`` section: a mapping, the path of a YAML file, or an OmegaConf DictConfig.
         distributed_log_dir: directory on every node in which each worker gets a log file.
         head: address of the head, ``HOST:PORT`` (env RLINF_HEAD).
@@ -420,13 +422,18 @@ class Cluster:
         return ""
 
     @overload
-    def get_alive_nodes(self, async_op: Literal[False] = False) -> list[NodeInfo]: ...
+    @classmethod
+    def get_alive_nodes(cls, async_op: Literal[False] = False) -> list[NodeInfo]: ...
 
     @overload
-    def get_alive_nodes(self, async_op: Literal[True]) -> AsyncWork[list[NodeInfo]]: ...
+    @classmethod
+    def get_alive_nodes(cls, async_op: Literal[True]) -> AsyncWork[list[NodeInfo]]: ...
 
-    def get_alive_nodes(self, async_op: bool = False) -> list[NodeInfo] | AsyncWork[list[NodeInfo]]:
+    @classmethod
+    def get_alive_nodes(cls, async_op: bool = False) -> list[NodeInfo] | AsyncWork[list[NodeInfo]]:
         """Ask the head which nodes are alive now, and return them with the hardware that they had at the start.
+
+        It can be called on the class too, for the Cluster of this process.
 
         Args:
             async_op: True to return an AsyncWork at once instead of blocking.
@@ -435,7 +442,7 @@ class Cluster:
             ClusterTimeoutError: the head has not answered for 10 s.
             NodeLostError: the session with the head has ended.
         """
-        work = AsyncWork.of(self.runtime.io, self._alive_nodes(), "get_alive_nodes()")
+        work = cls._asking(cls._alive_nodes, "get_alive_nodes()")
         return work if async_op else work.wait()
 
     async def _alive_nodes(self) -> list[NodeInfo]:
@@ -458,13 +465,6 @@ class Cluster:
             UsageError: a kind is unknown.
         """
         return EventStream(self.runtime, lambda: self._closed, EventCursor(self.namespace, since, kinds, group), follow)
-
-    def find_free_port(self, max_port_num: int | None = None) -> int:
-        """Return a free TCP port of this machine, below *max_port_num* if that is given.
-
-        The port is not reserved, so another process may take it. In a worker, `Worker.acquire_free_port` reserves one.
-        """
-        return free_port(max_port_num)
 
     def allocate(
         self,

@@ -39,6 +39,7 @@ from rlinf_actors.net.host import endpoint_of
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.socket_security import is_tcp
 from rlinf_actors.placement.node_groups import build_node_groups
+from rlinf_actors.placement.node_order import missing_ranks
 from rlinf_actors.runtime import driver_end
 from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.runtime import Runtime
@@ -242,12 +243,17 @@ class ClusterArguments:
         """Return the number of nodes to wait for.
 
         It is the argument *num_nodes* of Cluster; if that was not given, the number in *config*; without *config*, it
-        is *otherwise*. Raises ConfigError if argument and *config* differ, or if the argument is no positive number.
+        is *otherwise*. 0 is for the nodes that have registered; with *config* it counts as not given. Raises
+        ConfigError if argument and *config* differ, or if the argument is no number of nodes.
         """
         given = self.num_nodes
-        if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 1):
-            raise ConfigError(f"is {given!r}; it must be a whole number above 0", path="num_nodes")
-        if config is not None and given is not None and config.num_nodes != given:
+        if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
+            raise ConfigError(
+                f"is {given!r}; it must be a whole number above 0, or 0 for the nodes that are there", path="num_nodes"
+            )
+        if given == 0 and config is None:
+            return 0
+        if config is not None and given and config.num_nodes != given:
             raise ConfigError(
                 f"is {config.num_nodes} in cluster_cfg and {given} as an argument: give one of them",
                 path="cluster.num_nodes",
@@ -291,7 +297,7 @@ class EffectiveArguments:
 
         Arguments that were not given do not differ. The error's `path` is the name of the argument.
         """
-        if asked.num_nodes is not None and asked.num_nodes not in self.num_nodes:
+        if asked.num_nodes and asked.num_nodes not in self.num_nodes:
             raise _differs("num_nodes", self.num_nodes[0], asked.num_nodes)
         config = asked.config()
         if config is not None and (self.config is None or without_types(config) != without_types(self.config)):
@@ -406,7 +412,7 @@ async def learn_nodes(
         job: the WorkerJob of a worker, which was sent the configured hardware of the nodes with its class; None in a
             driver, which asks the nodes for it.
         config: the ``cluster:`` section, None without one.
-        wanted: number of nodes to wait for.
+        wanted: number of nodes to wait for; 0 for all that have registered, and at least one.
         timeout: seconds to wait for the nodes, None without limit.
 
     Returns:
@@ -418,13 +424,18 @@ async def learn_nodes(
     """
     shown = Tasks()
     if sys.stderr is not None and sys.stderr.isatty():
-        shown.start(_show_ready_nodes(runtime, wanted), "showing which nodes are ready", expected=RlinfActorsError)
+        shown.start(_show_ready_nodes(runtime, wanted or 1), "showing which nodes are ready", expected=RlinfActorsError)
     try:
-        nodes = await runtime.nodes(wanted, timeout)
+        nodes = await runtime.nodes(wanted or 1, timeout)
+        if not wanted:
+            nodes = await runtime.nodes(0, timeout)  # all that have registered
     finally:
         await shown.close()
     for warning in nodes.warnings:
         log.warning("%s", warning)
+    wanted = (
+        wanted or missing_ranks({state.report.node_id: state.rank for state in nodes.nodes}, len(nodes.nodes) + 1)[0]
+    )
     states = [state for state in nodes.nodes if 0 <= state.rank < wanted or job is not None]
     kinds = [one.type for state in states for one in state.report.resources if one.registered_by]
     if kinds:

@@ -42,8 +42,8 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "ChannelWorker": "worker.channel_worker:ChannelWorker",
     },
     "cluster.cluster": {
-        "ClusterEnvVar": NOT_YET,
-        "PathEnvMergeMode": NOT_YET,
+        "ClusterEnvVar": "cluster.cluster_names:ClusterEnvVar",
+        "PathEnvMergeMode": "cluster.cluster_names:PathEnvMergeMode",
         "Cluster": "cluster.cluster:Cluster",
     },
     "cluster.config": {
@@ -114,14 +114,14 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "get_global_scheduer_state": NOT_YET,
     },
     "hardware.accelerators.accelerator": {
-        "ProfileConfig": NOT_YET,
+        "ProfileConfig": "config.profiling_config:ProfileConfig",
         "AcceleratorType": "model.hardware:AcceleratorType",
         "AcceleratorManager": NOT_YET,
         "Accelerator": "hardware.accelerators:Accelerator",
         "AcceleratorUtil": "hardware.accelerators:AcceleratorUtil",
     },
     "hardware.accelerators.amd_gpu": {
-        "RocprofSysConfig": NOT_YET,
+        "RocprofSysConfig": "config.profiling_config:RocprofSysConfig",
         "AMDGPUManager": NOT_YET,
     },
     "hardware.accelerators.ascend_npu": {
@@ -145,7 +145,7 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "_egl_index_by_cuda_device": NOT_YET,
         "_renders_with_egl": NOT_YET,
         "_torch_needs_avoid_record_streams": NOT_YET,
-        "NsightConfig": NOT_YET,
+        "NsightConfig": "config.profiling_config:NsightConfig",
         "NvidiaGPUManager": NOT_YET,
     },
     "hardware.hardware": {

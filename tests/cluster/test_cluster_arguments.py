@@ -59,7 +59,7 @@ def test_another(asked, path):
     assert caught.value.path == path
 
 
-@pytest.mark.parametrize("given", [0, -1, True, "2", 1.0])
+@pytest.mark.parametrize("given", [-1, True, "2", 1.0])
 def test_a_number_of_nodes_that_cannot_be(given):
     with pytest.raises(ConfigError, match="must be a whole number above 0"):
         ClusterArguments(num_nodes=given).wanted(None, 1)
@@ -72,6 +72,12 @@ def test_how_many_nodes_are_wanted():
     assert ClusterArguments().wanted(config, 7) == ClusterArguments(2).wanted(config, 7) == 2
     with pytest.raises(ConfigError, match="is 2 in cluster_cfg and 3 as an argument"):
         ClusterArguments(3).wanted(config, 7)
+    assert ClusterArguments(0).wanted(None, 7) == 0
+    assert ClusterArguments(0).wanted(config, 7) == 2
+
+
+def test_zero_nodes_fits_every_running_cluster():
+    RUNNING.check(ClusterArguments(num_nodes=0))
 
 
 @pytest.mark.parametrize("timeout", [math.nan, "soon"])
