@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from rlinf_actors.dropin.table import MODULES, PACKAGES, Absent
+from rlinf_actors.errors import UsageError
 
 SCHEDULER = "rlinf.scheduler"
 RAY = "ray"
@@ -64,6 +65,8 @@ class ServedModule(ModuleType):
             value = getattr(importlib.import_module(f"rlinf_actors.{home}"), attribute)
             self.__dict__[name] = value
             return value
+        if isinstance(place, Absent) and place.importable:
+            return self.__dict__.setdefault(name, unserved(self.__name__, name, place))
         if name in self._children:
             return importlib.import_module(f"{self.__name__}.{name}")
         raise AttributeError(missing(self.__name__, name, place), name=name, obj=self)
@@ -105,6 +108,25 @@ def children(package: str) -> frozenset[str]:
         for path in (*MODULES, *PACKAGES)
         if path and path != package and path.startswith(prefix)
     )
+
+
+class _Unserved(type):
+    """The type of the classes that `unserved` makes."""
+
+    _text: str
+
+    def __call__(cls, *_args: object, **_options: object) -> Any:
+        raise UsageError(cls._text)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):  # of inspection and pickling
+            raise AttributeError(name)
+        raise UsageError(cls._text)
+
+
+def unserved(module: str, name: str, place: Absent) -> type:
+    """Return a class that raises UsageError when it is called, or when an attribute of it is read."""
+    return _Unserved(name, (), {"__module__": module, "_text": missing(module, name, place)})
 
 
 def missing(module: str, name: str, place: Absent | None) -> str:

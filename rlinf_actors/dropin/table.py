@@ -23,11 +23,17 @@ class Absent:
 
     Attributes:
         text: why, and what to do instead; the error for the name says it.
+        importable: True if the name can be imported, and raises UsageError when it is used. So a file that imports the
+            name, and seldom uses it, can be loaded.
     """
 
     text: str
+    importable: bool = False
 
 
+INTERNAL = Absent(
+    "it is a part of how RLinf's scheduler works on Ray, and rlinf_actors works without it", importable=True
+)
 NOT_YET = Absent("rlinf-actors has no counterpart yet")
 
 MODULES: Mapping[str, Mapping[str, str | Absent]] = {
@@ -37,7 +43,7 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
     },
     "channel.channel_worker": {
         "WeightedItem": "channel.assembled:WeightedItem",
-        "PeekQueue": NOT_YET,
+        "PeekQueue": INTERNAL,
         "LocalChannel": "channel.local:LocalChannel",
         "ChannelWorker": "worker.channel_worker:ChannelWorker",
     },
@@ -70,24 +76,24 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
     },
     "collective.async_work": {
         "AsyncWork": "runtime.future:AsyncWork",
-        "AsyncFuncWork": NOT_YET,
-        "AsyncCollWork": NOT_YET,
-        "AsyncChannelWork": NOT_YET,
-        "AsyncChannelCommWork": NOT_YET,
-        "AsyncRayWork": NOT_YET,
+        "AsyncFuncWork": "runtime.future:ChainedWork",
+        "AsyncCollWork": "runtime.future:AsyncWork",
+        "AsyncChannelWork": "runtime.future:AsyncWork",
+        "AsyncChannelCommWork": "runtime.future:AsyncWork",
+        "AsyncRayWork": "runtime.future:AsyncWork",
         "AsyncRouteWork": "runtime.route_work:AsyncRouteWork",
     },
     "collective.collective": {
-        "Collective": NOT_YET,
+        "Collective": INTERNAL,
     },
     "collective.collective_group": {
-        "TensorData": NOT_YET,
+        "TensorData": INTERNAL,
         "CollectiveGroupOptions": "messaging.process_groups:CollectiveGroupOptions",
-        "CollectiveWorkQueue": NOT_YET,
-        "CollectiveGroup": NOT_YET,
+        "CollectiveWorkQueue": INTERNAL,
+        "CollectiveGroup": INTERNAL,
     },
     "collective.multi_channel_pg": {
-        "MultiChannelProcessGroup": NOT_YET,
+        "MultiChannelProcessGroup": INTERNAL,
     },
     "dynamic_scheduler.manager": {
         "ComponentManager": NOT_YET,
@@ -185,17 +191,17 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "Turtle2Config": "hardware.robots.turtle2:Turtle2Config",
     },
     "manager.coll_manager": {
-        "CollectiveGroupInfo": NOT_YET,
-        "CollectiveManager": NOT_YET,
+        "CollectiveGroupInfo": INTERNAL,
+        "CollectiveManager": INTERNAL,
     },
     "manager.lock_manager": {
-        "WorkerDeviceLock": NOT_YET,
-        "DeviceLockManager": NOT_YET,
-        "PortLockManager": NOT_YET,
+        "WorkerDeviceLock": INTERNAL,
+        "DeviceLockManager": INTERNAL,
+        "PortLockManager": INTERNAL,
     },
     "manager.manager": {
-        "ManagerProxy": NOT_YET,
-        "Manager": NOT_YET,
+        "ManagerProxy": "worker.manager_proxy:ManagerProxy",
+        "Manager": INTERNAL,
     },
     "manager.net_emulation": {
         "CrossDCPair": NOT_YET,
@@ -204,7 +210,7 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "NetEmulationManager": NOT_YET,
     },
     "manager.node_manager": {
-        "NodeManager": NOT_YET,
+        "NodeManager": INTERNAL,
     },
     "manager.tracer": {
         "Tracer": NOT_YET,
@@ -212,8 +218,8 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
     "manager.worker_manager": {
         "WorkerAddress": "model.address:WorkerAddress",
         "WorkerInfo": "model.address:WorkerInfo",
-        "WorkerNode": NOT_YET,
-        "WorkerManager": NOT_YET,
+        "WorkerNode": INTERNAL,
+        "WorkerManager": INTERNAL,
     },
     "placement.flexible": {
         "FlexiblePlacementStrategy": "placement.strategies:FlexiblePlacementStrategy",
@@ -232,7 +238,7 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
     },
     "worker.lock": {
         "DeviceLock": "worker.device_lock:DeviceLock",
-        "PortLock": NOT_YET,
+        "PortLock": INTERNAL,
     },
     "worker.routing": {
         "ROUTING_KEY_PREFIX": "routing.plan:ROUTING_KEY_PREFIX",
@@ -260,13 +266,13 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "get_batch_size": "routing.batches:get_batch_size",
     },
     "worker.worker": {
-        "WorkerMeta": NOT_YET,
+        "WorkerMeta": INTERNAL,
         "Worker": "worker.worker:Worker",
     },
     "worker.worker_group": {
         "WorkerGroup": "group.group:WorkerGroup",
-        "HiddenWorkerGroupFunc": NOT_YET,
-        "WorkerGroupFunc": NOT_YET,
+        "HiddenWorkerGroupFunc": INTERNAL,
+        "WorkerGroupFunc": "group.method:RemoteMethod",
         "WorkerGroupFuncResult": "group.result:WorkerGroupFuncResult",
     },
 }

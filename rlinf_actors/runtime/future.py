@@ -352,7 +352,7 @@ class AsyncWork(Promise[T]):
             An AsyncWork with the result of *fn*. If this work fails, *fn* is not called, and the returned work fails
             with the same error. The error is logged if no code waits for it.
         """
-        then = _Then(self, functools.partial(fn, *args, **kwargs), getattr(fn, "__name__", "a function"))
+        then = ChainedWork(self, functools.partial(fn, *args, **kwargs), getattr(fn, "__name__", "a function"))
         self._next = weakref.ref(then)  # which itself keeps this work
         return then
 
@@ -403,8 +403,10 @@ class _Mapped(AsyncWork[T]):
             source._check_blocking()
 
 
-class _Then(AsyncWork[Any]):
-    _unfinished: set[_Then] = set()  # keeps a chain alive that the user has dropped
+class ChainedWork(AsyncWork[Any]):
+    """What `AsyncWork.then` returns: the work that ends when the function has returned."""
+
+    _unfinished: set[ChainedWork] = set()  # keeps a chain alive that the user has dropped
     _guard = forks.free_in_children(threading.Lock())
 
     def __init__(self, before: AsyncWork[Any], call: Callable[[], Any], name: str) -> None:

@@ -57,6 +57,25 @@ def test_every_place_in_the_table_exists():
             assert hasattr(import_module(f"rlinf_actors.{home}"), attribute), f"{module}.{name}"
 
 
+def test_a_part_of_rays_machinery_can_be_imported_and_raises_when_it_is_used(checkout):
+    check(
+        checkout,
+        """
+        from rlinf.scheduler.collective import CollectiveGroup
+        from rlinf.scheduler.manager.manager import Manager
+        from rlinf_actors import UsageError
+        assert isinstance(Manager, type) and not isinstance(3, CollectiveGroup)
+        for use in (lambda: CollectiveGroup(1), lambda: Manager.get_runtime_env_vars()):
+            try:
+                use()
+            except UsageError as error:
+                assert "is not served by rlinf_actors: it is a part of how" in str(error), error
+            else:
+                raise AssertionError("it can be used")
+        """,
+    )
+
+
 def test_packages_export_names_that_their_modules_define():
     for package, origins in PACKAGES.items():
         for origin, names in origins.items():
