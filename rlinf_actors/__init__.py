@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from rlinf_actors.routing.plan import split_channel_message as split_channel_message
     from rlinf_actors.runtime.future import AsyncWork as AsyncWork
     from rlinf_actors.runtime.route_work import AsyncRouteWork as AsyncRouteWork
+    from rlinf_actors.tracing.tracer import Tracer as Tracer
     from rlinf_actors.worker.channel_worker import ChannelWorker as ChannelWorker
     from rlinf_actors.worker.worker import Worker as Worker
 
@@ -188,6 +189,7 @@ _MODULES = {
     "runtime.route_work": ("AsyncRouteWork",),
     "messaging.process_groups": ("CollectiveGroupOptions",),
     "worker.channel_worker": ("ChannelWorker",),
+    "tracing.tracer": ("Tracer",),
     "worker.worker": ("Worker",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -14,6 +14,7 @@ import msgspec
 
 from rlinf_actors.channel.queue import ERROR_CHARS, AcceptPut, ChannelQueue, Command, DeliverItems, QueuedItem, Ticket
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.protocol import printable
 
@@ -91,6 +92,8 @@ class QueueServer:
             self._run(self._queue.owner_gone(owner, LINK_LOST))
 
     def _put(self, owner: str, peer: bytes, frame: frames.ChannelPut, parts: list[Buffer]) -> None:
+        if recorder.active is not None:
+            flows.note(recorder.active, "item arrived", flows.CHANNEL, came=flows.of_request(peer, frame.id))
         self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, self._item(frame, parts), frame.nowait))
 
     def _get(self, owner: str, peer: bytes, frame: frames.ChannelGet, _parts: list[Buffer]) -> None:
@@ -164,6 +167,9 @@ class QueueServer:
             if isinstance(command, AcceptPut):
                 self._send(ticket.peer, frames.Ok(ticket.id), ())
             elif isinstance(command, DeliverItems):
+                if recorder.active is not None:
+                    goes = flows.of_answer(ticket.peer, ticket.id)
+                    flows.note(recorder.active, "item delivered", flows.CHANNEL, goes=goes)
                 parts = [part for item in command.items for part in item.value]
                 # not `alone`: a consumer may change lent memory and die, and the next one must get it unchanged
                 self._send(ticket.peer, frames.Ok(ticket.id), [_pack(_described(command)), *parts], alone=False)

@@ -24,6 +24,7 @@ import msgspec
 
 from rlinf_actors.channel.key_encoding import key_bytes, key_of
 from rlinf_actors.channel.queue import ERROR_CHARS
+from rlinf_actors.channel.request_spans import trace_request, trace_sent
 from rlinf_actors.channel.results import PendingGet, PendingTake, ShownItem, UndeliverableItem, View, Withdrawable
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError, ConnectionLostError, ProtocolMismatchError
 from rlinf_actors.model.buffers import Buffer
@@ -61,6 +62,7 @@ class Put(AsyncWork[None], Withdrawable):
     """
 
     peer: Peer
+    span = 0  # in the trace, 0 if this process is not traced
 
     def __init__(self, what: str, key: bytes, weight: float, nowait: bool, parts: Sequence[Buffer]) -> None:
         super().__init__(what)
@@ -202,6 +204,7 @@ class PutWindow:
         key.out += 1
         alone = not put.peer.pending
         put.call = put.peer.open(put)
+        trace_sent(put)
         if not put.done():
             put.peer.send(frames.ChannelPut(put.call, put.key, put.weight, put.nowait), put.parts, now=alone)
 
@@ -214,6 +217,7 @@ class Get(PendingGet[Any], Withdrawable):
 
     channel: RemoteChannel
     peer: Peer
+    span = 0
 
     def __init__(self, name: str, what: str, key: bytes, frame: FrameMaker) -> None:
         super().__init__(what)
@@ -402,6 +406,7 @@ class RequestMaker:
         )
 
     def _start(self, request: R, timeout: float | None) -> R:
+        trace_request(request)
         self._begin(request)
         if timeout is not None:
             limit(self._io, request, timeout)

@@ -14,6 +14,7 @@ from rlinf_actors.group.durations import Durations
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import Future, Promise, call_all
 from rlinf_actors.runtime.peer import ANSWER_S, LateReport, Peer, late_text, new_call
+from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
@@ -69,6 +70,7 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
     _timer: asyncio.TimerHandle | None = None
     _unseen = False  # the call failed, and no caller was given the error
     _beside = False  # the method has threads of its own (Worker.concurrent)
+    _span = 0  # in the trace, 0 if this process is not traced
     _once = True  # the arguments are sent to each worker once, so the last one may be lent them without a copy
     loop: asyncio.AbstractEventLoop | None = None
     shared = False
@@ -100,6 +102,8 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
             *parts: the pickled arguments: one value for all ranks, or one for each rank.
         """
         call = self._call = new_call()
+        if recorder.active is not None and self._peers:
+            self._begin_span(recorder.active, self._peers[0])
         header = frames.encode(frames.Call(call, self._method, self._timeout or 0.0))
         for index, peer in enumerate(self._peers):
             idle = not peer.pending
@@ -108,6 +112,11 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
             peer.post(header, parts[index] if own else parts[0], now=idle, alone=self._once and own)
         if self._timeout is not None:
             self._runtime.io.call(self._start_timer, self._timeout)
+
+    def _begin_span(self, active: recorder.Recorder, peer: Peer) -> None:
+        """Record the call as a span, which `_wake` ends, with an arrow to each worker. *peer* is one of the workers."""
+        self._span = active.begin(f"{peer.name.rpartition(':')[0]}.{self._method}()", flows.CALL)
+        active.flow_out(self._span, flows.of_request(peer.own_identity, self._call))
 
     def _start_timer(self, seconds: float) -> None:
         # after the first failure too: other ranks may still run the call
@@ -164,6 +173,9 @@ class WorkerGroupFuncResult(Durations, Future["list[T]"], Generic[T]):
 
     def _wake(self, callbacks: tuple[Callable[[], object], ...], progress: Promise[None] | None) -> None:
         call_all(callbacks)
+        if self._span and self._finished and recorder.active is not None:
+            recorder.active.end(self._span)
+            self._span = 0
         if progress is not None:
             progress.resolve(None)
         if self._timer is not None and (self._error is not None or len(self._order) == len(self._peers)):

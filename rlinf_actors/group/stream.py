@@ -16,6 +16,7 @@ from rlinf_actors.group.result import refuse_own
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 
@@ -95,6 +96,9 @@ class _Feed:
         own = len(parts) > 1 or len(self._streams) == 1
         for index, stream in enumerate(self._streams):
             stream.call = stream.peer.open(stream)
+            if recorder.active is not None:
+                goes = flows.of_request(stream.peer.own_identity, stream.call)
+                flows.note(recorder.active, f"{stream.peer.name}.{self.method}() streams", flows.CALL, goes=goes)
             header = frames.Stream(stream.call, self.method, WINDOW)
             stream.peer.send(header, parts[index] if own else parts[0], now=True, alone=own)
 

@@ -50,6 +50,7 @@ class ArrivedMessage:
         link: link on which the message arrived.
         outbox: number of the sender's outbox on that link.
         tensors: the message's IncomingTensors (tensor_receiver); None if no tensor travels beside the message.
+        flow: number of its arrow in the trace; 0 if this process is not traced.
         order: position among all messages that arrived; set by the mailbox.
     """
 
@@ -60,6 +61,7 @@ class ArrivedMessage:
     outbox: int = 0
     tensors: Any = None
     order: int = 0
+    flow: int = 0
 
 
 @dataclass

@@ -54,10 +54,18 @@ from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.runtime import Runtime
+from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 
 log = logging.getLogger(__name__)
+
+
+def traced(active: recorder.Recorder, work: AsyncWork[Any], name: str) -> int:
+    """Record *work* as a span that ends when the work is done, and return the span's number."""
+    span = active.begin(name, flows.MESSAGE)
+    work._on_done(lambda: active.end(span))
+    return span
 
 
 class Messenger:
@@ -97,6 +105,7 @@ class Messenger:
         self._tensor_senders: dict[Peer, TensorSender] = {}
         self._watched: set[Peer] = set()
         self._broken: Recent[str, Exception] = Recent()  # living workers to which a connection was lost, by id
+        self._arrivals: Recent[tuple[str, int], int] = Recent()  # of each sender's outbox, if this process is traced
         self._unread: collections.deque[tuple[Key, ArrivedMessage]] = collections.deque()
         self.tensor_receiver = TensorReceiver(endpoint, self.directory, reply, self._tensor_senders)
 
@@ -126,6 +135,8 @@ class Messenger:
         tensors.record_ready()
         work: AsyncWork[None] = AsyncWork(f"send() to {to}")
         message = OutgoingMessage("", parts, borrowed, work, tensors, options, now)
+        if recorder.active is not None:
+            message.span = traced(recorder.active, work, f"send to {to}")
 
         def found(peer: Peer | Exception) -> None:
             try:
@@ -185,6 +196,8 @@ class Messenger:
         *convert* makes the result of the PendingReceive from the object.
         """
         work = PendingReceive(f"recv() from {sender}", self, sender, convert)
+        if recorder.active is not None:
+            work.span = traced(recorder.active, work, f"recv from {sender}")
         work.posted.enter()
         return work
 
@@ -283,6 +296,9 @@ class Messenger:
             self._reply(link, frames.Held(frame.id, frame.n))
         tensors = None if frame.transfer is None else self.tensor_receiver.arrived(link, frame, parts)
         message = ArrivedMessage(frame.src_id, frame.size, parts, link, frame.id, tensors)
+        if recorder.active is not None:
+            number = self._arrivals[frame.src_id, frame.id] = self._arrivals.get((frame.src_id, frame.id), 0) + 1
+            message.flow = flows.of_message(frame.src_id, frame.id, number)
         key = (frame.src, frame.stream)
         self._put_back()
         with self._lock:

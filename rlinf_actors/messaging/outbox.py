@@ -20,6 +20,7 @@ from rlinf_actors.messaging.tensor_transfer import DetachedTensors
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import frames
 
 
@@ -38,6 +39,7 @@ class OutgoingMessage:
         transfer: header of the tensors beside the message; set by the tensor sender.
         extra_bytes: bytes of these tensors, which count in the window.
         on_sent: called with the outbox's lock held when the message is on the link.
+        span: number of the send's span in the trace, 0 if this process is not traced.
         pending: number of operations that `work` waits for: the message itself, and the lane if tensors use a lane.
     """
 
@@ -52,6 +54,7 @@ class OutgoingMessage:
     extra_bytes: int = 0
     on_sent: Callable[[], None] | None = None
     pending: int = 1
+    span: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -86,6 +89,7 @@ class Outbox:
         self._window: Window[OutgoingMessage] = Window(limit)
         self._unacknowledged: dict[int, OutgoingMessage] = {}
         self._numbers = itertools.count(1)
+        self._sent = 0
         self._error: Exception | None = None
         self._id = peer.listen(self._acknowledged)
         peer.on_gone(self.fail)
@@ -148,4 +152,7 @@ class Outbox:
         self._peer.send(frame, parts, now=now, alone=not message.stream)
         if message.on_sent is not None:
             message.on_sent()
+        self._sent += 1
+        if message.span and recorder.active is not None:
+            recorder.active.flow_out(message.span, flows.of_message(self._worker_id, self._id, self._sent))
         return not borrowed

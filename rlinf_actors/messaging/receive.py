@@ -16,6 +16,7 @@ from rlinf_actors.messaging.mailbox import ArrivedMessage, Key
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.future import AsyncWork, call_all
 from rlinf_actors.runtime.peer import Peer
+from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import payload
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class PendingReceive(AsyncWork[Any]):
     """
 
     _lazy = True
+    span = 0
+    """Number of the receive's span in the trace; 0 if this process is not traced."""
     waits_for_tensors = True
     """True if the work gets its message only after all tensors that travel beside the message have arrived."""
 
@@ -109,6 +112,8 @@ class PendingReceive(AsyncWork[Any]):
                 if self._finished:
                     return False
                 self._message, self._finished = message, True
+                if self.span and recorder.active is not None:
+                    recorder.active.flow_in(self.span, message.flow)
                 callbacks, self._callbacks = self._callbacks, ()
         call_all(callbacks)
         return True

@@ -100,7 +100,7 @@ class Peer:
 
     Args:
         network: makes the link.
-        identity: identity of this process; each link appends a number.
+        identity: identity of this process, ``role:incarnation`` (`own_identity`); each link appends a number.
         name: name of the worker, ``group:rank``.
         rank: rank of the worker.
         node: node name of the worker, for error messages.
@@ -146,7 +146,7 @@ class Peer:
         self._listeners: dict[int, Callable[[frames.AnyFrame], object]] = {}
         self._watchers: list[Callable[[Exception], object]] = []
         self._network = network
-        self._identity = identity
+        self.own_identity = identity
         self._lock = threading.Lock()
         self._backlog: list[tuple[bytes, Sequence[Buffer], bool]] = []
         self._joined: Link | None = None  # the link, which may not be ready
@@ -190,7 +190,7 @@ class Peer:
                 )
             )
             return
-        identity = secret_identity(f"{self._identity}#{next(_links)}")
+        identity = secret_identity(f"{self.own_identity}#{next(_links)}")
         try:
             link = self._network.link(
                 address,
@@ -206,8 +206,8 @@ class Peer:
             return
         self.link_identity = identity
         join = frames.Join(
-            OLDEST, version.VERSION, PYTHON, self._identity, token, self.worker_id, self.succeeds, self._me, PROTOCOL,
-            sys.byteorder,
+            OLDEST, version.VERSION, PYTHON, self.own_identity, token, self.worker_id, self.succeeds, self._me,
+            PROTOCOL, sys.byteorder,
         )  # fmt: skip
         link.send(frames.encode(join))
         self._joined = link

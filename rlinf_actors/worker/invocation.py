@@ -8,16 +8,18 @@ the method (`forks.end_child`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import time
 import types
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from rlinf_actors import forks
 from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.worker.standstill import Unwound
@@ -276,6 +278,33 @@ class Invocation:
         finally:
             self._wake = None
             await items.aclose()
+
+
+class TracedInvocation(Invocation):
+    """An Invocation that records when its method runs, with an arrow from the call."""
+
+    __slots__ = ()
+
+    def run(self, instance: Any) -> None:
+        with self._traced():
+            super().run(instance)
+
+    async def run_async(self, instance: Any) -> None:
+        with self._traced():
+            await super().run_async(instance)
+
+    @contextlib.contextmanager
+    def _traced(self) -> Iterator[None]:
+        active = recorder.active
+        if active is None or self.cancelled:
+            yield
+            return
+        span = active.begin(f"{self.method}()", flows.CALL)
+        active.flow_in(span, flows.of_request(self.peer, self.id))
+        try:
+            yield
+        finally:
+            active.end(span)
 
 
 async def _between_turns(items: Generator[T, Any, Any]) -> AsyncIterator[T]:

@@ -36,20 +36,21 @@ from rlinf_actors.net.link import LogThrottle, Network, peer_name
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.future import call_all
 from rlinf_actors.security.members import Gate
+from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import AuthenticatedParts, Copy
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, spoken, what_to_upgrade
 from rlinf_actors.worker.executors import Activity, Executor
-from rlinf_actors.worker.invocation import Invocation
+from rlinf_actors.worker.invocation import Invocation, TracedInvocation
 
 log = logging.getLogger(__name__)
 
 Watch = Callable[[str, Callable[[], None]], Callable[[], None]]
-"""Type of WatchedClients.watch: call a function when the named client ends. Returns a function that stops watching."""
+"""Type of WatchedClients.watch: call a function when a client ends. Returns a function that stops watching."""
 LinkLost = Callable[[bytes, str], object]
 """Called on the I/O thread with the identity of a lost link, and the id of the worker at its other end, "" for none."""
 Handler = Callable[[bytes, Any, AuthenticatedParts], None]
-"""Called on the I/O thread with the identity of the sending link, the frame, and the parts of the message."""
+"""Called on the I/O thread with the identity of the link, the frame, and the parts of the message."""
 
 MANY = 64
 """Most remote clients without a session with the head. With more, some are probably dead: a session is opened."""
@@ -180,6 +181,7 @@ class WorkerServer:
     ) -> None:
         self.rejected = rejected or RejectedPeers()
         self._listener = network.listener(self._received, gate=gate, on_failed=self._failed)
+        self._made = Invocation if recorder.active is None else TracedInvocation
         self._copy: Copy = bytes if network.memory is None else network.memory.copy
         self._worker_id = worker_id
         self._name = name
@@ -341,12 +343,12 @@ class WorkerServer:
         if handler is not None:
             handler(peer, frame, parts)
         elif type(frame) is frames.Call:
-            self._submit(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, frame.deadline_s, 0))
+            self._submit(self._made(peer, frame.id, frame.method, parts, self._reply, self._copy, frame.deadline_s, 0))
         elif type(frame) is frames.Stream:
             window = max(1, frame.window)
             if self.remote_peers is not None and peer not in self._near:
                 self.remote_peers.add(peer, now=True)
-            self._submit(Invocation(peer, frame.id, frame.method, parts, self._reply, self._copy, 0.0, window))
+            self._submit(self._made(peer, frame.id, frame.method, parts, self._reply, self._copy, 0.0, window))
         elif type(frame) is frames.Cancel:
             self._cancel(peer, frame.id)
         elif type(frame) is frames.Credit:
@@ -473,9 +475,8 @@ class WorkerServer:
             )
             self._reject(peer, "protocol", text, f"its machine is {frame.byte_order[:6]}-endian")
         else:
-            self._members[peer] = Lending(
-                self._network.memory, self._network.soon, lambda frame: self.send(peer, frame), frame.name
-            )
+            memory, soon = self._network.memory, self._network.soon
+            self._members[peer] = Lending(memory, soon, lambda frame: self.send(peer, frame), frame.name)
             if frame.worker:
                 self._workers[peer] = frame.worker
             if self.remote_peers is not None:
