@@ -22,12 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rlinf_actors.net.loop import Tasks
-from rlinf_actors.wire.agent_messages import MAX_PATH, UPDATE, LogLines, line_cost
+from rlinf_actors.wire.agent_messages import CUT, MAX_PATH, UPDATE, LogLines, line_cost
 
 log = logging.getLogger(__name__)
 
 MAX_LINE = 64 << 10  # bytes in a line. A longer line is sent in pieces, each but the last with CUT at its end
-CUT = " [continues]"
 WINDOW = 1 << 20  # largest cost of the lines that are on their way to one owner
 _TURN = 512 << 10  # bytes read in one callback before the event loop runs other callbacks
 _BATCH = 128 << 10  # characters at which a LogLines message is sent
@@ -43,7 +42,7 @@ def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
     as complete.
 
     A lone carriage return ends a line of a progress bar. Such a line gets UPDATE at its end, and the next line replaces
-    it. A line is cut after MAX_LINE bytes.
+    it. A line is cut after MAX_LINE bytes, at the end of a character.
     """
     lines: list[str] = []
     end = 0
@@ -56,13 +55,24 @@ def split(data: bytes, final: bool = False) -> tuple[list[str], int]:
         end = match.end()
     rest = data[end:]
     if not lines and end == 0 and len(rest) >= MAX_LINE:
-        return [rest[:MAX_LINE].decode(errors="replace") + CUT], MAX_LINE
+        cut = _character_end(rest[:MAX_LINE])
+        return [rest[:cut].decode(errors="replace") + CUT], cut
     if final and rest:
         text = rest.rstrip(b"\r").decode(errors="replace")
         if text and lines and lines[-1].endswith(UPDATE):
             lines.pop()
         return [*lines, *([text] if text else [])], len(data)
     return lines, end
+
+
+def _character_end(data: bytes) -> int:
+    """Return the length of *data* without the bytes of an incomplete UTF-8 character at its end."""
+    for back in range(1, 4):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:  # not a continuation: an ASCII byte, or the first of a character
+            length = 2 if byte & 0xE0 == 0xC0 else 3 if byte & 0xF0 == 0xE0 else 4 if byte & 0xF8 == 0xF0 else 1
+            return len(data) - back if length > back else len(data)
+    return len(data)
 
 
 Position = tuple[int, int]  # number of bytes of a log file that were read, and the file's inode (0 if it did not exist)
@@ -154,6 +164,7 @@ class _WorkerLogs:
     name: str
     owner: str
     files: list[_File]
+    keep: bool = False
     final: bool = False
     drop: asyncio.TimerHandle | None = None
 
@@ -161,6 +172,7 @@ class _WorkerLogs:
 @dataclass
 class _Owner:
     credit: int = WINDOW
+    credited_at: float = 0.0  # time of the loop
     entries: list[tuple[str, str, str]] = field(default_factory=list)
     chars: int = 0
     skipped: int = 0
@@ -209,16 +221,25 @@ class LogForwarder:
             self._pump()
 
     def add(
-        self, id: str, name: str, owner: str, out_path: str, err_path: str, at: tuple[Position, Position] | None = None
+        self,
+        id: str,
+        name: str,
+        owner: str,
+        out_path: str,
+        err_path: str,
+        at: tuple[Position, Position] | None = None,
+        keep: bool = False,
     ) -> None:
         """Begin to send the output of the worker *id*. *name* is its GROUP:RANK, and *owner* the namespace of its job.
 
         *at* has the positions in the two files at which reading begins; if it is None, reading begins at their present
-        ends. The files need not exist yet.
+        ends. The files need not exist yet. If *keep* is true, the output waits for credit without limit after the
+        worker's end, because no output may be left out (WorkerSpec.keep_logs). It is dropped if the job's driver ends:
+        the head then gives credit for lines that it cannot pass on.
         """
         out, err = at or (_end_of(out_path), _end_of(err_path))
         files = [_File(out_path, "out", *out), _File(err_path, "err", *err)]
-        self._workers[id] = _WorkerLogs(id, name, owner, files)
+        self._workers[id] = _WorkerLogs(id, name, owner, files, keep)
         self._owners.setdefault(owner, _Owner())
 
     def grew(self, ids: list[str]) -> None:
@@ -249,17 +270,24 @@ class LogForwarder:
         worker.final = True
         self._pending[id] = None
         self._pump(whole=True)
-        if id in self._workers:
+        if id in self._workers and not worker.keep:
             worker.drop = self._loop.call_later(_PATIENCE_S, self._drop, [worker])
 
     def flush(self, owner: str, wait_s: float) -> None:
         """Send the unread output of the ending job *owner* for at most *wait_s* seconds. The last message is a final
-        LogLines, with the number of lines that were not sent.
+        LogLines, with the number of lines that were not sent. If no output may be left out, *wait_s* begins anew with
+        each credit.
         """
 
         def end() -> None:
+            workers, state = self._of(owner), self._owners.get(owner)
+            if state is not None and any(worker.keep for worker in workers):
+                left_s = state.credited_at + wait_s - self._loop.time()
+                if left_s > 0:
+                    self._flushing[owner] = self._loop.call_later(left_s, end)
+                    return
             del self._flushing[owner]
-            self._drop(self._of(owner), owner)
+            self._drop(workers, owner)
 
         if owner in self._flushing:
             return
@@ -314,6 +342,7 @@ class LogForwarder:
         state = self._owners.get(owner)
         if state is not None:
             state.credit = min(state.credit + chars, WINDOW)
+            state.credited_at = self._loop.time()
             self._soon()  # not now: a report that cannot be sent returns its credit while it is made
 
     def close(self) -> None:

@@ -220,7 +220,8 @@ class Workers:
                 worker = WorkerProcess(spec, LaunchPlan(template.key, {}, out, err), template, asked=True)
                 if spec.forward_logs:
                     at = (one.out_read, one.err_read)
-                    self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, out, err, at)
+                    name = f"{spec.group}:{spec.rank}"
+                    self._logs.add(spec.id, name, spec.namespace, out, err, at, spec.keep_logs)
                     self._logs.grew([spec.id])
                 if one.exit is not None:
                     self._remembering[one.id] = template
@@ -314,7 +315,8 @@ class Workers:
             text = f"its log directory {directory} cannot be used ({error.strerror}): choose another"
             raise WorkerStartError(f"{where}: {text}") from None
         if spec.forward_logs:
-            self._logs.add(spec.id, f"{spec.group}:{spec.rank}", spec.namespace, plan.out_path, plan.err_path)
+            name, out_path, err_path = f"{spec.group}:{spec.rank}", plan.out_path, plan.err_path
+            self._logs.add(spec.id, name, spec.namespace, out_path, err_path, keep=spec.keep_logs)
         worker = self._workers[spec.id] = WorkerProcess(spec, plan, template)
         if template.ready:
             self._ask(worker)

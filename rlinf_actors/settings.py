@@ -25,6 +25,8 @@ EXT_MODULE = "RLINF_EXT_MODULE"
 COMM_NET_DEVICES = "RLINF_COMM_NET_DEVICES"
 TIMEOUT_MINUTES = "RLINF_TIMEOUT"
 LOG_LEVEL = "RLINF_LOG_LEVEL"
+CATCH_FAILURE = "RLINF_CATCH_FAILURE"
+"""1: workers print their Python stacks when SIGQUIT, SIGUSR1 or SIGUSR2 ends them."""
 RUN_DIR = "RLINF_ACTORS_RUN_DIR"
 HEADS_DIR = "RLINF_ACTORS_HEADS"
 LOG_DIR = "RLINF_ACTORS_LOG_DIR"
@@ -218,7 +220,12 @@ def for_workers(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     *environ* is the driver's environment, None for ``os.environ``.
     """
     env = os.environ if environ is None else environ
-    return {name: env[name] for name in (LOG_LEVEL, DROPIN) if env.get(name)}
+    return {name: env[name] for name in (LOG_LEVEL, CATCH_FAILURE, DROPIN) if env.get(name)}
+
+
+def catching(asked: bool | None) -> dict[str, str]:
+    """Return the environment variables of a group that was launched with ``catch_system_failure=asked``."""
+    return {} if asked is None else {CATCH_FAILURE: str(int(asked))}
 
 
 def log_level(environ: Mapping[str, str]) -> str:

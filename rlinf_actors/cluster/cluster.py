@@ -74,7 +74,7 @@ class Cluster(ClusterNames):
         num_nodes: number of nodes to wait for; default: that of the configuration, else 1. 0 for all that have
             registered, and at least one.
         cluster_cfg: the ``cluster:`` section: a mapping, the path of a YAML file, or an OmegaConf DictConfig.
-        distributed_log_dir: directory on every node in which each worker gets a log file.
+        distributed_log_dir: directory on this machine for the workers' output: ``<group>/rank_<rank>.log``.
         head: address of the head, ``HOST:PORT`` (env RLINF_HEAD).
         namespace: name of the job; unique by default. Processes of one namespace find each other's groups.
         keys: directory of the key files (env RLINF_ACTORS_KEYS).
@@ -166,7 +166,6 @@ class Cluster(ClusterNames):
                 cluster.shutdown()
 
     def _prepare(self, asked: ClusterArguments) -> None:
-        self.log_dir = asked.directory()
         self._states: list[NodeState] = []
         self._nodes: list[NodeInfo] = []
         self._groups: dict[str, NodeGroupInfo] = {}
@@ -186,6 +185,7 @@ class Cluster(ClusterNames):
         self.config = asked.config()
         if self.config is None and job is not None:
             self.config = job.extras().get("cluster_config")
+        self.log_dir = asked.directory() or (job.extras().get("log_dir") if job else None)
         self._wanted = asked.wanted(self.config, job.extras().get("num_nodes", 1) if job else 1)
         self._endpoint = endpoint_of(job.head, "head") if job else asked.endpoint(settings, self._wanted)
         self._job = job
@@ -195,8 +195,8 @@ class Cluster(ClusterNames):
         else:
             self._named = bool(asked.namespace or os.environ.get(NAMESPACE))
             self.namespace = asked.namespace or os.environ.get(NAMESPACE) or f"job-{uuid.uuid4().hex[:12]}"
-            security = Security.toward(self._endpoint, settings, "driver")
-            self.runtime = Runtime("driver", self.namespace, security=security, on_lost=self._session_ended)
+            security, lost = Security.toward(self._endpoint, settings, "driver"), self._session_ended
+            self.runtime = Runtime("driver", self.namespace, self.log_dir, security=security, on_lost=lost)
 
     async def _start(self, timeout: float | None) -> None:
         self._starting = asyncio.current_task()
@@ -493,8 +493,8 @@ class Cluster(ClusterNames):
 
     def extras(self) -> dict[str, Any]:
         """Return what ``Cluster()`` needs to know in a worker, to send it to each worker together with its class."""
-        config = self.config and without_types(self.config)
-        return {"cluster_config": config, "num_nodes": self.num_nodes, "hardware_pieces": self._pieces}
+        facts = {"num_nodes": self.num_nodes, "hardware_pieces": self._pieces, "log_dir": self.log_dir}
+        return {"cluster_config": self.config and without_types(self.config), **facts}
 
     def __repr__(self) -> str:
         return f"<Cluster of {self.num_nodes} nodes, namespace {self.namespace!r}>"

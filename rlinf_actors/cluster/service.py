@@ -62,8 +62,8 @@ async def launch_service(
                 world_size=len(placements),
                 node_rank=placement.cluster_node_rank,
                 env=worker_environment(name, placement, layout, node, group, cluster.namespace),
-                log_dir=cluster.log_dir if show_logs else None,
                 forward_logs=show_logs,
+                keep_logs=show_logs and cluster.log_dir is not None,
             )
         )
     construction = Construction(reference, payload.encode((None, args, {}, {}), reference), 0)

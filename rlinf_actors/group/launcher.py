@@ -27,7 +27,7 @@ from rlinf_actors.hardware.extensions import providers
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.strategies import default_strategy
 from rlinf_actors.runtime.construction import Construction
-from rlinf_actors.settings import Settings, for_workers
+from rlinf_actors.settings import Settings, catching, for_workers
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.client_messages import Launch
 from rlinf_actors.wire.protocol import MAX_SIZE
@@ -92,7 +92,8 @@ class GroupLauncher(Generic[T]):
             name: name of the group; default: ``worker_group_<Class>``.
             max_concurrency: how many calls a worker runs at a time, on threads, or as coroutines with ``async def``.
             isolate_gpu: True to let each worker see only its own accelerators.
-            catch_system_failure: ignored; accepted for older scripts.
+            catch_system_failure: True to print the Python stacks of a worker when SIGQUIT, SIGUSR1 or SIGUSR2 ends it.
+                Default: True if RLINF_CATCH_FAILURE is 1. Crashes and errors are reported in every case.
             disable_distributed_log: True to keep the group's output from the terminal and ``distributed_log_dir``.
             start_method: "fork" to fork the workers from a template; "spawn" for libraries that do not survive a fork.
             preload: modules to import before the fork; default: torch and numpy if this process has imported them.
@@ -128,7 +129,7 @@ class GroupLauncher(Generic[T]):
             show_logs=not disable_distributed_log,
             start_method=start_method,
             preload=preload,
-            env=env_vars or {},
+            env={**catching(catch_system_failure), **(env_vars or {})},
             wait_for_hardware=wait_for_hardware,
             numa_bind=numa_bind,
             limits=WorkerLimits.of(memory_limit, pids_limit, limits),
@@ -177,6 +178,8 @@ def launch(
         if running is not None:
             return _handle_of(running, cls, title, runtime)
     group, message = _new_group(name, title, cls, args, kwargs, cluster, options)
+    if cluster.log_dir is not None and options.show_logs:
+        log.info("the job's driver writes the output of group %r to %s, as its own user", name, cluster.log_dir)
     future = runtime.io.submit(runtime.groups.launch(message, group))
     if not _in_event_loop():
         try:
@@ -374,8 +377,8 @@ def _template(name: str, cluster: Cluster, options: LaunchOptions, settings: Set
         sys_path=import_paths(),
         cwd=_cwd(),
         path_env_merge_mode=settings.path_env_merge_mode,
-        log_dir=cluster.log_dir if options.show_logs else None,
         forward_logs=options.show_logs,
+        keep_logs=options.show_logs and cluster.log_dir is not None,
         memory_limit=options.limits.memory,
         pids_limit=options.limits.pids,
         limits_best_effort=options.limits.best_effort,

@@ -6,7 +6,6 @@ GroupRegistry. User threads call its methods; the loop thread does the work. No 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -31,12 +30,14 @@ from rlinf_actors.net.link import Network
 from rlinf_actors.net.loop import SHUT_DOWN, IoThread
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Security
+from rlinf_actors.runtime import driver_log
 from rlinf_actors.runtime.driver_end import DriverEnd
 from rlinf_actors.runtime.group_registry import GroupRegistry
 from rlinf_actors.runtime.head_session import HeadSession, WatchedClients
-from rlinf_actors.runtime.log_printer import END_S, LogPrinter, say
+from rlinf_actors.runtime.log_printer import END_S
 from rlinf_actors.runtime.lost_errors import LostErrors
 from rlinf_actors.runtime.node_reachability import NodeReachability
+from rlinf_actors.runtime.worker_output import WorkerOutput
 from rlinf_actors.settings import Settings
 from rlinf_actors.wire.agent_messages import ClientHello, Flushing, FlushLogs, Goodbye, LogLines, Welcome
 from rlinf_actors.wire.client_messages import (
@@ -100,8 +101,6 @@ def shared_memory(limit: int, io: IoThread) -> Arena | None:
 
 T = TypeVar("T")
 
-ANSWER_S = 0.5
-"""Seconds beyond END_S that the agentds may take to report how many lines they did not send."""
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
 
 
@@ -114,6 +113,7 @@ class Runtime:
     Args:
         role: "driver" or "worker".
         namespace: namespace of the job.
+        log_dir: directory in which this driver writes the output of the job's workers (LogFiles), None for none.
         worker_id: id of this worker, given by its agentd or parent worker; "" in a driver.
         parent: worker id of the worker that this process is a child of; "" if it is not a child.
         token: token of the job, in a worker; "" in a driver, which gets the token from the head.
@@ -126,6 +126,7 @@ class Runtime:
         self,
         role: str,
         namespace: str,
+        log_dir: str | None = None,
         *,
         worker_id: str = "",
         parent: str = "",
@@ -138,6 +139,9 @@ class Runtime:
 
         settings = Settings.load()
         fault_injection.load(settings.faults)
+        if role == "driver":
+            driver_log.set_up(os.environ)
+        self._output = WorkerOutput(log_dir, lambda credit: self.io.call(self._tell, credit))
         self.role = role
         self.namespace = namespace
         self.incarnation = uuid.uuid4().hex
@@ -161,10 +165,6 @@ class Runtime:
         self.head: HeadSession | None = None
         self._gone: RlinfActorsError | None = None
         self._stopped = self._ending = False
-        self._printer: LogPrinter | None = None
-        self._output_cut = False
-        self._flushed = 0  # agents that have answered FlushLogs
-        self._flushed_one = asyncio.Event()
         self.logs_moved = ("", "")  # a directory of logs, and where it is since the cluster has ended
         self._warned: set[str] = set()
         self.watched = WatchedClients(self._tell)
@@ -268,53 +268,19 @@ class Runtime:
     async def flush_output(self) -> None:
         """Get and print the output of this job's workers that has not arrived, because the driver ends. Loop thread.
 
-        The head asks the agentds to send it. This waits until each agentd has sent its last lines, and then until the
-        lines are printed, for at most 2 * END_S + ANSWER_S. `output_left` then says if some output may be missing.
+        The head asks the agentds to send it. `output_left` then says if some output may be missing in the terminal.
         """
-        head, loop = self.head, asyncio.get_running_loop()
-        if head is None or head.welcome is None or self._gone is not None:
-            return
-        until = loop.time() + END_S
-        try:
-            agents = (await self.ask(FlushLogs(self.namespace, END_S), Flushing, END_S)).agents
-            await asyncio.wait_for(self._flushed_by(agents), END_S + ANSWER_S)
-        except (RlinfActorsError, asyncio.TimeoutError):
-            self._output_cut = True
-        if self._printer is None:
-            return
-        printed = asyncio.Event()
-        self._printer.after(lambda: self.io.call(printed.set))
-        try:
-            await asyncio.wait_for(printed.wait(), max(0.0, until - loop.time()))
-        except asyncio.TimeoutError:
-            self._output_cut = True
-            self._printer.hurry()
 
-    async def _flushed_by(self, agents: int) -> None:
-        while self._flushed < agents:
-            self._flushed_one.clear()
-            await self._flushed_one.wait()
+        async def ask(wait_s: float) -> int:
+            return (await self.ask(FlushLogs(self.namespace, wait_s), Flushing, END_S)).agents
+
+        if self.head is not None and self.head.welcome is not None and self._gone is None:
+            await self._output.flush(ask)
 
     @property
     def output_left(self) -> bool:
         """True if some output of workers was not printed in the driver, or if that is unknown."""
-        return self._output_cut or bool(self._printer is not None and self._printer.left)
-
-    def _report_lines_not_shown(self) -> None:
-        """Print how many lines of workers' output were not printed in the driver, and which log files have them."""
-        left = dict(self._printer.left) if self._printer is not None else {}
-        places = {node: place for node, place in left if place}
-        for node, place in list(left):
-            if not place and node in places:  # lines that came without a place are in the node's known one
-                left[node, places[node]] += left.pop((node, place))
-        for (node, place), lines in left.items():
-            moved, kept = self.logs_moved
-            if place.startswith(f"{moved}/") and kept:
-                place = kept + place.removeprefix(moved)
-            where = f"they are in {node}:{place}" if place else f"the log files of {node} have them"
-            say(f"{lines:,} lines were left out; {where}")
-        if self._output_cut and not left:
-            say("not every node has said whether all output was shown; the log files there have it")
+        return self._output.left
 
     @property
     def protocol(self) -> int:
@@ -369,9 +335,7 @@ class Runtime:
             self.io.submit(self._close()).result()
             self.io.stop()
         self.lost.close()  # again: for calls that the end itself failed, and errors that no loop's handler has taken
-        if self._printer is not None:
-            self._printer.close()
-            self._report_lines_not_shown()
+        self._output.close(self.logs_moved)
 
     async def _close(self) -> None:
         self._paths.close()
@@ -392,12 +356,7 @@ class Runtime:
         elif isinstance(body, ClientGone):
             self.watched.gone(body.incarnation)
         elif isinstance(body, LogLines):
-            if self._printer is None:
-                self._printer = LogPrinter(lambda credit: self.io.call(self._tell, credit))
-            self._printer.show(body)
-            if body.final:
-                self._flushed += 1
-                self._flushed_one.set()
+            self._output.show(body)
         elif isinstance(body, Warn):
             if body.text not in self._warned:
                 self._warned.add(body.text)

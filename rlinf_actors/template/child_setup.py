@@ -27,7 +27,7 @@ from pathlib import Path
 from rlinf_actors import environ_block, forks, procfs
 from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.dropin.door import install_if_asked
-from rlinf_actors.settings import CHILDREN, PROBE_ROOT
+from rlinf_actors.settings import CATCH_FAILURE, CHILDREN, PROBE_ROOT
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.child_protocol import socket_path
 
@@ -282,6 +282,9 @@ def _restore_streams() -> None:
     sys.stdout = sys.__stdout__ = out  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
     faulthandler.enable()  # a crash in C code prints its place to stderr, and so into the exit report
+    if os.environ.get(CATCH_FAILURE) == "1":
+        for number in (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+            faulthandler.register(number, chain=True)  # and then ends the process, unless user code handles it
 
 
 def _reseed() -> None:

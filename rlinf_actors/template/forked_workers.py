@@ -66,9 +66,9 @@ class ForkedWorker:
         self.pong: packets.Pong | None = None  # not yet sent to agentd
         self.unread = self.announced = False  # output that agentd has not read; LogsGrew sent since the last Read
         with contextlib.ExitStack() as stack:
-            self.out = LogPump(fork.place.out_path, log_bytes)
+            self.out = LogPump(fork.place.out_path, log_bytes, fork.spec.keep_logs)
             stack.callback(self.out.close)
-            self.err = LogPump(fork.place.err_path, log_bytes)
+            self.err = LogPump(fork.place.err_path, log_bytes, fork.spec.keep_logs)
             stack.callback(self.err.close)
             self.control, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.outgoing = PacketQueue(self.control)
@@ -244,6 +244,7 @@ class ForkedWorkers:
         worker = self._workers.get(packet.id)
         if worker is not None:
             worker.read = packet.out, packet.err
+            worker.out.reading, worker.err.reading = packet.out[1], packet.err[1]
         elif packet.id in self._ends:
             self._ends[packet.id] = replace(self._ends[packet.id], out_read=packet.out, err_read=packet.err)
         if worker is not None and packet.to_end:

@@ -59,6 +59,8 @@ class LogPump:
     Args:
         path: the file, which is appended to.
         limit: size in bytes at which the file is renamed to ``path.1`` and a new file begins, 0 for never.
+        keep: True to rename the file only after a reader has read the earlier ``path.1`` (`reading`), so that no
+            output is lost to a slow reader. The file grows beyond *limit* meanwhile.
 
     Attributes:
         path: as given.
@@ -67,10 +69,14 @@ class LogPump:
         began: size and inode of the file before the first byte of this worker.
         fault: the first error of opening or writing the file, "" without one.
         lost: bytes lost since the last successful write.
+        reading: inode of the file that a reader has come to, 0 if unknown.
     """
 
-    def __init__(self, path: str, limit: int = 0) -> None:
+    def __init__(self, path: str, limit: int = 0, keep: bool = False) -> None:
         self.path = path
+        self._keep = keep
+        self.reading = self._inode = 0
+        self._rotated = False
         self.lost = 0
         self._limit = limit
         self._size = 0
@@ -85,6 +91,7 @@ class LogPump:
             self._file = _opened(self.path)
             found = os.fstat(self._file)
             self._size, self.began = found.st_size, (found.st_size, found.st_ino)
+            self._inode = found.st_ino
         except OSError as error:
             self._failed(error)
 
@@ -128,7 +135,8 @@ class LogPump:
         self._write(line)
 
     def _write(self, data: bytes) -> None:
-        if self._limit and self._size and self._size + len(data) > self._limit:
+        full = self._limit and self._size and self._size + len(data) > self._limit
+        if full and (not self._keep or not self._rotated or self.reading == self._inode):
             end = 0 if self._line_ended else data.find(b"\n") + 1
             if end or self._line_ended or self._size > 2 * self._limit:  # a file with lines ends with a whole line
                 self._append(data[:end])
@@ -171,7 +179,7 @@ class LogPump:
             self._size = 0  # not at every line
             return
         os.close(self._file)
-        self._file, self._size = file, 0
+        self._file, self._size, self._inode, self._rotated = file, 0, os.fstat(file).st_ino, True
 
     def _failed(self, error: OSError) -> None:
         self.fault = self.fault or f"{self.path}: {error.strerror}"

@@ -149,6 +149,8 @@ class RefusalReport(ControlMessage, frozen=True):
 
 UPDATE = "\r"
 """Last character of a line that is the state of a progress bar: the next line of the stream replaces that line."""
+CUT = " [continues]"
+"""End of a piece of a line that was longer than agentd reads at once: the next line of the stream continues it."""
 MAX_LOG_WAIT_S = 60.0
 MAX_PATH = 4096
 

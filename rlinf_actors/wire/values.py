@@ -208,6 +208,8 @@ class WorkerSpec(Value, frozen=True):
         pids_limit: processes and threads of the worker and its descendants, None for no limit.
         limits_best_effort: True to start the worker also where these limits cannot be enforced.
         incarnation: number of restarts of its rank so far.
+        keep_logs: True if the job's driver writes log files, so no output may be left out: a log file is not rotated
+            before agentd has read the previous one, and the output of an ended worker waits for the driver.
         owner_must_answer: whether the head ends the group if its owner has not answered beats for the length of a robot
             lease, but an agentd still sees the owner's process: "always", "elsewhere" (only if the robot is on another
             host than the owner) or "" (never).
@@ -228,6 +230,7 @@ class WorkerSpec(Value, frozen=True):
     cwd: Union[str, None] = None
     log_dir: Union[str, None] = None
     forward_logs: bool = True
+    keep_logs: bool = False
     token: str = ""
     claims: list[Claim] = []
     numa_nodes: list[int] = []

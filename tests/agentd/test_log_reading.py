@@ -26,6 +26,9 @@ from rlinf_actors.wire.agent_messages import UPDATE
         (b"wait\r", True, ["wait"], 5),
         (b"\xff\xfe\n", False, ["\ufffd\ufffd"], 3),
         (b"x" * MAX_LINE, False, ["x" * MAX_LINE + CUT], MAX_LINE),
+        (b"x" * (MAX_LINE - 1) + "é".encode(), False, ["x" * (MAX_LINE - 1) + CUT], MAX_LINE - 1),
+        (b"x" * (MAX_LINE - 3) + "😀".encode(), False, ["x" * (MAX_LINE - 3) + CUT], MAX_LINE - 3),
+        (b"x" * (MAX_LINE - 2) + "é".encode(), False, ["x" * (MAX_LINE - 2) + "é" + CUT], MAX_LINE),
     ],
 )
 def test_split_cuts_data_into_lines(data, final, lines, size):
@@ -69,9 +72,9 @@ class Kit:
     def _read(self, id, out, err, to_end):
         self.reads += [id] * to_end
 
-    def add(self, id="w", owner="ns"):
+    def add(self, id="w", owner="ns", keep=False):
         self.dir.mkdir(exist_ok=True)
-        self.logs.add(id, f"{id}:0", owner, str(self.dir / f"{id}.out"), str(self.dir / f"{id}.err"))
+        self.logs.add(id, f"{id}:0", owner, str(self.dir / f"{id}.out"), str(self.dir / f"{id}.err"), keep=keep)
         return self.dir / f"{id}.out"
 
     def lines(self):
@@ -272,6 +275,23 @@ class TestFlush:
             kit.turns()
         assert len(kit.lines()) == 4096
         assert kit.reports[-1].left == 0
+
+    def test_flush_of_output_that_may_not_be_left_out_waits_as_long_as_credit_comes(self, kit):
+        wait_s = 0.2
+        kit.add(keep=True).write_text(("x" * 1023 + "\n") * 4096)
+        kit.logs.finish("w")
+        assert kit.logs._workers["w"].drop is None, "its output waits for the driver"
+        kit.logs.flush("ns", wait_s)
+
+        async def slow_driver():
+            while not kit.reports[-1].final:
+                await asyncio.sleep(wait_s / 2)
+                kit.logs.credit(WINDOW, "ns")
+
+        began = kit.loop.time()
+        kit.loop.run_until_complete(asyncio.wait_for(slow_driver(), pace.PATIENCE_S))
+        assert kit.loop.time() - began > wait_s
+        assert (len(kit.lines()), kit.reports[-1].left) == (4096, 0)
 
     def test_flush_counts_unread_lines_and_names_their_file(self, kit):
         out = kit.add()

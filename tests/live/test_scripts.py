@@ -191,13 +191,28 @@ class TestOutput:
                 group.say("kept").wait()
                 group.say("kept too", "err").wait()
             """,
+            RLINF_LOG_LEVEL="INFO",
         )
         assert done.returncode == 0, done.stderr
-        out = list((tmp_path / "logs").rglob("*.out"))
-        err = list((tmp_path / "logs").rglob("*.err"))
-        assert [path.read_text() for path in out] == ["kept\n"]
-        assert [path.read_text() for path in err] == ["kept too\n"]
-        assert "talkers" in out[0].name
+        found = {str(path.relative_to(tmp_path)): path.read_text() for path in (tmp_path / "logs").rglob("*.*")}
+        assert found == {"logs/talkers/rank_0.log": "kept\nkept too\n"}
+        assert f"driver writes the output of group 'talkers' to {tmp_path / 'logs'}, as its own user" in done.stderr
+
+    def test_worker_that_a_signal_ends_prints_its_stack_on_request(self, tmp_path):
+        body = """
+            import signal
+            class Hangs(Mine):
+                def where_it_hangs(self):
+                    os.kill(os.getpid(), signal.SIGQUIT)
+                    signal.pause()
+            with Cluster(num_nodes=1) as cluster:
+                Hangs.create_group().launch(cluster, catch_system_failure={catch}).where_it_hangs().wait()
+            """
+        for catch, env in ((True, {}), (None, {"RLINF_CATCH_FAILURE": "1"})):
+            done = run(tmp_path, body.format(catch=catch), **env)
+            assert done.returncode == 1
+            assert "SIGQUIT" in done.stderr
+            assert "in where_it_hangs" in done.stderr
 
     def test_output_of_a_group_can_be_switched_off(self, tmp_path):
         done = run(
@@ -210,7 +225,7 @@ class TestOutput:
         )
         assert "loud" in done.stdout
         assert "quiet" not in done.stdout
-        assert not list((tmp_path / "logs").rglob("*q-0*"))
+        assert [path.name for path in (tmp_path / "logs").iterdir()] == ["l"]
 
 
 class TestExitCodes:

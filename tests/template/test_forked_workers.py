@@ -119,7 +119,7 @@ from rlinf_actors.template.forked_workers import ForkedWorkers
 from rlinf_actors.template.forked_workers import ForkedWorker
 
 place = SimpleNamespace(out_path="/dev/null", err_path="/dev/null", lease_until=0.0, lease_s=0.0)
-fork = SimpleNamespace(spec=SimpleNamespace(id="w", claims=["arm"], forward_logs=False), place=place)
+fork = SimpleNamespace(spec=SimpleNamespace(id="w", claims=["arm"], forward_logs=False, keep_logs=False), place=place)
 worker = ForkedWorker(fork, Cgroup(), {})
 process = subprocess.Popen(["true"], start_new_session=True)
 process.returncode = 0  # ForkedWorkers reaps it
@@ -292,6 +292,24 @@ def test_a_full_log_file_begins_anew_at_the_end_of_a_line(tmp_path):
     assert new.endswith("line 29, first half, second half\n")
     assert {len(line) for line in (old + new).splitlines()} == {32}, "no line is in two files"
     assert len(old) <= 133
+    pump.close()
+
+
+def test_log_of_which_nothing_may_be_left_out_is_renamed_only_when_its_older_part_was_read(tmp_path):
+    path = tmp_path / "out"
+    pump = LogPump(str(path), limit=100, keep=True)
+
+    def say(lines):
+        for _ in range(lines):
+            os.write(pump.writer, b"nine byte\n")
+            pump.pump()
+
+    say(15)  # the reader has not begun: the first part waits for it
+    say(40)
+    assert ((tmp_path / "out.1").stat().st_size, path.stat().st_size) == (100, 450)
+    pump.reading = path.stat().st_ino
+    say(1)
+    assert ((tmp_path / "out.1").stat().st_size, path.stat().st_size) == (450, 10)
     pump.close()
 
 

@@ -1,0 +1,153 @@
+"""WorkerOutput: what a driver does with the output of its job's workers: print it, and write it to log files.
+
+agentds send the output in LogLines, by way of the head. The loop thread passes it on to threads of LogPrinter and
+LogFiles. At the driver's end `flush` gets the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from rlinf_actors.errors import RlinfActorsError
+from rlinf_actors.net.loop import call_threadsafe
+from rlinf_actors.runtime import log_files
+from rlinf_actors.runtime.log_files import LogFiles
+from rlinf_actors.runtime.log_printer import END_S, LogPrinter, say
+from rlinf_actors.wire.agent_messages import LogLines
+from rlinf_actors.wire.control_codec import Body
+
+ANSWER_S = 0.5
+"""Seconds beyond END_S that the agentds may take to report how many lines they did not send."""
+STALLED_S = 15.0
+"""Seconds without any output after which an ending driver with log files gives up. It waits while output arrives."""
+
+
+class WorkerOutput:
+    """The output of a job's workers in its driver. Loop thread, unless said otherwise.
+
+    Args:
+        directory: directory for log files (LogFiles), None for none.
+        credit: sends a LogCredit to the head. Called on any thread.
+
+    Raises:
+        ConfigError: *directory* cannot be used.
+    """
+
+    def __init__(self, directory: str | None, credit: Callable[[Body], None]) -> None:
+        if directory is not None:
+            log_files.prepare(directory)
+        self._directory = directory
+        self._credit = credit
+        self._files: LogFiles | None = None
+        self._printer: LogPrinter | None = None
+        self._cut = False
+        self._flushed = 0  # agents that have answered FlushLogs
+        self._came = asyncio.Event()
+
+    def show(self, lines: LogLines) -> None:
+        """Write *lines* to the log files, and print them."""
+        if self._printer is None:
+            printer: LogPrinter
+            if self._directory is not None:
+                self._files = LogFiles(self._directory, lambda lines: printer.show(lines), self._credit)
+            printer = self._printer = LogPrinter(self._credit if self._files is None else self._files.printed)
+        (self._printer.show if self._files is None else self._files.write)(lines)
+        self._flushed += lines.final
+        self._came.set()
+
+    async def flush(self, ask: Callable[[float], Awaitable[int]]) -> None:
+        """Get, write and print the output that has not arrived, because the driver ends.
+
+        Without log files this takes at most 2 * END_S + ANSWER_S; lines that come later are counted. With log files it
+        takes as long as output arrives and is written; only the terminal is limited to END_S.
+
+        Args:
+            ask: asks the head to flush the logs within a number of seconds, and returns how many agentds will answer.
+                It may raise RlinfActorsError.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + END_S
+        hurry = None if self._directory is None else loop.call_at(until, self._hurry)
+        try:
+            agents = await ask(END_S if self._directory is None else STALLED_S)
+            if self._directory is None:
+                await asyncio.wait_for(self._flushed_by(agents), END_S + ANSWER_S)
+            else:
+                await self._flushed_by(agents, STALLED_S)
+        except (RlinfActorsError, asyncio.TimeoutError):
+            self._cut = True
+        if self._files is not None:
+            await self._written(self._files)
+        if hurry is not None:
+            hurry.cancel()
+        if self._printer is None:
+            return
+        try:
+            await asyncio.wait_for(self._after(self._printer.after), max(0.0, until - loop.time()))
+        except asyncio.TimeoutError:
+            self._cut = self._cut or self._files is None
+            self._hurry()
+
+    async def _written(self, files: LogFiles) -> None:
+        """Wait until all output is written. If that is impossible for STALLED_S, give up."""
+        written = asyncio.ensure_future(self._after(files.after))
+        done, _ = await asyncio.wait([written], timeout=STALLED_S)
+        if not done:
+            files.give_up()
+            await written
+
+    async def _after(self, after: Callable[[Callable[[], object]], None]) -> None:
+        """Wait until *after*, the method of a LogPrinter or LogFiles, has called its callback."""
+        loop, reached = asyncio.get_running_loop(), asyncio.Event()
+        after(lambda: call_threadsafe(loop, reached.set))
+        await reached.wait()
+
+    async def _flushed_by(self, agents: int, patience_s: float | None = None) -> None:
+        """Wait until *agents* agentds have sent their last lines; raise TimeoutError after *patience_s* without any."""
+        while self._flushed < agents:
+            self._came.clear()
+            await asyncio.wait_for(self._came.wait(), patience_s)
+
+    def _hurry(self) -> None:
+        if self._printer is not None:
+            self._printer.hurry()
+        if self._files is not None:
+            self._files.hurry()
+
+    @property
+    def left(self) -> bool:
+        """True if some output was not printed, or if that is unknown. Any thread."""
+        return self._cut or bool(self._printer is not None and self._printer.left)
+
+    def close(self, moved: tuple[str, str]) -> None:
+        """Write and print what has arrived, and print how many lines were not printed and where they are. Blocks.
+
+        *moved* is a directory of logs on this node, and where it is since the cluster has ended.
+        """
+        if self._files is not None:
+            self._files.close()
+        if self._printer is not None:
+            self._printer.close()
+            self._report(moved)
+
+    def _report(self, moved: tuple[str, str]) -> None:
+        left = dict(self._printer.left) if self._printer is not None else {}
+        if self._files is not None:
+            if left and not self._files.unwritten and not self._cut:
+                say(f"{sum(left.values()):,} lines were not printed; they are in {self._files.directory}")
+                return
+            if self._files.unwritten:
+                say(f"{self._files.unwritten:,} lines could not be written to {self._files.directory}")
+        places = {node: place for node, place in left if place}
+        for node, place in list(left):
+            if not place and node in places:  # lines that came without a place are in the node's known one
+                left[node, places[node]] += left.pop((node, place))
+        for (node, place), lines in left.items():
+            before, kept = moved
+            if place.startswith(f"{before}/") and kept:
+                place = kept + place.removeprefix(before)
+            where = f"they are in {node}:{place}" if place else f"the log files of {node} have them"
+            say(f"{lines:,} lines were left out; {where}")
+        if self._cut and not left:
+            say("not every node has said whether all output was shown; the log files there have it")
