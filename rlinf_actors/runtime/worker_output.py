@@ -91,11 +91,11 @@ class WorkerOutput:
 
     async def _written(self, files: LogFiles) -> None:
         """Wait until all output is written. If that is impossible for STALLED_S, give up."""
-        written = asyncio.ensure_future(self._after(files.after))
-        done, _ = await asyncio.wait([written], timeout=STALLED_S)
-        if not done:
+        try:
+            await asyncio.wait_for(self._after(files.after), STALLED_S)
+        except asyncio.TimeoutError:
             files.give_up()
-            await written
+            await self._after(files.after)
 
     async def _after(self, after: Callable[[Callable[[], object]], None]) -> None:
         """Wait until *after*, the method of a LogPrinter or LogFiles, has called its callback."""
