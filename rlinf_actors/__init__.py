@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rlinf_actors.errors import ItemNotProcessedError as ItemNotProcessedError
     from rlinf_actors.errors import NameInUseError as NameInUseError
     from rlinf_actors.errors import NodeLostError as NodeLostError
+    from rlinf_actors.errors import NodeRankError as NodeRankError
     from rlinf_actors.errors import NotTheHeadError as NotTheHeadError
     from rlinf_actors.errors import PeerDiedError as PeerDiedError
     from rlinf_actors.errors import PlacementError as PlacementError
@@ -131,6 +132,7 @@ _MODULES = {
         "ItemNotProcessedError",
         "NameInUseError",
         "NodeLostError",
+        "NodeRankError",
         "NotTheHeadError",
         "PeerDiedError",
         "PlacementError",

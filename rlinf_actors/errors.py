@@ -36,6 +36,10 @@ class PlacementError(RlinfActorsError, AssertionError, ValueError):
     """A placement string or strategy breaks a rule or does not fit the cluster. The message offers a correction."""
 
 
+class NodeRankError(PlacementError, IndexError):
+    """A NodePlacementStrategy names a node that the cluster, or the node group, does not have."""
+
+
 class RoutingError(RlinfActorsError, AssertionError, ValueError):
     """A batch cannot be divided among the ranks of a group, or the shards of a batch cannot be merged.
 

@@ -239,7 +239,7 @@ def _queries(config: ClusterConfig, states: Sequence[NodeState], infos: Sequence
                 rank,
                 msgspec.json.encode(entries, enc_hook=str).decode(),
                 chosen.python_interpreter_path if chosen is not None else None,
-                dict(chosen.env_vars) if chosen is not None else {},
+                chosen.variables if chosen is not None else {},
                 merge_mode,
                 sys_path,
                 _extensions(kind),

@@ -248,8 +248,9 @@ def _parse_env_configs(
                 )
             owner[rank] = where
         interpreter = entry.python_interpreter_path
-        env_vars = parse_env_vars(entry.env_vars or (), f"{where}.env_vars")
-        found.append(NodeEnvConfig(ranks, interpreter.strip() if interpreter else None, env_vars))
+        variables = parse_env_vars(entry.env_vars or (), f"{where}.env_vars")
+        env_vars = [{name: value} for name, value in variables.items()]
+        found.append(NodeEnvConfig(list(ranks), env_vars, interpreter.strip() if interpreter else None))
     return tuple(found)
 
 
@@ -266,10 +267,15 @@ class NodeGroupConfig:
     """
 
     label: str
-    node_ranks: tuple[int, ...]
+    node_ranks: list[int]
     env_configs: tuple[NodeEnvConfig, ...] = ()
     hardware: HardwareSection | None = None
     ignore_hardware: bool = False
+
+    @property
+    def hardware_type(self) -> str | None:
+        """The hardware type that the group owns; None if it owns none."""
+        return None if self.hardware is None else self.hardware.type
 
     @classmethod
     def from_any(
@@ -313,7 +319,7 @@ class NodeGroupConfig:
                 path=f"{path}.ignore_hardware",
             )
         env_configs = _parse_env_configs(section.env_configs or (), label, ranks, num_nodes, f"{path}.env_configs")
-        return cls(label, ranks, env_configs, hardware, section.ignore_hardware)
+        return cls(label, list(ranks), env_configs, hardware, section.ignore_hardware)
 
 
 @dataclass(frozen=True)

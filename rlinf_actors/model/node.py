@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from rlinf_actors.errors import PlacementError
 from rlinf_actors.model.hardware import (
@@ -37,26 +37,30 @@ class NodeEnvConfig:
     """Interpreter and environment variables for some nodes of a node group: an entry of ``env_configs``.
 
     ``node_ranks`` may be given as an int or a sequence, ``env_vars`` as a mapping or as the configuration's list of
-    one-key mappings.
+    one-key mappings. The fields have RLinf's order.
 
     Attributes:
         node_ranks: cluster ranks of the nodes that the entry is for.
+        env_vars: environment variables of the workers on these nodes, as one-key mappings; None if there are none.
         python_interpreter_path: interpreter of the workers on these nodes; None for the node's own.
-        env_vars: environment variables of the workers on these nodes.
     """
 
-    node_ranks: tuple[int, ...] = ()
+    node_ranks: list[int] = field(default_factory=list)
+    env_vars: list[dict[str, str]] | None = None
     python_interpreter_path: str | None = None
-    env_vars: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ranks: int | Sequence[int] = self.node_ranks
-        object.__setattr__(self, "node_ranks", (ranks,) if isinstance(ranks, int) else tuple(ranks))
-        given: Mapping[str, str] | Sequence[Mapping[str, str]] = self.env_vars
+        object.__setattr__(self, "node_ranks", [ranks] if isinstance(ranks, int) else list(ranks))
+        given: Mapping[str, str] | Sequence[Mapping[str, str]] = self.env_vars or ()
         entries = [given] if isinstance(given, Mapping) else list(given)
-        object.__setattr__(
-            self, "env_vars", {str(key): str(value) for entry in entries for key, value in entry.items()}
-        )
+        pairs = [{str(key): str(value)} for entry in entries for key, value in entry.items()]
+        object.__setattr__(self, "env_vars", pairs or None)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables as one mapping."""
+        return {key: value for entry in self.env_vars or () for key, value in entry.items()}
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class NodeInfo:
     def accelerator_kinds(self) -> tuple[AcceleratorType, ...]:
         """Type of each accelerator, in the order of positions on the node."""
         return tuple(
-            AcceleratorType.named(info.type if is_accelerator_type(info.type) else resource.type)
+            _kind(resource, info)
             for resource in self.hardware_resources
             if _is_accelerator(resource)
             for info in resource.infos
@@ -178,24 +182,41 @@ def _device_names(infos: Sequence[HardwareInfo]) -> list[str]:
 
 
 def _is_accelerator(resource: HardwareResource) -> bool:
-    if resource.registered_by or is_accelerator_type(resource.type):
-        return True
-    return resource.type == ANY_ACCELERATOR and all(is_accelerator_type(info.type) for info in resource.infos)
+    return bool(resource.registered_by) or resource.type == ANY_ACCELERATOR or is_accelerator_type(resource.type)
 
 
-@dataclass(frozen=True)
+def _kind(resource: HardwareResource, info: HardwareInfo) -> AcceleratorType:
+    """Return the type of the accelerator *info* of *resource*.
+
+    If both have RLinf's type ANY_ACCELERATOR, the type is in the model: ``NV_GPU:A100``.
+    """
+    for name in (info.type, resource.type):
+        if is_accelerator_type(name):
+            return AcceleratorType.named(name)
+    in_model, colon, _ = info.model.partition(":")
+    return AcceleratorType.named(in_model if colon else resource.type)
+
+
+@dataclass
 class NodeGroupInfo:
     """The nodes of one node group, and the ranks of the group's resources.
+
+    Set a field to change it; the resource ranks are then counted again.
 
     Attributes:
         label: label of the group.
         nodes: nodes of the group; resource ranks run through the nodes in this order.
-        hardware_type: the group's own hardware type; None if the resources are accelerators or nodes.
+        hardware_type: the group's own hardware type; ``Accelerator`` if its resources are accelerators; None if they
+            are nodes. If it is not given, it is ``Accelerator`` if a node has accelerators that the group uses.
         ignore_hardware: True if the resources are the nodes, whatever hardware they have.
         env_configs: interpreters and environment variables of the group's workers.
         visible: mapping of node ranks to the positions of the accelerators that env_configs lets workers use there, in
             the order of resource ranks. On a node without an entry, workers can use all accelerators.
     """
+
+    DEFAULT_GROUP_LABEL: ClassVar[str] = CLUSTER_GROUP
+    NODE_PLACEMENT_GROUP_LABEL: ClassVar[str] = NODE_GROUP
+    RESERVED_LABELS: ClassVar[list[str]] = list(RESERVED_LABELS)
 
     label: str
     nodes: list[NodeInfo] = field(default_factory=list)
@@ -204,25 +225,40 @@ class NodeGroupInfo:
     env_configs: Sequence[NodeEnvConfig] | None = None
     visible: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.hardware_type is not None or self.ignore_hardware or self.label == NODE_GROUP:
+            return
+        if any(self.accelerators_of(node) for node in self.nodes):
+            self.hardware_type = ANY_ACCELERATOR
+
+    def __setattr__(self, name: str, value: object) -> None:
+        for derived in _DERIVED:
+            self.__dict__.pop(derived, None)
+        super().__setattr__(name, value)
+
     @property
     def node_ranks(self) -> list[int]:
         """Cluster ranks of the group's nodes."""
         return [node.node_rank for node in self.nodes]
 
-    @cached_property
+    @property
     def counts_nodes(self) -> bool:
         """True if the group's resources are nodes, not pieces of hardware."""
-        if self.ignore_hardware or self.label == NODE_GROUP:
-            return True
-        return self.hardware_type is None and not any(self.accelerators_of(node) for node in self.nodes)
+        return self.ignore_hardware or self.label == NODE_GROUP or self.hardware_type is None
 
-    @cached_property
+    @property
+    def hides_accelerators(self) -> bool:
+        """True if the group's workers see no accelerators: those of a configured group with ``ignore_hardware``.
+
+        Workers in the built-in group ``node`` see all accelerators of their nodes.
+        """
+        return self.ignore_hardware and self.label != NODE_GROUP
+
+    @property
     def holds_accelerators(self) -> bool:
         """True if the group's resources are accelerators."""
-        if self.counts_nodes:
-            return False
         kind = self.hardware_type
-        return kind is None or kind == ANY_ACCELERATOR or is_accelerator_type(kind)
+        return not self.counts_nodes and kind is not None and (kind == ANY_ACCELERATOR or is_accelerator_type(kind))
 
     @cached_property
     def _node_by_rank(self) -> dict[int, NodeInfo]:
@@ -310,7 +346,7 @@ class NodeGroupInfo:
             PlacementError: the node is not in the group.
         """
         self._node(node_rank)
-        chosen = [entry.env_vars for entry in self.env_configs or () if node_rank in entry.node_ranks]
+        chosen = [entry.variables for entry in self.env_configs or () if node_rank in entry.node_ranks]
         return {key: value for env_vars in chosen for key, value in env_vars.items()}
 
     def get_node_python_interpreter_path(self, node_rank: int) -> str:
@@ -351,3 +387,7 @@ class NodeGroupInfo:
         if count == 0:
             return f"no {noun}"
         return f"one {noun}: 0" if count == 1 else f"{count} {noun}s: 0-{count - 1}"
+
+
+_DERIVED = ("resources", "_node_by_rank")
+"""The cached properties of a NodeGroupInfo."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rlinf_actors.model.hardware import AcceleratorType
 
 
-@dataclass(frozen=True)
+@dataclass
 class Placement:
     """The node and the devices of one worker of a group.
 
@@ -20,11 +20,8 @@ class Placement:
         local_accelerator_rank: position on the node of the worker's first accelerator; -1 if the worker was not placed
             on accelerators.
         accelerator_type: type of the accelerators that the worker sees; NO_ACCEL if it sees none.
-        local_rank: the worker's LOCAL_RANK: 0 if the worker has accelerators and is limited to them; if it has some
-            but sees others too, the position of its first one among the visible ones; if it has none, its rank among
-            the group's workers on the node.
-        local_world_size: 1 if the worker has accelerators and is limited to them, else the number of the group's
-            workers on the node.
+        local_rank: index of the worker among the group's workers on its node, in the order of ranks.
+        local_world_size: number of the group's workers on the node.
         visible_accelerators: the accelerators that the worker sees, as the vendor's visibility variable lists them:
             indices or UUIDs.
         isolate_accelerator: True if the worker sees only its own accelerators.
@@ -46,6 +43,9 @@ class Placement:
     local_hardware_ranks: list[int] = field(default_factory=list)
     node_group_label: str = "cluster"
     node_id: str = ""
+
+    def __post_init__(self) -> None:
+        self.accelerator_type = AcceleratorType.named(self.accelerator_type)
 
     @property
     def node_rank(self) -> int:

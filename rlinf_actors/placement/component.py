@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import enum
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from rlinf_actors.config.cluster_config import (
     PLACEMENT_EXAMPLE,
@@ -16,11 +17,12 @@ from rlinf_actors.config.cluster_config import (
 )
 from rlinf_actors.conversion import nearest
 from rlinf_actors.errors import ConfigError, PlacementError
-from rlinf_actors.model.node import NODE_GROUP
-from rlinf_actors.placement.grammar import assign
+from rlinf_actors.placement.grammar import assign, rank_map
 from rlinf_actors.placement.node_groups import ClusterView
 from rlinf_actors.placement.resolver import ResourceTable, place
 from rlinf_actors.placement.strategies import FlexiblePlacementStrategy, NodePlacementStrategy, PlacementStrategy
+
+T = TypeVar("T")
 
 
 class PlacementMode(str, enum.Enum):
@@ -39,23 +41,28 @@ class _Resolved:
         self.rule = rule
         try:
             table = ResourceTable.of(cluster, rule.node_groups)
-            self.assignment = assign(rule.placement, table.target, rule.maybe_sexagesimal)
-            place(self.assignment, table)  # a process that spans two nodes is a fault of the rule, so say it here
+            assignment = assign(rule.placement, table.target, rule.maybe_sexagesimal)
+            place(assignment, table)  # a process that spans two nodes is a fault of the rule, so say it here
         except PlacementError as error:
             raise PlacementError(f"{rule.path}: {error}") from error
-        self.ranks = sorted({rank for ranks in self.assignment for rank in ranks})
-        self.identities = {table.resources[rank].identity for rank in self.ranks}
+        self.world_size = len(assignment)
+        self.rank_map = rank_map(rule.placement, table.target, rule.maybe_sexagesimal)
+        self.identities = {table.resources[rank].identity for ranks in assignment for rank in ranks}
         self.strategy: PlacementStrategy
-        if rule.node_groups == (NODE_GROUP,):
-            self.strategy = NodePlacementStrategy([ranks[0] for ranks in self.assignment], NODE_GROUP)
+        if all(group.counts_nodes for group in table.groups):
+            self.strategy = NodePlacementStrategy([ranks[0] for ranks in assignment], rule.node_groups)
         else:
-            self.strategy = FlexiblePlacementStrategy(self.assignment, rule.node_groups)
+            self.strategy = FlexiblePlacementStrategy(assignment, rule.node_groups)
 
 
 class ComponentPlacement:
     """Where the workers of each component run: the ``component_placement`` section of a configuration, on one cluster.
 
-    A script gives the strategy of a component (`get_strategy`) to the launch of the component's group.
+    A script gives the strategy of a component (`get_strategy`) to the launch of the component's group. An instance
+    pickles, so it can be an argument of a worker.
+
+    A subclass may replace entries of ``_placements`` (the strategy of each component), read ``_component_rank_map``
+    (for each component, resource ranks to process ranks) and ``_config``, and set ``_placement_mode``.
     """
 
     def __init__(self, config: Any, cluster: ClusterView) -> None:
@@ -71,26 +78,49 @@ class ComponentPlacement:
             PlacementError: a placement breaks a rule or does not fit the cluster; the message begins with its config
                 path.
         """
-        self._resolved: dict[str, _Resolved] = {}
+        self._config = config
+        self._placement_mode: Any = None
+        self._placements: dict[str, PlacementStrategy] = {}
+        self._component_rank_map: dict[str, dict[tuple[int, ...], list[int]]] = {}
+        self._component_world_size: dict[str, int] = {}
+        self._rules: dict[str, ComponentRule] = {}
+        self._identities: dict[str, frozenset[tuple[int, str, int]]] = {}
         for rule in _rules(config):
             resolved = _Resolved(rule, cluster)
             for name in rule.components:
-                self._resolved[name] = resolved
+                self._placements[name] = resolved.strategy
+                self._component_rank_map[name] = resolved.rank_map
+                self._component_world_size[name] = resolved.world_size
+                self._rules[name] = rule
+                self._identities[name] = frozenset(resolved.identities)
 
     @property
     def components(self) -> list[str]:
         """The names of the components, in the order of the configuration."""
-        return list(self._resolved)
+        return list(self._rules)
 
     @property
-    def placement_mode(self) -> PlacementMode:
-        """COLLOCATED if all components use the same resources, DISAGGREGATED if no two share any, else HYBRID."""
-        sets = [resolved.identities for resolved in self._resolved.values()]
+    def _components(self) -> list[str]:
+        return self.components
+
+    @property
+    def placement_mode(self) -> Any:
+        """The mode that a subclass has set; else a PlacementMode.
+
+        COLLOCATED if all components use the same resources, DISAGGREGATED if no two share any, else HYBRID.
+        """
+        if self._placement_mode is not None:
+            return self._placement_mode
+        sets = list(self._identities.values())
         if all(each == sets[0] for each in sets):
             return PlacementMode.COLLOCATED
         if sum(map(len, sets)) == len(set().union(*sets)):
             return PlacementMode.DISAGGREGATED
         return PlacementMode.HYBRID
+
+    @placement_mode.setter
+    def placement_mode(self, mode: Any) -> None:
+        self._placement_mode = mode
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
         """Return the placement strategy of a component. Components of one rule have the same strategy.
@@ -98,7 +128,7 @@ class ComponentPlacement:
         Raises:
             PlacementError: there is no such component.
         """
-        return self._get(component_name).strategy
+        return self._find(self._placements, component_name)
 
     def get_world_size(self, component_name: str) -> int:
         """Return the number of workers of a component.
@@ -106,7 +136,7 @@ class ComponentPlacement:
         Raises:
             PlacementError: there is no such component.
         """
-        return len(self._get(component_name).assignment)
+        return self._find(self._component_world_size, component_name)
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
         """Return the ranks of the resources that a component uses, in ascending order.
@@ -116,7 +146,7 @@ class ComponentPlacement:
         Raises:
             PlacementError: there is no such component.
         """
-        return list(self._get(component_name).ranks)
+        return [rank for ranks in self._find(self._component_rank_map, component_name) for rank in ranks]
 
     def get_rule(self, component_name: str) -> ComponentRule:
         """Return the rule of ``component_placement`` that places a component.
@@ -124,11 +154,11 @@ class ComponentPlacement:
         Raises:
             PlacementError: there is no such component.
         """
-        return self._get(component_name).rule
+        return self._find(self._rules, component_name)
 
-    def _get(self, name: str) -> _Resolved:
+    def _find(self, table: Mapping[str, T], name: str) -> T:
         try:
-            return self._resolved[name]
+            return table[name]
         except KeyError:
             known = self.components
             raise PlacementError(

@@ -78,7 +78,7 @@ def worker_environment(
         **(_network(node, devices, present) if devices else {}),
         **_numbering(node, present),
         **configured,
-        **_ranks(group_name, placement, layout),
+        **_ranks(group_name, placement, layout, node),
         **_devices(placement, node),
         "NODE_GROUP_LABEL": placement.node_group_label,
         NAMESPACE: namespace,
@@ -99,19 +99,34 @@ def model_seen(placement: Placement, node: NodeInfo) -> str:
     return node.accelerators[list(named).index(first)].model
 
 
-def _ranks(group_name: str, placement: Placement, layout: GroupLayout) -> dict[str, str]:
+def _ranks(group_name: str, placement: Placement, layout: GroupLayout, node: NodeInfo) -> dict[str, str]:
+    alone = placement.local_accelerator_rank >= 0 and placement.isolate_accelerator
+    on_node = layout.on_node[placement.cluster_node_rank]
     return {
         "GROUP_NAME": group_name,
         "WORKER_NAME": f"{group_name}:{placement.rank}",
         "WORLD_SIZE": str(len(layout.node_local_ranks)),
         "RANK": str(placement.rank),
-        "LOCAL_RANK": str(placement.local_rank),
-        "LOCAL_WORLD_SIZE": str(placement.local_world_size),
+        "LOCAL_RANK": str(_local_rank(placement, layout, node)),
+        "LOCAL_WORLD_SIZE": str(1 if alone else on_node),
         "NODE_RANK": str(placement.placement_node_rank),
         "CLUSTER_NODE_RANK": str(placement.cluster_node_rank),
         "NODE_LOCAL_RANK": str(layout.node_local_ranks[placement.rank]),
-        "NODE_LOCAL_WORLD_SIZE": str(layout.on_node[placement.cluster_node_rank]),
+        "NODE_LOCAL_WORLD_SIZE": str(on_node),
     }
+
+
+def _local_rank(placement: Placement, layout: GroupLayout, node: NodeInfo) -> int:
+    """Return LOCAL_RANK, by which programs choose their device: the worker's first accelerator among those it sees.
+
+    It is 0 for a worker that sees only its own accelerators. A worker without accelerators gets its index on the node.
+    """
+    first = placement.local_accelerator_rank
+    if first < 0:
+        return layout.node_local_ranks[placement.rank]
+    if placement.isolate_accelerator:
+        return 0
+    return placement.visible_accelerators.index(node.accelerator_device_names[first])
 
 
 def _devices(placement: Placement, node: NodeInfo) -> dict[str, str]:

@@ -36,6 +36,10 @@ class Span:
     def __str__(self) -> str:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.last + 1)
+
     @classmethod
     def of(cls, first: int, count: int) -> Span:
         return cls(first, first + count - 1)
@@ -212,6 +216,27 @@ def assign(text: str, target: Target, maybe_sexagesimal: bool = False) -> list[l
     Raises:
         PlacementError: *text* does not follow the grammar or breaks a rule; the message offers a correction.
     """
+    found = _parts(text, target, maybe_sexagesimal)
+    held: list[list[int]] = [[] for _ in range(sum(len(ranks) for _, ranks in found))]
+    for resources, ranks in found:
+        block, sharers = max(1, len(resources) // len(ranks)), max(1, len(ranks) // len(resources))
+        for index in range(len(ranks)):
+            first = resources.first + index // sharers * block
+            held[ranks.first + index] = list(range(first, first + block))
+    return held
+
+
+def rank_map(text: str, target: Target, maybe_sexagesimal: bool = False) -> dict[tuple[int, ...], list[int]]:
+    """Return, for each part of the placement string, its resource ranks and the process ranks on them.
+
+    Arguments and errors are those of `assign`.
+    """
+    found = _parts(text, target, maybe_sexagesimal)
+    return {tuple(resources.ranks): list(processes.ranks) for resources, processes in found}
+
+
+def _parts(text: str, target: Target, maybe_sexagesimal: bool) -> list[tuple[Span, Span]]:
+    """Return the resources and the processes of each part, after checking all rules."""
     parts = parse(text)
     spans = [_resources(part, text, target) for part in parts]
     _check_range(parts, spans, text, target, maybe_sexagesimal)
@@ -220,14 +245,7 @@ def assign(text: str, target: Target, maybe_sexagesimal: bool = False) -> list[l
     _check_union(parts, spans, processes, text)
     _check_lengths(spans, processes, text)
     _check_contiguous(spans, processes, text)
-    total = sum(map(len, processes))
-    held: list[list[int]] = [[] for _ in range(total)]
-    for resources, ranks in zip(spans, processes, strict=True):
-        block, sharers = max(1, len(resources) // len(ranks)), max(1, len(ranks) // len(resources))
-        for index in range(len(ranks)):
-            first = resources.first + index // sharers * block
-            held[ranks.first + index] = list(range(first, first + block))
-    return held
+    return list(zip(spans, processes, strict=True))
 
 
 def _resources(part: Part, text: str, target: Target) -> Span:
@@ -274,7 +292,8 @@ def _check_ascending(parts: Sequence[Part], spans: Sequence[Span], text: str) ->
             )
         raise PlacementError(
             f"placement {text!r} names a resource twice (part {str(later)!r} after {str(earlier)!r}): resource ranks "
-            f"ascend and do not repeat; for two processes on one resource write them in one part, `{later.first}:0-1`"
+            f"ascend and do not repeat; for two processes on one resource write them in one part, `{later.first}:0-1`. "
+            "Resource ranks must be unique"
         )
 
 
@@ -342,5 +361,6 @@ def _check_contiguous(spans: Sequence[Span], processes: Sequence[Span], text: st
         better = lay_out([(resources, len(run)) for resources, run in zip(spans, processes, strict=True)])
         fault = f"process {span.first} twice" if span.first < expected else f"no process {expected}"
         raise PlacementError(
-            f"placement {text!r} has {fault}: process ranks are contiguous from 0, each once; write `{better}`"
+            f"placement {text!r} has {fault}: process ranks are contiguous from 0, each once; write `{better}`. "
+            "Process ranks must be in ascending order and continuous"
         )

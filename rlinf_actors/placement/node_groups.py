@@ -55,7 +55,7 @@ def _visible(group: NodeGroupConfig, index: int, nodes: Mapping[int, NodeInfo]) 
     for number, entry in enumerate(group.env_configs):
         path = f"cluster.node_groups[{index}].env_configs[{number}].env_vars"
         for rank in entry.node_ranks:
-            left = restricted(entry.env_vars, nodes[rank], path)
+            left = restricted(entry.variables, nodes[rank], path)
             if left and group.ignore_hardware:
                 names = [nodes[rank].accelerator_device_names[position] for position in left]
                 raise ConfigError(

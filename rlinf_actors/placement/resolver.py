@@ -93,19 +93,21 @@ def place(
     return _with_local_ranks([_placement(rank, index, one, isolate_accelerator) for rank, one in enumerate(held)])
 
 
-def place_on_nodes(nodes: Sequence[NodeInfo], group: NodeGroupInfo) -> list[Placement]:
-    """Place one worker on each entry of *nodes*, and return the placements by rank.
+def place_on_nodes(entries: Sequence[tuple[NodeGroupInfo, NodeInfo]]) -> list[Placement]:
+    """Place one worker on the node of each entry, a pair of a node group and one of its nodes, by rank.
 
-    A worker sees all accelerators that *group* has on its node.
+    A worker sees all accelerators that the group has on the node, none if the group hides them.
     """
     index: dict[int, int] = {}
-    return _with_local_ranks([_on_node(rank, index, group, node) for rank, node in enumerate(nodes)])
+    return _with_local_ranks([_on_node(rank, index, group, node) for rank, (group, node) in enumerate(entries)])
 
 
 def _held(rank: int, ranks: Sequence[int], table: ResourceTable) -> list[Resource]:
     for number in ranks:
         if not 0 <= number < len(table.resources):
-            raise PlacementError(f"process {rank} is given resource {number} of {table.target}")
+            raise PlacementError(
+                f"process {rank} is given resource {number} of {table.target}: the resource is out of range"
+            )
     held = [table.resources[number] for number in ranks]
     first = held[0]
     for resource in held[1:]:
@@ -113,7 +115,7 @@ def _held(rank: int, ranks: Sequence[int], table: ResourceTable) -> list[Resourc
             raise PlacementError(
                 f"process {rank} would hold resources {_spell(ranks)} of node group {table.label!r}, "
                 f"which lie on nodes {first.node.node_rank} and {resource.node.node_rank}; a process sits on one node: "
-                f"{_fewer_resources(first, ranks)}"
+                f"{_fewer_resources(first, ranks)}. All resources of a process must be on the same node"
             )
         if resource.group is not first.group or _kind(resource) != _kind(first):
             raise PlacementError(
@@ -128,7 +130,7 @@ def _on_node(rank: int, index: dict[int, int], group: NodeGroupInfo, node: NodeI
 
     *index* maps ranks of nodes to placement_node_rank; a node that is not in it is added with the next number.
     """
-    seen = group.accelerators_of(node)
+    seen = () if group.hides_accelerators else group.accelerators_of(node)
     kind = node.accelerator_kinds[seen[0]] if seen else AcceleratorType.NO_ACCEL
     return Placement(
         rank=rank,
@@ -136,7 +138,7 @@ def _on_node(rank: int, index: dict[int, int], group: NodeGroupInfo, node: NodeI
         placement_node_rank=index.setdefault(node.node_rank, len(index)),
         accelerator_type=kind,
         visible_accelerators=_names(group, node, kind),
-        isolate_accelerator=False,
+        isolate_accelerator=group.hides_accelerators and bool(node.accelerators),
         node_group_label=group.label,
         node_id=node.node_id,
     )
@@ -145,11 +147,6 @@ def _on_node(rank: int, index: dict[int, int], group: NodeGroupInfo, node: NodeI
 def _placement(rank: int, index: dict[int, int], held: Sequence[Resource], isolate: bool) -> Placement:
     group, node = held[0].group, held[0].node
     found = _on_node(rank, index, group, node)
-    if group.ignore_hardware:  # such a group counts as CPU-only, so its workers see no accelerator
-        hidden = bool(node.accelerators)
-        return replace(
-            found, accelerator_type=AcceleratorType.NO_ACCEL, visible_accelerators=[], isolate_accelerator=hidden
-        )
     if group.counts_nodes:
         return found
     found = replace(found, local_hardware_ranks=[resource.local for resource in held])
@@ -162,7 +159,6 @@ def _placement(rank: int, index: dict[int, int], held: Sequence[Resource], isola
         found,
         local_accelerator_rank=first,
         accelerator_type=kind,
-        local_rank=0 if isolate else visible.index(names[first]),
         visible_accelerators=[names[resource.local] for resource in held] if isolate else visible,
         isolate_accelerator=isolate,
     )
@@ -176,17 +172,11 @@ def _names(group: NodeGroupInfo, node: NodeInfo, kind: AcceleratorType) -> list[
 def _with_local_ranks(found: Sequence[Placement]) -> list[Placement]:
     on_node = Counter(placement.cluster_node_rank for placement in found)
     passed: Counter[int] = Counter()
-    result: list[Placement] = []
     for placement in found:
         node = placement.cluster_node_rank
-        if placement.local_accelerator_rank < 0:
-            result.append(replace(placement, local_rank=passed[node], local_world_size=on_node[node]))
-        elif placement.isolate_accelerator:
-            result.append(placement)
-        else:
-            result.append(replace(placement, local_world_size=on_node[node]))
+        placement.local_rank, placement.local_world_size = passed[node], on_node[node]
         passed[node] += 1
-    return result
+    return list(found)
 
 
 def _kind(resource: Resource) -> str:

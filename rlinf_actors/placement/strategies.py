@@ -6,20 +6,26 @@ in the older call, the number of accelerators of each of its identical nodes. A 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import logging
 from collections.abc import Sequence
 
 from rlinf_actors.config.cluster_config import parse_labels
-from rlinf_actors.errors import PlacementError
-from rlinf_actors.model.node import CLUSTER_GROUP, NODE_GROUP, NodeInfo
+from rlinf_actors.errors import NodeRankError, PlacementError
+from rlinf_actors.model.node import CLUSTER_GROUP, NODE_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.described import DescribedCluster
 from rlinf_actors.placement.node_groups import ClusterView, find_group
 from rlinf_actors.placement.resolver import ResourceTable, place, place_on_nodes
 
 
-class PlacementStrategy(ABC):
-    """Base class of the placement strategies. A strategy does not change and can be used for many groups."""
+class PlacementStrategy:
+    """Base class of the placement strategies. A strategy does not change and can be used for many groups.
+
+    A strategy of your own overrides get_placement and returns a Placement for each worker.
+    """
+
+    _placement_strategy: str | None = None
+    _logger = logging.getLogger("rlinf_actors.placement")
 
     def get_placement(
         self,
@@ -52,13 +58,14 @@ class PlacementStrategy(ABC):
             cluster = DescribedCluster.identical(self._nodes_needed(per_node), per_node)
         return self._place(cluster, isolate_accelerator)
 
-    @abstractmethod
     def _place(self, cluster: ClusterView, isolate: bool) -> list[Placement]:
-        pass
+        raise NotImplementedError(
+            f"{type(self).__name__} does not override get_placement(cluster, isolate_accelerator)"
+        )
 
-    @abstractmethod
     def _nodes_needed(self, per_node: int) -> int:
         """Return the smallest number of nodes, with *per_node* accelerators each, that the strategy needs."""
+        raise NotImplementedError(f"{type(self).__name__} takes a cluster, not the number of accelerators of each node")
 
 
 def group_labels(value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -132,11 +139,12 @@ class PackedPlacementStrategy(PlacementStrategy):
             PlacementError: a number is out of range, the resources cannot be divided into workers of this size and
                 stride, or the arguments belong to both forms or are not enough for one.
         """
+        super().__init__()
         self._labels = group_labels(node_group)
         self._stride = whole(stride, "stride", least=1)
         self._isolate = isolate_gpu
-        self._first: int | None = None
-        self._last: int | None = None
+        self._start_hw_rank: int | None = None
+        self._end_hw_rank: int | None = None
         older = (master_node, num_nodes, num_processes, master_gpu, num_gpus_per_process)
         if start_hardware_rank is not None or end_hardware_rank is not None:
             if any(value is not None for value in older):
@@ -144,19 +152,23 @@ class PackedPlacementStrategy(PlacementStrategy):
                     "PackedPlacementStrategy takes start_hardware_rank and end_hardware_rank, or the older "
                     "master_node, num_nodes, num_processes, master_gpu, num_gpus_per_process; not both"
                 )
-            self._first = whole(start_hardware_rank, "start_hardware_rank")
-            self._last = whole(end_hardware_rank, "end_hardware_rank")
-            if self._last < self._first:
-                raise PlacementError(f"end_hardware_rank {self._last} is below start_hardware_rank {self._first}")
-            self._each = whole(num_hardware_per_process, "num_hardware_per_process", least=1)
-            self._check_count(self._last - self._first + 1)
+            self._start_hw_rank = whole(start_hardware_rank, "start_hardware_rank")
+            self._end_hw_rank = whole(end_hardware_rank, "end_hardware_rank")
+            if self._end_hw_rank < self._start_hw_rank:
+                raise PlacementError(
+                    f"end_hardware_rank {self._end_hw_rank} is below start_hardware_rank {self._start_hw_rank}"
+                )
+            self._num_hardware_per_process = whole(num_hardware_per_process, "num_hardware_per_process", least=1)
+            self._check_count(self._end_hw_rank - self._start_hw_rank + 1)
             return
         if (num_nodes is None) == (num_processes is None):
             raise PlacementError(
                 "PackedPlacementStrategy needs start_hardware_rank and end_hardware_rank, "
                 "or exactly one of num_nodes and num_processes"
             )
-        self._each = whole(1 if num_gpus_per_process is None else num_gpus_per_process, "num_gpus_per_process", least=1)
+        self._num_hardware_per_process = whole(
+            1 if num_gpus_per_process is None else num_gpus_per_process, "num_gpus_per_process", least=1
+        )
         self._master_node = whole(master_node or 0, "master_node")
         self._master_gpu = whole(master_gpu or 0, "master_gpu")
         self._num_nodes = None if num_nodes is None else whole(num_nodes, "num_nodes", least=1)
@@ -167,11 +179,13 @@ class PackedPlacementStrategy(PlacementStrategy):
         first, last = self._range(table)
         if last >= len(table.resources):
             raise PlacementError(f"the strategy needs resources {first}-{last} of {table.target}")
-        return place(strided(first, last, self._each, self._stride), table, isolate and self._isolate)
+        return place(
+            strided(first, last, self._num_hardware_per_process, self._stride), table, isolate and self._isolate
+        )
 
     def _range(self, table: ResourceTable) -> tuple[int, int]:
-        if self._first is not None and self._last is not None:
-            return self._first, self._last
+        if self._start_hw_rank is not None and self._end_hw_rank is not None:
+            return self._start_hw_rank, self._end_hw_rank
         start = table.first_on_node(self._master_node)
         on_master = table.count_on_node(self._master_node)
         if self._master_gpu >= on_master:
@@ -180,7 +194,7 @@ class PackedPlacementStrategy(PlacementStrategy):
             )
         first = start + self._master_gpu
         if self._num_processes is not None:
-            count = self._num_processes * self._each
+            count = self._num_processes * self._num_hardware_per_process
         else:
             nodes = range(self._master_node, self._master_node + (self._num_nodes or 1))
             table.first_on_node(nodes[-1])  # raises for a node that is not there
@@ -194,31 +208,31 @@ class PackedPlacementStrategy(PlacementStrategy):
 
         Raise PlacementError if there are too few for one worker.
         """
-        unit = self._each * self._stride
+        unit = self._num_hardware_per_process * self._stride
         if held < unit:
             where = f"node {nodes[0]} has" if len(nodes) == 1 else f"nodes {nodes[0]}-{nodes[-1]} have"
             stride = f" with stride {self._stride}" if self._stride > 1 else ""
             raise PlacementError(
                 f"{where} {held} resources from master_gpu {self._master_gpu} on, too few for one process of "
-                f"{self._each}{stride}"
+                f"{self._num_hardware_per_process}{stride}"
             )
         return held - held % unit
 
     def _check_count(self, count: int) -> None:
-        unit = self._each * self._stride
+        unit = self._num_hardware_per_process * self._stride
         if count % unit:
             raise PlacementError(
-                f"{count} resources do not divide into processes of {self._each} with stride {self._stride}: "
-                f"the number must be a multiple of {unit}, e.g. {max(unit, count - count % unit)}"
+                f"{count} resources do not divide into processes of {self._num_hardware_per_process} with stride "
+                f"{self._stride}: the number must be a multiple of {unit}, e.g. {max(unit, count - count % unit)}"
             )
 
     def _nodes_needed(self, per_node: int) -> int:
         each_node = max(per_node, 1)
-        if self._last is not None:
-            return self._last // each_node + 1
+        if self._end_hw_rank is not None:
+            return self._end_hw_rank // each_node + 1
         if self._num_nodes is not None:
             return self._master_node + self._num_nodes
-        last = self._master_gpu + (self._num_processes or 1) * self._each - 1
+        last = self._master_gpu + (self._num_processes or 1) * self._num_hardware_per_process - 1
         return self._master_node + last // each_node + 1
 
 
@@ -248,13 +262,13 @@ class StridedPlacementStrategy(PlacementStrategy):
         self._master_node = whole(master_node, "master_node")
         self._num_nodes = whole(num_nodes, "num_nodes", least=1)
         self._stride = whole(stride, "stride", least=1)
-        self._each = whole(num_gpus_per_process, "num_gpus_per_process", least=1)
+        self._num_hardware_per_process = whole(num_gpus_per_process, "num_gpus_per_process", least=1)
         self._check_isolated(isolate_gpu)
 
     def _place(self, cluster: ClusterView, isolate: bool) -> list[Placement]:
         self._check_isolated(isolate)
         table = ResourceTable.of(cluster, (CLUSTER_GROUP,))
-        unit = self._stride * self._each
+        unit = self._stride * self._num_hardware_per_process
         assignment: list[list[int]] = []
         for node in range(self._master_node, self._master_node + self._num_nodes):
             first = table.first_on_node(node)
@@ -262,9 +276,9 @@ class StridedPlacementStrategy(PlacementStrategy):
             if count % unit:
                 raise PlacementError(
                     f"node {node} has {count} accelerators, which do not divide into groups of {unit} "
-                    f"(stride {self._stride} x {self._each} for each process)"
+                    f"(stride {self._stride} x {self._num_hardware_per_process} for each process)"
                 )
-            assignment += strided(first, first + count - 1, self._each, self._stride)
+            assignment += strided(first, first + count - 1, self._num_hardware_per_process, self._stride)
         return place(assignment, table, True)
 
     def _nodes_needed(self, per_node: int) -> int:
@@ -280,7 +294,7 @@ class StridedPlacementStrategy(PlacementStrategy):
 
 
 class FlexiblePlacementStrategy(PlacementStrategy):
-    """Place each worker on resources that are listed one by one."""
+    """Place each worker on resources that are listed one by one. A worker has its resources in ascending order."""
 
     def __init__(
         self,
@@ -294,11 +308,14 @@ class FlexiblePlacementStrategy(PlacementStrategy):
             node_group_label: label, or labels, of the node group; all nodes by default.
 
         Raises:
-            PlacementError: the list is empty, or the entry of a worker is empty, repeats a rank or is no list of ranks.
+            PlacementError: the list is empty, or the entry of a worker is empty or no list of ranks. For an entry that
+                repeats a rank, get_placement raises.
         """
+        super().__init__()
         if isinstance(hardware_ranks_list, (str, bytes)) or not hardware_ranks_list:
             raise PlacementError(
                 f"hardware_ranks_list is {hardware_ranks_list!r}; it must list the ranks of each process: [[0], [1, 2]]"
+                ". It must not be empty"
             )
         self._labels = group_labels(node_group_label)
         self._ranks: list[list[int]] = []
@@ -307,12 +324,14 @@ class FlexiblePlacementStrategy(PlacementStrategy):
                 raise PlacementError(
                     f"hardware_ranks_list[{rank}] is {entry!r}; it must be a list of ranks such as [0]"
                 )
-            ranks = [whole(number, f"hardware_ranks_list[{rank}]") for number in entry]
-            if len(set(ranks)) != len(ranks):
-                raise PlacementError(f"hardware_ranks_list[{rank}] is {ranks}, which has a rank twice")
-            self._ranks.append(ranks)
+            self._ranks.append(sorted(whole(number, f"hardware_ranks_list[{rank}]") for number in entry))
 
     def _place(self, cluster: ClusterView, isolate: bool) -> list[Placement]:
+        for rank, ranks in enumerate(self._ranks):
+            if len(set(ranks)) != len(ranks):
+                raise PlacementError(
+                    f"hardware_ranks_list[{rank}] is {ranks}, which has a rank twice: ranks of a process must be unique"
+                )
         return place(self._ranks, ResourceTable.of(cluster, self._labels), isolate)
 
     def _nodes_needed(self, per_node: int) -> int:
@@ -320,44 +339,64 @@ class FlexiblePlacementStrategy(PlacementStrategy):
 
 
 class NodePlacementStrategy(PlacementStrategy):
-    """Place workers on nodes, whatever hardware the nodes have. A worker sees all accelerators of its node."""
+    """Place workers on nodes, whatever hardware the nodes have. A worker sees all accelerators of its node.
 
-    def __init__(self, node_ranks: Sequence[int], node_group_label: str | None = None) -> None:
+    In a group with ``ignore_hardware`` a worker sees no accelerators, as with every other strategy.
+    """
+
+    def __init__(self, node_ranks: Sequence[int], node_group_label: str | Sequence[str] | None = None) -> None:
         """Choose the node of each worker.
 
         Args:
             node_ranks: the node of each worker, by the worker's rank: a node's rank in the cluster, or its index in the
-                node group if *node_group_label* is given. A node may appear several times.
-            node_group_label: label of a node group; None for the whole cluster.
+                node groups if *node_group_label* is given. A node may appear several times.
+            node_group_label: label, or labels, of node groups; None for the whole cluster. Indices count through the
+                nodes of the groups in the order given.
 
         Raises:
             PlacementError: the list is empty or contains something other than ranks.
         """
+        super().__init__()
         if isinstance(node_ranks, (str, bytes)) or not node_ranks:
-            raise PlacementError(f"node_ranks is {node_ranks!r}; it must list the node of each process: [0, 0, 1]")
-        self._ranks = [whole(rank, "node_ranks") for rank in node_ranks]
-        labels = group_labels(node_group_label) if node_group_label is not None else (NODE_GROUP,)
-        if len(labels) != 1:
-            raise PlacementError(f"NodePlacementStrategy takes one node group, not {', '.join(labels)}")
-        self._label = labels[0]
+            raise PlacementError(
+                f"node_ranks is {node_ranks!r}; it must list the node of each process: [0, 0, 1]. It must not be empty"
+            )
+        self._node_ranks = [whole(rank, "node_ranks") for rank in node_ranks]
+        self._labels = group_labels(node_group_label) if node_group_label is not None else (NODE_GROUP,)
 
     def _place(self, cluster: ClusterView, isolate: bool) -> list[Placement]:
-        return place_on_nodes(self._nodes(cluster), find_group(cluster, self._label))
+        return place_on_nodes(self._entries(cluster))
 
-    def _nodes(self, cluster: ClusterView) -> list[NodeInfo]:
-        if self._label not in (NODE_GROUP, CLUSTER_GROUP):
-            group = find_group(cluster, self._label)
-            group.group_ranks_to_global_ranks(self._ranks)  # raises for a rank that the group lacks
-            return [group.nodes[rank] for rank in self._ranks]
-        worst = max(self._ranks)
+    def _entries(self, cluster: ClusterView) -> list[tuple[NodeGroupInfo, NodeInfo]]:
+        groups = [find_group(cluster, label) for label in self._labels]
+        if len(groups) == 1 and groups[0].label in (NODE_GROUP, CLUSTER_GROUP):
+            return [(groups[0], node) for node in self._nodes_of_cluster(cluster)]
+        entries = [(group, node) for group in groups for node in group.nodes]
+        owner: dict[int, NodeGroupInfo] = {}
+        for group, node in entries:
+            other = owner.setdefault(node.node_rank, group)
+            if other is not group:
+                raise PlacementError(
+                    f"node groups {other.label!r} and {group.label!r} both hold node {node.node_rank}; groups that are "
+                    "used together must not overlap"
+                )
+        for rank in self._node_ranks:
+            if rank >= len(entries):
+                label, last = ",".join(self._labels), len(entries) - 1
+                nodes = "one node: 0" if last == 0 else f"{last + 1} nodes: 0-{last}" if entries else "no node"
+                raise NodeRankError(f"node {rank} is outside node group {label!r}, which has {nodes}")
+        return [entries[rank] for rank in self._node_ranks]
+
+    def _nodes_of_cluster(self, cluster: ClusterView) -> list[NodeInfo]:
+        worst = max(self._node_ranks)
         if worst >= cluster.num_nodes:
             nodes = "one node: 0" if cluster.num_nodes == 1 else f"{cluster.num_nodes} nodes: 0-{cluster.num_nodes - 1}"
-            raise PlacementError(f"there is no node {worst} in the cluster, which has {nodes}")
-        infos = {rank: cluster.get_node_info(rank) for rank in dict.fromkeys(self._ranks)}
-        return [infos[rank] for rank in self._ranks]
+            raise NodeRankError(f"there is no node {worst} in the cluster, which has {nodes}")
+        infos = {rank: cluster.get_node_info(rank) for rank in dict.fromkeys(self._node_ranks)}
+        return [infos[rank] for rank in self._node_ranks]
 
     def _nodes_needed(self, per_node: int) -> int:
-        return max(self._ranks) + 1
+        return max(self._node_ranks) + 1
 
 
 def default_strategy(cluster: ClusterView) -> PlacementStrategy:

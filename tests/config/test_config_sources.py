@@ -65,7 +65,7 @@ def test_interpolations_and_list_configs(monkeypatch: pytest.MonkeyPatch) -> Non
     config.cluster.node_groups[0].env_configs[0].node_ranks = "${cluster.node_groups[0].node_ranks}"
     read = ClusterConfig.from_any(config)
     assert read.num_nodes == 3
-    assert read.node_groups[0].env_configs[0].node_ranks == (0, 2)
+    assert read.node_groups[0].env_configs[0].node_ranks == [0, 2]
     assert NodeGroupConfig.from_any(config.cluster.node_groups[0], num_nodes=3) == read.node_groups[0]
 
 

@@ -137,7 +137,7 @@ def test_a_placement_on_an_unknown_type_says_what_to_load() -> None:
         worker_environment("g", placements[0], placements, node, group, "job", comm_net_devices="eth0")
     # a worker of the node itself needs none of them
     whole = NodeGroupInfo(label="node", nodes=[node])
-    on_node = place_on_nodes([node], whole)
+    on_node = place_on_nodes([(whole, node)])
     env = worker_environment("g", on_node[0], on_node, node, whole, "job", comm_net_devices="eth0")
     assert (env["ACCELERATOR_TYPE"], env["GLOO_SOCKET_IFNAME"]) == ("THEIR_TPU", "eth0")
 

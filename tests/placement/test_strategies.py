@@ -22,6 +22,7 @@ from rlinf_actors.placement.strategies import (
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
     PackedPlacementStrategy,
+    PlacementStrategy,
     StridedPlacementStrategy,
     default_strategy,
 )
@@ -68,7 +69,7 @@ def test_packed_one_each() -> None:
         local_accelerator_rank=0,
         accelerator_type=AcceleratorType.NV_GPU,
         local_rank=0,
-        local_world_size=1,
+        local_world_size=2,
         visible_accelerators=["0"],
         isolate_accelerator=True,
         local_hardware_ranks=[0],
@@ -91,16 +92,97 @@ def test_packed_several_each_and_strided() -> None:
 
 def test_not_isolated() -> None:
     placements = PackedPlacementStrategy(1, 4).get_placement(TWO, isolate_accelerator=False)
-    assert [placement.local_rank for placement in placements] == [1, 2, 3, 0]
+    assert [placement.local_rank for placement in placements] == [0, 1, 2, 0]
     assert [placement.local_world_size for placement in placements] == [3, 3, 3, 1]
     assert [placement.local_accelerator_rank for placement in placements] == [1, 2, 3, 0]
     assert {tuple(placement.visible_accelerators) for placement in placements} == {("0", "1", "2", "3")}
     assert not any(placement.isolate_gpu for placement in placements)
 
 
-def test_isolated_workers_have_local_rank_zero_even_when_they_share() -> None:
-    placements = FlexiblePlacementStrategy([[0], [0], [1]]).get_placement(TWO)
-    assert [(p.local_rank, p.local_world_size) for p in placements] == [(0, 1)] * 3
+def test_local_rank_and_world_size_are_index_and_count_on_the_node() -> None:
+    placements = FlexiblePlacementStrategy([[0], [0], [4], [1]]).get_placement(TWO)
+    assert [(p.local_rank, p.local_world_size) for p in placements] == [(0, 3), (1, 3), (0, 1), (2, 3)]
+
+
+def test_a_worker_has_its_resources_in_ascending_order() -> None:
+    (placement,) = FlexiblePlacementStrategy([[2, 1, 3]]).get_placement(TWO)
+    assert placement.local_hardware_ranks == [1, 2, 3]
+    assert placement.visible_accelerators == ["1", "2", "3"]
+    assert placement.local_accelerator_rank == 1
+
+
+def test_a_rank_given_twice_is_found_at_placement() -> None:
+    strategy = FlexiblePlacementStrategy([[0], [1, 1]])
+    with pytest.raises(PlacementError, match=r"hardware_ranks_list\[1\] is \[1, 1\], which has a rank twice"):
+        strategy.get_placement(TWO)
+
+
+def test_a_strategy_may_override_get_placement_alone() -> None:
+    class LastNode(PlacementStrategy):
+        def __init__(self) -> None:
+            super().__init__()
+
+        def get_placement(self, cluster: Any, isolate_accelerator: bool = True) -> list[Placement]:  # type: ignore[override]
+            placements = NodePlacementStrategy([cluster.num_nodes - 1]).get_placement(cluster)
+            placements[0].local_world_size = 5
+            return placements
+
+    assert [placement.cluster_node_rank for placement in LastNode().get_placement(TWO)] == [1]
+    with pytest.raises(NotImplementedError, match=r"does not override get_placement"):
+        PlacementStrategy().get_placement(TWO)
+
+
+def grouped(**groups: NodeGroupInfo) -> Any:
+    nodes = sorted(
+        {n.node_rank: n for group in groups.values() for n in group.nodes}.values(), key=lambda n: n.node_rank
+    )
+
+    class Fake:
+        num_nodes = len(nodes)
+        num_accelerators = sum(n.num_accelerators for n in nodes)
+
+        def get_node_group(self, label: str = "cluster") -> NodeGroupInfo | None:
+            return groups.get(label)
+
+        def get_node_info(self, rank: int) -> NodeInfo:
+            return nodes[rank]
+
+    return Fake()
+
+
+def test_node_placement_counts_through_several_groups() -> None:
+    first, second = TWO.get_node_info(0), TWO.get_node_info(1)
+    cluster = grouped(a=NodeGroupInfo("a", [second]), b=NodeGroupInfo("b", [first]))
+    placements = NodePlacementStrategy([0, 1, 1], ["a", "b"]).get_placement(cluster)
+    found = [(p.cluster_node_rank, p.node_group_label, p.visible_accelerators) for p in placements]
+    assert found == [(1, "a", ["0", "1", "2", "3"]), (0, "b", ["0", "1", "2", "3"]), (0, "b", ["0", "1", "2", "3"])]
+    with pytest.raises(IndexError, match="node 2 is outside node group 'a,b', which has 2 nodes: 0-1"):
+        NodePlacementStrategy([2], "a,b").get_placement(cluster)
+    overlapping = grouped(a=NodeGroupInfo("a", [second]), b=NodeGroupInfo("b", [second, first]))
+    with pytest.raises(PlacementError, match="node groups 'a' and 'b' both hold node 1"):
+        NodePlacementStrategy([0], "a,b").get_placement(overlapping)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        NodePlacementStrategy([0], "a"),
+        FlexiblePlacementStrategy([[0]], "a"),
+        PackedPlacementStrategy(0, 0, node_group="a"),
+    ],
+    ids=["node", "flexible", "packed"],
+)
+def test_every_strategy_hides_the_accelerators_of_a_group_that_ignores_them(strategy: PlacementStrategy) -> None:
+    cluster = grouped(a=NodeGroupInfo("a", [TWO.get_node_info(0)], ignore_hardware=True))
+    (placement,) = strategy.get_placement(cluster)
+    assert (placement.visible_accelerators, placement.accelerator_type) == ([], AcceleratorType.NO_ACCEL)
+    assert placement.isolate_accelerator
+
+
+def test_workers_of_the_node_group_see_all_accelerators() -> None:
+    cluster = grouped(node=NodeGroupInfo("node", [TWO.get_node_info(0)], ignore_hardware=True))
+    (placement,) = NodePlacementStrategy([0], "node").get_placement(cluster)
+    assert placement.visible_accelerators == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(
@@ -253,11 +335,9 @@ BAD_STRATEGIES: list[tuple[Any, str]] = [
     (lambda: FlexiblePlacementStrategy("0"), "must list the ranks of each process"),
     (lambda: FlexiblePlacementStrategy([[]]), "hardware_ranks_list[0] is []"),
     (lambda: FlexiblePlacementStrategy([[0], 1]), "hardware_ranks_list[1] is 1"),
-    (lambda: FlexiblePlacementStrategy([[0, 0]]), "has a rank twice"),
     (lambda: FlexiblePlacementStrategy([["0"]]), "hardware_ranks_list[0] is '0'"),
     (lambda: NodePlacementStrategy([]), "must list the node of each process"),
     (lambda: NodePlacementStrategy([-1]), "node_ranks is -1"),
-    (lambda: NodePlacementStrategy([0], "a,b"), "takes one node group, not a, b"),
 ]  # fmt: skip
 
 

@@ -93,7 +93,7 @@ def test_ignored_hardware_is_hidden() -> None:
 def test_node_workers_see_all() -> None:
     info = node(0)
     group = NodeGroupInfo(label="node", nodes=[info])
-    placements = place_on_nodes([info, info], group)
+    placements = place_on_nodes([(group, info)] * 2)
     found = worker_environment("g", placements[1], placements, info, group, "job")
     assert (found["CUDA_VISIBLE_DEVICES"], found["LOCAL_RANK"], found["ACCELERATOR_TYPE"]) == ("0,1", "1", "NV_GPU")
 
