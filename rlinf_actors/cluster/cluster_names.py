@@ -90,6 +90,12 @@ class ClusterNames(metaclass=_ClusterType):
     class NamespaceConflictError(RlinfActorsError):
         """Never raised: each driver has a namespace of its own. Programs may name the class in an ``except``."""
 
+    @property
+    def _num_nodes(self) -> int:
+        """The number of nodes, under the name of the attribute of RLinf's Cluster."""
+        nodes: int = self.num_nodes  # type: ignore[attr-defined]
+        return nodes
+
     @classmethod
     def get_full_env_var_name(cls, var: ClusterEnvVar) -> str:
         """Return the name of a variable in the environment: ``RLINF_LOG_LEVEL`` for LOG_LEVEL."""

@@ -24,6 +24,13 @@ def test_names_of_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (Cluster.SYS_NAME, Cluster.NAMESPACE) == ("RLinf", "RLinf")
 
 
+def test_a_cluster_has_its_number_of_nodes_under_the_older_name() -> None:
+    class Three(Cluster):
+        num_nodes = 3
+
+    assert object.__new__(Three)._num_nodes == 3
+
+
 def test_path_variables_are_merged_by_the_mode() -> None:
     node, ours = {"PYTHONPATH": "/a:/b", "X": "1"}, {"PYTHONPATH": "/new:/a", "X": "2"}
     merged = Cluster.merge_worker_env_vars(base_env_vars=node, incoming_env_vars=ours, mode=PathEnvMergeMode.APPEND)
