@@ -85,7 +85,10 @@ START_TIMEOUT_S = 30.0
 _MAX_RUN_DIR = 60
 """Longest parent of the run directory, in bytes: a unix socket's path has at most 107 bytes, our names take up to 40.
 """
-_BOOT = "import sys; sys.path.append({root!r}); from agentd.command_line import main; sys.exit(main())"
+_BOOT = (  # without the working directory: an agentd.py of the user's stands in for nothing
+    "import sys; sys.path[:] = [*filter(None, sys.path), {root!r}]; "
+    "from agentd.command_line import main; sys.exit(main())"
+)
 
 
 class EmbeddedDaemon:
