@@ -315,7 +315,7 @@ class Daemon:
         survivors = None if config.embedded else await take_inventory(run_dir, self._keeps)
         if self._handing_over:
             return OK
-        rules = Rules(report.hostname, "", allowed=allowed_interpreters(config, report))
+        rules = Rules(report.hostname, "", allowed=allowed_interpreters(config, report, self._environment()))
         queries = node_report.HardwareQueries(
             rules, f"{run_dir}/pkg", self._environment, described=described is not None
         )

@@ -22,10 +22,12 @@ from agentd.keeper_client import pid_of
 from agentd.sweep import clear_cgroups
 from rlinf_actors.cgroups.roots import Roots, find
 from rlinf_actors.cgroups.worker_cgroup import prepare
+from rlinf_actors.codesync.places import Places
 from rlinf_actors.errors import ConfigError, WorkerStartError
 from rlinf_actors.model.placement import merge_paths
 from rlinf_actors.net.socket_security import is_loopback
 from rlinf_actors.procfs import WORKER_MARK
+from rlinf_actors.settings import CODE_DIR, CODE_HASH
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import NodeReport, ResourceReport, WorkerSpec
 
@@ -35,7 +37,7 @@ SLOT = 128
 """Bytes that a template's environment block reserves for the id of a worker, which a forked worker writes there."""
 
 _LOAD_TIME = re.compile(
-    r"(LD_|OMP_|KMP_|MKL_|GOMP_|OPENBLAS_|GLIBC_TUNABLES$|MALLOC_|PYTHON|TORCH|PYTORCH_|LANG$|LC_|CUDA_MODULE_LOADING$|"
+    r"(RLINF_ACTORS_CODE_|LD_|OMP_|KMP_|MKL_|GOMP_|OPENBLAS_|GLIBC_TUNABLES$|MALLOC_|PYTHON|TORCH|PYTORCH_|LANG$|LC_|CUDA_MODULE_LOADING$|"
     r"RLINF_ACTORS_DROPIN$)"
 )
 """Variables that an interpreter or a library reads when it is loaded: after the fork it is too late to set them."""
@@ -120,6 +122,8 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
     try:
         env = process_environment(node_env, spec.env, spec.path_env_merge_mode)
         env[WORKER_MARK] = spec.id
+        if spec.code_paths:
+            env.update(code_environment(spec.code, spec.code_paths, env))
         interpreter = find_interpreter(spec.interpreter, env, rules)
     except ValueError as error:
         raise _refusal(spec, rules, str(error)) from None
@@ -140,6 +144,18 @@ def process_environment(node_env: Mapping[str, str], asked: Mapping[str, str], m
         if not name or "=" in name or "\0" in name + value:
             raise ValueError(f"{name!r}={value!r} cannot be an environment variable")
     return env
+
+
+def code_environment(code: str, paths: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a worker that runs its driver's code instead of the node's.
+
+    Args:
+        code: hash of the code.
+        paths: directory of the code, then those that go first on the import path.
+        env: the worker's environment without these variables.
+    """
+    directories = [*paths[1:], *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    return {CODE_HASH: code, CODE_DIR: paths[0], "PYTHONPATH": os.pathsep.join(dict.fromkeys(directories))}
 
 
 def template_key(interpreter: str, env: Mapping[str, str], preload: Sequence[str]) -> TemplateKey:
@@ -236,7 +252,7 @@ def make_site(
     rules = Rules(
         report.hostname,
         config.log_dir or default_log_dir(config, run_dir, os.environ),
-        allowed=allowed_interpreters(config, report),
+        allowed=allowed_interpreters(config, report, environment()),
         cgroups=cgroups,
         log_bytes=int(config.log_max_mb * 2**20),
     )
@@ -263,15 +279,20 @@ def make_site(
     )
 
 
-def allowed_interpreters(config: Config, report: NodeReport) -> tuple[str, ...] | None:
+def allowed_interpreters(config: Config, report: NodeReport, environment: Mapping[str, str]) -> tuple[str, ...] | None:
     """Return the directories below which workers' interpreters must be, or None if any interpreter is allowed.
+    *environment* is the node's environment for workers.
 
     Without a configured list, any is allowed on a node with a loopback address. On other nodes the interpreters must be
-    below the directories of agentd's own Python, /opt, /usr or the home directory.
+    below the directories of agentd's own Python, /opt, /usr or the home directory. The environments that workers of
+    this user build here are always allowed: what is in them runs as this user anyway.
     """
-    if config.interpreters is None and not is_loopback(report.ip):
-        return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, "/opt", "/usr", os.path.expanduser("~"))))
-    return config.interpreters
+    if config.interpreters is None and is_loopback(report.ip):
+        return None
+    allowed = config.interpreters
+    if allowed is None:
+        allowed = (sys.prefix, sys.base_prefix, "/opt", "/usr", os.path.expanduser("~"))
+    return tuple(dict.fromkeys((*allowed, Places.load(environment).environments)))
 
 
 def find_roots(config: Config, keeper: str) -> Roots:

@@ -46,6 +46,15 @@ KEEPER = "RLINF_ACTORS_KEEPER"
 KEY_DIR = "RLINF_ACTORS_KEYS"
 KEY_FILE = "RLINF_ACTORS_KEY_FILE"
 HEAD_KEY = "RLINF_ACTORS_HEAD_KEY"
+CODE_WORKING_DIR = "RLINF_CODE_WORKING_DIR"
+CACHE_DIR = "RLINF_ACTORS_CACHE_DIR"
+CODE_BYTES = "RLINF_ACTORS_CODE_BYTES"
+CODE_FILES = "RLINF_ACTORS_CODE_FILES"
+CODE_CACHE_BYTES = "RLINF_ACTORS_CODE_CACHE_BYTES"
+ENVIRONMENTS_KEPT = "RLINF_ACTORS_ENVIRONMENTS_KEPT"
+CODE_HASH = "RLINF_ACTORS_CODE_HASH"
+CODE_DIR = "RLINF_ACTORS_CODE_DIR"
+"""Set in the workers that run code which their driver sent: its hash, and the directory of their copy."""
 STATE_DIR = "STATE_DIRECTORY"
 """Set by systemd for a unit with StateDirectory=."""
 FOR_THE_UNIT_ALONE = frozenset(
@@ -131,6 +140,9 @@ class Settings:
         config_home: parent directory of this user's configuration.
         kept_logs: directory for the logs of private clusters in which a worker failed, None to keep none
             (``RLINF_ACTORS_KEPT_LOGS=none``).
+        code_working_dir: directory whose code the driver sends to its workers, "auto", or "0" for none; None if the
+            configuration decides.
+        code_dir: in a worker, the directory of the code that its driver has sent; None without one.
     """
 
     head: str | None = None
@@ -162,6 +174,8 @@ class Settings:
     key_dir: str | None = None
     config_home: str = "~/.config"
     kept_logs: str | None = None
+    code_working_dir: str | None = None
+    code_dir: str | None = None
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -209,7 +223,45 @@ class Settings:
             head_key=env.get(HEAD_KEY) or None,
             key_dir=env.get(KEY_DIR) or None,
             kept_logs=_kept_logs(env),
+            code_working_dir=env.get(CODE_WORKING_DIR),
+            code_dir=env.get(CODE_DIR) or None,
             config_home=env.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"),
+        )
+
+
+@dataclass(frozen=True)
+class CodeSettings:
+    """How much code and how many environments a node keeps for its user, from the node's environment.
+
+    Attributes:
+        cache_dir: directory for both, None for the default.
+        max_bytes: size of the largest tree of code that the node accepts.
+        max_files: most files and directories of such a tree.
+        cache_bytes: bytes of code beyond which the node removes trees that no process uses.
+        environments_kept: number of environments beyond which the node removes those that no process uses.
+    """
+
+    cache_dir: str | None = None
+    max_bytes: int = 512 << 20
+    max_files: int = 50_000
+    cache_bytes: int = 4 << 30
+    environments_kept: int = 8
+
+    @classmethod
+    def load(cls, environ: Mapping[str, str] | None = None) -> CodeSettings:
+        """Return the settings in the environment *environ* (None: ``os.environ``). Raises ConfigError."""
+        env = os.environ if environ is None else environ
+
+        def number(name: str, least: int, default: int) -> int:
+            kind = Annotated[int, Meta(ge=least, description=f"a whole number from {least} up")]
+            return convert(env[name], kind, name, strict=False) if env.get(name) else default
+
+        return cls(
+            env.get(CACHE_DIR) or None,
+            number(CODE_BYTES, 1, cls.max_bytes),
+            number(CODE_FILES, 1, cls.max_files),
+            number(CODE_CACHE_BYTES, 0, cls.cache_bytes),
+            number(ENVIRONMENTS_KEPT, 1, cls.environments_kept),
         )
 
 

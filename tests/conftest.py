@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(config_home.cleanup)
     os.environ["XDG_CONFIG_HOME"] = config_home.name  # before test modules keep the environment for what they start
     os.environ["XDG_STATE_HOME"] = config_home.name
+    os.environ["RLINF_ACTORS_CACHE_DIR"] = f"{config_home.name}/cache"
     os.environ["RLINF_ACTORS_HEADS"] = f"{config_home.name}/heads"
     os.environ["RLINF_ACTORS_CLIENT_CONFIG"] = f"{config_home.name}/client.toml"
     os.mkdir(os.environ["RLINF_ACTORS_HEADS"])

@@ -310,7 +310,7 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
         show_json(rows)
         return
     show_table(
-        ("WORKER", "NAMESPACE", "STATE", "NODE", "ADDRESS", "PID", "CPU", "MEMORY", "RESTARTS", "END"),
+        ("WORKER", "NAMESPACE", "STATE", "NODE", "ADDRESS", "PID", "CPU", "MEMORY", "RESTARTS", "CODE", "END"),
         [
             (
                 row["name"],
@@ -322,6 +322,7 @@ def workers(group: str | None, head: str | None, as_json: bool) -> None:
                 seconds(row["process"]["cpu_s"]) if row["process"] else "-",
                 mib(row["process"]["rss_bytes"]) if row["process"] else "-",
                 row["restarts"],
+                row["code"][:12] or "-",
                 _end(row["exit"]),
             )
             for row in rows
@@ -361,6 +362,7 @@ def worker_dict(group: GroupState, worker: WorkerState, now: float, *, near: boo
         "pid": worker.pid,
         "process": None if figures is None else dataclasses.asdict(figures),
         "restarts": worker.restarts,
+        "code": worker.code,
         "unresponsive": pulse.unresponsive,
         "method": pulse.method,
         "waiting": pulse.waiting,

@@ -26,6 +26,7 @@ from rlinf_actors.cluster.connect import (
     EffectiveArguments,
     StartLock,
     Watch,
+    code_source,
     learn_nodes,
     worker_job,
 )
@@ -182,10 +183,9 @@ class Cluster(ClusterNames):
         import_paths()  # resolves links, which a launch in an event loop does not
         if settings.ext_module and job is None:
             extensions.load_module(settings.ext_module)
-        self.config = asked.config()
-        if self.config is None and job is not None:
-            self.config = job.extras().get("cluster_config")
+        self.config = asked.config() or (job.extras().get("cluster_config") if job else None)
         self.log_dir = asked.directory() or (job.extras().get("log_dir") if job else None)
+        self.code_source = code_source(self.config, settings, job is not None)
         self._wanted = asked.wanted(self.config, job.extras().get("num_nodes", 1) if job else 1)
         self._endpoint = endpoint_of(job.head, "head") if job else asked.endpoint(settings, self._wanted)
         self._job = job

@@ -29,7 +29,9 @@ from rlinf_actors.cluster.cluster_nodes import (
     read_config,
     with_pieces,
 )
+from rlinf_actors.codesync.source import CodeSource, find_source
 from rlinf_actors.config.cluster_config import ClusterConfig
+from rlinf_actors.config.runtime_config import RuntimeConfig
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import without_types
@@ -212,6 +214,18 @@ async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([task])
     task.result()
+
+
+def code_source(config: ClusterConfig | None, settings: Settings, in_worker: bool) -> CodeSource | None:
+    """Return the directory whose code this process sends to the workers that it launches, None for none.
+
+    A worker sends the code that it runs itself, unchanged. Raises ConfigError if the directory does not exist.
+    """
+    if in_worker:
+        copy = settings.code_dir
+        return CodeSource(copy, file_bytes=sys.maxsize) if copy and os.path.isdir(copy) else None
+    wanted = config.runtime if config is not None and config.runtime is not None else RuntimeConfig()
+    return find_source(wanted.working_dir, settings.code_working_dir, wanted.excludes, wanted.max_file_mb << 20)
 
 
 @dataclass(frozen=True)

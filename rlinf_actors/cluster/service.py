@@ -32,6 +32,7 @@ async def launch_service(
     detail: str = "",
     show_logs: bool = False,
     detached: bool = False,
+    interpreter: str | None = None,
 ) -> RemoteGroup:
     """Launch a group of workers of a class of this library, such as channel hosts, and wait for the head's answer.
 
@@ -47,6 +48,7 @@ async def launch_service(
         detail: text (JSON) that the head gives to each process that looks up the group.
         show_logs: True to show the group's output in the driver's terminal.
         detached: True to end the group with the job's first driver; False to end it with this process.
+        interpreter: interpreter of the workers, None for the nodes' own.
     """
     placements = NodePlacementStrategy(node_ranks).get_placement(cluster)
     layout, launch, specs = GroupLayout.of(placements), uuid.uuid4().hex[:10], []
@@ -64,6 +66,7 @@ async def launch_service(
                 env=worker_environment(name, placement, layout, node, group, cluster.namespace),
                 forward_logs=show_logs,
                 keep_logs=show_logs and cluster.log_dir is not None,
+                interpreter=interpreter,
             )
         )
     construction = Construction(reference, payload.encode((None, args, {}, {}), reference), 0)

@@ -24,6 +24,7 @@ from rlinf_actors.config.config_values import (
     load_yaml,
     parse_env_vars,
     parse_node_ranks,
+    parse_requirements,
     plain,
     refuse_sexagesimal,
     whole_number,
@@ -77,6 +78,7 @@ class _Env(msgspec.Struct, forbid_unknown_fields=True):
     env_vars: (
         Annotated[list[Annotated[dict[Any, Any], _mapping(_VARIABLE_EXAMPLE)]], _list(_VARIABLE_EXAMPLE)] | None
     ) = None
+    requirements: Any = None
 
 
 _ENV_EXAMPLE = "{node_ranks: 0-7, env_vars: [{NAME: value}]}"
@@ -250,7 +252,8 @@ def _parse_env_configs(
         interpreter = entry.python_interpreter_path
         variables = parse_env_vars(entry.env_vars or (), f"{where}.env_vars")
         env_vars = [{name: value} for name, value in variables.items()]
-        found.append(NodeEnvConfig(list(ranks), env_vars, interpreter.strip() if interpreter else None))
+        wanted = parse_requirements(entry.requirements, f"{where}.requirements")
+        found.append(NodeEnvConfig(list(ranks), env_vars, interpreter.strip() if interpreter else None, wanted))
     return tuple(found)
 
 

@@ -23,6 +23,7 @@ from typing import Any, Literal, Union
 import msgspec
 
 from rlinf_actors import conversion
+from rlinf_actors.codesync.requirements import Requirements, of_file, of_list
 from rlinf_actors.conversion import check_keys, join
 from rlinf_actors.errors import ConfigError
 
@@ -250,6 +251,26 @@ def parse_env_vars(entries: Sequence[Mapping[Any, Any]], path: str) -> dict[str,
 
 _SCALARS = (int, float, str, bool, type(None))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
+
+
+def parse_requirements(value: Any, path: str) -> Requirements | None:
+    """Return the requirements of an environment; None if *value* is None.
+
+    *value* is a list of requirements, or the path of a requirements file on this machine. *path* is its config path,
+    for errors. Raise ConfigError if it is neither.
+    """
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)):
+        return of_list(value, path)
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"is {value!r}; it must be a list such as ['numpy>=2'], or the path of a file", path=path)
+
+    def read(name: str) -> str:
+        with open(name, encoding="utf-8") as file:
+            return file.read()
+
+    return of_file(os.path.abspath(os.path.expanduser(value.strip())), read, path)
 
 
 def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 
 @dataclass(frozen=True)
@@ -11,6 +14,10 @@ class RuntimeConfig:
 
     Attributes:
         working_dir: directory on the driver's machine whose code the workers run; None if each node has its own code.
+        excludes: patterns of files and directories below it that are not sent, such as ``["data/", "*.ckpt"]``.
+        max_file_mb: size in MiB of the largest file that may be sent.
     """
 
     working_dir: str | None = None
+    excludes: list[str] = field(default_factory=list)
+    max_file_mb: Annotated[int, Meta(ge=1, description="a whole number of MiB above 0")] = 16

@@ -191,6 +191,7 @@ class GroupControl:
             info.hardware_infos = list(hardware.get(rank, ()))
             if state is not None:
                 info.cluster_node_rank, info.node_ip, info.node_port = state.node_rank, state.node_ip, state.port
+                info.code_hash = state.code
             if placement is not None:
                 info.cluster_node_rank = placement.cluster_node_rank
                 info.accelerator_type = placement.accelerator_type

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.errors import GroupNotFoundError, NameInUseError, SerializationError, UsageError
-from rlinf_actors.group import group_spec
+from rlinf_actors.group import group_spec, provision
 from rlinf_actors.group.class_facts import LEASE_HOOK, check_class, check_lease_hook, facts_of
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import WorkerGroup
@@ -177,10 +177,10 @@ def launch(
         running = _running(runtime, cluster.namespace, name)
         if running is not None:
             return _handle_of(running, cls, title, runtime)
-    group, message = _new_group(name, title, cls, args, kwargs, cluster, options)
+    group, message, environs = _new_group(name, title, cls, args, kwargs, cluster, options)
     if cluster.log_dir is not None and options.show_logs:
         log.info("the job's driver writes the output of group %r to %s, as its own user", name, cluster.log_dir)
-    future = runtime.io.submit(runtime.groups.launch(message, group))
+    future = runtime.io.submit(provision.launch(cluster, message, group, environs))
     if not _in_event_loop():
         try:
             future.result()  # one round trip; with a loop running, `await group` and every call raise instead
@@ -203,8 +203,9 @@ def _new_group(
     kwargs: dict[str, Any],
     cluster: Cluster,
     options: LaunchOptions,
-) -> tuple[RemoteGroup, Launch]:
-    """Place a group, and return its RemoteGroup, which this process owns, and the Launch message for the head.
+) -> tuple[RemoteGroup, Launch, dict[int, provision.Environs]]:
+    """Place a group, and return its RemoteGroup, which this process owns, the Launch message for the head, and what the
+    environments of its workers are built from.
 
     Args:
         name: name of the group.
@@ -261,7 +262,8 @@ def _new_group(
         outlives=options.detached,
         get_if_exists=options.get_if_exists,
     )
-    return group, message
+    labels = {placement.rank: placement.node_group_label for placement in placements}
+    return group, message, provision.environs_of(specs, labels, cluster)
 
 
 def _running(runtime: Runtime, namespace: str, name: str) -> RemoteGroup | None:

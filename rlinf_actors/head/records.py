@@ -277,6 +277,7 @@ class WorkerRecord:
         return values.WorkerState(
             self.id, self.spec.rank, self.spec.node_rank, self.node_ip, self.life.value, self.pid, self.endpoint,
             self.port, self.master_port, self.exit, self.spec.incarnation, None if self.gone else self.pulse,
+            self.spec.code,
         )  # fmt: skip
 
 

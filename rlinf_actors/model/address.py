@@ -119,6 +119,7 @@ class WorkerInfo:
         node_port: TCP port of the worker's socket; 0 if the worker listens on a unix socket only.
         available_accelerators: the accelerators that the worker sees, as the vendor's visibility variable lists them.
         hardware_infos: the robots or other configured hardware of the worker, as HardwareInfos of their types.
+        code_hash: hash of the code that the driver has sent and the worker runs; "" if it runs what its node has.
     """
 
     address: WorkerAddress
@@ -132,6 +133,7 @@ class WorkerInfo:
     node_port: int = 0
     available_accelerators: list[str] = field(default_factory=list)
     hardware_infos: list[Any] = field(default_factory=list)
+    code_hash: str = ""
 
     @property
     def node_id(self) -> int:

@@ -43,11 +43,14 @@ class NodeEnvConfig:
         node_ranks: cluster ranks of the nodes that the entry is for.
         env_vars: environment variables of the workers on these nodes, as one-key mappings; None if there are none.
         python_interpreter_path: interpreter of the workers on these nodes; None for the node's own.
+        requirements: what the nodes install into an environment for these workers (codesync.requirements); None for no
+            environment of their own.
     """
 
     node_ranks: list[int] = field(default_factory=list)
     env_vars: list[dict[str, str]] | None = None
     python_interpreter_path: str | None = None
+    requirements: Any = None
 
     def __post_init__(self) -> None:
         ranks: int | Sequence[int] = self.node_ranks

@@ -206,7 +206,7 @@ def prepare(start: ChildStart) -> None:
     unprotect(Path("/proc/self/oom_score_adj"))
     _go_to(spec.cwd)
     sys.argv[:] = sys.argv[:1]
-    sys.path[:] = import_path(sys.path, spec.sys_path, os.path.exists)
+    sys.path[:] = import_path(sys.path, spec.sys_path, os.path.exists, spec.code_paths[1:])
     install_if_asked()
     _restore_streams()
     _reseed()
@@ -225,7 +225,9 @@ def _take_environment(env: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
-def import_path(current: list[str], wanted: Iterable[str], exists: Callable[[str], bool]) -> list[str]:
+def import_path(
+    current: list[str], wanted: Iterable[str], exists: Callable[[str], bool], code: Sequence[str] = ()
+) -> list[str]:
     """Return sys.path of a worker: this package, then the directories of the driver, then those of the interpreter.
 
     Directories that belong to the driver's interpreter (library, site-packages) are left out, because the worker may
@@ -235,14 +237,15 @@ def import_path(current: list[str], wanted: Iterable[str], exists: Callable[[str
         current: sys.path of this process, which begins with the directory of this package.
         wanted: sys.path of the driver.
         exists: returns True if a directory exists.
+        code: directories of the code that the driver has sent, which come before all others.
     """
-    known = set(current)
+    known = {*current, *code}
     ours = [
         entry
         for entry in dict.fromkeys(wanted)
         if entry and entry not in known and not _OF_AN_INTERPRETER.search(entry) and exists(entry)
     ]
-    return current[:1] + ours + current[1:]
+    return [*current[:1], *code, *ours, *(entry for entry in current[1:] if entry not in code)]
 
 
 def _restore_signals() -> None:

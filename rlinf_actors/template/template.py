@@ -52,6 +52,7 @@ import msgspec
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker_cgroup import Cgroup, cgroup_of
+from rlinf_actors.codesync.holding import hold_own
 from rlinf_actors.dropin.door import install_if_asked
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.installed import fingerprint
@@ -161,6 +162,8 @@ def main(fd: int, node: str, config_json: str) -> None:
     procfs.open_standard_descriptors()
     config = msgspec.json.decode(config_json, type=TemplateConfig)
     fault_injection.load(Settings.load().faults)
+    if gone := hold_own(os.environ, sys.prefix):
+        fail(fd, f"interpreter {sys.executable} on node {node} cannot run: {gone}")
     if config.packet >= 0:
         os.set_inheritable(fd, False)
         with open(config.packet, "rb") as file:

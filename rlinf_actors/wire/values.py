@@ -213,6 +213,8 @@ class WorkerSpec(Value, frozen=True):
         owner_must_answer: whether the head ends the group if its owner has not answered beats for the length of a robot
             lease, but an agentd still sees the owner's process: "always", "elsewhere" (only if the robot is on another
             host than the owner) or "" (never).
+        code: hash of the driver's code that the worker runs, "" if it runs what its node has.
+        code_paths: directories of that code on the node: the whole tree, then those that go first on the import path.
     """
 
     id: WorkerId
@@ -240,6 +242,8 @@ class WorkerSpec(Value, frozen=True):
     restart: Union[RestartPolicy, None] = None
     incarnation: int = 0
     owner_must_answer: str = ""
+    code: str = ""
+    code_paths: list[str] = []
 
 
 class Endpoint(Value, frozen=True):
@@ -302,6 +306,7 @@ class WorkerState(Value, frozen=True):
         exit: how the worker ended, or how the previous incarnation of its rank ended; None if there is no such end.
         restarts: number of restarts of its rank.
         pulse: set while the worker does not answer or has been in one call for long. Such a worker is still alive.
+        code: hash of the driver's code that it runs, "" if it runs what its node has.
     """
 
     id: str
@@ -316,6 +321,7 @@ class WorkerState(Value, frozen=True):
     exit: Union[ExitReport, None] = None
     restarts: int = 0
     pulse: Union[WorkerPulse, None] = None
+    code: str = ""
 
 
 class RunningWorker(Value, frozen=True):

@@ -208,6 +208,9 @@ def _start(
     lock = DeviceLock(spec.id, name, has_devices, control.post, worker_context.make_logger(name))
     context.device_lock = lock
     worker_context.install(context)
+    if spec.code:
+        text = "worker %s runs code %s, the copy that its driver has sent to %s"
+        worker_context.make_logger(name).info(text, name, spec.code[:12], spec.code_paths[0])
     control.serve(packets.DevicesLocked, lock.granted)
     control.serve(packets.DevicesBusy, lock.busy)
     control.serve(packets.Ping, lambda _: control.try_send(_pong(spec.id, server.activity())))

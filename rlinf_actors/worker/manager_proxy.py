@@ -87,6 +87,7 @@ class ManagerProxy:
             cluster_node_rank=worker.node_rank,
             node_ip=worker.node_ip,
             node_port=worker.port,
+            code_hash=worker.code,
         )
 
     async def _find(self, address: WorkerAddress) -> tuple[GroupState | None, WorkerState | None]:

@@ -188,6 +188,7 @@ class Worker(Routing, Channels, OlderNames):
             node_port=context.tcp_port if context else 0,
             available_accelerators=[d for d in os.environ.get("VISIBLE_DEVICES", "").split(",") if d],
             hardware_infos=self.hardware_infos,
+            code_hash=context.spec.code if context else "",
         )
 
     @property
