@@ -10,6 +10,7 @@ import click
 
 from rlinf_actors.cli.output import note
 from rlinf_actors.dropin import door
+from rlinf_actors.dropin.check import check
 from rlinf_actors.errors import UsageError
 
 PTH = "rlinf_actors_dropin.pth"
@@ -25,17 +26,26 @@ LINE = (
     "--install", "change", flag_value="install", help="Let RLINF_ACTORS_DROPIN=1 serve rlinf.scheduler in this Python."
 )
 @click.option("--uninstall", "change", flag_value="uninstall", help="Undo --install.")
+@click.option(
+    "--check",
+    "checked",
+    type=click.Path(exists=True, path_type=Path),
+    help="List what the Python files of a program use of rlinf.scheduler and ray that is not served; run nothing. "
+    "Exit code 1 if there is any.",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] [COMMAND]...")
-def dropin(change: str | None, command: tuple[str, ...]) -> None:
+def dropin(change: str | None, checked: Path | None, command: tuple[str, ...]) -> None:
     """Run COMMAND, such as 'python train.py', with rlinf.scheduler served by rlinf_actors instead of RLinf on Ray.
 
     The processes that COMMAND starts, and its workers, have it too. RLinf's checkout is not changed.
     """
-    if bool(change) == bool(command):
+    if (change is not None) + (checked is not None) + bool(command) != 1:
         raise UsageError(
-            "dropin needs a command to run, --install or --uninstall: rlinf-actors dropin -- python train.py"
+            "dropin needs a command, --check, --install or --uninstall: rlinf-actors dropin -- python train.py"
         )
-    if change == "install":
+    if checked is not None:
+        _check(checked)
+    elif change == "install":
         _pth().write_text(LINE)
         note(f"wrote {_pth()}: with {door.DROPIN}=1 this Python serves rlinf.scheduler from rlinf_actors")
     elif change == "uninstall":
@@ -47,6 +57,14 @@ def dropin(change: str | None, command: tuple[str, ...]) -> None:
             os.execvpe(command[0], list(command), env)
         except FileNotFoundError:
             raise UsageError(f"{command[0]!r} is not a program on PATH") from None
+
+
+def _check(path: Path) -> None:
+    findings = check(path)
+    for finding in findings:
+        click.echo(finding)
+    note(f"{len(findings)} names in {len({finding.path for finding in findings})} files are not served")
+    click.get_current_context().exit(1 if findings else 0)
 
 
 def _pth() -> Path:

@@ -419,3 +419,16 @@ PACKAGES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "worker.worker_group": ("WorkerGroup", "WorkerGroupFunc", "WorkerGroupFuncResult"),
     },
 }
+
+RAY_NAMES = frozenset(
+    {
+        "is_initialized",
+        "shutdown",
+        "actor.ActorHandle",
+        "util.get_node_ip_address",
+        "util.queue.Empty",
+        "util.queue.Full",
+        "util.queue.Queue",
+    }
+)
+"""What the stand-in of `ray` has (rlinf_actors.dropin.ray_stand_in)."""

@@ -1,1 +1,5 @@
 """Stands in for `ray.actor`, which programs import for its types."""
+
+
+class ActorHandle:
+    """Type of Ray's actors, for annotations. Nothing here is one."""
