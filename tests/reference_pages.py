@@ -118,7 +118,7 @@ def width(columns: int) -> Iterator[None]:
 
 def rlinf_names() -> str:
     """docs/reference/rlinf-names.md."""
-    from rlinf_actors.dropin.table import MODULES, PACKAGES, Absent
+    from rlinf_actors.dropin.table import CHECKOUT, MODULES, PACKAGES, Absent
 
     exports: dict[tuple[str, str], list[str]] = {}
     for package, origins in PACKAGES.items():
@@ -136,6 +136,8 @@ def rlinf_names() -> str:
         for name, place in places.items():
             state = f"not served: {place.text}" if isinstance(place, Absent) else f"`{place}`"
             lines.append(f"| `{name}` | `{module}` | {', '.join(exports.get((module, name), []))} | {state} |")
+    for package in CHECKOUT:
+        lines.append(f"| all names | `{package}` and the modules below it | | RLinf's own modules, from its checkout |")
     return "\n".join(lines) + "\n"
 
 

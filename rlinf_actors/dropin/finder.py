@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlinf_actors.dropin.table import MODULES, PACKAGES, Absent
+from rlinf_actors.dropin.table import CHECKOUT, MODULES, PACKAGES, Absent
 from rlinf_actors.errors import UsageError
 
 SCHEDULER = "rlinf.scheduler"
@@ -105,7 +105,7 @@ def children(package: str) -> frozenset[str]:
     prefix = f"{package}." if package else ""
     return frozenset(
         path[len(prefix) :].partition(".")[0]
-        for path in (*MODULES, *PACKAGES)
+        for path in (*MODULES, *PACKAGES, *CHECKOUT)
         if path and path != package and path.startswith(prefix)
     )
 
@@ -156,6 +156,10 @@ class SchedulerFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if fullname != SCHEDULER and not fullname.startswith(SCHEDULER + "."):
             return None
         path_below = _relative(fullname)
+        if path_below in CHECKOUT:
+            return _in_checkout(fullname)
+        if path_below.partition(".")[0] in CHECKOUT:
+            return None  # its package is in the checkout, and knows its directory
         if path_below not in MODULES and path_below not in PACKAGES:
             module, _, name = fullname.rpartition(".")
             place = names_of(_relative(module)).get(name) if module.startswith(SCHEDULER) else None
@@ -168,6 +172,24 @@ class SchedulerFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: names are loaded when they are used."""
+
+
+def _in_checkout(fullname: str) -> importlib.machinery.ModuleSpec:
+    """Return the spec of a package below rlinf.scheduler as it is in RLinf's checkout.
+
+    Raises:
+        ModuleNotFoundError: the checkout is not on sys.path, or lacks the package.
+    """
+    checkout = importlib.import_module(SCHEDULER.partition(".")[0])
+    directories = [str(Path(directory, "scheduler")) for directory in checkout.__path__]
+    spec = importlib.machinery.PathFinder.find_spec(fullname, directories)
+    if spec is None:
+        raise ModuleNotFoundError(
+            f"{fullname} is used as it is in RLinf's checkout, and is not there: {', '.join(directories)}. Put the "
+            f"checkout of RLinf on sys.path",
+            name=fullname,
+        )
+    return spec
 
 
 class RayFinder(importlib.abc.MetaPathFinder):

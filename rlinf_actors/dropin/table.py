@@ -36,6 +36,9 @@ INTERNAL = Absent(
 )
 NOT_YET = Absent("rlinf-actors has no counterpart yet")
 
+CHECKOUT = ("dynamic_scheduler",)
+"""Packages that are loaded from RLinf's checkout as they are: they use only public names of the scheduler."""
+
 MODULES: Mapping[str, Mapping[str, str | Absent]] = {
     "channel.channel": {
         "DEFAULT_KEY": "channel.key_encoding:DEFAULT_KEY",
@@ -94,30 +97,6 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
     },
     "collective.multi_channel_pg": {
         "MultiChannelProcessGroup": INTERNAL,
-    },
-    "dynamic_scheduler.manager": {
-        "ComponentManager": NOT_YET,
-        "RolloutManager": NOT_YET,
-        "InferenceManager": NOT_YET,
-        "ActorManager": NOT_YET,
-        "create_component_manager": NOT_YET,
-        "RolloutScalingScheduler": NOT_YET,
-    },
-    "dynamic_scheduler.scheduler_worker": {
-        "SchedulerWorker": NOT_YET,
-    },
-    "dynamic_scheduler.utils": {
-        "get_valid_dp_sizes": NOT_YET,
-        "get_scheduler_channel": NOT_YET,
-        "get_scheduler_request_queue": NOT_YET,
-        "get_scheduler_response_queue": NOT_YET,
-        "RolloutReport": NOT_YET,
-        "RolloutAction": NOT_YET,
-        "RolloutScheduleInfo": NOT_YET,
-        "_DynamicSchedulerState": NOT_YET,
-        "DynamicSchedulerState": NOT_YET,
-        "set_global_scheduer_state": NOT_YET,
-        "get_global_scheduer_state": NOT_YET,
     },
     "hardware.accelerators.accelerator": {
         "ProfileConfig": "config.profiling_config:ProfileConfig",
@@ -342,7 +321,6 @@ PACKAGES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "collective.collective": ("Collective",),
         "collective.collective_group": ("CollectiveGroup", "CollectiveGroupOptions"),
     },
-    "dynamic_scheduler": {},
     "hardware": {
         "hardware.accelerators.accelerator": ("Accelerator", "AcceleratorType", "AcceleratorUtil", "ProfileConfig"),
         "hardware.hardware": ("Hardware", "HardwareConfig", "HardwareInfo", "HardwareResource", "NodeHardwareConfig"),

@@ -20,6 +20,8 @@ CHECKOUT = {  # of RLinf: a package that runs code of its own, and a scheduler t
     "rlinf/scheduler/__init__.py": "raise RuntimeError('the checkout was loaded')",
     "rlinf/scheduler/newer.py": "raise RuntimeError('the checkout was loaded')",
     "rlinf/scheduler/worker/__init__.py": "raise RuntimeError('the checkout was loaded')",
+    "rlinf/scheduler/dynamic_scheduler/__init__.py": "",
+    "rlinf/scheduler/dynamic_scheduler/utils.py": "from rlinf.scheduler import Worker\nTHEIRS = 'theirs'",
 }
 
 
@@ -104,6 +106,30 @@ def test_every_form_of_import_gives_the_same_objects(checkout):
         assert namespace["Worker"] is Worker
         """,
     )
+
+
+def test_packages_without_ray_come_from_the_checkout(checkout):
+    check(
+        checkout,
+        """
+        from rlinf.scheduler.dynamic_scheduler.utils import THEIRS, Worker
+        import rlinf.scheduler
+        import rlinf_actors
+        assert THEIRS == "theirs" and Worker is rlinf_actors.Worker
+        assert rlinf.scheduler.dynamic_scheduler.utils.THEIRS == "theirs"
+        try:
+            import rlinf.scheduler.dynamic_scheduler.newer
+        except ModuleNotFoundError:
+            pass
+        else:
+            raise AssertionError
+        """,
+    )
+    for path in (checkout / "rlinf" / "scheduler" / "dynamic_scheduler").iterdir():
+        path.unlink()
+    (checkout / "rlinf" / "scheduler" / "dynamic_scheduler").rmdir()
+    done = run(checkout, "import rlinf.scheduler.dynamic_scheduler.utils")
+    assert "is used as it is in RLinf's checkout, and is not there" in done.stderr
 
 
 def test_served_modules_can_be_inspected_and_classes_pickled(checkout):
