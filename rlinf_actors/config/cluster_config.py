@@ -7,6 +7,7 @@ config path. Callers pass the table of registered hardware types.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from rlinf_actors.config.auto_scheduler_config import AutoSchedulerConfig
+from rlinf_actors.config.component_rules import ComponentRule, parse_component_placement
 from rlinf_actors.config.config_values import (
     build,
     is_all,
@@ -26,23 +28,22 @@ from rlinf_actors.config.config_values import (
     parse_node_ranks,
     parse_requirements,
     plain,
-    refuse_sexagesimal,
     whole_number,
 )
 from rlinf_actors.config.net_emulation_config import NetEmulationConfig
 from rlinf_actors.config.profiling_config import ProfileConfig, parse_profiling
 from rlinf_actors.config.runtime_config import RuntimeConfig
 from rlinf_actors.config.tracer_config import TracerConfig
-from rlinf_actors.conversion import convert, join, nearest
+from rlinf_actors.conversion import convert, nearest
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.hardware import AcceleratorType, is_accelerator_type
-from rlinf_actors.model.node import CLUSTER_GROUP, RESERVED_LABELS, NodeEnvConfig
+from rlinf_actors.model.node import RESERVED_LABELS, NodeEnvConfig
 
 T = TypeVar("T")
 
 SECTION = "cluster"
-PLACEMENT_EXAMPLE = "{actor: 0-7, env: {node_group: franka, placement: 0-1}}"
 _GROUP_EXAMPLE = "{label: a800, node_ranks: 0-7}"
+_GROUP_RULE = "Each node yaml config must be a dictionary"
 _VARIABLE_EXAMPLE = "{GLOO_SOCKET_IFNAME: eth0}"
 
 ConfigSource = Any
@@ -52,32 +53,28 @@ ConfigSource = Any
 # --- the keys, as files have them ---
 
 
-def _mapping(example: str) -> Any:
-    return Meta(description=f"a mapping such as {example}")
+def _mapping(example: str, rule: str = "") -> Any:
+    return Meta(description=f"a mapping such as {example}" + (f". {rule}" if rule else ""))
 
 
 def _list(example: str) -> Any:
     return Meta(description=f"a list such as [{example}]")
 
 
-class _Rule(msgspec.Struct, forbid_unknown_fields=True):
-    placement: Annotated[Any, Meta(description='a placement such as "0-3"')]
-    node_group: Any = None
+# The sentences that begin with a capital are those of RLinf, which its users search for.
+_HardwareEntry = Annotated[dict[Any, Any], _mapping("{node_rank: 0}", "Each hardware config must be a dictionary")]
+_Variable = Annotated[dict[Any, Any], _mapping(_VARIABLE_EXAMPLE, "Each node env_var must be a dict")]
 
 
 class _Hardware(msgspec.Struct, forbid_unknown_fields=True):
     type: Annotated[str, Meta(pattern=r"\S", description="the name of a registered hardware type")]
-    configs: Annotated[list[Annotated[dict[Any, Any], _mapping("{node_rank: 0}")]], _list("{node_rank: 0}")] | None = (
-        None
-    )
+    configs: Annotated[list[_HardwareEntry], _list("{node_rank: 0}")] | None = None
 
 
 class _Env(msgspec.Struct, forbid_unknown_fields=True):
     node_ranks: Any
     python_interpreter_path: Annotated[str, Meta(pattern=r"\S", description="the path of an interpreter")] | None = None
-    env_vars: (
-        Annotated[list[Annotated[dict[Any, Any], _mapping(_VARIABLE_EXAMPLE)]], _list(_VARIABLE_EXAMPLE)] | None
-    ) = None
+    env_vars: Annotated[list[_Variable], _list(_VARIABLE_EXAMPLE)] | None = None
     requirements: Any = None
 
 
@@ -96,7 +93,9 @@ class _Group(msgspec.Struct, forbid_unknown_fields=True):
 class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
     num_nodes: Any = None
     component_placement: Any = None
-    node_groups: Annotated[list[Annotated[_Group, _mapping(_GROUP_EXAMPLE)]], _list(_GROUP_EXAMPLE)] | None = None
+    node_groups: (
+        Annotated[list[Annotated[_Group, _mapping(_GROUP_EXAMPLE, _GROUP_RULE)]], _list(_GROUP_EXAMPLE)] | None
+    ) = None
     # each of these has a dataclass of its own, which defines and checks the keys below it
     tracer: Annotated[dict[Any, Any], _mapping("{enable: true}")] | None = None
     profiling: Annotated[dict[Any, Any], _mapping("{backend: nsight, worker_groups: all}")] | None = None
@@ -110,71 +109,6 @@ class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
 
 _SectionForm: Any = Annotated[dict[Any, Any], _mapping("{num_nodes: 1}")]
 _GroupForm: Any = Annotated[_Group, _mapping(_GROUP_EXAMPLE)]
-_PlacementForm: Any = Annotated[dict[Any, Any], _mapping(PLACEMENT_EXAMPLE)]
-
-
-# --- component_placement ---
-
-
-@dataclass(frozen=True)
-class ComponentRule:
-    """One entry of ``component_placement``: the placement of the components that the entry names."""
-
-    components: tuple[str, ...]  # the names before the colon, which share the rule
-    node_groups: tuple[str, ...]  # labels of the groups whose resources the ranks run through, in order
-    placement: str  # not parsed yet
-    path: str  # config path of the entry
-    maybe_sexagesimal: bool = False  # True if the placement is a number from 60 up, perhaps written a:b without quotes
-
-
-def parse_component_placement(value: Any, path: str) -> tuple[ComponentRule, ...]:
-    """Return the rules of a ``component_placement`` mapping, in the order of the mapping. *path* is its config path,
-    for errors. Raise ConfigError if a component has two rules.
-    """
-    entries: dict[Any, Any] = convert(value, _PlacementForm, path)
-    rules = tuple(_parse_rule(key, spec, join(path, key)) for key, spec in entries.items())
-    owner: dict[str, ComponentRule] = {}
-    for rule in rules:
-        for name in rule.components:
-            if name in owner:
-                raise ConfigError(f"component {name!r} has a rule already at {owner[name].path}", path=rule.path)
-            owner[name] = rule
-    return rules
-
-
-def _parse_rule(key: Any, spec: Any, path: str) -> ComponentRule:
-    refuse_sexagesimal(key, path)
-    names = tuple(name.strip() for name in str(key).split(","))
-    if isinstance(key, bool) or key is None or not all(names):
-        raise ConfigError(f"{key!r} is no list of component names such as actor or actor,rollout", path=path)
-    groups: tuple[str, ...] = (CLUSTER_GROUP,)
-    value, where = spec, path
-    if isinstance(spec, Mapping):
-        rule = convert(spec, _Rule, path)
-        if rule.node_group is not None:
-            groups = parse_labels(rule.node_group, join(path, "node_group"))
-        value, where = rule.placement, join(path, "placement")
-    refuse_sexagesimal(value, where)
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ConfigError(f'is {value!r}; a placement is a rank or a string such as "0-3" or "0-1:0-7"', path=where)
-    return ComponentRule(names, groups, str(value), path, isinstance(value, int) and value >= 60)
-
-
-def parse_labels(value: Any, path: str) -> tuple[str, ...]:
-    """Return the node-group labels in *value*: one label, several in a string (``"a,b"``), or a list. *path* is the
-    config path of *value*, for errors. Raise ConfigError if a label is given twice.
-    """
-    if isinstance(value, (list, tuple)):
-        items = [(item, f"{path}[{index}]") for index, item in enumerate(value)]
-    else:
-        items = [(item, path) for item in (value.split(",") if isinstance(value, str) else [value])]
-    labels = tuple(label_text(item, where) for item, where in items)
-    if not labels:
-        raise ConfigError("is an empty list; name at least one node group", path=path)
-    for index, label in enumerate(labels):
-        if label in labels[:index]:
-            raise ConfigError(f"names node group {label!r} twice", path=path)
-    return labels
 
 
 # --- node groups and their hardware ---
@@ -206,7 +140,8 @@ def _parse_hardware(
         hint = f"did you mean {nearest(kind, types)!r}? " if types else ""
         raise ConfigError(
             f"there is no hardware type {kind!r}; {hint}Known types: {', '.join(sorted(types)) or 'none'}. "
-            "A type of your own is registered by an installed package, or by the module that RLINF_EXT_MODULE names",
+            "A type of your own is registered by an installed package, or by the module that RLINF_EXT_MODULE names. "
+            f"Unsupported hardware type: {kind}",
             path=f"{path}.type",
         )
     configs: list[Any] = []
@@ -214,12 +149,23 @@ def _parse_hardware(
     for index, entry in enumerate(section.configs or ()):
         where = f"{path}.configs[{index}]"
         if "node_rank" not in entry:
-            raise ConfigError("has no node_rank; say which node of the group it is attached to", path=where)
+            raise ConfigError(
+                "has no node_rank; say which node of the group it is attached to. "
+                "Missing fields '['node_rank']' detected",
+                path=where,
+            )
         rank = whole_number(entry["node_rank"], f"{where}.node_rank")
         if rank not in group_ranks:
             raise ConfigError(
-                f"is {rank}, which is not in group {label!r} (its nodes: {', '.join(map(str, group_ranks))})",
+                f"is {rank}, which is not in group {label!r} (its nodes: {', '.join(map(str, group_ranks))}). "
+                "The rank must be within node_ranks of the group",
                 path=f"{where}.node_rank",
+            )
+        if entry in section.configs[:index]:  # type: ignore[index]
+            raise ConfigError(
+                f"is equal to configs[{section.configs.index(entry)}], so both are the same piece; leave one out. "  # type: ignore[union-attr]
+                "Duplicate hardware configs",
+                path=where,
             )
         config = {**entry, "node_rank": rank}
         configs.append(config if types is None else build(types[kind], config, where))
@@ -310,7 +256,8 @@ class NodeGroupConfig:
         label = label_text(section.label, f"{path}.label")
         if label in RESERVED_LABELS:
             raise ConfigError(
-                f"{label!r} is the built-in group of all nodes; choose another label for this one", path=f"{path}.label"
+                f"{label!r} is the built-in group of all nodes, so the label is reserved; choose another one",
+                path=f"{path}.label",
             )
         ranks = parse_node_ranks(section.node_ranks, num_nodes, f"{path}.node_ranks")
         hardware = None
@@ -395,11 +342,31 @@ class ClusterConfig:
             scheduling=_scheduling(section),
         )
 
-    from_dict_cfg = from_any
+    @classmethod
+    def from_dict_cfg(cls, cfg_dict: ConfigSource) -> ClusterConfig:
+        """Return the checked configuration of *cfg_dict*, as `from_any` with all hardware types of this process.
+
+        Raises:
+            ConfigError: a key or value is wrong; ``path`` says which.
+        """
+        # by name, since this package is below the one with the types, and daemons read configurations without them
+        registry = importlib.import_module("rlinf_actors.hardware.registry")
+        return cls.from_any(cfg_dict, hardware_types=registry.hardware_types())
 
     def get_node_labels(self, node_rank: int) -> list[str]:
         """Return the labels of the configured node groups that contain the node with this rank."""
         return [group.label for group in self.node_groups if node_rank in group.node_ranks]
+
+    get_node_labels_by_rank = get_node_labels
+
+    def get_node_python_interpreter_path_by_rank(self, node_rank: int) -> list[str]:
+        """Return the interpreters that the groups of the node with this rank name for it."""
+        entries = [entry for group in self.node_groups for entry in group.env_configs if node_rank in entry.node_ranks]
+        return [entry.python_interpreter_path for entry in entries if entry.python_interpreter_path is not None]
+
+    def get_node_hw_configs_by_rank(self, node_rank: int) -> list[Any]:
+        """Return the entries of ``hardware.configs`` for the node with this rank."""
+        return [config for configs in self.get_hardware_configs(node_rank).values() for config in configs]
 
     def get_hardware_configs(self, node_rank: int) -> dict[str, list[Any]]:
         """Return the entries of ``hardware.configs`` for the node with this rank, in a list for each hardware type. A
@@ -440,7 +407,10 @@ def _num_nodes(value: Any, given: int | None) -> int:
         if given is None:
             raise ConfigError("has no num_nodes; add the number of nodes, e.g. num_nodes: 1", path=SECTION)
         return whole_number(given, path, least=1)
-    count = whole_number(value, path, least=1)
+    try:
+        count = whole_number(value, path, least=1)
+    except ConfigError as error:
+        raise ConfigError(f"{error.args[0]}. 'num_nodes' must be a positive integer", path=path) from None
     if given is not None and given != count:
         raise ConfigError(f"is {count}, but num_nodes={given} was asked for; give only one, or the same", path=path)
     return count
@@ -465,7 +435,8 @@ def _check_owned_once(earlier: NodeGroupConfig, group: NodeGroupConfig, path: st
     if both:
         raise ConfigError(
             f"group {earlier.label!r} owns {group.hardware.type} on node {both[0]} too: list all of a node's in one "
-            "group, and tell them apart by their ranks in the placement",
+            "group, and tell them apart by their ranks in the placement. "
+            "Cannot have multiple hardware configs of one type for a node in different groups",
             path=path,
         )
 

@@ -180,7 +180,10 @@ def parse_node_ranks(value: Any, num_nodes: int, path: str) -> tuple[int, ...]:
     for rank in ranks:
         if rank >= num_nodes:
             nodes = "one node: rank 0" if num_nodes == 1 else f"{num_nodes} nodes: ranks 0-{num_nodes - 1}"
-            raise ConfigError(f"names node {rank}, but the cluster has {nodes} (num_nodes: {num_nodes})", path=path)
+            raise ConfigError(
+                f"names node {rank}, but the cluster has {nodes} (num_nodes: {num_nodes}). Error parsing node_ranks",
+                path=path,
+            )
         if rank in seen:
             raise ConfigError(f"names node {rank} twice in {value!r}", path=path)
         seen.add(rank)
@@ -205,7 +208,9 @@ def _ranks(value: Any, num_nodes: int, path: str, in_list: bool = False) -> Sequ
     for piece in value.split(","):
         match = _RANGE.fullmatch(piece)
         if match is None:
-            raise ConfigError(f"cannot read {piece.strip()!r} in {value!r}; it must be {_RANK_FORMS}", path=path)
+            raise ConfigError(
+                f"cannot read {piece.strip()!r} in {value!r}; it must be {_RANK_FORMS}. Invalid rank format", path=path
+            )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
             raise ConfigError(f"{first}-{last} in {value!r} runs backwards; write {last}-{first}", path=path)
@@ -227,7 +232,9 @@ def parse_env_vars(entries: Sequence[Mapping[Any, Any]], path: str) -> dict[str,
         where = f"{path}[{index}]"
         if len(entry) != 1:
             raise ConfigError(
-                f"has {len(entry)} keys; write one variable an entry: - {{GLOO_SOCKET_IFNAME: eth0}}", path=where
+                f"has {len(entry)} keys; write one variable an entry: - {{GLOO_SOCKET_IFNAME: eth0}}. "
+                "An entry must have exactly one key-value pair",
+                path=where,
             )
         ((key, item),) = entry.items()
         if not isinstance(key, str) or not key or "=" in key or "\0" in key or key != key.strip():
@@ -284,7 +291,11 @@ def build(cls: type, values: Mapping[Any, Any], path: str) -> Any:
     given = dict(values)
     if dataclasses.is_dataclass(cls):
         fields = [field for field in dataclasses.fields(cls) if field.init]
-        check_keys(given, [field.name for field in fields], path)
+        try:
+            check_keys(given, [field.name for field in fields], path)
+        except ConfigError as error:
+            unknown = {str(key) for key in given} - {field.name for field in fields}
+            raise ConfigError(f"{error.args[0]}. Unknown fields '{unknown}' detected", path=error.path) from None
         try:
             hints = typing.get_type_hints(cls)
         except (NameError, TypeError):  # a name that only a type checker, or a function's scope, knows

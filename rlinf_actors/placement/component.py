@@ -7,14 +7,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from rlinf_actors.config.cluster_config import (
-    PLACEMENT_EXAMPLE,
-    SECTION,
-    ClusterConfig,
-    ComponentRule,
-    cluster_section,
-    parse_component_placement,
-)
+from rlinf_actors.config.cluster_config import SECTION, ClusterConfig, cluster_section
+from rlinf_actors.config.component_rules import PLACEMENT_EXAMPLE, ComponentRule, parse_component_placement
 from rlinf_actors.conversion import nearest
 from rlinf_actors.errors import ConfigError, PlacementError
 from rlinf_actors.placement.grammar import assign, rank_map

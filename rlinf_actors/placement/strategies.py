@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from rlinf_actors.config.cluster_config import parse_labels
+from rlinf_actors.config.component_rules import parse_labels
 from rlinf_actors.errors import NodeRankError, PlacementError
 from rlinf_actors.model.node import CLUSTER_GROUP, NODE_GROUP, NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement

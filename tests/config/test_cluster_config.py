@@ -313,3 +313,45 @@ def test_a_node_s_pieces_of_one_type_belong_to_one_group() -> None:
         ClusterConfig.from_any(cluster(lab("left", "0-2"), lab("right", "2-3")), hardware_types=TYPES)
     ClusterConfig.from_any(cluster(lab("left", "0-1"), lab("right", "2-3")), hardware_types=TYPES)
     ClusterConfig.from_any(cluster(lab("left", 2), lab("right", 2, "Gripper")), hardware_types=TYPES)
+
+
+RLINFS_SENTENCES: list[tuple[dict[str, Any], str]] = [
+    (cluster(group(label="node")), "reserved"),
+    (with_env({"node_ranks": 0, "env_vars": [{"A": 1, "B": 2}]}), "exactly one key-value pair"),
+    (with_env({"node_ranks": 0, "env_vars": ["BAD"]}), "Each node env_var must be a dict"),
+    (cluster(group(node_ranks="0-9")), "Error parsing node_ranks"),
+    (cluster(group(node_ranks="bad-format")), "Invalid rank format"),
+    (cluster("train"), "Each node yaml config must be a dictionary"),
+    (with_hardware({"type": "Arm", "configs": ["BAD"]}), "Each hardware config must be a dictionary"),
+    (with_hardware({"type": "Leg"}), "Unsupported hardware type"),
+    (with_hardware({"type": "Arm", "configs": [{"robot_ip": "x"}]}), "Missing fields '['node_rank']' detected"),
+    (with_hardware({"type": "Arm", "configs": [{"node_rank": 9, "robot_ip": "x"}]}), "must be within node_ranks"),
+    (
+        with_hardware({"type": "Arm", "configs": [{"node_rank": 0, "robot_ip": "x", "zoom": 1}]}),
+        "Unknown fields '{'zoom'}' detected",
+    ),
+    (with_hardware({"type": "Arm", "configs": [{"node_rank": 0, "robot_ip": "x"}] * 2}), "Duplicate hardware configs"),
+    ({"num_nodes": 0}, "'num_nodes' must be a positive integer"),
+]
+
+
+@pytest.mark.parametrize(("config", "sentence"), RLINFS_SENTENCES, ids=[sentence for _, sentence in RLINFS_SENTENCES])
+def test_an_error_has_the_words_that_users_of_rlinf_search_for(config: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(AssertionError) as caught:
+        ClusterConfig.from_any(config, hardware_types=TYPES)
+    assert sentence in str(caught.value)
+
+
+def test_what_the_configuration_has_for_a_node() -> None:
+    entries = [{"node_ranks": 1, "python_interpreter_path": "/opt/py"}]
+    arms = {"type": "Franka", "configs": [{"node_rank": 1, "robot_ip": "10.0.0.1"}]}
+    groups = cluster(group(env_configs=entries), {"label": "lab", "node_ranks": "1-2", "hardware": arms})
+    config = ClusterConfig.from_dict_cfg(groups)
+    assert config.get_node_labels_by_rank(1) == ["a800", "lab"]
+    assert config.get_node_labels_by_rank(99) == []
+    assert config.get_node_python_interpreter_path_by_rank(1) == ["/opt/py"]
+    assert config.get_node_python_interpreter_path_by_rank(0) == []
+    (arm,) = config.get_node_hw_configs_by_rank(1)
+    assert (type(arm).__name__, arm.robot_ip) == ("FrankaConfig", "10.0.0.1")
+    assert config.get_node_hw_configs_by_rank(2) == []
+    assert [each.hardware_type for each in config.node_groups] == [None, "Franka"]

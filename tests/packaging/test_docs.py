@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import reference_pages
 
-from rlinf_actors.config import cluster_config
+from rlinf_actors.config import cluster_config, component_rules
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -62,8 +62,9 @@ def test_generated_pages_are_current(name):
 def test_every_key_of_the_cluster_section_is_documented():
     structs = [
         kind
-        for kind in vars(cluster_config).values()
-        if inspect.isclass(kind) and issubclass(kind, msgspec.Struct) and kind.__module__ == cluster_config.__name__
+        for module in (cluster_config, component_rules)
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and issubclass(kind, msgspec.Struct) and kind.__module__ == module.__name__
     ]
     keys = {field.encode_name for kind in structs for field in msgspec.structs.fields(kind)}
     page = (reference_pages.FOLDER / "configuration.md").read_text()
