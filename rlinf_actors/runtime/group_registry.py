@@ -33,7 +33,7 @@ from rlinf_actors.wire.client_messages import (
     StopGroup,
     WorkerChanged,
 )
-from rlinf_actors.wire.values import GroupState, WorkerState, orderly
+from rlinf_actors.wire.values import CHANNEL_GROUPS, GroupState, WorkerState, orderly
 
 if TYPE_CHECKING:
     from rlinf_actors.runtime.runtime import Runtime
@@ -110,13 +110,9 @@ class GroupRegistry:
             wait_s: seconds that the launch may wait until other groups have freed the robots that it needs.
         """
         group = self._make(
-            namespace,
-            name,
-            node_names,
-            construction=construction,
-            on_failure=self._construction_failed,
-            on_constructed=self._detach,
-        )
+            namespace, name, node_names, construction=construction,
+            on_failure=self._construction_failed, on_constructed=self._detach,
+        )  # fmt: skip
         group.launched = list(launched)
         group.patience_s = FIND_TIMEOUT_S + wait_s
         with self._lock:
@@ -421,8 +417,7 @@ class GroupRegistry:
         stays silent for SILENT_HEAD_S, cancel the requests, log a warning and return False.
         """
         groups = [group for group in self.all() if group.owned and not group.gone.done()]
-        stops = [self.stop(group, grace_s) for group in groups]
-        stopped: asyncio.Future[list[BaseException | None]] = asyncio.gather(*stops, return_exceptions=True)
+        stopped = self._tasks.start(self._stop_all(groups, grace_s), "stopping the groups of this process")
         if await self._ended_before_silence(stopped):
             for outcome in stopped.result():
                 if isinstance(outcome, Exception):
@@ -431,8 +426,6 @@ class GroupRegistry:
         head, left = self._runtime.head, [group.name for group in groups if not group.gone.done()]
         stopped.cancel()
         await asyncio.wait([stopped])
-        if not stopped.cancelled():
-            stopped.exception()  # else asyncio reports that the exception of the cancelled gather() was not retrieved
         log.warning(
             "the head at %s has not answered for %g s and was not told to end %s. Their workers may run as long as "
             "this process does. When it ends, its agentd ends those on this machine; those on others end when a "
@@ -440,6 +433,14 @@ class GroupRegistry:
             head.endpoint if head is not None else "", SILENT_HEAD_S, ", ".join(f"group {name!r}" for name in left),
         )  # fmt: skip
         return False
+
+    async def _stop_all(self, groups: list[RemoteGroup], grace_s: float) -> list[BaseException | None]:
+        """Stop *groups*: channels last, so that no worker's thread sees its channel break. Return what each raised."""
+        outcomes: list[BaseException | None] = []
+        for channels in (False, True):
+            stops = [self.stop(group, grace_s) for group in groups if group.name.startswith(CHANNEL_GROUPS) == channels]
+            outcomes += await asyncio.gather(*stops, return_exceptions=True)
+        return outcomes
 
     async def _ended_before_silence(self, stop: asyncio.Future[Any]) -> bool:
         """Wait until *stop* has ended (return True), or until the head has been silent for SILENT_HEAD_S (False)."""

@@ -77,6 +77,20 @@ async def test_a_driver_that_leaves_its_groups_says_so_in_one_line(caplog):
     assert "Their workers may run as long as this process does" in record.getMessage()
 
 
+async def test_the_end_of_a_driver_stops_channels_after_the_workers_that_use_them():
+    asked: list[str] = []
+
+    async def ask(stop, *args):
+        asked.append(f"stop {stop.group}")
+        await asyncio.sleep(0)
+        asked.append(f"{stop.group} stopped")
+
+    groups = handles(ask)
+    groups._groups = {("ns", name): group(name) for name in ("channel@c", "a", "b")}
+    assert await groups.stop_owned(2.0)
+    assert asked == ["stop a", "stop b", "a stopped", "b stopped", "stop channel@c", "channel@c stopped"]
+
+
 @pytest.mark.parametrize("closed", [True, False])
 async def test_a_group_whose_end_nobody_waits_for_is_told_of_unless_this_process_ends(caplog, closed):
     asked = asyncio.get_running_loop().create_future()
