@@ -17,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.rlinf.on_ray import apart
+
 CHANNEL = ["--num-messages", "200"]
 RUNS = {  # name: file and arguments
     "channel 1 KB": ("bench_channel.py", [*CHANNEL, "--payload-size", "1KB"]),
@@ -40,13 +42,16 @@ def figures(name: str, output: str) -> dict[str, float]:
     return found
 
 
-def run(command: list[str], name: str, source: str, seconds: float) -> dict[str, float]:
-    """Run one benchmark and return its figures."""
+def run(command: list[str], name: str, source: str, seconds: float, ray: str | None = None) -> dict[str, float]:
+    """Run one benchmark by `command`, or on Ray by the Python `ray`; return its figures."""
     file, arguments = RUNS[name]
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path, "RLINF_SRC": source, "PYTHONDONTWRITEBYTECODE": "1"}
-    program = [*command, str(Path(source, "tests", "unit_tests", file)), *arguments]
-    with tempfile.TemporaryDirectory(prefix="rlinf-bench-") as directory:
+    with tempfile.TemporaryDirectory(prefix="rr-", ignore_cleanup_errors=True) as directory:
+        if ray is not None:
+            command, variables = apart(ray, directory)
+            env |= variables
+        program = [*command, str(Path(source, "tests", "unit_tests", file)), *arguments]
         ran = subprocess.run(
             program, cwd=directory, env=env, capture_output=True, text=True, check=False, timeout=seconds
         )
@@ -69,9 +74,8 @@ def main() -> None:
     ray, own, loads = {}, {}, []
     for _ in range(args.rounds):
         for name in args.names:
-            for figure, value in run([args.ray], name, args.source, args.seconds).items():
+            for figure, value in run([], name, args.source, args.seconds, ray=args.ray).items():
                 ray.setdefault(figure, []).append(value)
-            subprocess.run([str(Path(args.ray).parent / "ray"), "stop", "--force"], capture_output=True, check=False)
             for figure, value in run(here, name, args.source, args.seconds).items():
                 own.setdefault(figure, []).append(value)
             loads.append(os.getloadavg()[0])

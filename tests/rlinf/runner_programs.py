@@ -22,18 +22,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.rlinf.on_ray import apart
+
 HERE = Path(__file__).resolve().parent
 DIGITS = HERE / "runner_digits.json"
 PROGRAMS = ("embodied", "async_embodied", "async_ppo", "agent", "multi_turn")
 CLOSE = 1e-6  # relative: other machines add up in another order
 
 
-def run(command: list[str], program: str, source: str, seconds: float) -> dict[str, Any]:
-    """Run `program` by `command` with the checkout `source`; return its report."""
+def run(command: list[str], program: str, source: str, seconds: float, ray: str | None = None) -> dict[str, Any]:
+    """Run `program` by `command`, or on Ray by the Python `ray`, with the checkout `source`; return its report."""
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path, "RLINF_SRC": source, "PYTHONDONTWRITEBYTECODE": "1"}
-    with tempfile.TemporaryDirectory(prefix="rlinf-runner-") as directory:
-        env["TMPDIR"] = os.environ.get("TMPDIR", tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(prefix="rr-", ignore_cleanup_errors=True) as directory:
+        if ray is not None:
+            command, variables = apart(ray, directory)
+            env |= variables
         errors = Path(directory, "stderr")
         with errors.open("w") as stderr:
             child = subprocess.Popen(
@@ -51,10 +55,11 @@ def run(command: list[str], program: str, source: str, seconds: float) -> dict[s
                 os.killpg(child.pid, signal.SIGKILL)
                 output, _ = child.communicate()
         lines = output.splitlines()
-        if child.returncode != 0 or not lines:
+        reports = [line for line in lines if line.startswith('{"digits"')]
+        if child.returncode != 0 or not reports:
             tail = "\n".join([*lines[-10:], *errors.read_text().splitlines()[-40:]])
             raise AssertionError(f"{program} ended with {child.returncode} (-9: after {seconds:g} s):\n{tail}")
-    report: dict[str, Any] = json.loads(lines[-1])
+    report: dict[str, Any] = json.loads(reports[-1])
     return report
 
 
@@ -103,10 +108,8 @@ def main() -> None:
     for _ in range(args.rounds):
         for program in args.programs:
             if args.ray:
-                reports.setdefault((program, "Ray"), []).append(run([args.ray], program, args.source, args.seconds))
-                subprocess.run(
-                    [str(Path(args.ray).parent / "ray"), "stop", "--force"], capture_output=True, check=False
-                )
+                report = run([], program, args.source, args.seconds, ray=args.ray)
+                reports.setdefault((program, "Ray"), []).append(report)
             reports.setdefault((program, "here"), []).append(run_here(program, args.source, args.seconds))
             print(f"{program}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     if args.record:
