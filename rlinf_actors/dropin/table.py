@@ -192,7 +192,7 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "NodeManager": INTERNAL,
     },
     "manager.tracer": {
-        "Tracer": NOT_YET,
+        "Tracer": "tracing.tracer:Tracer",
     },
     "manager.worker_manager": {
         "WorkerAddress": "model.address:WorkerAddress",
