@@ -167,6 +167,11 @@ class Worker(Routing, Channels, OlderNames):
 
     # --- identity ---
 
+    def __repr__(self) -> str:
+        if "_worker_address" not in self.__dict__:  # made by object.__new__
+            return super().__repr__()
+        return f"{self._worker_address.get_parent_address().get_name()}(rank={self._rank})"
+
     @property
     def worker_address(self) -> WorkerAddress:
         """Address of this worker."""

@@ -431,18 +431,33 @@ class Channels:
         return work if async_op else work.wait()
 
     @overload
-    def connect_channel(self, name: str, async_op: Literal[False] = False) -> Channel[Any]: ...
+    def connect_channel(
+        self, channel_name: str | None = None, async_op: Literal[False] = False, *, name: str | None = None
+    ) -> Channel[Any]: ...
     @overload
-    def connect_channel(self, name: str, async_op: Literal[True]) -> AsyncWork[Channel[Any]]: ...
-    def connect_channel(self, name: str, async_op: bool = False) -> Channel[Any] | AsyncWork[Channel[Any]]:
+    def connect_channel(
+        self, channel_name: str | None = None, *, async_op: Literal[True], name: str | None = None
+    ) -> AsyncWork[Channel[Any]]: ...
+    @overload
+    def connect_channel(self, channel_name: str, async_op: Literal[True]) -> AsyncWork[Channel[Any]]: ...
+    def connect_channel(
+        self, channel_name: str | None = None, async_op: bool = False, *, name: str | None = None
+    ) -> Channel[Any] | AsyncWork[Channel[Any]]:
         """Return a handle to a channel that another process of the job made; see `Channel.connect`.
+
+        Args:
+            channel_name: name of the channel; *name* means the same.
+            async_op: return at once an AsyncWork whose result is the handle.
 
         Raises:
             GroupNotFoundError: (a ValueError) no channel of the job has that name.
         """
         from rlinf_actors.channel.channel import Channel
 
-        return Channel.connect(name, async_op=True) if async_op else Channel.connect(name)
+        chosen = channel_name if channel_name is not None else name
+        if chosen is None:
+            raise UsageError("connect_channel() needs a name: connect_channel('rollouts')")
+        return Channel.connect(chosen, async_op=True) if async_op else Channel.connect(chosen)
 
 
 async def _node_of(group: str, rank: int) -> int:

@@ -186,7 +186,7 @@ class User(Worker):
         return channel
 
     def connect(self, name: str) -> Any:
-        return self.connect_channel(name).get()
+        return self.connect_channel(name=name).get()
 
 
 class Awaiting(Worker):
@@ -211,7 +211,7 @@ class Awaiting(Worker):
         makers = {
             "create_channel": lambda: self.create_channel("a worker's", async_op=True),
             "create_channel beside": lambda: self.create_channel("older", group_affinity="asyncs", async_op=True),
-            "connect_channel": lambda: self.connect_channel(channel.name, async_op=True),
+            "connect_channel": lambda: self.connect_channel(channel_name=channel.name, async_op=True),
         }
         return await nothing_blocks(channel, head, makers)
 

@@ -65,6 +65,9 @@ class Consumer(Worker):
     async def run(self, items: Channel[str]) -> list[str]:
         mine: Channel[int] = await self.create_channel("mine", async_op=True)
         theirs: Channel[int] = self.connect_channel("theirs")
+        assert_type(self.connect_channel(name="theirs"), Channel[Any])
+        assert_type(self.connect_channel(channel_name="theirs", async_op=True), AsyncWork[Channel[Any]])
+        assert_type(Channel.connect("theirs", self), Channel[Any])
         await mine.put(len(await items.get(async_op=True)), async_op=True)
         async with theirs.take() as number:
             assert_type(number, int)

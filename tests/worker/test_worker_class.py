@@ -33,7 +33,8 @@ def test_constructing_it_directly_says_how_to_launch_it():
         Worker()
 
 
-def test_class_attributes_in_a_driver():
+def test_class_attributes_in_a_driver_without_accelerators(monkeypatch):
+    monkeypatch.setattr(class_values, "_of_this_machine", lambda: AcceleratorType.NO_ACCEL)
     assert Worker.current_worker is None
     assert Worker.accelerator_type is AcceleratorType.NO_ACCEL
     assert Worker.torch_device_type is None
@@ -80,6 +81,8 @@ def test_a_worker_may_set_a_logger_of_its_own():
 def test_a_child_of_a_worker_is_a_member():
     child = Mine(parent_address=WorkerAddress("g", 0), world_size=4, rank=1)
     assert child.worker_address == WorkerAddress("g", (0, 1))
+    assert repr(child) == "g:0(rank=1)"
+    assert "Mine object at" in repr(object.__new__(Mine))
     assert (child.get_name(), child._rank, child._world_size, child.get_parent_rank()) == ("g:0:1", 1, 4, 0)
     with pytest.raises(UsageError, match="g:0:1 is a child process of one"):
         _ = child.manager_proxy
