@@ -66,7 +66,8 @@ class Base:
     def own(cls) -> Base:
         """Return the interpreter of this process."""
         site = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
-        return cls(sys.executable, sys.version, tuple(site), sys.prefix, importlib.util.find_spec("pip") is not None)
+        has_pip = importlib.util.find_spec("pip") is not None
+        return cls(sys.executable, sys.version, tuple(dict.fromkeys(site)), sys.prefix, has_pip)
 
 
 @dataclass(frozen=True)

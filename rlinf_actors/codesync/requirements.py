@@ -89,7 +89,7 @@ def _read_into(
         if option is None or option[1] not in _INCLUDES:
             lines.append(_checked(line, f"{path}: {name}, entry {number}"))
             continue
-        inner = os.path.join(os.path.dirname(name), option[2].strip())
+        inner = os.path.normpath(os.path.join(os.path.dirname(name), option[2].strip()))
         if option[1] in ("-c", "--constraint"):
             _read_into(constraints, constraints, inner, read, path, depth + 1)
         else:

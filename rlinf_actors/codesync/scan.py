@@ -76,21 +76,23 @@ def matcher(patterns: Iterable[str]) -> Callable[[str, bool], bool]:
     restricts the pattern to directories. ``*`` and ``?`` match within a name, ``**`` any number of directories. The
     function's second argument is True for a directory.
     """
-    rules = [(_expression(pattern), pattern.endswith("/")) for pattern in patterns if pattern.strip("/")]
+    given = [pattern for pattern in patterns if pattern.strip("/")]
+    of_directories = re.compile("|".join(map(_expression, given)) or "(?!)", re.DOTALL)
+    of_files = re.compile("|".join(_expression(one) for one in given if not one.endswith("/")) or "(?!)", re.DOTALL)
 
     def excluded(path: str, is_directory: bool) -> bool:
-        return any(rule.fullmatch(path) for rule, only_directories in rules if is_directory or not only_directories)
+        return (of_directories if is_directory else of_files).fullmatch(path) is not None
 
     return excluded
 
 
-def _expression(pattern: str) -> re.Pattern[str]:
+def _expression(pattern: str) -> str:
     body = pattern.rstrip("/")
     anchored = "/" in body
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", body.lstrip("/"))
     table = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     text = "".join(table.get(part, re.escape(part)) for part in parts)
-    return re.compile(text if anchored else f"(?:.*/)?{text}", re.DOTALL)
+    return f"(?:{text})" if anchored else f"(?:(?:.*/)?{text})"
 
 
 class Scanner:

@@ -18,7 +18,8 @@ MODULES = f"{netns_kit.PROJECT}:{HERE}:{HERE.parent / 'live'}"
 def environment(place: Path, name: str, **more: str) -> dict[str, str]:
     """The environment of the member *name*."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("RLINF", "NOTIFY"))}
-    return {**clean, "PYTHONPATH": MODULES, "RLINF_ACTORS_KEYS": str(place / name), **more}
+    own = {"RLINF_ACTORS_KEYS": str(place / name), "RLINF_ACTORS_CACHE_DIR": str(place / f"cache-{name}")}
+    return {**clean, "PYTHONPATH": MODULES, **own, **more}
 
 
 def cli(host: netns_kit.Host, env: dict[str, str], *arguments: str) -> dict:
