@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import array
 import fcntl
+import logging
 import socket
 import struct
 from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
 
 _SIOCGIFCONF = 0x8912
 """linux/sockios.h: all IPv4 addresses, each with its interface."""
@@ -19,7 +22,8 @@ _IFCONF = struct.Struct("iP")
 def ipv4_interfaces() -> dict[str, str]:
     """Return a mapping of each network interface of this machine to its first IPv4 address.
 
-    Interfaces without an IPv4 address are left out.
+    Interfaces without an IPv4 address are left out. If the kernel refuses to list addresses, as some sandboxes do, the
+    mapping is empty and a warning is logged.
     """
     first = dict(reversed(list(_addresses())))
     return {name: first[name] for _, name in socket.if_nameindex() if name in first}
@@ -35,6 +39,17 @@ def _addresses() -> Iterator[tuple[str, str]]:
 
     The label is the name of the address's interface, or an alias such as "eth0:1".
     """
+    try:
+        yield from _ifreqs()
+    except OSError as error:
+        log.warning(
+            "the kernel does not list this machine's network addresses (%s), so none is chosen for collectives; "
+            "set RLINF_COMM_NET_DEVICES if they must use a certain one",
+            error,
+        )
+
+
+def _ifreqs() -> Iterator[tuple[str, str]]:
     size = _IFREQ_SIZE * 64
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asker:
         while True:

@@ -212,6 +212,7 @@ def hardware_classes(kind: str) -> list[type[Hardware]]:
 def is_exclusive(kind: str) -> bool:
     """Return True if only one group at a time may use a piece of hardware type *kind*.
 
-    If this process has no Hardware class with that HW_TYPE, the answer is True.
+    If this process has no Hardware class that may find such pieces, the answer is True.
     """
-    return all(found.EXCLUSIVE for found in hardware_classes(kind) if found.HW_TYPE)
+    classes = hardware_classes(kind)
+    return not classes or any(found.EXCLUSIVE for found in classes)

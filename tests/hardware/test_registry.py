@@ -14,7 +14,7 @@ from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.configured import describe_hardware, enumerate_type, without_types
 from rlinf_actors.hardware.extensions import load_module
-from rlinf_actors.hardware.registry import Hardware, NodeHardwareConfig, hardware_types, lookup
+from rlinf_actors.hardware.registry import Hardware, NodeHardwareConfig, hardware_types, is_exclusive, lookup
 from rlinf_actors.model.hardware import AcceleratorInfo, HardwareConfig, HardwareInfo, HardwareResource
 from rlinf_actors.model.node import NodeInfo
 
@@ -256,3 +256,18 @@ def test_an_extension_that_fails_says_how(extension: Path, name: str, code: str,
     extension.write_text(code + "\n")
     with pytest.raises(ConfigError, match=message):
         load_module(name)
+
+
+def test_a_class_without_a_type_may_be_shared() -> None:
+    @Hardware.register()
+    class Lamp(Hardware):
+        EXCLUSIVE = False
+
+        @classmethod
+        def enumerate(cls, node_rank: int, configs: Sequence[Any] | None = None) -> HardwareResource | None:
+            return HardwareResource("Lamp", [HardwareInfo("Lamp", "bright")])
+
+    assert not is_exclusive("Lamp")
+    assert not is_exclusive("Bulb")  # which only Lamp may find
+    register()
+    assert is_exclusive("MyArm")

@@ -20,9 +20,12 @@ class DOSW1Config(RobotConfig):
         left_lead_port, right_lead_port: TCP ports of the servers of the leader arms, which a person moves.
         camera_serials: serial numbers of the robot's cameras; None for all connected cameras of type ``camera_type``.
         camera_type: realsense, zed or lumos.
+        disable_validate: False to let the node check servers and cameras. By default it does not, because the servers
+            of this robot may start later than the cluster.
     """
 
-    robot_url: str = ""
+    disable_validate: bool = True
+    robot_url: str = "localhost"
     left_arm_port: int = 50051
     right_arm_port: int = 50053
     left_lead_port: int = 50050

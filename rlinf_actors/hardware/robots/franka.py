@@ -25,6 +25,10 @@ class _FrankaArms(RobotConfig):
 
     SIDES: ClassVar[tuple[str, ...]] = ("",)
 
+    def required(self) -> list[str]:
+        """Return the address of each arm that this node drives. Another node knows the addresses of its own arms."""
+        return [f"{side}robot_ip" for side in self._driven_here()]
+
     def missing(self) -> Mapping[str, str]:
         """Return the fields in which the connection of a Robotiq gripper is missing.
 
@@ -68,7 +72,8 @@ class FrankaConfig(_FrankaArms):
     """Configuration of one Franka arm.
 
     Attributes:
-        robot_ip: address of the arm's control box.
+        robot_ip: address of the arm's control box; None if the node's environment has it, or another node drives the
+            arm.
         camera_serials: serial numbers of the arm's cameras; None for all connected cameras of type ``camera_type``.
         camera_type: realsense, zed or lumos.
         gripper_type: franka or robotiq.
@@ -77,7 +82,7 @@ class FrankaConfig(_FrankaArms):
             drives the arm, the arm's own node does not check arm and gripper.
     """
 
-    robot_ip: str = ""
+    robot_ip: str | None = None
     camera_serials: list[str] | None = None
     camera_type: str = "realsense"
     gripper_type: str = "franka"
@@ -96,7 +101,7 @@ class FrankaHWInfo(HardwareInfo):
     @property
     def identity(self) -> str:
         """Address of the arm's control box, by which the cluster identifies the arm."""
-        return self.config.robot_ip
+        return self.config.robot_ip or ""
 
 
 class Franka(Robot):
@@ -116,22 +121,22 @@ class DualFrankaConfig(_FrankaArms):
     Attributes:
         left_robot_ip, right_robot_ip: addresses of the arms' control boxes.
         left_camera_serials, right_camera_serials: serial numbers of the cameras on each arm.
-        left_camera_type, right_camera_type: realsense, zed or lumos.
+        left_camera_type, right_camera_type, base_camera_type: realsense, zed or lumos; None for ``camera_type``.
         left_gripper_type, right_gripper_type: franka or robotiq.
         left_gripper_connection, right_gripper_connection: connections of Robotiq grippers: a serial device or
             ``host[:port]``.
         left_controller_node_rank, right_controller_node_rank: cluster rank of the node that drives the arm; None for
             the robot's own node.
         base_camera_serials: serial numbers of the cameras that are on neither arm.
-        base_camera_type: realsense, zed or lumos.
+        camera_type: type of the cameras whose own type is None.
     """
 
-    left_robot_ip: str = ""
-    right_robot_ip: str = ""
+    left_robot_ip: str | None = None
+    right_robot_ip: str | None = None
     left_camera_serials: list[str] | None = None
     right_camera_serials: list[str] | None = None
-    left_camera_type: str = "realsense"
-    right_camera_type: str = "realsense"
+    left_camera_type: str | None = None
+    right_camera_type: str | None = None
     left_gripper_type: str = "franka"
     right_gripper_type: str = "franka"
     left_gripper_connection: str | None = None
@@ -139,7 +144,8 @@ class DualFrankaConfig(_FrankaArms):
     left_controller_node_rank: int | None = None
     right_controller_node_rank: int | None = None
     base_camera_serials: list[str] | None = None
-    base_camera_type: str = "realsense"
+    base_camera_type: str | None = None
+    camera_type: str = "realsense"
 
     REQUIRED: ClassVar[tuple[str, ...]] = ("left_robot_ip", "right_robot_ip")
     SIDES: ClassVar[tuple[str, ...]] = ("left_", "right_")
@@ -178,12 +184,14 @@ class DualFrankaHWInfo(HardwareInfo):
     @property
     def identity(self) -> str:
         """Addresses of both control boxes, joined by ``+``, by which the cluster identifies the two arms."""
-        return f"{self.config.left_robot_ip}+{self.config.right_robot_ip}"
+        addresses = (self.config.left_robot_ip, self.config.right_robot_ip)
+        return "+".join(map(str, addresses)) if all(addresses) else ""
 
     @property
     def claim_keys(self) -> list[str]:
         """The keys that both arms would have as single Frankas, so that no other group can claim one of the arms."""
-        return [f"{Franka.HW_TYPE}:{self.config.left_robot_ip}", f"{Franka.HW_TYPE}:{self.config.right_robot_ip}"]
+        addresses = (self.config.left_robot_ip, self.config.right_robot_ip)
+        return [f"{Franka.HW_TYPE}:{address}" for address in addresses if address]
 
 
 class DualFranka(Robot):

@@ -1,8 +1,8 @@
 """Robot, the base of the built-in robot types, and RobotAutoConfig, which reads robots from environment variables.
 
 The variable of a field is the field's name in upper case: ``ROBOT_IP``, ``CAMERA_SERIALS``, ``CAN_INTERFACE``. A comma
-separates the values of different robots. In fields that hold lists, such as camera serials, a semicolon separates the
-robots and a comma the items.
+separates the values of different robots. In a field that holds a list, such as camera serials, the commas give each
+robot one item; if the node has one robot, it gets all items. Semicolons separate robots that have several items each.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class RobotAutoConfig:
                     filled[index][name] = value
         for index, (config, values) in enumerate(zip(given, filled, strict=True)):
             values["node_rank"] = config.node_rank
-            for name in self.kind.REQUIRED:
-                if not values.get(name):
+            for name in config.required():
+                if not values.get(name) and not getattr(config, name):
                     raise ConfigError(
                         f"is not given: give it in configs, or set {name.upper()} in the environment of node "
                         f"{config.node_rank}",
@@ -98,6 +98,8 @@ class RobotAutoConfig:
         values = self.values.get(name, ())
         if not values or not lacking:
             return [None] * len(lacking)
+        if isinstance(values[0], list) and len(values) == 1 and len(values[0]) == robots:
+            values = [[item] for item in values[0]]  # written with commas only: an item for each robot
         if len(values) == robots:
             return [values[index] for index in lacking]
         if len(values) == len(lacking):
@@ -105,11 +107,12 @@ class RobotAutoConfig:
         own = name in self.kind.REQUIRED or name.endswith("gripper_connection") or isinstance(values[0], list)
         if len(values) == 1 and not own:
             return [values[0]] * len(lacking)
-        separator = "; (a semicolon separates robots)" if isinstance(values[0], list) else ","
+        several = "; lists of several items are separated by semicolons" if isinstance(values[0], list) else ""
+        count = len(values[0]) if isinstance(values[0], list) and len(values) == 1 else len(values)
         raise ConfigError(
-            f"has {len(values)} value{'s' * (len(values) > 1)}, and {len(lacking)} "
-            f"robot{'s' * (len(lacking) > 1)} of the node take theirs from it; give one for each, "
-            f"separated by {separator}",
+            f"has {count} value{'s' * (count > 1)}, and {len(lacking)} "
+            f"robot{'s' * (len(lacking) > 1)} of the node take theirs from it; give comma-separated values, one for "
+            f"each{several}",
             path=name.upper(),
         )
 
@@ -187,7 +190,7 @@ class Robot(Hardware):
                 + "".join(f"\n  {fault}" for fault in faults)
             )
         infos = [
-            cls.INFO(cls.HW_TYPE, getattr(config, "arm_variant", "") or cls.HW_TYPE, _with_cameras(config, machine))
+            cls.INFO(cls.HW_TYPE, "_".join([cls.HW_TYPE, *config.variant()]), _with_cameras(config, machine))
             for config in filled
         ]
         return HardwareResource(cls.HW_TYPE, infos) if infos else None

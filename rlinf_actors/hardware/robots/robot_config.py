@@ -89,6 +89,14 @@ class RobotConfig(HardwareConfig):
         """True if the field *name* was not given, or was given as None or ""."""
         return name not in self._given or getattr(self, name) in (None, "")
 
+    def required(self) -> Sequence[str]:
+        """Return the fields of REQUIRED that this robot needs."""
+        return self.REQUIRED
+
+    def variant(self) -> Sequence[str]:
+        """Return the maker's name of the robot's variant, which becomes part of the model; [] without variants."""
+        return []
+
     def missing(self) -> Mapping[str, str]:
         """Return the fields that are not given although the value of another field requires them.
 
@@ -106,10 +114,13 @@ class RobotConfig(HardwareConfig):
         The field camera_serials lists them, and camera_type has their kind.
         """
         return [
-            CameraSet(spec.name, getattr(self, spec.name.replace("serials", "type")), getattr(self, spec.name))
+            CameraSet(spec.name, self._kind(spec.name.replace("serials", "type")), getattr(self, spec.name))
             for spec in dataclasses.fields(self)
             if _bare(spec.name) == "camera_serials"
         ]
+
+    def _kind(self, field: str) -> str:
+        return str(getattr(self, field, None) or getattr(self, "camera_type", CAMERA_TYPES[0]))
 
     def can_interfaces(self) -> Mapping[str, str]:
         """Return a mapping of field names to the CAN interfaces that have to be up on the robot's node."""

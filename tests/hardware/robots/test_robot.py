@@ -71,10 +71,48 @@ def test_two_arms_of_one_robot():
         robots(DualFrankaConfig, LEFT_ROBOT_IP="a")
 
 
+def test_serial_numbers_with_commas_are_one_for_each_robot():
+    found = robots(FrankaConfig, ROBOT_IP="a,b", CAMERA_SERIALS="1, 2", DISABLE_VALIDATE="true,true")
+    assert [one.camera_serials for one in found] == [["1"], ["2"]]
+    (alone,) = robots(FrankaConfig, ROBOT_IP="a", CAMERA_SERIALS="1,2")
+    assert alone.camera_serials == ["1", "2"]
+
+
+def test_a_field_with_a_default_needs_no_value():
+    auto = RobotAutoConfig.from_environ(GimArmConfig, {})
+    assert [one.can_interface for one in auto.fill([GimArmConfig(node_rank=0)])] == ["can0"]
+    assert auto.robots(0) == []
+    assert DOSW1Config(node_rank=0).robot_url == "localhost"
+
+
+def test_the_address_of_an_arm_that_another_node_drives_may_be_left_out():
+    (arm,) = RobotAutoConfig.from_environ(FrankaConfig, {}).fill([FrankaConfig(node_rank=0, controller_node_rank=1)])
+    assert arm.robot_ip is None
+    with pytest.raises(ConfigError, match=r"configs\[0\].robot_ip: is not given"):
+        RobotAutoConfig.from_environ(FrankaConfig, {}).fill([FrankaConfig(node_rank=0)])
+
+
+def test_the_variant_of_an_arm_is_checked():
+    assert GimArmConfig(node_rank=0).arm_variant == "gim_arm_xl"
+    with pytest.raises(ConfigError, match="arm_variant: is 'huge'; it must be one of gim_arm, gim_arm_xl"):
+        GimArmConfig(node_rank=0, arm_variant="huge")
+
+
+def test_cameras_of_two_arms_have_one_type_unless_a_field_says_another():
+    pair = DualFrankaConfig(
+        node_rank=0, camera_type="zed", base_camera_type="lumos", left_camera_serials=["1"], base_camera_serials=["2"]
+    )
+    assert [(cameras.field, cameras.kind) for cameras in pair.cameras()] == [
+        ("left_camera_serials", "zed"),
+        ("base_camera_serials", "lumos"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        ({"ROBOT_IP": "a,b", "CAMERA_SERIALS": "1,2"}, "CAMERA_SERIALS: has 1 value, and 2 robots.*semicolon"),
+        ({"ROBOT_IP": "a,b", "CAMERA_SERIALS": "1,2,3"}, "CAMERA_SERIALS: has 3 values, and 2 robots.*comma-separated"),
+        ({"ROBOT_IP": "a,b", "CAMERA_SERIALS": "1"}, "CAMERA_SERIALS: has 1 value, and 2 robots.*semicolons"),
         ({"ROBOT_IP": "a,b", "CAMERA_SERIALS": "1;2;3"}, "CAMERA_SERIALS: has 3 values"),
         ({"ROBOT_IP": "a,b,c", "CAMERA_TYPE": "zed,zed"}, "CAMERA_TYPE: has 2 values, and 3 robots"),
         ({"ROBOT_IP": "a,b", "GRIPPER_CONNECTION": "/dev/ttyUSB0"}, "GRIPPER_CONNECTION: has 1 value, and 2 robots"),
