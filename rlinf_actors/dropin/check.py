@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlinf_actors.dropin.finder import RAY, SCHEDULER, missing, names_of
 from rlinf_actors.dropin.members import MEMBERS
-from rlinf_actors.dropin.table import MODULES, PACKAGES, RAY_NAMES, Absent
+from rlinf_actors.dropin.table import CHECKOUT, MODULES, PACKAGES, RAY_NAMES, Absent
 
 _FULL_NAME = re.compile(rf"{re.escape(SCHEDULER)}(\.\w+)+")
 _MAKERS = {  # last part of a called name -> the class of what the call returns
@@ -216,6 +216,8 @@ class _Source:
             self._check_served(full.split(".")[2:], full, line)
 
     def _check_served(self, parts: list[str], full: str, line: int) -> None:
+        if parts and parts[0] in CHECKOUT:
+            return  # comes from the checkout, with all that it has
         module = ""
         while parts and (below := ".".join(filter(None, [module, parts[0]]))) in {*MODULES, *PACKAGES}:
             module, parts = below, parts[1:]

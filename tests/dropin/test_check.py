@@ -52,6 +52,7 @@ def test_a_use_of_a_missing_name_is_found(tmp_path, source, name):
         "import ray.util.queue\nray.util.queue.Queue(3).get()",
         "from ray.util.queue import Queue, Empty",
         "import rlinf.utils.logging",
+        "from rlinf.scheduler.dynamic_scheduler.manager import RolloutManager",
         "array = [1]\narray._node_manager",
         "import xray; xray.get",
     ],
