@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -55,6 +56,28 @@ def test_an_installed_door_opens_only_if_the_variable_asks_for_it(checkout):
     change("--uninstall")
     assert (said(), said(**asked)) == (theirs, theirs)
     assert not list(checkout.glob("venv/lib/python*/site-packages/rlinf_actors*"))
+
+
+def test_the_commands_of_the_page_run_a_program(checkout):
+    page = (ROOT / "docs" / "how-to" / "rlinf.md").read_text()
+    commands = re.findall(r"^ +((?:rlinf-actors|python -m rlinf_actors\.dropin) .*train\.py.*)$", page, re.MULTILINE)
+    assert len(commands) == 3
+    (checkout / "train.py").write_text(f"import sys; {ASK}; print(sys.argv)")
+    programs = {"rlinf-actors": f"{sys.executable} -m rlinf_actors.cli.main", "python": sys.executable}
+    paths = os.pathsep.join([str(checkout), str(ROOT)])
+    for command in commands:
+        words = " ".join(programs.get(word, word) for word in command.split())
+        done = subprocess.run(
+            words.split(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=checkout,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        assert done.returncode == 0, done.stderr
+        shown = "" if "--check" in command else f"{SERVED}\n['train.py', 'ARGUMENTS']\n"
+        assert done.stdout == shown
 
 
 @pytest.mark.parametrize("words", [[], ["--install", "python"], ["--", "no-such-program"]])

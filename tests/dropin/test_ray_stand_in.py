@@ -25,7 +25,7 @@ def run(program: str, **env: str) -> str:
 def test_every_form_of_import_finds_the_stand_in():
     run(
         """
-        import ray
+        import sys, ray
         assert ray.is_initialized() is False
         ray.shutdown()
         import ray.util, ray.actor
@@ -33,6 +33,10 @@ def test_every_form_of_import_finds_the_stand_in():
         import asyncio, queue
         assert issubclass(Empty, (queue.Empty)) and issubclass(Empty, asyncio.QueueEmpty)
         assert issubclass(Full, queue.Full) and issubclass(Full, asyncio.QueueFull)
+        from rlinf_actors.dropin.table import RAY_NAMES
+        for name in RAY_NAMES:
+            place, _, last = f"ray.{name}".rpartition(".")
+            assert hasattr(sys.modules[place], last), name
         host = ray.util.get_node_ip_address()
         import ipaddress
         ipaddress.ip_address(host)

@@ -3,7 +3,8 @@
     RLINF_SRC=~/RLinf python -m tests.rlinf.imports [MODULE ...]
 
 Prints what each module that fails lacks: a third-party package, or a name of rlinf_actors. Exit status: 0 if all that
-fail lack third-party packages, else 1. The processes are forked from one that has imported torch, transformers and pandas.
+fail lack third-party packages, else 1. The processes are forked from one that has imported torch, transformers and
+pandas.
 """
 
 from __future__ import annotations
