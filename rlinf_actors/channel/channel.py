@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from rlinf_actors import forks
 from rlinf_actors.channel.assembled import AssembledChannel
 from rlinf_actors.channel.client import JoinedWork
-from rlinf_actors.channel.connecting import ConnectingChannel, find, make, member
+from rlinf_actors.channel.connecting import ConnectingChannel, check_name, find, make, member
 from rlinf_actors.channel.inspection import Backend, ChannelViews
 from rlinf_actors.channel.iteration import ChannelItems
 from rlinf_actors.channel.key_encoding import DEFAULT_KEY
@@ -464,8 +464,7 @@ def create_channel(
                 f"{what} of channel {name!r} is {value!r}; it must be an int. The older order of arguments was "
                 f"(name, group_affinity, group_rank_affinity, maxsize): pass these by keyword"
             )
-    if not name or not isinstance(name, str) or any(char in name for char in "/\0\n"):
-        raise UsageError(f"{name!r} cannot be a channel's name: a str, not empty, without slash or line break")
+    check_name(name)
     what = f"Channel.create({name!r})"
     if local:
         work: AsyncWork[Channel[Any]] = AsyncWork(what)

@@ -103,6 +103,12 @@ async def make(
     return remote_channel(cluster.runtime, group, name, here.node_rank, here.name), maxsize
 
 
+def check_name(name: Any) -> None:
+    """Raise UsageError if *name* cannot be the name of a channel."""
+    if not name or not isinstance(name, str) or any(char in name for char in "/\0\n"):
+        raise UsageError(f"{name!r} cannot be a channel's name: a str, not empty, without slash or line break")
+
+
 def host_arguments(maxsize: int, max_deliveries: int = MAX_DELIVERIES) -> tuple[int, ...]:
     """Return the arguments of ChannelHost's constructor; a host of protocol 6 takes the first two only."""
     args = (maxsize, Settings.load().channel_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from rlinf_actors.channel.connecting import HOST, host_arguments
+from rlinf_actors.channel.connecting import HOST, check_name, host_arguments
 from rlinf_actors.cluster.service import launch_service
 from rlinf_actors.errors import UsageError
 from rlinf_actors.group.class_facts import facts_of
@@ -69,6 +69,7 @@ class ChannelLauncher:
             UsageError, PlacementError: an argument is not valid.
         """
         name = name or f"worker_group_{ChannelWorker.__name__}"
+        check_name(name)
         strategy = placement_strategy or NodePlacementStrategy([0])
         placements = sorted(strategy.get_placement(cluster, isolate_gpu), key=lambda one: one.rank)
         nodes = [placement.cluster_node_rank for placement in placements]

@@ -253,6 +253,8 @@ def test_channel_of_workers_that_older_code_launched_itself_has_replicas(rlinf_c
     )
     with pytest.raises(ValueError, match="assembled"):
         ChannelWorker.create_group().launch(rlinf_cluster, name=name, placement_strategy=three)
+    with pytest.raises(UsageError, match="'a/b' cannot be a channel's name"):
+        ChannelWorker.create_group().launch(rlinf_cluster, name="a/b")
     actors = {host.rank: host.worker for host in hosts.worker_info_list}
     channel = Channel()
     channel._initialize(

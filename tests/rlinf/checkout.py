@@ -65,7 +65,7 @@ def members(path: Path, cls: str) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ClassDef) and node.name == cls:
-            found |= _members(node)
+            found |= members_of(node)
     return {name for name in found if not name.startswith("__")}
 
 
@@ -76,7 +76,7 @@ def members_here(cls: type) -> set[str]:
         if base.__module__.startswith("rlinf_actors"):
             for node in ast.walk(ast.parse(inspect.getsource(sys.modules[base.__module__]))):
                 if isinstance(node, ast.ClassDef) and node.name == base.__name__:
-                    found |= _members(node)
+                    found |= members_of(node)
     return found
 
 
@@ -85,7 +85,8 @@ def lacking(cls: str) -> set[str]:
     return members(scheduler() / CLASSES[cls], cls) - members_here(getattr(rlinf_actors, cls))
 
 
-def _members(node: ast.ClassDef) -> set[str]:
+def members_of(node: ast.ClassDef) -> set[str]:
+    """Return the members that the class *node* defines or assigns."""
     found = set()
     for inner in node.body:
         if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
