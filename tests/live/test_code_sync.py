@@ -128,3 +128,78 @@ def test_code_that_a_node_does_not_take_fails_the_launch(tmp_path):
     assert "cannot be sent to node 0" in done.stderr
     assert "more than 3 files" in done.stderr
     assert not list((tmp_path / "cache" / "code" / "incoming").iterdir())
+
+
+DIES = """
+    import os
+    import signal
+    from rlinf_actors import Cluster, NodePlacementStrategy
+    from rlinf_actors.group import provision
+    from code_of_workers import Teller
+
+    read, count = provision._Reader.next, int(os.environ["SLICES"])
+
+    def next_slices(reader):
+        global count
+        count -= 1
+        if not count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(reader)
+
+    provision._Reader.next = next_slices
+    with Cluster(cluster_cfg={"num_nodes": 1, "runtime": {"working_dir": ".", "max_file_mb": 30}}) as cluster:
+        group = Teller.create_group().launch(cluster, NodePlacementStrategy([0]), name="tellers")
+        group.wait_ready(60)
+        done = provision.provisioner(cluster).deliveries[0]
+        print(f"RESULT [{done.files}, {done.bytes}]")
+"""
+
+
+def test_transfer_of_a_driver_that_died_goes_on_with_the_next(tmp_path):
+    directory = project(tmp_path)
+    (directory / "driver.py").write_text(textwrap.dedent(DIES))
+    for name in ("x", "y"):
+        (directory / name).write_bytes(name.encode() * (4 << 20))
+    _, died = run(directory, tmp_path / "cache", SLICES="7")  # after the first large file, within another one
+    assert died.returncode == -9, died.stderr
+    (sent,), done = run(directory, tmp_path / "cache", SLICES="-1")
+    assert done.returncode == 0, done.stderr
+    assert 0 < sent[1] < (20 << 20) + (4 << 20) + 2000  # not skipped/big.bin, x and y
+    assert os.listdir(tmp_path / "cache" / "code" / "incoming") == []
+
+
+ASYNC = """
+    import asyncio
+    import json
+    import time
+    from rlinf_actors import Cluster, NodePlacementStrategy
+    from code_of_workers import Teller
+
+    async def main():
+        async with Cluster.connect(cluster_cfg={"num_nodes": 1, "runtime": {"working_dir": "."}}) as cluster:
+            began = time.monotonic()
+            group = Teller.create_group().launch(cluster, NodePlacementStrategy([0]), name="tellers")
+            waited = time.monotonic() - began
+            told = group.tell()  # queued until the code is there
+            print("RESULT " + json.dumps({"told": await told, "waited": waited}))
+            with open("model.pt", "wb") as file:
+                file.truncate(17 << 20)
+            bad = Teller.create_group().launch(cluster, NodePlacementStrategy([0]), name="bad")
+            try:
+                await bad
+            except Exception as error:
+                print("RESULT " + json.dumps({"error": f"{type(error).__name__}: {error}"}))
+
+    asyncio.run(main())
+"""
+
+
+def test_launch_in_an_event_loop_does_not_wait_for_the_transfer(tmp_path):
+    directory = project(tmp_path)
+    (directory / "skipped" / "big.bin").unlink()
+    (directory / "driver.py").write_text(textwrap.dedent(ASYNC))
+    (told, failed), done = run(directory, tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    assert told["told"][0]["value"] == "first"
+    assert told["waited"] < 0.5  # the host alone takes longer to start
+    assert failed["error"].startswith("ConfigError: cluster.runtime.working_dir")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -53,3 +56,39 @@ def test_failed_build_shows_its_output(tmp_path, monkeypatch):
         with pytest.raises(WorkerStartError, match="nothing-of-that-name cannot be built on node 0") as raised:
             Importer.create_group().launch(cluster, NodePlacementStrategy([0], node_group_label="sim"))
         assert "No matching distribution found" in str(raised.value)
+
+
+HANGS = """
+    import socket
+    from rlinf_actors import Cluster, NodePlacementStrategy, Worker
+
+    class Nothing(Worker):
+        pass
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # an index that never answers
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        env = {"node_ranks": 0, "requirements": ["tinypkg"], "env_vars": [{"PIP_INDEX_URL": index}]}
+        groups = [{"label": "sim", "node_ranks": 0, "env_configs": [env]}]
+        with Cluster(cluster_cfg={"num_nodes": 1, "node_groups": groups}) as cluster:
+            Nothing.create_group().launch(cluster, NodePlacementStrategy([0], node_group_label="sim"), name="g")
+"""
+
+
+def test_interrupted_launch_ends_the_build(tmp_path):
+    """Ctrl-C: the driver ends at once, with pip and all that it left unfinished."""
+    env = {**os.environ, "RLINF_ACTORS_CACHE_DIR": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(HANGS))
+    driver = subprocess.Popen(
+        [sys.executable, script], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert driver.stdout is not None
+    with driver.stdout:
+        said = next(line for line in driver.stdout if "install" in line)
+        assert "code@" in said  # the build's output comes while it runs
+        driver.send_signal(signal.SIGINT)
+        rest = driver.stdout.read()
+    assert driver.wait(30) in (1, -signal.SIGINT, 130)
+    assert "KeyboardInterrupt" in rest
+    made = tmp_path / "cache" / "environments"
+    assert not list(made.glob("*/rlinf-actors.json"))
