@@ -13,6 +13,7 @@ import msgspec
 from lies import Liar
 from zmq.utils import z85
 
+from rlinf_actors.codesync import tree
 from rlinf_actors.errors import ConfigError, ProtocolError, RemoteWireError
 from rlinf_actors.group import group_spec
 from rlinf_actors.model.placement import Placement
@@ -125,6 +126,18 @@ def _group_detail(data: bytes) -> object:
     return group_spec.decode(data.decode(errors="replace"), "g")
 
 
+_CODE = tree.build({name: tree.FileFacts(1, bytes(32), name == "run") for name in ("run", "pkg/a.py", "pkg/sub/b")})
+
+
+def _tree_of_code(data: bytes) -> object:
+    """Whatever a sender of code says, no path of its tree leaves the tree."""
+    listings = {**_CODE.listings, tree.digest_of(data): data}
+    found = tree.expand(tree.digest_of(data), listings.get, tree.Limits(entries=1000))
+    for path in [*found.files, *found.directories]:
+        assert not {"", ".", ".."} & set(path.split("/")), path
+    return found
+
+
 DECODERS = {
     "control": Decoder(control_codec.decode, _said(Envelope, 60)),
     "header": Decoder(frames.decode, _said(frames.AnyFrame)),
@@ -136,6 +149,7 @@ DECODERS = {
     "zap": Decoder(_zap, (msgspec.msgpack.encode(_ZAP),)),
     "join_token": Decoder(lambda data: job.parse(data.decode(errors="replace")), (_TOKEN,), (ConfigError,)),
     "group_detail": Decoder(_group_detail, (_DETAIL,), (ProtocolError,)),
+    "code_listing": Decoder(_tree_of_code, tuple(_CODE.listings.values()), (tree.TreeError,)),
 }
 
 
