@@ -160,7 +160,7 @@ def test_transfer_of_a_driver_that_died_goes_on_with_the_next(tmp_path):
     (directory / "driver.py").write_text(textwrap.dedent(DIES))
     for name in ("x", "y"):
         (directory / name).write_bytes(name.encode() * (4 << 20))
-    _, died = run(directory, tmp_path / "cache", SLICES="7")  # after the first large file, within another one
+    _, died = run(directory, tmp_path / "cache", SLICES="12")  # x has arrived, whatever is on its way
     assert died.returncode == -9, died.stderr
     (sent,), done = run(directory, tmp_path / "cache", SLICES="-1")
     assert done.returncode == 0, done.stderr
