@@ -44,6 +44,7 @@ from rlinf_actors.errors import (
     WrongServerError,
 )
 from rlinf_actors.net.failure_detection import FailureDetector, ReconnectBackoff
+from rlinf_actors.tracing.clocks import HeadClock
 from rlinf_actors.wire.agent_messages import (
     HELLO_AGAIN,
     Beat,
@@ -53,6 +54,7 @@ from rlinf_actors.wire.agent_messages import (
     LogLines,
     LookForHardware,
     ProcessGone,
+    SendTrace,
     StartWorkers,
     StopLooking,
     StopWorkers,
@@ -141,6 +143,7 @@ class AgentState:
 
     def __post_init__(self) -> None:
         self._backoff = ReconnectBackoff(self.random)
+        self.clock = HeadClock()
         self._detector = FailureDetector(self.policy.head_grace_s)
 
     def handle(self, event: e.Event, now: float) -> list[e.Command]:
@@ -240,6 +243,7 @@ class AgentState:
         self._next_beat = now + min(self._beat_s, self._leases.beat_s) * self.random()
         self._out.append(e.Registration(welcome.epoch, welcome.lease_s))
         if welcome.epoch != self._epoch:  # a new head knows nothing of lines in flight, nor of clients that ended
+            self.clock.forget()
             owners = dict.fromkeys(worker.spec.namespace for worker in self._workers.running.values())
             self._out += [e.CreditLogs(ALL_CREDIT, owner) for owner in owners]
             self._out += [e.SendNotice(ProcessGone(client)) for client in self._ended_clients]
@@ -360,6 +364,7 @@ class AgentState:
     def _notice(self, body: Body, now: float) -> None:
         if isinstance(body, Beat):
             if self._answers(body):
+                self.clock.answered(body.at, now, body.word)
                 self._acknowledged(self._workers.beat_answered(body.at))
                 self._orphaned_at = {client: at for client, at in self._orphaned_at.items() if at > body.at}
                 if self._leases.answered(body.at, now):
@@ -373,7 +378,7 @@ class AgentState:
             self._stop(body.ids, body.grace_s, body.reason)
         elif isinstance(body, LogCredit):
             self._out.append(e.CreditLogs(body.chars, body.owner))
-        elif isinstance(body, (FlushLogs, LookForHardware, StopLooking, Watch, Unwatch)):
+        elif isinstance(body, (FlushLogs, LookForHardware, SendTrace, StopLooking, Watch, Unwatch)):
             self._out.append(body)
         elif isinstance(body, Goodbye) and body.restarting:
             self._head_away(f"the head is being restarted; workers go on for {self.policy.head_grace_s:g} s", now)

@@ -30,9 +30,11 @@ from rlinf_actors.wire.agent_messages import (
     FlushLogs,
     HardwareFound,
     LookForHardware,
+    SendTrace,
     StartWorkers,
     StopLooking,
     StopWorkers,
+    TraceSent,
     Unwatch,
     Watch,
     Welcome,
@@ -208,6 +210,10 @@ class Session:
             self._unwatch(command.incarnation)
         elif isinstance(command, LookForHardware):
             self._start_query(command)
+        elif isinstance(command, SendTrace):
+            answer = workers.traces.answer(command.question, self._state.clock.samples())
+            if self._client is not None:
+                self._client.notify(TraceSent(command.id, answer))
         elif isinstance(command, StopLooking):
             if command.id in self._queries:
                 self._queries[command.id].cancel()

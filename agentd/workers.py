@@ -32,6 +32,7 @@ from agentd.run_dir import OrderLedger
 from agentd.state_events import Report
 from agentd.sweep import Sweep
 from agentd.templates import SurvivingTemplate, TemplatePool, TemplateProcess
+from agentd.traces import TraceFiles
 from agentd.worker_process import WorkerProcess
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.worker_cgroup import leftovers
@@ -87,6 +88,7 @@ class Workers:
         self._devices = DeviceLocks(loop, site.resources)
         self._logs = LogForwarder(loop, site.rules.node, report, self._on_logs_read)
         self._health = HealthMonitor(loop, report, health or HealthTimes())
+        self.traces = TraceFiles(loop, site.run_dir)
         self._owner = procfs.pidfd_of(site.owner_pid) if site.owner_pid is not None else -1
         self._templates = TemplatePool(loop, site, self._keeper, self._owner, self._on_packet, self._on_template_end)
         procfs.set_subreaper()  # what a killed keeper leaves behind comes to us
@@ -230,6 +232,7 @@ class Workers:
                 if worker.has_robots:
                     worker.stopping, worker.reason = True, EARLIER_ENDED
                 self._workers[one.id] = worker
+                self.traces.started(spec)
                 self._on_forked(template, template_protocol.Forked(one.id, one.pid))
                 if one.up is not None:
                     self._health.worker_up(one.id, template)
@@ -241,6 +244,7 @@ class Workers:
         for path in (self._site.run_dir / "w").iterdir():
             if path.name.partition("_")[0] not in self._workers:  # "WORKER_CHILD" are sockets of a worker's children
                 path.unlink(missing_ok=True)
+        self.traces.adopted()
         self._templates.refresh()
         self._trim()
         return adopted
@@ -255,6 +259,7 @@ class Workers:
         for template in list(self._templates.running):
             template.abandon()
         self._keeper.abandon()
+        self.traces.release()
         self._release()
 
     async def close(self, grace_s: float, reason: str = "") -> None:
@@ -274,6 +279,7 @@ class Workers:
         await self._until(lambda: not self._templates.running and not self._sweeps, TEMPLATE_END_S)
         await self._keeper.close()
         self._logs.end()
+        self.traces.close()
         self._ledger.close()
         self._release()
 
@@ -328,6 +334,7 @@ class Workers:
         worker.asked = True
         until, lease_s = self._lease
         paths = {"out_path": worker.plan.out_path, "err_path": worker.plan.err_path}
+        paths["trace_path"] = self.traces.path_for(worker.spec)
         place = msgspec.structs.replace(self._site.place, **paths, lease_until=until, lease_s=lease_s)
         try:
             worker.template.send(template_protocol.Fork(worker.spec, place, worker.plan.env))
@@ -469,6 +476,7 @@ class Workers:
         if not worker.template.gone:
             self._remembering[spec.id] = worker.template
         self._devices.worker_ended(spec.id)
+        self.traces.ended(spec)
         self._health.worker_ended(spec.id)
         sockets = self._site.run_dir / "w"
         for name in os.listdir(sockets):

@@ -31,6 +31,7 @@ from rlinf_actors.cluster.connect import (
     worker_job,
 )
 from rlinf_actors.cluster.event_stream import EventCursor, EventStream
+from rlinf_actors.cluster.job_trace import JobTrace, TracedCluster
 from rlinf_actors.cluster.local_daemon import EmbeddedDaemon
 from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.errors import ConfigError, PlacementError, RlinfActorsError, UsageError
@@ -61,7 +62,7 @@ STOP_GRACE_S = 2.0
 _start_lock = StartLock()
 
 
-class Cluster(ClusterNames):
+class Cluster(ClusterNames, TracedCluster):
     """The cluster on which this process launches groups.
 
     If a head is configured, ``Cluster()`` connects to the head and waits for the nodes. If no head is configured and
@@ -197,6 +198,7 @@ class Cluster(ClusterNames):
             self.namespace = asked.namespace or os.environ.get(NAMESPACE) or f"job-{uuid.uuid4().hex[:12]}"
             security, lost = Security.toward(self._endpoint, settings, "driver"), self._session_ended
             self.runtime = Runtime("driver", self.namespace, self.log_dir, security=security, on_lost=lost)
+            self._trace = JobTrace.start(self.runtime, self.config.tracer if self.config else None, self.log_dir)
 
     async def _start(self, timeout: float | None) -> None:
         self._starting = asyncio.current_task()
@@ -284,18 +286,16 @@ class Cluster(ClusterNames):
             await asyncio.wait([self._starting])  # the start stops the daemon itself; its caller gets the error
         self._failed = self._failed or self.runtime.lost.script_failed
         self.runtime.lost.close()
+        traced = self._trace is not None  # else the end of a private cluster stops the groups
+        stopped = await self.runtime.groups.stop_owned(STOP_GRACE_S) if traced or self._daemon is None else True
+        await self._finish_trace(whole=self._connected)
         if self._daemon is None:
-            if await self.runtime.groups.stop_owned(STOP_GRACE_S):
+            if stopped:
                 await self.runtime.flush_output()
             return
-
-        def failed() -> bool:
-            runtime = self.runtime
-            return bool(
-                self._failed or self._gone or runtime.groups.failures or runtime.lost.count or runtime.output_left
-            )
-
-        kept = await self._daemon.stop(self.runtime.stop_cluster if self._connected else None, failed=failed)
+        stop = self.runtime.stop_cluster if self._connected else None
+        runtime = self.runtime
+        kept = await self._daemon.stop(stop, failed=lambda: bool(self._failed or self._gone or runtime.has_failures))
         self.runtime.logs_moved = (self._daemon.run_dir, kept)
         if kept:
             say(f"the logs of this private cluster are kept in {kept}")

@@ -15,6 +15,7 @@ from rlinf_actors.placement.node_groups import find_group
 from rlinf_actors.placement.strategies import NodePlacementStrategy
 from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.runtime.remote_group import RemoteGroup
+from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.client_messages import Launch
 from rlinf_actors.wire.values import WorkerSpec
@@ -67,6 +68,7 @@ async def launch_service(
                 forward_logs=show_logs,
                 keep_logs=show_logs and cluster.log_dir is not None,
                 interpreter=interpreter,
+                trace_events=recorder.active.capacity if recorder.active is not None else 0,
             )
         )
     construction = Construction(reference, payload.encode((None, args, {}, {}), reference), 0)

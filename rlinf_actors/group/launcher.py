@@ -28,6 +28,7 @@ from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.strategies import default_strategy
 from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.settings import Settings, catching, for_workers
+from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import payload
 from rlinf_actors.wire.client_messages import Launch
 from rlinf_actors.wire.protocol import MAX_SIZE
@@ -385,6 +386,7 @@ def _template(name: str, cluster: Cluster, options: LaunchOptions, settings: Set
         pids_limit=options.limits.pids,
         limits_best_effort=options.limits.best_effort,
         restart=options.restart if options.restart.restarts else None,
+        trace_events=recorder.active.capacity if recorder.active is not None else 0,
         owner_must_answer={None: "elsewhere", True: "always", False: ""}[must_answer],
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ The head is one state machine. `HeadServer` calls `Coordinator.handle` on its lo
 failed send, and carries out the returned commands in order. Nothing here blocks, and nothing else changes the state.
 
 The state is a set of tables, each for one kind of thing: `nodes`, `clients`, `jobs`, `keys`, `groups` (with the claims
-on robots and the reserved group names). Further tables keep the event log, drains, hardware queries, waiting launches
+on robots and the reserved group names). Further tables keep the event log, drains, queries to nodes, waiting launches
 and lookups, and the messages that come too early after a restart. Each table has a reference to the coordinator. A
 table reads `now`, the time of the present event, calls `emit` with commands, schedules its own methods in `timers`, and
 calls other tables directly. If the end of one thing affects several tables, a method of the coordinator calls them:
@@ -42,7 +42,7 @@ from rlinf_actors.head.handlers import Handlers
 from rlinf_actors.head.key_registry import NO_OWN_KEYS, Jobs, KeyRegistry, OwnKeys
 from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.node_table import NodeTable
-from rlinf_actors.head.operations import DrainTable, HardwareQueries, WorkerHealthLog
+from rlinf_actors.head.operations import DrainTable, NodeQueries, WorkerHealthLog
 from rlinf_actors.head.quotas import RequestQuota
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.recovery import EarlyMessages, Reconciler
@@ -109,7 +109,7 @@ class Coordinator:
         self.groups = GroupTable(self, before)
         self.launches = Launches(self)
         self.robots = RobotTable(self, before)
-        self.queries = HardwareQueries(self)
+        self.queries = NodeQueries(self)
         self.health = WorkerHealthLog(self)
         self.drains = DrainTable(self)
         self.early = EarlyMessages(self)

@@ -55,6 +55,7 @@ class Handlers:
             client_messages.GetStatus: self._status,
             client_messages.GetEvents: self._events,
             client_messages.EnumerateHardware: head.queries.ask,
+            client_messages.ReadTrace: head.queries.ask_trace,
             client_messages.DrainNode: lambda event, body: head.drains.ask(event, _signed(event, body)),
             client_messages.EStop: lambda event, body: head.robots.estop(event, _signed(event, body)),
             client_messages.EndGroup: lambda event, body: launches.end(event, _signed(event, body)),
@@ -85,6 +86,7 @@ class Handlers:
             agent_messages.WorkersHealth: lambda node, body: head.health.report(node, validation.health(body)),
             agent_messages.LogLines: self._route_lines,
             agent_messages.HardwareFound: head.queries.found,
+            agent_messages.TraceSent: head.queries.found,
             # from an agentd of an earlier version: workers write refusals to their own logs now
             agent_messages.RefusalReport: lambda node, body: None,
             agent_messages.Goodbye: lambda node, body: head.nodes.left(node, printable(body.reason)),
@@ -213,12 +215,12 @@ class Handlers:
         )
 
     def _agent_beat(self, node: Node, beat: agent_messages.Beat) -> None:
-        self._head.emit(Notify(node.peer, agent_messages.Beat(self._head.identity.epoch, beat.at)))
+        self._head.emit(Notify(node.peer, agent_messages.Beat(self._head.identity.epoch, beat.at, self._head.now)))
         self._head.groups.remind(node)
 
     def _client_beat(self, client: Client, beat: agent_messages.Beat) -> None:
         client.answered = max(client.answered, min(beat.word, self._head.now))
-        self._head.emit(Notify(client.peer, agent_messages.Beat(self._head.identity.epoch, word=self._head.now)))
+        self._head.emit(Notify(client.peer, agent_messages.Beat(self._head.identity.epoch, beat.at, self._head.now)))
 
     # --- status, events, nodes ---
 

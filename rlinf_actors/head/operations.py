@@ -1,4 +1,4 @@
-"""Drains of nodes, hardware queries, and the health reports on workers. Pure."""
+"""Drains of nodes, queries to nodes, and the health reports on workers. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,24 @@ from rlinf_actors.head import commands, quotas
 from rlinf_actors.head.event_log import of_node, of_worker
 from rlinf_actors.head.records import Node, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
-from rlinf_actors.wire.agent_messages import HardwareFound, LookForHardware, StopLooking, WorkersHealth
-from rlinf_actors.wire.client_messages import Drained, DrainNode, Enumerated, EnumerateHardware, Warn
-from rlinf_actors.wire.values import HardwareQuestion, WorkerHealth, WorkerPulse
+from rlinf_actors.wire.agent_messages import (
+    HardwareFound,
+    LookForHardware,
+    SendTrace,
+    StopLooking,
+    TraceSent,
+    WorkersHealth,
+)
+from rlinf_actors.wire.client_messages import (
+    Drained,
+    DrainNode,
+    Enumerated,
+    EnumerateHardware,
+    ReadTrace,
+    TraceRead,
+    Warn,
+)
+from rlinf_actors.wire.values import WorkerHealth, WorkerPulse
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
@@ -107,18 +122,23 @@ MAX_LIMIT_S = 600.0
 """Longest time limit of a hardware query, in seconds, whatever its sender asks for."""
 
 
+TRACE_S = 10.0
+"""Time limit of a question for traces, in seconds."""
+
+
 @dataclass(eq=False)
-class _HardwareQuery:
+class _NodeQuery:
     peer: bytes
     id: int
     node: Node
-    question: HardwareQuestion
+    order: LookForHardware | SendTrace
+    title: str  # what the node is asked for
     since: float
     timer: HeapTimer | None = None
 
 
-class HardwareQueries:
-    """The queries for configured hardware that the head has forwarded to nodes.
+class NodeQueries:
+    """The queries for configured hardware and for traces that the head has forwarded to nodes.
 
     Each query gets one answer: the node's, or an error if the node is lost or the time limit has passed.
     """
@@ -126,41 +146,60 @@ class HardwareQueries:
     def __init__(self, head: Coordinator) -> None:
         self._head = head
         self._number = 0
-        self._queries: dict[str, _HardwareQuery] = {}
+        self._queries: dict[str, _NodeQuery] = {}
 
     def ask(self, event: commands.RequestReceived, asked: EnumerateHardware) -> None:
         """Ask a node to enumerate its hardware; the node's answer goes to the sender of *event*."""
-        node = self._head.nodes.get(asked.node_id)
-        if node is None or not node.usable:
-            state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
-            raise commands.Refused("node_lost", f"node {asked.node_id}, asked for its {asked.question.type}, {state}")
+        order = LookForHardware(self._name(), asked.question)
+        limit_s = min(asked.question.limit_s, MAX_LIMIT_S) + SPARE_S
+        self._forward(event, asked.node_id, order, asked.question.type, limit_s)
+
+    def ask_trace(self, event: commands.RequestReceived, asked: ReadTrace) -> None:
+        """Ask a node for a part of a job's traces; the node's answer goes to the sender of *event*."""
+        self._forward(event, asked.node_id, SendTrace(self._name(), asked.question), "traces", TRACE_S)
+
+    def _name(self) -> str:
         self._number += 1
         # a late answer to a query of an earlier head must not count as one of ours
-        name = f"{self._head.identity.epoch}-{self._number}"
-        deadline = self._head.now + min(asked.question.limit_s, MAX_LIMIT_S) + SPARE_S
-        self._queries[name] = query = _HardwareQuery(event.peer, event.id, node, asked.question, self._head.now)
-        query.timer = self._head.timers.at(deadline, lambda: self._time_out(name))
-        self._head.emit(commands.Notify(node.peer, LookForHardware(name, asked.question)))
+        return f"{self._head.identity.epoch}-{self._number}"
 
-    def found(self, node: Node, body: HardwareFound) -> None:
+    def _forward(
+        self,
+        event: commands.RequestReceived,
+        node_id: str,
+        order: LookForHardware | SendTrace,
+        title: str,
+        limit_s: float,
+    ) -> None:
+        node = self._head.nodes.get(node_id)
+        if node is None or not node.usable:
+            state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
+            raise commands.Refused("node_lost", f"node {node_id}, asked for its {title}, {state}")
+        self._queries[order.id] = query = _NodeQuery(event.peer, event.id, node, order, title, self._head.now)
+        query.timer = self._head.timers.at(self._head.now + limit_s, lambda: self._time_out(order.id))
+        self._head.emit(commands.Notify(node.peer, order))
+
+    def found(self, node: Node, body: HardwareFound | TraceSent) -> None:
         """Send a node's answer to the client that asked. Unknown queries are ignored."""
         query = self._queries.get(body.id)
-        if query is not None and query.node.incarnation == node.incarnation:
+        kind = SendTrace if isinstance(body, TraceSent) else LookForHardware
+        if query is not None and query.node.incarnation == node.incarnation and isinstance(query.order, kind):
             self._remove(body.id)
-            self._head.emit(commands.Answer(query.peer, query.id, Enumerated(body.answer)))
+            answer = TraceRead(body.answer) if isinstance(body, TraceSent) else Enumerated(body.answer)
+            self._head.emit(commands.Answer(query.peer, query.id, answer))
 
     def node_back(self, node: Node) -> None:
         """Resend the open queries to a reconnected node, because its previous connection may have lost them."""
-        for name, query in self._queries.items():
+        for query in self._queries.values():
             if query.node.incarnation == node.incarnation:
-                self._head.emit(commands.Notify(node.peer, LookForHardware(name, query.question)))
+                self._head.emit(commands.Notify(node.peer, query.order))
 
     def node_lost(self, node: Node, reason: str) -> None:
         """Send an error with this *reason* to each client whose query a lost node will not answer."""
         for name, query in list(self._queries.items()):
             if query.node.incarnation == node.incarnation:
                 self._remove(name)
-                text = f"node {node.name} was lost while it looked for its {query.question.type}: {reason}"
+                text = f"node {node.name} was lost while it looked for its {query.title}: {reason}"
                 self._head.emit(commands.Refuse(query.peer, query.id, "node_lost", text))
 
     def forget(self, peer: bytes) -> None:
@@ -172,7 +211,7 @@ class HardwareQueries:
         query = self._queries[name]
         self._stop(name)
         waited = f"{self._head.now - query.since:.0f} s"
-        text = f"node {query.node.name} gave no answer in {waited} when asked for its {query.question.type}"
+        text = f"node {query.node.name} gave no answer in {waited} when asked for its {query.title}"
         self._head.emit(commands.Refuse(query.peer, query.id, "timeout", text))
 
     def _stop(self, name: str) -> None:
@@ -181,7 +220,7 @@ class HardwareQueries:
         if node is not None and node.incarnation == query.node.incarnation:
             self._head.emit(commands.Notify(node.peer, StopLooking(name)))
 
-    def _remove(self, name: str) -> _HardwareQuery:
+    def _remove(self, name: str) -> _NodeQuery:
         query = self._queries.pop(name)
         self._head.timers.cancel(query.timer)
         return query

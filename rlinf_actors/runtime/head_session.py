@@ -30,6 +30,7 @@ from rlinf_actors.net.link import Network, Reachability, secret_identity
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.net.rpc import ControlClient, KeyRefusedError
 from rlinf_actors.runtime.future import call_all
+from rlinf_actors.tracing.clocks import HeadClock
 from rlinf_actors.wire.agent_messages import HELLO_AGAIN, Beat, ClientHello, Goodbye, Welcome
 from rlinf_actors.wire.client_messages import WatchClients
 from rlinf_actors.wire.control_codec import Body
@@ -81,6 +82,7 @@ class HeadSession:
         # agentd checks the network for all workers of its node
         self._detector = FailureDetector(HEAD_GRACE_S, hello.role == "driver", f"the head at {endpoint}")
         self._beat_s = 1.0
+        self.clock = HeadClock()  # differences of the head's clock and ours, for traces
         self._head_clock = 0.0  # in the head's last answer; the next beat repeats it
         self._waited = (-math.inf, 0.0)  # the head's last sign of life, and the start of the first `silent` after it
         self._on_return = on_return
@@ -252,7 +254,7 @@ class HeadSession:
             self._on_silence(str(error))
 
     def _beat(self) -> None:
-        self._client.notify(Beat(self._hello.incarnation, word=self._head_clock))
+        self._client.notify(Beat(self._hello.incarnation, asyncio.get_running_loop().time(), self._head_clock))
 
     async def _check_reachability(self) -> None:
         sight = await self._network.check_reachability(self.endpoint, self._detector.check_timeout_s)
@@ -284,6 +286,7 @@ class HeadSession:
                 self._greet_again()  # the head was restarted, and does not know this process
             elif self.welcome is not None and body.incarnation == self.welcome.epoch:
                 self._head_clock = body.word
+                self.clock.answered(body.at, asyncio.get_running_loop().time(), body.word)
             return
         if isinstance(body, Goodbye) and body.restarting:
             self._restarting()

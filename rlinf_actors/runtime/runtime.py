@@ -283,6 +283,11 @@ class Runtime:
         return self._output.left
 
     @property
+    def has_failures(self) -> bool:
+        """True if a group failed, a failed call was not awaited, or output of workers may not have been printed."""
+        return bool(self.groups.failures or self.lost.count or self.output_left)
+
+    @property
     def protocol(self) -> int:
         """The protocol version that this process and the head use, 0 without a session. Any thread."""
         welcome = self.head.welcome if self.head is not None else None

@@ -91,6 +91,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "Events": _HEAD,
         "EnumerateHardware": _CLIENTS | _HEAD,
         "Enumerated": _HEAD,
+        "ReadTrace": _DRIVER | _HEAD,  # a driver those of its own jobs
+        "TraceRead": _HEAD,
         # running the cluster
         "EStop": _PEERS,  # whoever sees danger; only a driver or the head may release it
         "EStopped": _HEAD,
@@ -105,6 +107,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "LookForHardware": _HEAD,
         "HardwareFound": _AGENT,
         "StopLooking": _HEAD,
+        "SendTrace": _HEAD,
+        "TraceSent": _AGENT,
         "Watch": _HEAD,
         "Unwatch": _HEAD,
         "ProcessGone": _AGENT,

@@ -40,12 +40,17 @@ class Recorder:
         memory: the ring's memory, of the size of *layout* and filled with zeros.
         layout: the layout of the ring.
         process: description of this process, such as its name.
+
+    Attributes:
+        memory: the ring's memory.
+        capacity: number of events that the ring has room for.
     """
 
     def __init__(self, memory: mmap.mmap, layout: Layout, process: Mapping[str, Any]) -> None:
         self.memory = memory
         self._view = memoryview(memory)
         self._layout = layout
+        self.capacity = layout.capacity
         self._number = itertools.count(1).__next__
         self._next_name = itertools.count(1).__next__
         self._next_args = itertools.count(1).__next__

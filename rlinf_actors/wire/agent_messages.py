@@ -10,7 +10,7 @@ from typing import Annotated, Union
 
 from msgspec import Meta
 
-from rlinf_actors.wire import values
+from rlinf_actors.wire import trace_values, values
 from rlinf_actors.wire.protocol import ControlMessage, Count, Number, Pid
 
 MAX_REFUSALS = 256
@@ -69,6 +69,20 @@ class StopLooking(ControlMessage, frozen=True):
     """Notice to an agentd: cancel the LookForHardware with this id. The agentd ignores an unknown id."""
 
     id: str
+
+
+class SendTrace(ControlMessage, frozen=True):
+    """Notice to an agentd: send TraceSent with the same id, as `question` says."""
+
+    id: str
+    question: trace_values.TraceQuestion
+
+
+class TraceSent(ControlMessage, frozen=True):
+    """Notice of an agentd: the answer to the SendTrace with this id. The head ignores an unknown id."""
+
+    id: str
+    answer: trace_values.TraceSlice
 
 
 class Watch(ControlMessage, frozen=True):
@@ -331,9 +345,9 @@ class Beat(ControlMessage, frozen=True):
 
     Attributes:
         incarnation: the sender's incarnation; the head's epoch in its answers.
-        at: time at which an agentd sent its beat, in seconds of its monotonic clock; the head's answer repeats the
+        at: time at which the sender sent its beat, in seconds of its monotonic clock; the head's answer repeats the
             number. A robot lease is counted from that time, because the head was surely alive after it.
-        word: the head's clock in its answers to clients. A client repeats the number in its next beat (0 before the
+        word: the head's monotonic clock in its answers. A client repeats the number in its next beat (0 before the
             first answer), so that the head knows that its messages reach the client.
     """
 
@@ -344,7 +358,7 @@ class Beat(ControlMessage, frozen=True):
 
 AgentMessage = Union[
     AgentHello, ClientHello, Welcome, Goodbye, Beat, StartWorkers, StopWorkers, LookForHardware, HardwareFound,
-    StopLooking, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines, LogCredit, FlushLogs,
-    Flushing, RefusalReport,
+    StopLooking, SendTrace, TraceSent, Watch, Unwatch, ProcessGone, WorkerReady, WorkerExited, WorkersHealth, LogLines,
+    LogCredit, FlushLogs, Flushing, RefusalReport,
 ]  # fmt: skip
 """Every control message of this file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Union
 
-from rlinf_actors.wire import values
+from rlinf_actors.wire import trace_values, values
 from rlinf_actors.wire.protocol import ControlMessage, Number
 
 
@@ -39,6 +39,20 @@ class EnumerateHardware(ControlMessage, frozen=True):
 
 class Enumerated(ControlMessage, frozen=True):
     answer: values.HardwareAnswer
+
+
+class ReadTrace(ControlMessage, frozen=True):
+    """Ask the head to have the node `node_id` send a part of the traces of a job, as `question` says.
+
+    Answered by TraceRead, or by Failed: kind node_lost if the node is lost, kind timeout if the node does not answer.
+    """
+
+    node_id: str
+    question: trace_values.TraceQuestion
+
+
+class TraceRead(ControlMessage, frozen=True):
+    answer: trace_values.TraceSlice
 
 
 class Launch(ControlMessage, frozen=True):
@@ -455,8 +469,8 @@ class Keys(ControlMessage, frozen=True):
 
 
 ClientMessage = Union[
-    GetNodes, Nodes, EnumerateHardware, Enumerated, Launch, Launched, FindGroup, Handles, Detach, StopGroup,
-    WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events, EStop,
-    EStopped, EndGroup, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
+    GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, Launch, Launched, FindGroup, Handles, Detach,
+    StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events,
+    EStop, EStopped, EndGroup, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
 ]  # fmt: skip
 """Every control message of this file."""

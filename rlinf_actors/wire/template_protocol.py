@@ -41,6 +41,7 @@ class WorkerPlace(ControlMessage, frozen=True):
         lease_until: end of a robot worker's lease as known at the start, in seconds of CLOCK_MONOTONIC.
         lease_s: length of that lease in seconds, counted from the last beat that the head answered.
         head_key: the head's public key, "" in a cluster without keys.
+        trace_path: file that the worker makes for its trace, "" to record none.
     """
 
     run_dir: str
@@ -54,6 +55,7 @@ class WorkerPlace(ControlMessage, frozen=True):
     lease_until: Number = 0.0
     lease_s: Number = 0.0
     head_key: str = ""
+    trace_path: str = ""
 
 
 # --- agentd to template ---

@@ -6,9 +6,10 @@ House rules: a value is a frozen struct in this file and never carries user data
 from __future__ import annotations
 
 import signal as signals
-from typing import Literal, Union
+from typing import Annotated, Literal, Union
 
 import msgspec
+from msgspec import Meta
 
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.wire.protocol import Number, Pid, Size, WorkerId
@@ -210,6 +211,7 @@ class WorkerSpec(Value, frozen=True):
         incarnation: number of restarts of its rank so far.
         keep_logs: True if the job's driver writes log files, so no output may be left out: a log file is not rotated
             before agentd has read the previous one, and the output of an ended worker waits for the driver.
+        trace_events: number of trace events that the worker keeps; 0 to record no trace.
         owner_must_answer: whether the head ends the group if its owner has not answered beats for the length of a robot
             lease, but an agentd still sees the owner's process: "always", "elsewhere" (only if the robot is on another
             host than the owner) or "" (never).
@@ -244,6 +246,7 @@ class WorkerSpec(Value, frozen=True):
     owner_must_answer: str = ""
     code: str = ""
     code_paths: list[str] = []
+    trace_events: Annotated[int, Meta(ge=0, le=1 << 22)] = 0
 
 
 class Endpoint(Value, frozen=True):

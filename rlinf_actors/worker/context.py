@@ -28,6 +28,7 @@ from rlinf_actors.net.socket_security import Security
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.security.job import JobGate, job_name
 from rlinf_actors.settings import Settings, log_level
+from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
@@ -152,6 +153,16 @@ def _set_level(logger: logging.Logger) -> None:
         logger.warning("%s; the level is INFO", error)
 
 
+def _trace(address: WorkerAddress, spec: WorkerSpec, place: WorkerPlace) -> None:
+    """Record a trace of this process from now on. Without room for it, say so in the worker's log, and record none."""
+    below = "".join(f"_{rank}" for rank in address.rank_path[1:])  # of a child member
+    about = {"name": address.get_name(), "node": place.node, "host": place.host}
+    try:
+        recorder.start(spec.trace_events, about, place.trace_path + below)
+    except OSError as error:
+        make_logger(address.get_name()).warning("this process records no trace: %s: %s", place.trace_path, error)
+
+
 SWITCH_INTERVAL_S = 0.0002
 """sys.setswitchinterval of workers: the I/O thread answers in 0.5 ms while user code computes in Python. With Python's
 default of 0.005 s it takes 5 ms. User code gets 4 % slower.
@@ -186,6 +197,8 @@ def start(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     name = address.get_name()
+    if place.trace_path:  # before the server is made, which looks whether this process is traced
+        _trace(address, spec, place)
     security = Security.of_worker(spec.token, place.head_key, place.head, place.listen_ip)
     runtime = Runtime(
         "worker",

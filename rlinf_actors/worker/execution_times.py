@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from rlinf_actors.hardware.profiling import profiling_range
+from rlinf_actors.model.hardware import AcceleratorType
+from rlinf_actors.tracing import recorder
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -52,13 +56,29 @@ class ExecutionTimes:
             return found
 
     @contextmanager
-    def measure(self, tag: str) -> Iterator[None]:
-        """Add the time that the ``with`` block takes to *tag*."""
+    def measure(self, tag: str, category: str | None = None) -> Iterator[None]:
+        """Add the time that the ``with`` block takes to *tag*.
+
+        If *category* is given and this process is traced, the block is a span of that category in the trace.
+        """
+        active = recorder.active if category is not None else None
+        span = active.begin(tag, category or "") if active is not None else 0
         start = time.perf_counter()
         try:
             yield
         finally:
             self.add(tag, time.perf_counter() - start)
+            if active is not None:
+                active.end(span)
+
+
+@contextmanager
+def _timing(worker: Any, tag: str, trace: bool) -> Iterator[None]:
+    """Time a method of *worker*, and show it in the trace, and in the profile of a GPU profiler that records."""
+    category = getattr(worker, "_group_name", "worker") if trace else None
+    kind = getattr(worker, "_accelerator_type", AcceleratorType.NO_ACCEL)
+    with worker._timers.measure(tag, category), profiling_range(kind, tag):
+        yield
 
 
 def timed(tag: str | None = None, trace: bool = True) -> Callable[[F], F]:
@@ -74,7 +94,7 @@ def timed(tag: str | None = None, trace: bool = True) -> Callable[[F], F]:
 
             @functools.wraps(function)
             async def run_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._timers.measure(name):
+                with _timing(self, name, trace):
                     return await function(self, *args, **kwargs)
 
             return run_async  # type: ignore[return-value]
@@ -82,7 +102,7 @@ def timed(tag: str | None = None, trace: bool = True) -> Callable[[F], F]:
 
             @functools.wraps(function)
             async def run_stream(self: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._timers.measure(name):
+                with _timing(self, name, trace):
                     async for item in function(self, *args, **kwargs):
                         yield item
 
@@ -91,14 +111,14 @@ def timed(tag: str | None = None, trace: bool = True) -> Callable[[F], F]:
 
             @functools.wraps(function)
             def run_generator(self: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._timers.measure(name):
+                with _timing(self, name, trace):
                     return (yield from function(self, *args, **kwargs))
 
             return run_generator  # type: ignore[return-value]
 
         @functools.wraps(function)
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._timers.measure(name):
+            with _timing(self, name, trace):
                 return function(self, *args, **kwargs)
 
         return run  # type: ignore[return-value]

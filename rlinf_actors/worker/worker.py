@@ -424,7 +424,7 @@ class Worker(Routing, Channels, OlderNames):
             assert frame is not None
             assert frame.f_back is not None
             tag = frame.f_back.f_code.co_name
-        return self._timers.measure(tag)
+        return self._timers.measure(tag, self._group_name if trace else None)
 
     def pop_execution_time(self, tag: str) -> float:
         """Remove the time recorded under *tag*, and return it in seconds.

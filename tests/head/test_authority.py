@@ -27,11 +27,13 @@ from rlinf_actors.wire.client_messages import (
     GetStatus,
     Keys,
     Launch,
+    ReadTrace,
     RevokeKey,
     RotateKey,
     Status,
     StopCluster,
 )
+from rlinf_actors.wire.trace_values import TraceQuestion
 from rlinf_actors.wire.values import HardwareQuestion
 
 
@@ -48,6 +50,7 @@ REQUESTS = {
     "GetEvents": GetEvents(),
     "EStop": EStop("me"),
     "EnumerateHardware": EnumerateHardware("n1", QUESTION),
+    "ReadTrace": ReadTrace("n1", TraceQuestion("ann")),
     "DrainNode": DrainNode("n1", "me"),
     "GetNodes": GetNodes(),
     "Launch": Launch("ann", "h", "m:C", specs("h", [0], "ann")),
@@ -64,11 +67,11 @@ REQUESTS = {
 MAY = {
     "a:n1": {"GetStatus", "EStop", "DrainNode", "RotateKey"},
     "ann": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "RotateKey", "StopCluster",
-            "FlushLogs", "Detach", "EndGroup"},
+            "FlushLogs", "Detach", "EndGroup", "ReadTrace"},
     "w": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "GetNodes", "Launch", "Detach"},
     "join": {"Enroll"},
     "root": {"GetStatus", "GetEvents", "EStop", "EnumerateHardware", "DrainNode", "AddKey", "RevokeKey", "GetKeys",
-             "StopCluster", "FlushLogs", "EndGroup"},
+             "StopCluster", "FlushLogs", "EndGroup", "ReadTrace"},
 }  # fmt: skip
 
 

@@ -7,8 +7,17 @@ from head_kit import HeadKit
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.head.operations import SPARE_S
-from rlinf_actors.wire.agent_messages import Beat, Goodbye, HardwareFound, LookForHardware, StopLooking
-from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware
+from rlinf_actors.wire.agent_messages import (
+    Beat,
+    Goodbye,
+    HardwareFound,
+    LookForHardware,
+    SendTrace,
+    StopLooking,
+    TraceSent,
+)
+from rlinf_actors.wire.client_messages import Enumerated, EnumerateHardware, ReadTrace, TraceRead
+from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, Piece
 
 QUESTION = HardwareQuestion("Arm", 1, limit_s=10.0)
@@ -129,3 +138,38 @@ def test_end_of_the_client_stops_the_query(kit):
 
 def test_answer_to_an_earlier_head_is_ignored(kit):
     assert ask(kit).startswith(kit.head.identity.epoch)
+
+
+# --- traces ---
+
+PART = TraceSlice(data=b"ring")
+
+
+def ask_trace(kit: HeadKit) -> str:
+    assert kit.ask("d1", ReadTrace("n1", TraceQuestion("ns", "w-0", 4))) is None
+    (order,) = kit.sent(SendTrace, "a:n1")
+    assert order.question == TraceQuestion("ns", "w-0", 4)
+    return order.id
+
+
+def test_part_of_a_trace_reaches_the_driver_once(kit):
+    id = ask_trace(kit)
+    kit.tell("a:n1", TraceSent(id, PART))
+    assert kit.answers() == [("d1", TraceRead(PART))]
+    kit.tell("a:n1", TraceSent(id, PART))
+    assert kit.answers() == []
+
+
+def test_answer_of_another_kind_is_ignored(kit):
+    trace, hardware = ask_trace(kit), ask(kit)
+    kit.tell("a:n1", HardwareFound(trace, ANSWER))
+    kit.tell("a:n1", TraceSent(hardware, PART))
+    assert kit.answers() == []
+
+
+def test_driver_learns_that_the_node_of_a_trace_was_lost(kit):
+    ask_trace(kit)
+    kit.tell("a:n1", Goodbye("stopped"))
+    (refusal,) = kit.refusals()
+    assert (refusal.peer, refusal.kind) == (b"d1", "node_lost")
+    assert "traces" in refusal.text

@@ -78,7 +78,7 @@ def test_beat_is_answered_and_an_unknown_sender_asked_for_a_hello():
     kit = HeadKit()
     kit.node("n0")
     kit.tell("a:n0", Beat("n0-1"))
-    assert kit.sent(Beat, "a:n0") == [Beat("epoch")]
+    assert kit.sent(Beat, "a:n0") == [Beat("epoch", word=kit.head.now)]
     kit.tell("a:n9", Beat("n9-1"))
     assert kit.sent(Beat, "a:n9") == [Beat(HELLO_AGAIN)]
 

@@ -1,0 +1,50 @@
+"""Values inside control messages about traces. Pure; the house rules of values.py hold."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from rlinf_actors.wire.protocol import Number
+from rlinf_actors.wire.values import Value
+
+MAX_TRACE_SLICE = 1 << 18
+"""Most bytes of a trace in one message."""
+MAX_TRACE_FILES = 4096
+"""Most names of traces in one message."""
+
+
+class TraceQuestion(Value, frozen=True):
+    """Request to a node: send a part of the traces that the workers of a job have written there.
+
+    Attributes:
+        namespace: the job.
+        name: a name of TraceSlice.names; "" to ask for the names.
+        offset: position of the first byte to send.
+        drop: True if the traces of workers that have ended are to be removed instead.
+    """
+
+    namespace: str
+    name: str = ""
+    offset: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    drop: bool = False
+
+
+class TraceSlice(Value, frozen=True):
+    """Answer of a node to a TraceQuestion.
+
+    Attributes:
+        names: names of the traces, if the question named none.
+        data: bytes of the trace from the offset on; empty at its end.
+        now: the node's monotonic clock, in seconds.
+        clock: how far the head's monotonic clock is ahead of the node's: up to two measurements, each as (time of the
+            measurement by the node's clock, seconds, greatest error in seconds).
+        fault: why there is no answer, for people.
+    """
+
+    names: Annotated[list[str], Meta(max_length=MAX_TRACE_FILES)] = []
+    data: Annotated[bytes, Meta(max_length=MAX_TRACE_SLICE)] = b""
+    now: Number = 0.0
+    clock: Annotated[list[tuple[Number, Number, Number]], Meta(max_length=2)] = []
+    fault: str = ""

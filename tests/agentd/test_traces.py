@@ -1,0 +1,109 @@
+"""The traces of a node's workers: kept after their ends, sent in slices, and removed at last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentd import traces
+from agentd.traces import TraceFiles
+from rlinf_actors.tracing.clocks import Sample
+from rlinf_actors.wire.trace_values import MAX_TRACE_SLICE, TraceQuestion
+from rlinf_actors.wire.values import WorkerSpec
+
+
+def spec(id: str, namespace: str = "job", events: int = 1024) -> WorkerSpec:
+    return WorkerSpec(id, "g", namespace, 0, 1, 0, {}, trace_events=events)
+
+
+def write(path: str) -> None:
+    Path(path).write_bytes(b"x")
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def files(loop: asyncio.AbstractEventLoop, tmp_path: Path) -> TraceFiles:
+    return TraceFiles(loop, tmp_path)
+
+
+def test_worker_that_is_not_traced_gets_no_file(files: TraceFiles, tmp_path: Path) -> None:
+    assert files.path_for(spec("w-0", events=0)) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_trace_of_an_ended_worker_is_sent_in_slices_with_the_clock(files: TraceFiles) -> None:
+    content = b"x" * (MAX_TRACE_SLICE + 10)
+    Path(files.path_for(spec("w-0"))).write_bytes(content)
+    files.ended(spec("w-0"))
+    listing = files.answer(TraceQuestion("job"), [Sample(1.0, 2.0, 0.5)])
+    assert (listing.names, listing.clock) == (["w-0"], [(1.0, 2.0, 0.5)])
+    got = b""
+    while part := files.answer(TraceQuestion("job", "w-0", len(got)), []).data:
+        got += part
+    assert got == content
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "w-9", ".", "/etc/passwd"])
+def test_only_names_of_traces_are_read(files: TraceFiles, name: str) -> None:
+    Path(files.path_for(spec("w-0"))).write_bytes(b"x")
+    answer = files.answer(TraceQuestion("job", name), [])
+    assert answer.data == b""
+    assert "there is no trace" in answer.fault
+
+
+def test_job_sees_only_its_own_traces(files: TraceFiles) -> None:
+    Path(files.path_for(spec("w-0", "one"))).write_bytes(b"x")
+    assert files.answer(TraceQuestion("two"), []).names == []
+    assert files.answer(TraceQuestion("../trace/one"), []).names == []
+
+
+def test_drop_removes_the_traces_of_ended_workers_only(files: TraceFiles, tmp_path: Path) -> None:
+    for id in ("w-0", "w-1"):
+        Path(files.path_for(spec(id))).write_bytes(b"x")
+        Path(files.path_for(spec(id)) + "_0").write_bytes(b"of a child")
+    files.ended(spec("w-0"))
+    files.answer(TraceQuestion("job", drop=True), [])
+    assert files.answer(TraceQuestion("job"), []).names == ["w-1", "w-1_0"]
+    files.ended(spec("w-1"))
+    files.answer(TraceQuestion("job", drop=True), [])
+    assert list((tmp_path / "trace").iterdir()) == []
+
+
+def test_traces_that_nobody_collects_are_removed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "KEPT_S", 0.0)
+
+    async def run() -> None:
+        files = TraceFiles(asyncio.get_running_loop(), tmp_path)
+        write(files.path_for(spec("w-0")))
+        files.ended(spec("w-0"))
+        await asyncio.sleep(0)
+        files.started(spec("w-1"))  # another worker of the job came in time
+        await asyncio.sleep(0.01)
+        assert files.answer(TraceQuestion("job"), []).names == ["w-0"]
+        files.ended(spec("w-1"))
+        await asyncio.sleep(0.01)
+        assert files.answer(TraceQuestion("job"), []).names == []
+
+    asyncio.run(run())
+
+
+def test_next_agentd_keeps_the_traces_of_running_workers_only(
+    files: TraceFiles, loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    for job in ("old", "runs"):
+        Path(files.path_for(spec("w-0", job))).write_bytes(b"x")
+    later = TraceFiles(loop, tmp_path)
+    later.started(spec("w-0", "runs"))
+    later.adopted()
+    assert [path.name for path in (tmp_path / "trace").iterdir()] == ["runs"]
+    later.close()
+    assert not (tmp_path / "trace").exists()
