@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,11 +152,13 @@ def test_file_of_a_killed_process_has_its_events(tmp_path: Path) -> None:
     ours, theirs = os.pipe()
     pid = os.fork()
     if not pid:
-        recorder.stop()
-        one = recorder.start(1000, {"name": "b:1"}, path)
-        one.begin("never ends")
-        os.write(theirs, b"x")
-        os.read(ours, 2)  # killed here
+        try:
+            os.close(ours)
+            recorder.start(1000, {"name": "b:1"}, path).begin("never ends")
+            os.write(theirs, b"x")
+            signal.pause()  # killed here
+        finally:
+            os._exit(1)
     os.close(theirs)
     os.read(ours, 1)
     os.kill(pid, 9)
