@@ -4,8 +4,9 @@ from report import Report
 
 report = Report()
 
-from embodied_setup import configuration, launch  # noqa: E402 - the imports are a part of the report
-from embodied_workers import AsyncActor, AsyncEnv, AsyncRollout, Reward  # noqa: E402
+from async_embodied_workers import AsyncActor, AsyncEnv, AsyncRollout  # noqa: E402 - the imports are a part
+from embodied_setup import configuration, launch  # noqa: E402
+from embodied_workers import Reward  # noqa: E402
 from rlinf.runners.async_embodied_runner import AsyncEmbodiedRunner  # noqa: E402
 
 report.part("imports")
