@@ -22,7 +22,12 @@ from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.child_process import ChildEnd, fault_of, run_child
 from rlinf_actors.hardware.interfaces import interface_of, ipv4_interfaces
 from rlinf_actors.hardware.probe_report import ProbeReport
-from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, GLOO_NIC_VARIABLE, device_variables
+from rlinf_actors.model.accelerator_table import (
+    ACCELERATOR_TABLE,
+    GLOO_NIC_VARIABLE,
+    default_variables,
+    device_variables,
+)
 from rlinf_actors.net.host import host_key, route_ip
 from rlinf_actors.net.socket_security import is_loopback
 from rlinf_actors.settings import COMM_NET_DEVICES
@@ -109,7 +114,8 @@ def report(
     given = described or Described()
     own = {**environ, **given.env_vars, **config.env}
     interfaces = {facts.nic_variable for facts in ACCELERATOR_TABLE.values() if facts.nic_variable}
-    reported = {*given.env_vars, COMM_NET_DEVICES, GLOO_NIC_VARIABLE, *interfaces, *device_variables()}
+    devices = {*device_variables(), *default_variables()}
+    reported = {*given.env_vars, COMM_NET_DEVICES, GLOO_NIC_VARIABLE, *interfaces, *devices}
     return NodeReport(
         node_id=id,
         hostname=config.name or probe.hostname,

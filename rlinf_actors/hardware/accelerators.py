@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,16 @@ class AcceleratorUtil:
     loads a vendor's library, and only get_torch_platform loads torch.
 
     An accelerator type is given as an AcceleratorType or by its name. An unknown type raises ConfigError.
+
+    Attributes:
+        CCL_SUPPORT_LIST: the types whose tensors RLinf sends by their own collective library.
     """
+
+    CCL_SUPPORT_LIST: ClassVar[Sequence[AcceleratorType]] = [
+        AcceleratorType.NV_GPU,
+        AcceleratorType.AMD_GPU,
+        AcceleratorType.MUSA_GPU,
+    ]
 
     @staticmethod
     def get_accelerator_type(environ: Mapping[str, str] | None = None) -> AcceleratorType:
@@ -124,6 +134,24 @@ class AcceleratorUtil:
             UsageError: this torch has no such module, and the vendor's plug-in (torch_npu, ...) is not installed.
         """
         return torch_platform(accelerator_type)
+
+    @staticmethod
+    def get_accel_pg_options(accelerator_type: AcceleratorType | str, options: Any) -> Any:
+        """Return the options of a process group of a type's backend. Imports torch.
+
+        Args:
+            accelerator_type: the type.
+            options: a CollectiveGroupOptions, or None.
+
+        Returns:
+            The ``Options`` of the backend's process group; None if no option is set, or the backend takes none.
+        """
+        facts = facts_of(accelerator_type)
+        if not facts.ccl or options is None or options.is_empty_options():
+            return None
+        # by name, since this package is below the one that makes process groups
+        groups = importlib.import_module("rlinf_actors.messaging.process_groups")
+        return groups.group_options(facts.ccl, options)
 
     @staticmethod
     def start_profiling(accelerator_type: AcceleratorType | str, step_idx: int | None = None) -> None:

@@ -79,6 +79,11 @@ def profiler_of(accelerator_type: AcceleratorType | str) -> CudaProfiler | None:
     return _profilers.get(AcceleratorType.named(accelerator_type))
 
 
+def replace_profiler(accelerator_type: AcceleratorType, profiler: CudaProfiler) -> None:
+    """Use *profiler* for an accelerator type from now on, for programs that keep its state in a place of their own."""
+    _profilers[accelerator_type] = profiler
+
+
 def profiling_range(accelerator_type: AcceleratorType | str, label: str) -> AbstractContextManager[None]:
     """Return a context manager that shows its block as a range named *label* in the profile of this process."""
     profiler = profiler_of(accelerator_type)

@@ -20,6 +20,16 @@ GLOO_NIC_VARIABLE = "GLOO_SOCKET_IFNAME"
 ALWAYS_NIC_VARIABLES = (GLOO_NIC_VARIABLE, "NCCL_SOCKET_IFNAME")
 """Set for the workers of every node: Gloo runs beside every CCL, and several CCLs read NCCL's variable too."""
 
+EGL_DEVICE_VARIABLES = ("MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID")
+"""Variables by which renderers choose a GPU: MuJoCo and robosuite read the first, other EGL renderers the second."""
+RENDERER = "MUJOCO_GL"
+_CPU_RENDERERS = frozenset({"osmesa", "glx"})
+
+
+def renders_with_egl(environ: Mapping[str, str]) -> bool:
+    """Return True if MuJoCo may render with EGL: robosuite takes EGL unless RENDERER is exactly osmesa or glx."""
+    return environ.get(RENDERER) not in _CPU_RENDERERS
+
 
 @dataclass(frozen=True)
 class ProcessGroupFacts:
@@ -60,6 +70,8 @@ class AcceleratorFacts:
         ccl_plugin: module that adds the backend to torch.distributed, if torch_plugin does not; else "".
         group: how a process group of the CCL is made.
         cuda_ipc: True if processes can share device memory by handles of CUDA's driver library.
+        variables: variables that workers on such devices get unless they are set already.
+        renders: True if renderers find the devices by EGL_DEVICE_VARIABLES.
     """
 
     visibility_variable: str
@@ -74,6 +86,8 @@ class AcceleratorFacts:
     ccl_plugin: str = ""
     group: ProcessGroupFacts = ProcessGroupFacts()
     cuda_ipc: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    renders: bool = False
 
     def visibility_value(self, devices: Sequence[str]) -> str:
         """Return the value to which the visibility variable is set so that a process sees exactly *devices*.
@@ -108,6 +122,9 @@ _BUILT_IN: Mapping[AcceleratorType, AcceleratorFacts] = {
         numbering=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
         group=_NCCL,
         cuda_ipc=True,
+        # NCCL's cuMem allocator takes more memory beside CUDA graphs (NVIDIA/nccl issue 1234).
+        variables={"NCCL_CUMEM_ENABLE": "0"},
+        renders=True,
     ),
     # An empty HIP_VISIBLE_DEVICES counts as unset (ROCm's clr then looks at CUDA_VISIBLE_DEVICES); -1 ends the list.
     AcceleratorType.AMD_GPU: AcceleratorFacts(
@@ -233,6 +250,12 @@ def device_variables() -> frozenset[str]:
     for facts in _rows.values():
         found |= {facts.visibility_variable, facts.numbering[0], *facts.renumbering}
     return frozenset(found - {""})
+
+
+def default_variables() -> frozenset[str]:
+    """Return the variables that workers get by default, and those on which the defaults depend."""
+    found = {name for facts in _rows.values() for name in facts.variables}
+    return frozenset({*found, *EGL_DEVICE_VARIABLES, RENDERER})
 
 
 def group_facts(ccl: str) -> ProcessGroupFacts:

@@ -126,6 +126,7 @@ class AcceleratorInfo(HardwareInfo):
         temperature: degrees Celsius, -1 if unknown.
         parent_uuid: for a slice of a device (MIG), the UUID of that device; "" for a whole device. A slice has the
             index, PCI bus and NUMA node of its device; only the slice's own UUID makes the slice visible.
+        egl_index: index of the device in EGL, by which renderers choose it; -1 if unknown.
     """
 
     index: int = 0
@@ -136,6 +137,7 @@ class AcceleratorInfo(HardwareInfo):
     utilization: int = -1
     temperature: int = -1
     parent_uuid: str = ""
+    egl_index: int = -1
 
 
 @dataclass

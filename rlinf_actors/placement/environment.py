@@ -17,7 +17,14 @@ from typing import NamedTuple
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.visibility import selected_devices, visible_devices
-from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE, ALWAYS_NIC_VARIABLES, device_variables, facts_of
+from rlinf_actors.model.accelerator_table import (
+    ACCELERATOR_TABLE,
+    ALWAYS_NIC_VARIABLES,
+    EGL_DEVICE_VARIABLES,
+    device_variables,
+    facts_of,
+    renders_with_egl,
+)
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 from rlinf_actors.model.node import NodeGroupInfo, NodeInfo
 from rlinf_actors.model.placement import Placement
@@ -77,6 +84,7 @@ def worker_environment(
     return {
         **(_network(node, devices, present) if devices else {}),
         **_numbering(node, present),
+        **_defaults(placement, node, present),
         **configured,
         **_ranks(group_name, placement, layout, node),
         **_devices(placement, node),
@@ -170,6 +178,32 @@ def _numbering(node: NodeInfo, present: Mapping[str, str]) -> dict[str, str]:
         if mixed or facts.numbering[0] not in present:
             found.update([facts.numbering])
     return found
+
+
+def _defaults(placement: Placement, node: NodeInfo, present: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that workers on the placement's type of accelerator get unless *present* has them."""
+    facts = ACCELERATOR_TABLE.get(placement.accelerator_type)
+    if facts is None:
+        return {}
+    found = dict(facts.variables)
+    if facts.renders and placement.visible_accelerators and renders_with_egl(present):
+        device = _first_seen(placement, node)
+        if device:
+            found.update(dict.fromkeys(EGL_DEVICE_VARIABLES, device))
+    return {name: value for name, value in found.items() if name not in present}
+
+
+def _first_seen(placement: Placement, node: NodeInfo) -> str:
+    """Return the EGL device of the worker's first accelerator; its own index if the node does not know it.
+
+    Return "" if the accelerator is known by its UUID only.
+    """
+    name = placement.visible_accelerators[0]
+    named = zip(node.accelerator_kinds, node.accelerator_device_names, node.accelerators, strict=True)
+    info = next((info for kind, own, info in named if (kind, own) == (placement.accelerator_type, name)), None)
+    if isinstance(info, AcceleratorInfo) and info.egl_index >= 0:
+        return str(info.egl_index)
+    return name if name.isdecimal() else ""
 
 
 def _network(node: NodeInfo, devices: str, present: Mapping[str, str]) -> dict[str, str]:

@@ -69,6 +69,9 @@ def expected(component: str, rank: int) -> tuple[int, str | None, dict[str, str]
                 "VISIBLE_DEVICES": str(device),
                 "CUDA_VISIBLE_DEVICES": str(device),
                 "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "NCCL_CUMEM_ENABLE": "0",
+                "MUJOCO_EGL_DEVICE_ID": str(device),
+                "EGL_DEVICE_ID": str(device),
                 "ISOLATE_ACCELERATOR": "1",
             },
         )
@@ -110,6 +113,9 @@ def expected(component: str, rank: int) -> tuple[int, str | None, dict[str, str]
         "VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
         "CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NCCL_CUMEM_ENABLE": "0",
+        "MUJOCO_EGL_DEVICE_ID": "0",
+        "EGL_DEVICE_ID": "0",
         "ISOLATE_ACCELERATOR": "0",
     }  # fmt: skip
 

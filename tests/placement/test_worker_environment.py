@@ -53,6 +53,9 @@ def test_an_isolated_worker_gets_every_variable() -> None:
         "LOCAL_HARDWARE_RANKS": "1",
         "CUDA_VISIBLE_DEVICES": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "NCCL_CUMEM_ENABLE": "0",
+        "MUJOCO_EGL_DEVICE_ID": "1",
+        "EGL_DEVICE_ID": "1",
         "NODE_GROUP_LABEL": "a",
         "CLUSTER_NAMESPACE": "job",
     }

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import pynvml
 
+from rlinf_actors.hardware import egl
 from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, only_visible
+from rlinf_actors.hardware.vendors.machine import Machine
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
 
 _MAX_DEVICES = 256
 """The kernel driver has minor numbers for fewer devices. If NVML reports more, it is broken."""
 _MAX_SLICES = 64
 """Largest number of MIG slices that are read from one GPU; today's GPUs have at most seven."""
+
+_EGL_LIMIT_S = 3.0
+"""Longest time for the query of EGL devices, which may load a vendor's library that hangs."""
 
 _Value = TypeVar("_Value")
 
@@ -40,9 +46,22 @@ def find(environ: Mapping[str, str]) -> FoundAccelerators:
             infos += _devices(index, faults)
         except (pynvml.NVMLError, UnicodeDecodeError) as error:
             faults.append(f"device {index} cannot be used: {error}")
+    if infos:
+        _add_egl_indices(infos, environ)
     found = only_visible(FoundAccelerators(infos, faults), AcceleratorType.NV_GPU, environ)
     found.faults.extend(_order_faults(infos, environ))
     return found
+
+
+def _add_egl_indices(infos: list[AcceleratorInfo], environ: Mapping[str, str]) -> None:
+    """Set the EGL device index of each GPU. It stays unknown on a node without EGL, which many nodes do not need."""
+    # all devices, numbered as NVML does
+    everything = {name: value for name, value in environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    machine = Machine({**everything, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, _EGL_LIMIT_S)
+    known = egl.parse(machine.run(sys.executable, egl.__file__).output)
+    for info in infos:
+        if not info.parent_uuid:
+            info.egl_index = known.get(info.index, -1)
 
 
 def _devices(index: int, faults: list[str]) -> list[AcceleratorInfo]:
