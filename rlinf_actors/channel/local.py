@@ -163,8 +163,7 @@ class LocalChannel:
     def _do(self, step: Callable[[], list[Command]]) -> None:
         with self._lock:
             commands = step()
-            if self._id:  # code that puts an item may drop its handle before other code gets the item
-                (_with_items.add if self._queue.in_use() else _with_items.discard)(self)
+            self._keep()
         self._complete(commands)
         self._sweep()
 
@@ -191,9 +190,15 @@ class LocalChannel:
                     ticket, how = self._dropped.popleft()
                     self._works.pop(ticket.id, None)
                     commands += self._queue.cancel(ticket, True) if how is None else self._queue.fail(ticket, how)
+                self._keep()
             finally:
                 self._lock.release()
             self._complete(commands)
+
+    def _keep(self) -> None:
+        """Keep a channel alive that has items, because code that puts one may drop its handle. Holds the lock."""
+        if self._id:
+            (_with_items.add if self._queue.in_use() else _with_items.discard)(self)
 
     def _complete(self, commands: list[Command]) -> None:
         for command in commands:

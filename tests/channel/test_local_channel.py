@@ -155,7 +155,8 @@ def test_a_local_channel_that_is_empty_and_unused_is_freed():
     gone = weakref.ref(channel._made)
     channel.put(1)
     channel.get()
-    del channel
+    waiting = channel.get(async_op=True)
+    del channel, waiting
     gc.collect()
     assert gone() is None
 

@@ -189,6 +189,9 @@ class Greeter(Worker):
         with self.worker_timer("inner"):
             pass
 
+    @Worker.timer()
+    def timed_by_decorator(self) -> None: ...
+
     def who(self) -> Any:
         return self.worker_info
 

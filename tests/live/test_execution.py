@@ -233,6 +233,14 @@ class TestEnds:
         assert result.consume_duration("min") >= 0
         assert set(group.timed().consume_durations()) == {"timed", "inner"}
 
+    def test_a_consumed_duration_is_not_counted_again(self, cluster):
+        group = lw.many(cluster, lw.Greeter, 2, name="timers")
+        assert 0 <= group.timed_by_decorator().consume_duration("sum") < 1
+        assert set(group.timed().consume_durations()) == {"timed", "inner"}
+        assert lw.Greeter.check_worker_alive("timers:1")  # a driver asks too
+        assert not lw.Greeter.check_worker_alive("timers:2")
+        assert len(group._workers) == 2
+
 
 class TestChildren:
     def test_a_forked_child_is_a_member(self, cluster):
