@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import compileall
 import json
 import os
 import signal
@@ -23,9 +24,13 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import NamedTuple
 
+import agentd
+import rlinf_actors
 from tests.rlinf.recorded import COMMIT, FILES, GOALS, TIERS, OnRay, tier_of
 
 ASKED = "AB"
+PLUGINS = ("pytest_asyncio", "pytest_timeout")
+"""What RLinf's tests need. Other installed plugins, which the figures on Ray do not have either, are not loaded."""
 OUTCOMES = {"failure": "failed", "error": "error", "skipped": "skipped"}
 
 
@@ -65,7 +70,12 @@ def environment(source: Path) -> dict[str, str]:
     """Return the environment of a test process for the checkout *source*."""
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     path = [str(source), str(source / "tests" / "unit_tests"), *inherited]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+    changed = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    return {**os.environ, **changed}
 
 
 def run_file(source: Path, name: str, out: Path, test_s: float, file_s: float) -> Ran:
@@ -73,6 +83,7 @@ def run_file(source: Path, name: str, out: Path, test_s: float, file_s: float) -
     report = out / f"{name}.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "rlinf_actors.dropin", "-m", "pytest", "-p", "no:cacheprovider", "-ra"]
+    command += [word for plugin in PLUGINS for word in ("-p", plugin)]
     command += [f"--timeout={test_s:g}", f"--junitxml={report}", str(source / "tests" / "unit_tests" / f"{name}.py")]
     began, trouble = time.monotonic(), ""
     with open(out / f"{name}.log", "w") as log:
@@ -140,6 +151,8 @@ def main() -> None:
     out = (args.out or Path(tempfile.mkdtemp(prefix="conformance-"))).resolve()
     out.mkdir(parents=True, exist_ok=True)
     results = {}
+    for package in (rlinf_actors, agentd):  # as an installation does, because the tests write no bytecode
+        compileall.compile_dir(Path(package.__file__).parent, quiet=2)
     print(f"{'':36}  all  pass  fail error  skip       s |  Ray  pass  skip       s")
     for name in args.files or FILES:
         results[name] = run_file(args.source.resolve(), name, out, args.test_seconds, args.file_seconds)
