@@ -123,7 +123,7 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
         env = process_environment(node_env, spec.env, spec.path_env_merge_mode)
         env[WORKER_MARK] = spec.id
         if spec.code_paths:
-            env.update(code_environment(spec.code, spec.code_paths, env))
+            env = process_environment(env, code_environment(spec.code, spec.code_paths, env), "override")
         interpreter = find_interpreter(spec.interpreter, env, rules)
     except ValueError as error:
         raise _refusal(spec, rules, str(error)) from None

@@ -163,7 +163,10 @@ def main(fd: int, node: str, config_json: str) -> None:
     config = msgspec.json.decode(config_json, type=TemplateConfig)
     fault_injection.load(Settings.load().faults)
     if gone := hold_own(os.environ, sys.prefix):
-        fail(fd, f"interpreter {sys.executable} on node {node} cannot run: {gone}")
+        text = f"interpreter {sys.executable} on node {node} cannot run: {gone}"
+        if config.packet >= 0:
+            sys.exit(text)  # stderr is part of the worker's exit report
+        fail(fd, text)
     if config.packet >= 0:
         os.set_inheritable(fd, False)
         with open(config.packet, "rb") as file:
