@@ -21,6 +21,21 @@ TIMEOUT = timedelta(seconds=60)
 WIDTH = 8
 
 
+VARIABLES = (
+    "MASTER_ADDR MASTER_PORT RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK CLUSTER_NODE_RANK NODE_LOCAL_RANK "
+    "NODE_LOCAL_WORLD_SIZE GLOO_SOCKET_IFNAME"
+)
+"""Variables that RLinf's training workers, engines and torch read."""
+ATTRIBUTES = (
+    "_rank _world_size _group_name _logger _cluster_node_rank _manager_proxy _timer_metrics accelerator_type "
+    "device_lock has_accelerator hardware_infos logger torch_device_type torch_platform worker_address worker_info "
+    "acquire_free_port broadcast connect_channel create_channel get_parent_rank log_debug log_error log_info "
+    "log_on_first_rank log_warning pop_execution_time pop_execution_times recv recv_from recv_tensor send send_tensor "
+    "send_to timer worker_timer"
+)
+"""Attributes of Worker that RLinf's code uses outside its scheduler and robots, private ones too."""
+
+
 def tiny_model() -> torch.nn.Sequential:
     """Return the same two layers in every process."""
     layers = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 1))
@@ -85,6 +100,10 @@ class FSDPActor(Worker):
             for work in works:
                 work.wait(60)
         dist.barrier()
+
+    def missing(self) -> list[str]:
+        absent = [name for name in VARIABLES.split() if name not in os.environ]
+        return absent + [name for name in ATTRIBUTES.split() if not hasattr(self, name)]
 
     def shut(self) -> None:
         dist.destroy_process_group()

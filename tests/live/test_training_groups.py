@@ -38,6 +38,7 @@ def test_fsdp_workers_train_as_one_process_does(cluster: Cluster):
     actor.init_worker().wait(pace.PATIENCE_S)
     for parameters in actor.run_training(BATCH, STEPS).wait(pace.PATIENCE_S):
         assert_as_alone(parameters)
+    assert actor.missing().wait(pace.PATIENCE_S) == [[], []]
     actor.shut().wait(pace.PATIENCE_S)
 
 
