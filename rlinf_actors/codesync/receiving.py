@@ -19,6 +19,7 @@ from io import FileIO
 import msgspec
 
 from rlinf_actors.codesync import locks
+from rlinf_actors.codesync.scan import mib
 from rlinf_actors.codesync.store import STAMP_S, CodeStore, KeptTree, StoreError, Vacancy, remove_tree
 from rlinf_actors.codesync.tree import CACHES, Entry, Expanded, TreeError, digest_of, expand
 
@@ -97,8 +98,8 @@ class Receiving:
         free = shutil.disk_usage(self._store.directory).free
         if size + _SPARE > free:
             raise StoreError(
-                f"the disk of {self._store.directory} has {free >> 20:,} MiB free, and the code needs {size >> 20:,} "
-                f"MiB and {_SPARE >> 20} MiB to spare: make room there, or set RLINF_ACTORS_CACHE_DIR on the node"
+                f"the disk of {self._store.directory} has {mib(free)} free, and the code needs {mib(size)} and "
+                f"{mib(_SPARE)} to spare: make room there, or set RLINF_ACTORS_CACHE_DIR on the node"
             )
 
     def put(self, kind: str, digest: bytes, offset: int, data: bytes) -> None:

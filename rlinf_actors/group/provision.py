@@ -152,6 +152,8 @@ class Provisioner:
     # --- hosts ---
 
     async def _host(self, node: int, interpreter: str | None) -> GroupControl:
+        if interpreter == self._cluster.get_node_info(node).python_interpreter_path:
+            interpreter = None  # the node's own: one host for code and environments
         key = (node, interpreter)
         task = self._hosts.get(key)
         if task is not None and task.done() and (task.cancelled() or task.exception() or _is_over(task.result().group)):

@@ -93,7 +93,7 @@ class TestTransfer:
     def test_node_without_room_says_so_before_it_takes_anything(self, tmp_path, monkeypatch):
         usage = namedtuple("usage", "total used free")
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1 << 30, 1 << 30, 1000))
-        with pytest.raises(StoreError, match=r"0 MiB free.*make room there, or set RLINF_ACTORS_CACHE_DIR"):
+        with pytest.raises(StoreError, match=r"0.0 MiB free.*make room there, or set RLINF_ACTORS_CACHE_DIR"):
             send(store(tmp_path / "cache"), snapshot(write(tmp_path / "code", FILES)))
 
     @pytest.mark.parametrize(("settings", "text"), [({"max_files": 4}, "more than 4"), ({"max_bytes": 99}, "MiB")])
