@@ -57,6 +57,7 @@ class MemoryNetwork:
         on_message: OnMessage,
         *,
         token: str = "",
+        to: str = "",
         on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,

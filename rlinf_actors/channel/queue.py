@@ -41,13 +41,14 @@ class QueuedItem:
         seq: position in the order in which the queue accepted its items.
         again: True if a consumer may have received the item before.
         failed: number of failed deliveries: the consumer may have received the item, and did not acknowledge it.
+        origin: identity of the producer's link.
         last_failure: (consumer, reason) of the last failed delivery; the consumer is "" if it used get().
     """
 
-    __slots__ = ("again", "failed", "last_failure", "nbytes", "seq", "value", "weight")
+    __slots__ = ("again", "failed", "last_failure", "nbytes", "origin", "seq", "value", "weight")
 
-    def __init__(self, value: Any, nbytes: int = 0, weight: float = 0) -> None:
-        self.value = value
+    def __init__(self, value: Any, nbytes: int = 0, weight: float = 0, origin: bytes = b"") -> None:
+        self.value, self.origin = value, origin
         self.nbytes = nbytes
         self.weight = weight
         self.seq = 0

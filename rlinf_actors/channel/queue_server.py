@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,6 +29,9 @@ NAME_CHARS = 200
 ENDED = "its process ended, or left the cluster, before it released the item"
 LINK_LOST = "its connection to the channel was lost before it released the item"
 
+if TYPE_CHECKING:
+    from rlinf_actors.net.network_emulation import EmulatedNetwork
+
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -41,6 +44,7 @@ class QueueServer:
         watch: called with a worker's incarnation and a function to call when that process has ended.
         keep: returns an arrived part in memory that stays valid after its sender ends.
         on_drained: called when the channel is closed and empty, so that the host can end.
+        emulated: the network, if the job emulates one: items take the path from their producer to their consumer.
     """
 
     def __init__(
@@ -50,7 +54,9 @@ class QueueServer:
         watch: Callable[[str, Callable[[], None]], object],
         keep: Callable[[Buffer], Buffer] = lambda part: part,
         on_drained: Callable[[], None] = lambda: None,
+        emulated: EmulatedNetwork | None = None,
     ) -> None:
+        self._emulated = emulated
         self._queue = queue
         self._send = send
         self._watch = watch
@@ -94,7 +100,9 @@ class QueueServer:
     def _put(self, owner: str, peer: bytes, frame: frames.ChannelPut, parts: list[Buffer]) -> None:
         if recorder.active is not None:
             flows.note(recorder.active, "item arrived", flows.CHANNEL, came=flows.of_request(peer, frame.id))
-        self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, self._item(frame, parts), frame.nowait))
+        self._run(
+            self._queue.put(Ticket(owner, peer, frame.id), frame.key, self._item(peer, frame, parts), frame.nowait)
+        )
 
     def _get(self, owner: str, peer: bytes, frame: frames.ChannelGet, _parts: list[Buffer]) -> None:
         ticket = Ticket(owner, peer, frame.id)
@@ -138,13 +146,13 @@ class QueueServer:
     def _where(self, _owner: str, peer: bytes, frame: frames.ChannelWhere, _parts: list[Buffer]) -> None:
         self._answer(peer, frame.id, self._homes.setdefault(frame.key, frame.rank))
 
-    def _item(self, frame: frames.ChannelPut, parts: list[Buffer]) -> QueuedItem:
+    def _item(self, peer: bytes, frame: frames.ChannelPut, parts: list[Buffer]) -> QueuedItem:
         nbytes = ITEM_BYTES
         for index, part in enumerate(parts):
             if type(part) is not bytes:
                 part = parts[index] = self._keep(part)
             nbytes += len(part) if type(part) is bytes else memoryview(part).nbytes
-        return QueuedItem(parts, nbytes, frame.weight)
+        return QueuedItem(parts, nbytes, frame.weight, peer)
 
     def _owner_of(self, peer: bytes) -> str:
         """Return the process at the other end of the link *peer*, as ``role:incarnation``, and watch it for its end."""
@@ -171,6 +179,8 @@ class QueueServer:
                     goes = flows.of_answer(ticket.peer, ticket.id)
                     flows.note(recorder.active, "item delivered", flows.CHANNEL, goes=goes)
                 parts = [part for item in command.items for part in item.value]
+                if self._emulated is not None:
+                    self._emulated.carried_for(ticket.peer, [(item.origin, item.nbytes) for item in command.items])
                 # not `alone`: a consumer may change lent memory and die, and the next one must get it unchanged
                 self._send(ticket.peer, frames.Ok(ticket.id), [_pack(_described(command)), *parts], alone=False)
             else:

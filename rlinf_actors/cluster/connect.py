@@ -31,6 +31,7 @@ from rlinf_actors.cluster.cluster_nodes import (
 )
 from rlinf_actors.codesync.source import CodeSource, find_source
 from rlinf_actors.config.cluster_config import ClusterConfig
+from rlinf_actors.config.net_emulation_config import DRIVER
 from rlinf_actors.config.runtime_config import RuntimeConfig
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.hardware import extensions
@@ -447,6 +448,9 @@ async def learn_nodes(
         await shown.close()
     for warning in nodes.warnings:
         log.warning("%s", warning)
+    if job is None and config is not None and config.net_emulation is not None:
+        near = [state.rank for state in nodes.nodes if state.report.host == runtime.host]
+        runtime.emulate(config.net_emulation, DRIVER, min(near, default=-1))
     wanted = (
         wanted or missing_ranks({state.report.node_id: state.rank for state in nodes.nodes}, len(nodes.nodes) + 1)[0]
     )

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from rlinf_actors.config.net_emulation_config import environment_for
 from rlinf_actors.placement.environment import GroupLayout, worker_environment
 from rlinf_actors.placement.node_groups import find_group
 from rlinf_actors.placement.strategies import NodePlacementStrategy
@@ -64,7 +65,10 @@ async def launch_service(
                 rank=placement.rank,
                 world_size=len(placements),
                 node_rank=placement.cluster_node_rank,
-                env=worker_environment(name, placement, layout, node, group, cluster.namespace),
+                env={
+                    **worker_environment(name, placement, layout, node, group, cluster.namespace),
+                    **environment_for(cluster.config and cluster.config.net_emulation, name, len(placements)),
+                },
                 forward_logs=show_logs,
                 keep_logs=show_logs and cluster.log_dir is not None,
                 interpreter=interpreter,

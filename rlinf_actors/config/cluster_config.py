@@ -31,6 +31,7 @@ from rlinf_actors.config.config_values import (
     whole_number,
 )
 from rlinf_actors.config.net_emulation_config import NetEmulationConfig
+from rlinf_actors.config.net_emulation_config import parse as parse_net_emulation
 from rlinf_actors.config.profiling_config import ProfileConfig, parse_profiling
 from rlinf_actors.config.runtime_config import RuntimeConfig
 from rlinf_actors.config.tracer_config import TracerConfig
@@ -337,7 +338,7 @@ class ClusterConfig:
             tuple(groups),
             tracer=_subsection(section, "tracer", TracerConfig),
             profiling=None if section.profiling is None else parse_profiling(section.profiling, f"{SECTION}.profiling"),
-            net_emulation=_subsection(section, "net_emulation", NetEmulationConfig),
+            net_emulation=_net_emulation(section, rules, count),
             runtime=_subsection(section, "runtime", RuntimeConfig),
             scheduling=_scheduling(section),
         )
@@ -420,6 +421,12 @@ def _subsection(section: _Cluster, key: str, kind: type[T]) -> T | None:
     """Return the section under *key* as an instance of the dataclass *kind*, None if the configuration has none."""
     values = getattr(section, key)
     return None if values is None else cast(T, build(kind, values, f"{SECTION}.{key}"))
+
+
+def _net_emulation(section: _Cluster, rules: Sequence[ComponentRule], num_nodes: int) -> NetEmulationConfig | None:
+    components = [component for rule in rules for component in rule.components]
+    values = section.net_emulation
+    return None if values is None else parse_net_emulation(values, f"{SECTION}.net_emulation", components, num_nodes)
 
 
 def _scheduling(section: _Cluster) -> AutoSchedulerConfig:

@@ -184,10 +184,10 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "Manager": INTERNAL,
     },
     "manager.net_emulation": {
-        "CrossDCPair": NOT_YET,
-        "BandwidthGroup": NOT_YET,
-        "NetEmulationConfig": NOT_YET,
-        "NetEmulationManager": NOT_YET,
+        "CrossDCPair": "config.net_emulation_config:CrossDCPair",
+        "BandwidthGroup": "config.net_emulation_config:BandwidthGroup",
+        "NetEmulationConfig": "config.net_emulation_config:NetEmulationConfig",
+        "NetEmulationManager": "dropin.net_emulation:NetEmulationManager",
     },
     "manager.node_manager": {
         "NodeManager": INTERNAL,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rlinf_actors.cluster.service import import_paths
+from rlinf_actors.config.net_emulation_config import environment_for
 from rlinf_actors.errors import GroupNotFoundError, NameInUseError, SerializationError, UsageError
 from rlinf_actors.group import group_spec, provision
 from rlinf_actors.group.class_facts import LEASE_HOOK, check_class, check_lease_hook, facts_of
@@ -222,8 +223,12 @@ def _new_group(
         raise UsageError(f"{name!r} would have {len(placements):,} workers; a group has at most {MAX_SIZE:,}")
     settings = Settings.load()
     template = _template(name, cluster, options, settings)
+    defaults = {
+        **for_workers(),
+        **environment_for(cluster.config and cluster.config.net_emulation, name, len(placements)),
+    }
     net_devices = settings.comm_net_devices
-    specs = group_spec.worker_specs(template, placements, cluster, for_workers(), net_devices, options.numa_bind)
+    specs = group_spec.worker_specs(template, placements, cluster, defaults, net_devices, options.numa_bind)
     _check_lifetime(name, specs, cluster, options)
     _warn_of_robots(cls, specs)
     hardware = group_spec.hardware_of(placements, cluster)

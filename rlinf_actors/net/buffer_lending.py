@@ -48,6 +48,14 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Leases).decode
 
 
+def lent(header: bytes) -> tuple[bytes, int]:
+    """Return the message's own header in *header*, and the number of bytes that are lent with the message."""
+    if header[:1] != MARK:
+        return header, 0
+    leases = _decode(memoryview(header)[1:])
+    return leases.header, sum(size for _, _, _, size in leases.rows)
+
+
 class Lending:
     """Lends large parts of one connection's messages to the peer in shared memory, and opens the parts that the peer
     lends.

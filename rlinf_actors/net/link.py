@@ -186,6 +186,7 @@ class Network(Protocol):
         on_message: OnMessage,
         *,
         token: str = "",
+        to: str = "",
         on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
@@ -198,6 +199,7 @@ class Network(Protocol):
             on_message: called on the loop with each message.
             token: for a link to a worker the token of this process's job, which proves that both are in one job; ""
                 for a link to the head, which is opened with this process's own key.
+            to: name of the worker at *endpoint*, ``group:rank``; "" if the listener is no worker's.
             on_rejected: called on the loop if the listener rejected the connection.
             on_reset: called on the loop when a lost connection was made again; messages may have been lost.
             on_failed: called on the loop after *on_message* raised an unexpected exception.

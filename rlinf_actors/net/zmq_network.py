@@ -92,6 +92,7 @@ class ZmqNetwork:
         on_message: OnMessage,
         *,
         token: str = "",
+        to: str = "",
         on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,

@@ -193,14 +193,11 @@ class Peer:
         identity = secret_identity(f"{self.own_identity}#{next(_links)}")
         try:
             link = self._network.link(
-                address,
-                identity,
-                self._received,
-                token=token,
+                address, identity, self._received, token=token, to=self.name,
                 on_rejected=self._rejected,
                 on_reset=lambda: self._lost(self),
                 on_failed=self._handler_failed,
-            )
+            )  # fmt: skip
         except (OSError, RlinfActorsError) as error:  # no descriptor left, or an address that may not be used
             self.fail(RlinfActorsError(f"cannot connect to {self.name} on {self.node}: {error}"))
             return

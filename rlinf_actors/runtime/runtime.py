@@ -11,9 +11,10 @@ import os
 import sys
 import uuid
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlinf_actors import version
+from rlinf_actors.config.net_emulation_config import NetEmulationConfig
 from rlinf_actors.errors import (
     GroupClosedError,
     InternalError,
@@ -99,6 +100,9 @@ def shared_memory(limit: int, io: IoThread) -> Arena | None:
     return arena
 
 
+if TYPE_CHECKING:
+    from rlinf_actors.net.network_emulation import EmulatedNetwork
+
 T = TypeVar("T")
 
 _START_AGAIN = "Call shutdown() on the Cluster and make a new one to go on"
@@ -109,6 +113,9 @@ class Runtime:
 
     Groups, messages and channels work through it. Methods may be called on any thread but the I/O thread, unless said
     otherwise.
+
+    Attributes:
+        emulated: the network, if the job emulates one; else None.
 
     Args:
         role: "driver" or "worker".
@@ -159,6 +166,7 @@ class Runtime:
         end = DriverEnd(self._fail_calls, self.io.later).begin if script and settings.end_on_lost_errors else None
         self.lost = LostErrors(script and settings.fail_on_lost_errors, self.io.later, end)
         self.network: Network = ZmqNetwork(self.io.loop, security)  # on this thread: its check of limits may block
+        self.emulated: EmulatedNetwork | None = None
         self.network.memory = self._memory = shared_memory(settings.shared_memory_bytes, self.io)
         self.groups = GroupRegistry(self)
         self._paths = NodeReachability(self.network, self.host, self.groups.all)
@@ -168,6 +176,26 @@ class Runtime:
         self.logs_moved = ("", "")  # a directory of logs, and where it is since the cluster has ended
         self._warned: set[str] = set()
         self.watched = WatchedClients(self._tell)
+
+    def emulate(self, config: NetEmulationConfig, name: str, node_rank: int) -> None:
+        """From now on, delay messages to and from workers as *config* says. Call it before the first group is known.
+
+        Args:
+            config: the emulated network; not enabled, it changes nothing.
+            name: name of this process, ``group:rank`` or ``driver``.
+            node_rank: rank of this process's node, -1 if unknown.
+        """
+        if config.enabled:
+            from rlinf_actors.net.network_emulation import EmulatedNetwork
+
+            self.network = self.emulated = EmulatedNetwork(self.network, config, name, node_rank, self._node_of)
+
+    def _node_of(self, name: str) -> int:
+        """Return the rank of the node of the worker *name*, -1 if it is unknown."""
+        group, _, ranks = name.partition(":")
+        found = self.groups.get(self.namespace, group)
+        state = None if found is None else found.states.get(int(ranks.partition(":")[0] or -1))
+        return -1 if state is None else state.node_rank
 
     def copy(self, data: Buffer) -> Buffer:
         return bytes(data) if self._memory is None else self._memory.copy(data)
@@ -336,6 +364,8 @@ class Runtime:
             return
         self.closed = self.groups.closed = True
         self.lost.close()
+        if self.emulated is not None and not self.io.inside():
+            self.emulated.drain()
         if not self.io.inside():
             self.io.submit(self._close()).result()
             self.io.stop()

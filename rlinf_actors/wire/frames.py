@@ -35,6 +35,7 @@ class Join(Frame, frozen=True, tag=0):
         worker: the sender's own worker id, "" for a driver.
         newest: the newest protocol that the sender speaks; 0 if it is `protocol`.
         byte_order: byte order of the sender's machine, "little" or "big".
+        place: in a job that emulates a network, the sender's ``group:rank`` or ``driver``, "@" and its node's rank.
     """
 
     protocol: int
@@ -47,6 +48,7 @@ class Join(Frame, frozen=True, tag=0):
     worker: str = ""
     newest: int = 0
     byte_order: str = "little"
+    place: str = ""
 
 
 class Rejected(Frame, frozen=True, tag=1):

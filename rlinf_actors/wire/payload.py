@@ -200,6 +200,11 @@ class _Hooks(threading.local):
 _hooks = _Hooks()
 
 
+def pickled_size(value: Any) -> int:
+    """Return how many bytes pickle makes of *value*. Raises what pickle raises."""
+    return len(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+
+
 def encode(value: Any, what: str = "value", *, copy: Copy | None = bytes, taker: Taker | None = None) -> list[Buffer]:
     """Return one object as parts. The parts are a snapshot: later changes of the object do not affect them.
 

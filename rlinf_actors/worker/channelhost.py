@@ -51,7 +51,8 @@ class ChannelHost(Worker):
         def keep(part: Buffer) -> Buffer:
             return runtime.copy(part) if lent(part) else part
 
-        queue_server = QueueServer(queue, server.send, runtime.watched.watch, keep, ending.begin)
+        send, watch, emulated = server.send, runtime.watched.watch, runtime.emulated
+        queue_server = QueueServer(queue, send, watch, keep, ending.begin, emulated)
 
         async def serve() -> None:
             server.serve(typing.get_args(frames.ChannelFrame), queue_server.handle)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rlinf_actors.cluster.connect import WorkerJob, set_worker_job
+from rlinf_actors.config.net_emulation_config import NetEmulationConfig
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.messaging.broadcast import Broadcaster
 from rlinf_actors.messaging.cuda_ipc import LazyDevices
@@ -209,6 +210,9 @@ def start(
         security=security,
         on_given_up=on_given_up,
     )
+    emulated = NetEmulationConfig.from_environment(os.environ)
+    if emulated is not None:
+        runtime.emulate(emulated, name, spec.node_rank)
     job = WorkerJob(runtime, place.head, lambda: extras, spec.node_rank, name)
 
     async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:
