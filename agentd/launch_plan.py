@@ -25,6 +25,7 @@ from rlinf_actors.cgroups.worker_cgroup import prepare
 from rlinf_actors.codesync.places import Places
 from rlinf_actors.errors import ConfigError, WorkerStartError
 from rlinf_actors.model.placement import merge_paths
+from rlinf_actors.net import budget_memory
 from rlinf_actors.net.socket_security import is_loopback
 from rlinf_actors.procfs import WORKER_MARK
 from rlinf_actors.settings import CODE_DIR, CODE_HASH
@@ -265,6 +266,7 @@ def make_site(
         listen_ip="" if is_loopback(report.ip) else report.ip,
         out_path="",
         err_path="",
+        budgets=budget_memory.place(),
         head_key=head_key,
     )
     return Site(

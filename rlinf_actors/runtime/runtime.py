@@ -101,6 +101,7 @@ def shared_memory(limit: int, io: IoThread) -> Arena | None:
 
 
 if TYPE_CHECKING:
+    from rlinf_actors.net.emulated_path import Budgets
     from rlinf_actors.net.network_emulation import EmulatedNetwork
 
 T = TypeVar("T")
@@ -177,18 +178,20 @@ class Runtime:
         self._warned: set[str] = set()
         self.watched = WatchedClients(self._tell)
 
-    def emulate(self, config: NetEmulationConfig, name: str, node_rank: int) -> None:
+    def emulate(self, config: NetEmulationConfig, name: str, node_rank: int, budgets: Budgets | None = None) -> None:
         """From now on, delay messages to and from workers as *config* says. Call it before the first group is known.
 
         Args:
             config: the emulated network; not enabled, it changes nothing.
             name: name of this process, ``group:rank`` or ``driver``.
             node_rank: rank of this process's node, -1 if unknown.
+            budgets: makes the stages of bandwidth groups; None if this process has them for itself.
         """
         if config.enabled:
             from rlinf_actors.net.network_emulation import EmulatedNetwork
 
-            self.network = self.emulated = EmulatedNetwork(self.network, config, name, node_rank, self._node_of)
+            emulated = EmulatedNetwork(self.network, config, name, node_rank, self._node_of, budgets)
+            self.network = self.emulated = emulated
 
     def _node_of(self, name: str) -> int:
         """Return the rank of the node of the worker *name*, -1 if it is unknown."""

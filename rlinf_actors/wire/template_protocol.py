@@ -42,6 +42,7 @@ class WorkerPlace(ControlMessage, frozen=True):
         lease_s: length of that lease in seconds, counted from the last beat that the head answered.
         head_key: the head's public key, "" in a cluster without keys.
         trace_path: file that the worker makes for its trace, "" to record none.
+        budgets: memory that the workers of the node share for bandwidth groups (net.shared_budgets).
     """
 
     run_dir: str
@@ -56,6 +57,7 @@ class WorkerPlace(ControlMessage, frozen=True):
     lease_s: Number = 0.0
     head_key: str = ""
     trace_path: str = ""
+    budgets: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 # --- agentd to template ---

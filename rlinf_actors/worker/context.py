@@ -25,6 +25,7 @@ from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.net.host import HeldPorts
+from rlinf_actors.net.shared_budgets import SharedBudgets
 from rlinf_actors.net.socket_security import Security
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.security.job import JobGate, job_name
@@ -212,7 +213,8 @@ def start(
     )
     emulated = NetEmulationConfig.from_environment(os.environ)
     if emulated is not None:
-        runtime.emulate(emulated, name, spec.node_rank)
+        budgets = SharedBudgets(place.budgets, spec.namespace) if emulated.bandwidth_groups else None
+        runtime.emulate(emulated, name, spec.node_rank, budgets)
     job = WorkerJob(runtime, place.head, lambda: extras, spec.node_rank, name)
 
     async def listen() -> tuple[WorkerServer, Endpoint, Messenger]:

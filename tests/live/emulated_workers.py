@@ -17,9 +17,9 @@ def since(sent: float) -> float:
 class Near(Worker):
     """Sends."""
 
-    def send_to(self, group: str, count: int, size: int) -> None:
+    def send_to(self, group: str, count: int, size: int, rank: int = 0) -> None:
         for _ in range(count):
-            self.send((time.monotonic(), np.zeros(size, np.uint8)), group, 0)
+            self.send((time.monotonic(), np.zeros(size, np.uint8)), group, rank)
 
     def put(self, channel: Channel, count: int) -> None:
         for _ in range(count):

@@ -18,7 +18,9 @@ CONFIG = {
     "num_nodes": 1,
     "net_emulation": {
         "enabled": True,
-        "crossdc_pairs": [{"src": "Near:0", "dst": ["Far:0-1", "Late", "slow"], "delay_ms": LATENCY_S * 1e3}],
+        "crossdc_pairs": [
+            {"src": ["Near:0", "Other:0"], "dst": ["Far:0-1", "Late", "slow"], "delay_ms": LATENCY_S * 1e3}
+        ],
         "bandwidth_groups": [{"members": ["Far:0-1"], "bandwidth_mbps": MBPS}],
     },
 }
@@ -54,6 +56,15 @@ def test_messages_calls_channels_and_broadcasts_take_the_time_of_the_network(rli
         near.send_to("FarGroup", count, size).wait()
         expected, (took,) = LATENCY_S + count * size / RATE, result.wait()
         assert expected <= took < expected * 1.05 * pace.slowness + 0.05 * pace.slowness_now()
+
+        other = Near.create_group().launch(cluster, name="OtherGroup")
+        names = ["NearGroup", "OtherGroup"]
+        for _ in range(2):  # the first time connects
+            results = [far.execute_on(rank).receive_first_and_last(name, count) for rank, name in enumerate(names)]
+            sends = [group.send_to("FarGroup", count, size, rank) for rank, group in enumerate((near, other))]
+            took = max(result.wait()[0] for result in results)
+            assert all(send.wait() == [None] for send in sends)
+        assert took >= LATENCY_S + 1.9 * count * size / RATE, "two processes share the bandwidth of the receivers"
 
         members = [("NearGroup", 0), ("FarGroup", [0, 1])]
         result = far.member(members)
