@@ -125,6 +125,8 @@ class Settings:
             results (``RLINF_ACTORS_LOST_ERRORS=log`` switches this off).
         end_on_lost_errors: True to end the script as soon as a call has failed and no code waits for its result
             (``RLINF_ACTORS_LOST_ERRORS=end``, which is the default while rlinf_actors.dropin serves rlinf.scheduler).
+        shares_robots: True if groups of this job may use a robot at the same time, which they may while
+            rlinf_actors.dropin serves rlinf.scheduler.
         robot_owner_must_answer: whether a group with robots ends when its owner's process is suspended: True always,
             False never, None only if its robots are on another host than the owner.
         channel_bytes: most bytes in a channel, beyond which puts wait; 0 for no limit.
@@ -162,6 +164,7 @@ class Settings:
     insecure_test_network: bool = False
     fail_on_lost_errors: bool = True
     end_on_lost_errors: bool = False
+    shares_robots: bool = False
     robot_owner_must_answer: bool | None = None
     config_file: str | None = None
     client_config: str | None = None
@@ -212,6 +215,7 @@ class Settings:
             insecure_test_network=env.get(INSECURE_TEST_NETWORK) == "1",
             fail_on_lost_errors=lost_errors != "log",
             end_on_lost_errors=lost_errors == "end",
+            shares_robots=env.get(DROPIN) == "1",
             robot_owner_must_answer={"1": True, "0": False}.get(typed(ROBOT_OWNER_MUST_ANSWER, _YesOrNo)),
             config_file=env.get(CONFIG_FILE) or None,
             client_config=env.get(CLIENT_CONFIG) or None,

@@ -20,7 +20,7 @@ from rlinf_actors.model.node import NodeInfo
 from rlinf_actors.model.placement import Placement
 from rlinf_actors.placement.environment import GroupLayout, check_launch, model_seen, worker_environment
 from rlinf_actors.placement.node_groups import ClusterView, find_group
-from rlinf_actors.settings import log_level
+from rlinf_actors.settings import Settings, log_level
 from rlinf_actors.wire.values import Claim, Piece, WorkerSpec
 
 POLICIES = ("required", "best_effort")
@@ -165,6 +165,7 @@ def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int
     Ranks without robots are left out. Two ranks of the group may claim the same robot; they then share it.
     """
     found: dict[int, list[Claim]] = {}
+    shared = Settings.load().shares_robots
     by_rank = {placement.rank: placement for placement in placements}
     for worker, infos in hardware_of(placements, cluster).items():
         placement = by_rank[worker]
@@ -174,7 +175,7 @@ def claims_of(placements: Sequence[Placement], cluster: ClusterView) -> dict[int
                 continue
             title = f"{info.type} {info.identity or f'{rank} of node {placement.cluster_node_rank}'}"
             keys = info.claim_keys or [f"{info.type}:{node.node_id}:{rank}"]
-            found.setdefault(worker, []).extend(Claim(key, title) for key in keys)
+            found.setdefault(worker, []).extend(Claim(key, title, shared) for key in keys)
     return found
 
 

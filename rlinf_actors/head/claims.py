@@ -56,6 +56,8 @@ class HardwareClaim:
 class ClaimTable:
     """Records which worker holds which robot, so that no two groups use one robot.
 
+    Groups of one namespace may share a robot if the claims of both allow it, as those of programs written for RLinf do.
+
     Attributes:
         settled: the time from which new workers may get robots, in monotonic seconds. By then each node has reported
             its robot workers to this head, or the leases of those workers have ended.
@@ -68,11 +70,11 @@ class ClaimTable:
         self._workers: dict[str, WorkerRecord] = {}
         self._lost: dict[tuple[str, str], HardwareClaim] = {}
 
-    def check(self, claims: Iterable[Claim], group: Group | None = None) -> None:
+    def check(self, claims: Iterable[Claim], namespace: str, group: Group | None = None) -> None:
         """Raise Refused if another group than *group* holds one of these robots, or if the head has just started.
 
-        *group* is the group of the workers that need the robots if some of its workers run already, else None. A head
-        that has just started does not know yet which robots are in use.
+        *namespace* is that of the group that needs the robots. *group* is this group if some of its workers run
+        already, else None. A head that has just started does not know yet which robots are in use.
         """
         now = self._head.now
         claims = list({claim.key: claim for claim in claims}.values())
@@ -84,7 +86,7 @@ class ClaimTable:
             )
         for claim in claims:
             for held in self._claims.get(claim.key, {}).values():
-                if held.group is not group:
+                if held.group is not group and not _share(held, claim, namespace):
                     raise Refused(IN_USE, self._refusal(held))
 
     def states(self, now: float) -> list[LeaseState]:
@@ -101,9 +103,8 @@ class ClaimTable:
         other = None
         for claim in worker.spec.claims:
             claims = self._claims.setdefault(claim.key, {})
-            first = next(iter(claims.values()), None)
-            if other is None and first is not None and first.group.key != group.key:
-                other = first
+            others = (held for held in claims.values() if held.group.key != group.key)
+            other = other or next((held for held in others if not _share(held, claim, group.namespace)), None)
             self._forget_loss(claim.key, worker.id)
             claims[worker.id] = HardwareClaim(claim, group, worker, node.name, self._head.now)
             self._workers[worker.id] = worker
@@ -191,6 +192,11 @@ class ClaimTable:
             held_s=now - min(held.since for held in claims),
             free_in_s=max(held.until for held in claims) - now if lost else None,
         )
+
+
+def _share(held: HardwareClaim, claim: Claim, namespace: str) -> bool:
+    """Return True if a group of *namespace* may claim the robot beside *held*. A lost worker shares with no group."""
+    return held.claim.shared and claim.shared and held.lost is None and held.group.namespace == namespace
 
 
 def contradiction(held: HardwareClaim, group: Group) -> str:

@@ -88,7 +88,7 @@ class Launches:
         nodes = [node_for(spec, self._head.nodes) for spec in asked.workers]
         if asked.outlives:
             check_outlives(asked, client, self._head.identity.embedded, nodes)
-        groups.claims.check(claim for spec in asked.workers for claim in spec.claims)
+        groups.claims.check((claim for spec in asked.workers for claim in spec.claims), asked.namespace)
         token = self._head.jobs.token(asked.namespace)
         owner = (self._head.clients.driver_of(asked.namespace) if asked.detached else None) or client
         group = Group(asked.namespace, asked.group, asked.cls, owner.incarnation, asked.detail)
@@ -127,7 +127,7 @@ class Launches:
             missing = [
                 (node_for(spec, self._head.nodes), spec) for spec in asked.workers if spec.id not in group.launch
             ]
-            groups.claims.check((claim for _, spec in missing for claim in spec.claims), group)
+            groups.claims.check((claim for _, spec in missing for claim in spec.claims), group.namespace, group)
         except Refused as refusal:
             if refusal.kind != IN_USE or self._head.now >= groups.claims.settled:
                 groups.stop_group(group, "not all its nodes, or robots, were there after the head was restarted")

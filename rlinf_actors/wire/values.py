@@ -177,11 +177,13 @@ class NodeState(Value, frozen=True):
 class Claim(Value, frozen=True):
     """Exclusive use of something, such as a robot, by one group while its worker lives.
 
-    `key` is equal for two claims of the same thing. `title` names the thing for people.
+    `key` is equal for two claims of the same thing. `title` names the thing for people. With `shared`, groups of the
+    same namespace whose claims are shared too may use it at the same time.
     """
 
     key: str
     title: str
+    shared: bool = False
 
 
 class RobotStop(Value, frozen=True):

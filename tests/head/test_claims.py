@@ -84,6 +84,18 @@ def test_workers_of_one_group_share_a_robot_and_the_last_one_frees_it():
     assert isinstance(lab.claim("h", peer="d2"), Launched)
 
 
+def test_groups_of_one_namespace_share_a_robot_if_both_allow_it():
+    lab = Lab()
+    shared = msgspec.structs.replace(ARM, shared=True)
+    lab.claim("a", ((shared,),))
+    assert isinstance(lab.claim("b", ((shared,),)), Launched)
+    assert "held by group 'a'" in refused(lab.claim("c", ((ARM,),)))
+    assert "held by group 'a'" in refused(lab.claim("d", ((shared,),), peer="d2"))
+    lab.exited("a:n0", "a-0")
+    assert [(lease.group, lease.workers) for lease in lab.leases()] == [("b", ["b:0"])]
+    assert "held by group 'b'" in refused(lab.claim("e", ((shared,),), peer="d2"))
+
+
 def test_end_of_a_robots_worker_frees_it_while_the_group_runs():
     lab = Lab()
     lab.claim(claims=((ARM,), (OTHER,)))
@@ -135,6 +147,15 @@ def keep_alive(lab: Lab, seconds: float) -> None:
         lab.wait(min(1.0, end - lab.now))
         for peer in ("a:n0", "d1", "d2"):
             lab.tell(peer, Beat("x"))
+
+
+def test_a_lost_worker_shares_its_robot_with_no_group():
+    lab = Lab(rank_hold_s=60.0)
+    shared = msgspec.structs.replace(ARM, shared=True)
+    lab.claim("a", ((shared,),), nodes=[1])
+    lose_node(lab, "n1")
+    assert [lease.state for lease in lab.leases()] == ["lost"]
+    refused(lab.claim("b", ((shared,),)))
 
 
 def test_robot_of_a_lost_node_is_held_until_its_worker_must_have_ended():

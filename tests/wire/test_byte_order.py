@@ -22,7 +22,8 @@ NATIVE = {
 }  # fmt: skip
 MEMORY = {
     # a CPU's memory through ctypes: of this process, or shared by processes of one machine
-    "agentd/keeper.py", "rlinf_actors/cli/estop_button.py", "rlinf_actors/cli/doctor.py",
+    "agentd/keeper.py", "rlinf_actors/hardware/egl.py",
+    "rlinf_actors/cli/estop_button.py", "rlinf_actors/cli/doctor.py",
     "rlinf_actors/environ_block.py", "rlinf_actors/net/shared_memory.py",
     "rlinf_actors/procfs.py", "rlinf_actors/runtime/lost_errors.py", "rlinf_actors/messaging/contents.py",
     "rlinf_actors/messaging/cuda_ipc.py", "rlinf_actors/wire/payload.py", "rlinf_actors/template/child_setup.py",
