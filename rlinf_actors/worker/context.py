@@ -37,9 +37,12 @@ from rlinf_actors.wire.values import Endpoint, WorkerSpec
 from rlinf_actors.worker.worker_server import RejectedPeers, RemotePeers, WorkerServer
 
 if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[TextIO]
     from rlinf_actors.worker.children import Children
     from rlinf_actors.worker.device_lock import DeviceLock
     from rlinf_actors.worker.lease_guard import Guard, LeasePage
+else:
+    _StreamHandler = logging.StreamHandler  # no type arguments before Python 3.11
 
 
 @dataclass
@@ -139,7 +142,7 @@ def driver_logger() -> logging.Logger:
     return logger
 
 
-class _UnlessConfigured(logging.StreamHandler[TextIO]):
+class _UnlessConfigured(_StreamHandler):
     """Writes a message only if the root logger has no handler, so that no message is written twice."""
 
     def emit(self, record: logging.LogRecord) -> None:
