@@ -424,7 +424,8 @@ class Worker(Routing, Channels, OlderNames):
             assert frame is not None
             assert frame.f_back is not None
             tag = frame.f_back.f_code.co_name
-        return self._timers.measure(tag, self._group_name if trace else None)
+        # tests of RLinf make workers by object.__new__, which have no group
+        return self._timers.measure(tag, getattr(self, "_group_name", "worker") if trace else None)
 
     def pop_execution_time(self, tag: str) -> float:
         """Remove the time recorded under *tag*, and return it in seconds.
