@@ -13,6 +13,9 @@ DROPIN = "RLINF_ACTORS_DROPIN"  # settings.DROPIN, which takes longer to import
 SITE = Path(__file__).parent / "site"
 """Directory with the sitecustomize.py that prepares the Python processes that this one starts."""
 
+_OURS = os.path.join(os.sep, *SITE.parts[-3:])
+"""End of the path of that directory in every installation: processes of a job may have several."""
+
 _finders = (SchedulerFinder(), RayFinder())
 
 
@@ -25,10 +28,8 @@ def install() -> None:
             f"was installed, so its classes are those of Ray. Start the program with 'python -m rlinf_actors.dropin "
             f"SCRIPT', or call rlinf_actors.dropin.install() before the first import of rlinf"
         )
-    scheduler, ray = _finders
-    if scheduler not in sys.meta_path:
-        sys.meta_path.insert(0, scheduler)
-        sys.meta_path.append(ray)
+    if _finders[0] not in sys.meta_path:
+        sys.meta_path[:0] = _finders
     os.environ.update(environment(os.environ.get("PYTHONPATH", "")))
 
 
@@ -39,9 +40,15 @@ def install_if_asked() -> None:
 
 
 def environment(python_path: str) -> dict[str, str]:
-    """Return the variables that make a Python process serve rlinf.scheduler; *python_path* is its PYTHONPATH."""
-    entries = [entry for entry in python_path.split(os.pathsep) if entry and entry != str(SITE)]
-    return {DROPIN: "1", "PYTHONPATH": os.pathsep.join([str(SITE), *entries])}
+    """Return the variables that make a Python process serve rlinf.scheduler; *python_path* is its PYTHONPATH.
+
+    Our directory comes last in it, because programs read the first entry. Python runs the first sitecustomize only, so
+    ours goes before another one.
+    """
+    entries = [entry for entry in python_path.split(os.pathsep) if entry and not entry.endswith(_OURS)]
+    others = any(os.path.exists(os.path.join(entry, "sitecustomize.py")) for entry in entries)
+    entries.insert(0 if others else len(entries), str(SITE))
+    return {DROPIN: "1", "PYTHONPATH": os.pathsep.join(entries)}
 
 
 def find_spec(name: str) -> ModuleSpec | None:

@@ -193,7 +193,10 @@ def _in_checkout(fullname: str) -> importlib.machinery.ModuleSpec:
 
 
 class RayFinder(importlib.abc.MetaPathFinder):
-    """Finds the stand-in of `ray`. Last in sys.meta_path, so an installed Ray comes first."""
+    """Finds the stand-in of `ray`, if Ray is not installed. Before the other finders in sys.meta_path.
+
+    It asks them for Ray itself, because a directory with the name "ray" is a package too: Ray leaves one in /tmp.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -203,11 +206,14 @@ class RayFinder(importlib.abc.MetaPathFinder):
         A module of Ray that the stand-in lacks is an ordinary ModuleNotFoundError: programs ask for modules of Ray to
         learn what is installed.
         """
-        if fullname != RAY and not getattr(sys.modules.get(RAY), "__stand_in__", False):
-            return None
         first, *below = fullname.split(".")
-        if first != RAY:
+        if first != RAY or (below and not getattr(sys.modules.get(RAY), "__stand_in__", False)):
             return None
+        if not below:
+            for finder in [one for one in sys.meta_path if one is not self]:
+                found = finder.find_spec(RAY, None)
+                if found is not None and found.origin is not None:
+                    return found
         location = STAND_IN.joinpath(*below)
         if (package := location / "__init__.py").is_file():
             return importlib.util.spec_from_file_location(fullname, package, submodule_search_locations=[])

@@ -255,3 +255,20 @@ def test_children_by_subprocess_have_the_door_and_their_own_sitecustomize(checko
         """,
     )
     assert said.split() == ["rlinf_actors.worker.worker", "True", "True"]
+
+
+def test_the_first_entry_of_pythonpath_stays_the_first(checkout):
+    said = check(
+        checkout,
+        """
+        import os, subprocess, sys
+        os.environ["PYTHONPATH"] = "/other/rlinf_actors/dropin/site" + os.pathsep + "/theirs"
+        import rlinf_actors.dropin
+        rlinf_actors.dropin.install()
+        rlinf_actors.dropin.install()
+        print(os.environ["PYTHONPATH"])
+        """,
+    )
+    first, site = said.strip().split(os.pathsep)
+    assert first == "/theirs"
+    assert site.endswith("dropin/site")

@@ -69,6 +69,12 @@ def test_other_names_of_ray_are_errors_that_name_them():
     )
 
 
+@WITHOUT_RAY
+def test_a_directory_that_is_called_ray_is_not_taken_for_ray(tmp_path):
+    (tmp_path / "ray" / "session_latest").mkdir(parents=True)
+    assert run("import ray; print(ray.is_initialized())", PYTHONPATH=str(tmp_path)) == "False\n"
+
+
 def test_an_installed_ray_is_used(tmp_path):
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "__init__.py").write_text("real = True")

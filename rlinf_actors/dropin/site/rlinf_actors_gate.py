@@ -45,8 +45,7 @@ class Gate:
 def set_up() -> None:
     """Put the gates in place, if RLINF_ACTORS_DROPIN is 1 and they are not there."""
     if os.environ.get("RLINF_ACTORS_DROPIN") == "1" and not any(isinstance(one, Gate) for one in sys.meta_path):
-        sys.meta_path.insert(0, Gate("rlinf.scheduler"))
-        sys.meta_path.append(Gate("ray"))
+        sys.meta_path[:0] = [Gate("rlinf.scheduler"), Gate("ray")]
 
 
 def remove() -> None:
