@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
 
-from msgspec import Meta
+from rlinf_actors.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -20,4 +19,8 @@ class RuntimeConfig:
 
     working_dir: str | None = None
     excludes: list[str] = field(default_factory=list)
-    max_file_mb: Annotated[int, Meta(ge=1, description="a whole number of MiB above 0")] = 16
+    max_file_mb: int = 16
+
+    def __post_init__(self) -> None:
+        if self.max_file_mb < 1:
+            raise ConfigError(f"is {self.max_file_mb}; it must be a whole number of MiB above 0", path="max_file_mb")

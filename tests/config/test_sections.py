@@ -63,6 +63,8 @@ def test_every_section_is_kept() -> None:
             "cluster.net_emulation.crossdc_pairs[0]",
             "has no delay_ms",
         ),
+        ({"runtime": {"max_file_mb": 0}}, "cluster.runtime.max_file_mb", "above 0"),
+        ({"runtime": {"excludes": "data/"}}, "cluster.runtime.excludes", "a list"),
         ({"runtime": {"workdir": "."}}, "cluster.runtime.workdir", "did you mean 'working_dir'"),
         ({"auto_scheduler": 1}, "cluster.auto_scheduler", "true or false"),
         ({"auto_schedule": True}, "cluster.auto_schedule", "did you mean 'auto_scheduler'"),

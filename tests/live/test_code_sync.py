@@ -42,6 +42,9 @@ CODE = """
 """
 DRIVER = """
     import json
+    import os
+    import signal
+    import subprocess
     import sys
     from rlinf_actors import Cluster, NodePlacementStrategy
     from rlinf_actors.group.provision import provisioner
@@ -62,7 +65,13 @@ DRIVER = """
         with open("lib/helper.py", "w") as file:
             file.write("VALUE = 'second'")
         second = launch("second")
-        launch("third")
+        (host,) = [group for group in cluster.runtime.groups.all() if group.name.startswith("code@")]
+        os.kill(host.states[0].pid, signal.SIGKILL)
+        host.gone.wait(30)
+        launch("third")  # by another host
+        command = [sys.executable, "-m", "rlinf_actors.cli.main", "workers", "--json", "--head", cluster._endpoint]
+        listed = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        print("RESULT " + json.dumps({one["name"]: one["code"] for one in listed}))
         print("RESULT " + json.dumps({"told": first.tell().wait(60)}))
         print("RESULT " + json.dumps({"told": second.execute_on(0).launch_below().wait(90)}))
 """
@@ -93,7 +102,7 @@ def test_changed_code_is_run_by_the_next_launch(tmp_path):
     directory = project(tmp_path)
     results, done = run(directory, tmp_path / "cache")
     assert done.returncode == 0, done.stdout + done.stderr
-    first, second, third, first_again, below = results
+    first, second, third, listed, first_again, below = results
     assert [one["value"] for one in first["told"]] == ["first", "first"]
     assert [one["value"] for one in second["told"]] == ["second", "second"]
     assert [one["value"] for one in first_again["told"]] == ["first", "first"]  # they go on with their code
@@ -108,6 +117,7 @@ def test_changed_code_is_run_by_the_next_launch(tmp_path):
             assert told["file"] == f"{told['dir']}/lib/helper.py"
             assert told["data"] == "data"
     assert first["info"][0] != second["info"][0] == third["info"][0]
+    assert (listed["first:0"], listed["third:1"]) == (first["info"][0], third["info"][0])
     assert below["told"][0] == second["told"][0]  # a worker sends on what it runs
     assert f"worker second:1 runs code {second['info'][0][:12]}" in done.stdout + done.stderr
 
