@@ -174,6 +174,8 @@ class OrderLedger:
                 continue
             self._enter(path, order)
             for spec in order.workers:
+                if spec.id in found and found[spec.id].spec.resizes > spec.resizes:
+                    continue  # the names of the files do not tell which one is younger
                 found[spec.id] = RunningWorker(spec, order.owner, order.cls, order.detail, detached=order.detached)
         return found
 

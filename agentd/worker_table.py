@@ -45,15 +45,20 @@ class WorkerTable:
         return specs
 
     def change_owner(self, order: StartWorkers) -> list[WorkerSpec]:
-        """If the order is for a detached group, give those of its workers that run already to the order's owner. Return
-        the workers whose owner changed.
+        """If the order is for a detached group, give those of its workers that run already to the order's owner. If
+        the group was resized, store the specs of these workers. Return the specs of the workers that changed.
         """
         changed = []
-        for spec in order.workers if order.detached else ():
+        for spec in order.workers:
             known = self.running.get(spec.id)
-            if known is not None and (known.owner, known.detached) != (order.owner, True):
-                self.running[spec.id] = msgspec.structs.replace(known, owner=order.owner, detached=True)
-                changed.append(known.spec)
+            if known is None:
+                continue
+            new = msgspec.structs.replace(known, owner=order.owner, detached=True) if order.detached else known
+            if spec.resizes > known.spec.resizes:
+                new = msgspec.structs.replace(new, spec=spec, detail=order.detail)
+            if new != known:
+                self.running[spec.id] = new
+                changed.append(new.spec)
         return changed
 
     def ends_among(self, order: StartWorkers) -> list[WorkerExited]:

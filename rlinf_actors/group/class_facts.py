@@ -16,7 +16,7 @@ RESERVED = ("launch", "execute_on", "from_group_name", "worker_info_list", "work
 
 YIELDING = (
     "shutdown", "wait_ready", "world_size", "placements", "with_timeout", "with_retries", "control", "from_address",
-    "method", "call",
+    "method", "call", "add_ranks", "remove_ranks",
 )  # fmt: skip
 """Newer attributes of a group.
 
@@ -31,7 +31,10 @@ LEASE_HOOK = "on_lease_lost"
 RESTART_HOOK = "on_restart"
 """The runtime calls this method of a restarted worker itself; see Worker.on_restart."""
 
-_NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK, RESTART_HOOK)
+RESIZE_HOOK = "on_world_size_changed"
+"""The runtime calls this method when the group has another number of ranks; see Worker.on_world_size_changed."""
+
+_NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK, RESTART_HOOK, RESIZE_HOOK)
 
 _WRAPPERS = (staticmethod, classmethod, functools.partialmethod)
 

@@ -25,7 +25,7 @@ from rlinf_actors.errors import (
     SerializationError,
     UsageError,
 )
-from rlinf_actors.group import group_spec
+from rlinf_actors.group import group_spec, resizing
 from rlinf_actors.group.class_facts import YIELDING, ClassFacts, Method, facts_of, function_of, names_of_functions
 from rlinf_actors.group.method import ONCE, RemoteMethod
 from rlinf_actors.group.result import WorkerGroupFuncResult
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
     from rlinf_actors.model.hardware import HardwareInfo
     from rlinf_actors.model.placement import Placement
+    from rlinf_actors.placement.strategies import PlacementStrategy
     from rlinf_actors.runtime.remote_group import RemoteGroup
     from rlinf_actors.runtime.runtime import Runtime
     from rlinf_actors.wire.values import WorkerState
@@ -210,6 +211,14 @@ class GroupControl:
         The same as `WorkerGroup.wait_ready`, except that it returns None.
         """
         self.group.request_ready().wait(timeout)
+
+    def add_ranks(self, placement_strategy: PlacementStrategy, async_op: bool | None = None) -> Any:
+        """Start more workers and make them ranks of the group. The same as `WorkerGroup.add_ranks`."""
+        return resizing.add_ranks(self, placement_strategy, async_op)
+
+    def remove_ranks(self, *ranks: int, grace: float = 5.0, async_op: bool | None = None) -> Any:
+        """End the workers of the highest ranks. The same as `WorkerGroup.remove_ranks`."""
+        return resizing.remove_ranks(self, ranks, grace, async_op)
 
     def shutdown(self, grace: float = 5.0, async_op: bool | None = None) -> Any:
         """End the workers: call their ``_close()`` if the class has it, send SIGTERM, after *grace* seconds SIGKILL.

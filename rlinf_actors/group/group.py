@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from rlinf_actors.errors import PlacementError, UsageError
 from rlinf_actors.group.control import GroupControl, attach, control_of, state_of
 from rlinf_actors.group.method import ONCE, CallOptions, RemoteMethod
+from rlinf_actors.group.resizing import Resizing
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.group.stream import StreamResult
 from rlinf_actors.model.address import WorkerAddress, WorkerInfo
@@ -233,7 +234,7 @@ class WorkerRankInfo(Generic[T]):
     info: WorkerInfo
 
 
-class WorkerGroup(Calls[T]):
+class WorkerGroup(Calls[T], Resizing):
     """A running group of workers, as ``MyWorker.create_group(...).launch(cluster)`` returns it.
 
     ``await group`` waits until every worker is constructed, and returns the group or raises the error of the launch.

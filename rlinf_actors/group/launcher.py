@@ -24,6 +24,7 @@ from rlinf_actors.group.class_facts import LEASE_HOOK, check_class, check_lease_
 from rlinf_actors.group.control import GroupControl
 from rlinf_actors.group.group import WorkerGroup
 from rlinf_actors.group.group_spec import START_METHODS, WorkerLimits, class_reference
+from rlinf_actors.group.resizing import Grower, keeps
 from rlinf_actors.hardware.extensions import providers
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.placement.strategies import default_strategy
@@ -37,6 +38,8 @@ from rlinf_actors.wire.values import WorkerSpec
 
 if TYPE_CHECKING:
     from rlinf_actors.cluster.cluster import Cluster
+    from rlinf_actors.model.buffers import Buffer
+    from rlinf_actors.model.placement import Placement
     from rlinf_actors.placement.strategies import PlacementStrategy
     from rlinf_actors.runtime.remote_group import RemoteGroup
     from rlinf_actors.runtime.runtime import Runtime
@@ -251,6 +254,8 @@ def _new_group(
         detach=options.detached,
         lost=runtime.lost,
     )
+    if options.restart.restarts or keeps(parts):
+        construction.growable, construction.grow = True, _grower(cls, args, kwargs, cluster, template, options)
     names = [cluster.node_name(node.node_rank) for node in nodes]
     ids = [spec.id for spec in specs]
     group = runtime.groups.new(cluster.namespace, name, names, construction, ids, options.wait_for_hardware)
@@ -270,6 +275,36 @@ def _new_group(
     )
     labels = {placement.rank: placement.node_group_label for placement in placements}
     return group, message, provision.environs_of(specs, labels, cluster)
+
+
+def _grower(
+    cls: type,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    cluster: Cluster,
+    template: WorkerSpec,
+    options: LaunchOptions,
+) -> Grower:
+    """Return what this process keeps of a launch, so that ranks can be added to the group."""
+    net_devices = Settings.load().comm_net_devices
+
+    def specs(placements: Sequence[Placement]) -> list[WorkerSpec]:
+        return group_spec.worker_specs(template, placements, cluster, for_workers(), net_devices, options.numa_bind)
+
+    def encode(hardware: Mapping[int, Any]) -> Sequence[Buffer]:
+        extras = {"hardware_infos": hardware, **cluster.extras()}
+        given = (None if class_reference(cls) else cls, args, kwargs, extras)
+        return payload.encode(given, cls.__name__, copy=cluster.runtime.copy)
+
+    async def prepare(specs: list[WorkerSpec], placements: Sequence[Placement]) -> list[WorkerSpec]:
+        labels = {placement.rank: placement.node_group_label for placement in placements}
+        environs = provision.environs_of(specs, labels, cluster)
+        if cluster.code_source is None and not environs:
+            return specs
+        message = Launch(cluster.namespace, template.group, "", specs)
+        return (await provision.provisioner(cluster).prepare(message, environs)).workers
+
+    return Grower(cluster, options.isolate_accelerator, specs, encode, prepare, options.restart.restarts)
 
 
 def _running(runtime: Runtime, namespace: str, name: str) -> RemoteGroup | None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from rlinf_actors.errors import SerializationError, UsageError
+from rlinf_actors.errors import PlacementError, SerializationError, UsageError
 from rlinf_actors.group.class_facts import Method
 from rlinf_actors.group.result import WorkerGroupFuncResult
 from rlinf_actors.group.retries import WORKER_GONE
@@ -282,11 +282,12 @@ class Pool:
         Return None if no rank is free. The caller holds the lock.
         """
         while (rank := self._free()) is not None:
-            peer = self._group.peers[rank]
-            if peer.error is None:
+            peers = self._group.peers
+            error = peers[rank].error if rank < len(peers) else PlacementError(f"rank {rank} was removed")
+            if error is None:
                 self._loads.change(rank, 1)
-                return peer
-            self._gone = peer.error
+                return peers[rank]
+            self._gone = error
             self._loads.drop(rank)  # a worker that is started again has its peer in that place already
         return None
 

@@ -91,7 +91,8 @@ class RetriedResult(WorkerGroupFuncResult[T]):
         with self._lock:
             ended = self._error is not None or self._answers[index] is not None
             old = self._places[index]
-            new = self._group.peers[old.rank]
+            peers = self._group.peers
+            new = peers[old.rank] if old.rank < len(peers) else old
             if ended or self._tries[index] > self._retries or left < 0 or new is old or new.error is not None:
                 return False
             self._tries[index] += 1

@@ -46,6 +46,7 @@ from rlinf_actors.head.operations import DrainTable, NodeQueries, WorkerHealthLo
 from rlinf_actors.head.quotas import RequestQuota
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.recovery import EarlyMessages, Reconciler
+from rlinf_actors.head.resizes import Resizes
 from rlinf_actors.head.robots import RobotTable
 from rlinf_actors.head.timers import TimerHeap
 from rlinf_actors.security.members import LOCAL, Member
@@ -108,6 +109,7 @@ class Coordinator:
         self.clients = ClientTable(self, before)
         self.groups = GroupTable(self, before)
         self.launches = Launches(self)
+        self.resizes = Resizes(self)
         self.robots = RobotTable(self, before)
         self.queries = NodeQueries(self)
         self.health = WorkerHealthLog(self)

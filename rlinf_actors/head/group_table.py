@@ -117,10 +117,7 @@ class GroupTable:
         return list(self._with_robots.values())
 
     def ended(self, namespace: str, name: str, token: str = "") -> GroupState | None:
-        """Return the final state of the last ended group of this name, with *token* as the job's token.
-
-        None if no group of this name has ended, or if the head has dropped the state.
-        """
+        """Return the final state of the last ended group of this name, with the job's *token*; None if unknown."""
         return self._ended.get((namespace, name), token)
 
     def owner_clause(self, group: Group) -> str:
@@ -167,6 +164,7 @@ class GroupTable:
 
     def add(self, group: Group, worker: WorkerRecord) -> None:
         group.workers[worker.id] = worker
+        group.noted(worker.spec)
         group.living.add(worker.id)
         self._of_worker[worker.id] = group
         self._on_node.add(worker.node_id, worker.id, worker)
@@ -174,10 +172,7 @@ class GroupTable:
             self._with_robots[group.key] = self.robots_changed[group.key] = group
 
     def subscribe(self, group: Group, client: Client) -> None:
-        """Send *client* all later changes of this group's workers.
-
-        No effect if *client* owns the group, because the owner gets the changes anyway.
-        """
+        """Send *client* all later changes of this group's workers. Its owner gets them anyway."""
         if client.incarnation != group.owner:
             group.subscribers[client.incarnation] = None
             self._subscribed.add(client.incarnation, group.key, group)
@@ -427,7 +422,8 @@ class GroupTable:
             if group.changed:
                 states = [worker.state() for worker in group.changed.values()]
                 group.changed.clear()
-                message = WorkerChanged(group.namespace, group.name, states)
+                detail, group.redescribed = group.detail if group.redescribed else "", False
+                message = WorkerChanged(group.namespace, group.name, states, group.world_size, detail)
                 for incarnation in (group.owner, *group.subscribers):
                     client = self._head.clients.get(incarnation)
                     if client is not None:
@@ -457,8 +453,8 @@ class GroupTable:
         self._of_owner.discard(group.owner, group.key)
         for incarnation in group.subscribers:
             self._subscribed.discard(incarnation, group.key)
-        self._restarts.forget(group)
-        self._first_failures.forget(group)
+        for past in (self._restarts, self._first_failures, self._head.resizes):
+            past.forget(group)
         if self._with_robots.pop(group.key, None) is not None:
             self.robots_changed[group.key] = group
         for worker_id in group.workers:
@@ -498,3 +494,6 @@ class GroupTable:
             if event == "exited" or before is WorkerLife.RESTARTING:
                 self.claims.free(worker)
             self._head.worker_gone(worker.id)
+            if worker.spec.rank >= group.world_size:  # it was being added, or has left
+                del group.workers[worker.id], self._of_worker[worker.id]
+                self._head.resizes.left(group)

@@ -22,7 +22,7 @@ from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.validation import own_namespace
 from rlinf_actors.net.link import peer_name
 from rlinf_actors.security.members import LOCAL, Member
-from rlinf_actors.wire import agent_messages, client_messages
+from rlinf_actors.wire import agent_messages, client_messages, resize_messages
 from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL, agreed, printable, spoken, what_to_upgrade
 
@@ -73,6 +73,8 @@ class Handlers:
             client_messages.FindGroup: launches.find,
             client_messages.Detach: lambda client, event, body: launches.detach(client, body),
             client_messages.StopGroup: launches.stop,
+            resize_messages.AddRanks: lambda client, event, body: head.resizes.add(client, body),
+            resize_messages.ResizeGroup: head.resizes.resize,
             agent_messages.FlushLogs: self._flush_logs,
             client_messages.StopCluster: self._stop_own,
         }

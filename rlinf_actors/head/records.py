@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Generic, TypeVar
 
+from msgspec.structs import replace
+
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.hardware.probe_report import accelerator_type_of
 from rlinf_actors.model.restart import rank_id
@@ -294,6 +296,9 @@ class Group:
         detached: True if the group outlives the client that launched it.
         unclaimed: True if a restarted head knows the owner only from agentds, and the owner has not confirmed it.
         orphaned: text that says which owner's end ended the group; "" while the owner lives.
+        size: the number of ranks that `noted` or `resized` has set last.
+        resizes: number of times that the group was resized; -1 before a member is known.
+        redescribed: True if the clients that hold handles must get the new `detail`.
     """
 
     namespace: str
@@ -310,6 +315,24 @@ class Group:
     detached: bool = False
     unclaimed: bool = False
     orphaned: str = ""
+    size: int = 0
+    resizes: int = -1
+    redescribed: bool = False
+
+    def noted(self, spec: values.WorkerSpec) -> None:
+        """Learn the number of ranks from the spec of a worker of the group; that of the newest size counts."""
+        if spec.resizes >= self.resizes:
+            self.size = max(self.size, spec.world_size) if spec.resizes == self.resizes else spec.world_size
+            self.resizes = spec.resizes
+
+    def resized(self, world_size: int) -> None:
+        """Set the number of ranks."""
+        self.size, self.resizes, self.redescribed = world_size, max(self.resizes, 0) + 1, True
+
+    def resized_spec(self, spec: values.WorkerSpec) -> values.WorkerSpec:
+        """Return the spec of a worker with the group's present number of ranks, also for the next incarnations."""
+        env = {**spec.env, "WORLD_SIZE": str(self.size)} if "WORLD_SIZE" in spec.env else spec.env
+        return replace(spec, world_size=self.size, resizes=self.resizes, env=env)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -330,7 +353,7 @@ class Group:
     @property
     def whole(self) -> bool:
         """True if the head knows a worker for each rank. A restarted head may not, until all nodes have reported."""
-        return len(self.workers) >= self.world_size
+        return len(self.ranks & set(range(self.world_size))) == self.world_size
 
     @property
     def ranks(self) -> set[int]:
@@ -340,12 +363,12 @@ class Group:
     @property
     def world_size(self) -> int:
         """The number of ranks in the group, also of ranks for which the head knows no worker."""
-        return max((worker.spec.world_size for worker in self.workers.values()), default=0)
+        return self.size
 
     @property
     def summary(self) -> str:
         """The state of the whole group in one word, such as running or degraded, derived from its workers' states."""
-        lives = {worker.life for worker in self.workers.values()}
+        lives = {worker.life for worker in self.members}
         if lives == {WorkerLife.GONE}:
             return "gone"
         if self.stopping:
@@ -356,10 +379,27 @@ class Group:
             return "restarting"
         return "running" if lives == {WorkerLife.RUNNING} else "starting"
 
-    def state(self, token: str) -> values.GroupState:
-        """Return the group's state as clients receive it, with *token* as the job's token."""
-        workers = sorted(self.workers.values(), key=lambda worker: worker.spec.rank)
+    @property
+    def members(self) -> list[WorkerRecord]:
+        """The workers, without those that are being added or that leave."""
+        return [worker for worker in self.workers.values() if worker.spec.rank < self.size]
+
+    def state(self, token: str, everyone: bool = False) -> values.GroupState:
+        """Return the group's state as clients receive it, with *token* as the job's token.
+
+        If *everyone* is True, it has also the workers that are being added or that leave.
+        """
+        workers = sorted(self.workers.values() if everyone else self.members, key=lambda worker: worker.spec.rank)
         states = [worker.state() for worker in workers]
         return values.GroupState(
-            self.namespace, self.name, self.cls, self.owner, self.summary, states, token, self.detail, not self.owner
+            self.namespace,
+            self.name,
+            self.cls,
+            self.owner,
+            self.summary,
+            states,
+            token,
+            self.detail,
+            not self.owner,
+            self.size,
         )

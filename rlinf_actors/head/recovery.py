@@ -222,18 +222,18 @@ class Reconciler:
         if group is not None and group.launch.isdisjoint(rank_id(state.id) for state in handle.workers):
             group = None  # a namesake
         if group is None:
-            states = self._ends_of(client, handle)
+            states, size = self._ends_of(client, handle), 0
         else:
-            ranks, world_size = group.ranks, group.world_size
+            ranks, most = group.ranks, max(group.world_size, len(handle.workers))  # more: some are being added
             for state in handle.workers:
                 known = self._head.groups.of_worker(state.id)
-                if 0 <= state.rank < world_size and state.rank not in ranks and known is None:
+                if 0 <= state.rank < most and state.rank not in ranks and known is None:
                     ranks.add(state.rank)
                     self._add_ended(client, group, state)
             self._head.groups.subscribe(group, client)
-            states = [worker.state() for worker in group.workers.values()]
+            states, size = [worker.state() for worker in group.workers.values()], group.world_size
         self._head.emit(
-            commands.Notify(client.peer, client_messages.WorkerChanged(handle.namespace, handle.name, states))
+            commands.Notify(client.peer, client_messages.WorkerChanged(handle.namespace, handle.name, states, size))
         )
 
     def _ends_of(self, client: Client, handle: GroupHandle) -> list[WorkerState]:

@@ -36,6 +36,8 @@ class Restarts:
         exit, policy = worker.exit, worker.spec.restart
         if exit is None or policy is None or not policy.restarts:
             return None
+        if 0 < group.size <= worker.spec.rank or worker.spec.resizes < 0:  # it leaves the group, or is being added
+            return None
         if group.stopping or worker.life is WorkerLife.STOPPING or not _is_failure(exit, worker.spec.incarnation):
             return None
         past = self._past.setdefault(group.key, {}).setdefault(worker.spec.rank, deque())

@@ -62,6 +62,9 @@ class WorkerDirectory:
                 found(group)
                 return
             rank = member.rank_path[0]
+            if rank >= len(group.peers) and rank in group.membership.removed:
+                found(group.membership.removed[rank])  # what it has sent can be received until it has ended
+                return
             try:
                 check_rank(member, len(group.peers))
             except PlacementError as error:

@@ -18,8 +18,9 @@ from typing import Union
 from rlinf_actors.errors import ConnectionLostError, PeerDiedError, ProtocolMismatchError, RlinfActorsError
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.peer import Peer, PendingRequest
-from rlinf_actors.runtime.remote_group import RemoteGroup, death
+from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
+from rlinf_actors.runtime.worker_ends import death
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import CHILD_MEMBERS

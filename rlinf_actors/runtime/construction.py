@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError
 from rlinf_actors.model.buffers import Buffer
@@ -84,6 +85,8 @@ class Construction:
         again: True if failed workers are restarted, and therefore constructed again.
         detach: True if the head becomes the owner of the group when all workers are constructed.
         constructed: worker id of each constructed worker, by rank.
+        growable: True if *parts* are kept after the launch, so that ranks can be added.
+        grow: a `group.resizing.Grower`, which places more ranks; None if no ranks can be added.
         lost: reports the error of a launch that failed while no code waited; None if the launching code always waits.
     """
 
@@ -95,3 +98,5 @@ class Construction:
     detach: bool = False
     constructed: dict[int, str] = field(default_factory=dict)
     lost: LostErrors | None = None
+    growable: bool = False
+    grow: Any = None

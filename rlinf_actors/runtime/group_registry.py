@@ -22,7 +22,8 @@ from rlinf_actors.model.restart import launch_of
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.runtime.construction import Construction
 from rlinf_actors.runtime.head_session import HEAD_GRACE_S, SILENT_HEAD_S
-from rlinf_actors.runtime.remote_group import RemoteGroup, death
+from rlinf_actors.runtime.remote_group import RemoteGroup
+from rlinf_actors.runtime.worker_ends import death
 from rlinf_actors.wire.client_messages import (
     Detach,
     Done,
@@ -219,7 +220,7 @@ class GroupRegistry:
         launch = _launch_of(state)
         with self._lock:
             known = self._known.get((state.namespace, state.name, launch))
-            if known is not None and not known.closing and not known.gone.done() and len(known.peers) == len(workers):
+            if known is not None and not known.closing and not known.gone.done():
                 return known
             return self._new_user(state.namespace, state.name, [worker.node_ip for worker in workers], launch)
 
@@ -469,12 +470,11 @@ class GroupRegistry:
         self._tasks.cancel()
         self._groups.clear()
 
-    # --- what the head reports ---
-
     def workers_changed(self, body: WorkerChanged) -> None:
         """Handle the head's notice that workers of a group have started or ended, or were restarted."""
         group = self.get(body.namespace, body.group)
         if group is not None:
+            group.resize(body.world_size, body.detail)
             self._note_deaths(group, body.workers)
             group.update(body.workers)
             if group.gone.done() and not group.owned:

@@ -19,10 +19,7 @@ from functools import partial
 from rlinf_actors.errors import (
     ConnectionLostError,
     GroupClosedError,
-    NodeLostError,
-    RlinfActorsError,
     UsageError,
-    WorkerDiedError,
     WorkerStartError,
 )
 from rlinf_actors.model.buffers import Buffer
@@ -30,13 +27,15 @@ from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.net.link import Network
 from rlinf_actors.runtime.construction import Construction, Readiness
 from rlinf_actors.runtime.future import Promise, call_all
+from rlinf_actors.runtime.membership import Membership, ResizableGroup
 from rlinf_actors.runtime.peer import Peer, PendingRequest
+from rlinf_actors.runtime.worker_ends import death
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import AuthenticatedParts
-from rlinf_actors.wire.values import ExitReport, GroupHandle, GroupState, WorkerState, ending
+from rlinf_actors.wire.values import ExitReport, GroupHandle, GroupState, WorkerState
 
 
-class RemoteGroup:
+class RemoteGroup(ResizableGroup):
     """One group as this process knows it: its connections (Peers), the last reports of the head, and its construction.
 
     Args:
@@ -57,6 +56,7 @@ class RemoteGroup:
             registry then makes the head the owner, and calls `detached`.
 
     Attributes:
+        membership: the ranks that are being added, and those that were removed.
         came_up: False if the group could not be constructed.
         launched: a worker id of each rank, by which the head recognizes the group.
         patience_s: seconds for which a look-up of the group waits at the head if the launch has not arrived there yet.
@@ -90,6 +90,7 @@ class RemoteGroup:
         self._new_peer = partial(Peer, network, identity, me=me)
         self.peers = [self._peer(rank, node) for rank, node in enumerate(node_names)]
         self.states: dict[int, WorkerState] = {}
+        self.membership = Membership(name, self._ended, self._connect)
         lost = construction.lost if construction is not None else None
         self.ready: Promise[None] = Promise(f"group {name!r}") if lost is None else Readiness(name, lost, self._late)
         self.gone: Promise[None] = Promise(f"the end of group {name!r}")
@@ -146,13 +147,16 @@ class RemoteGroup:
         return end
 
     def matches(self, state: GroupState) -> bool:
-        """True if *state* describes the workers of this group or their restarts, not another group of the same name."""
-        workers = sorted(state.workers, key=lambda worker: worker.rank)
-        return [rank_id(peer.worker_id) for peer in self.peers] == [rank_id(worker.id) for worker in workers]
+        """True if *state* describes the workers of this group or their restarts, not another group of the same name.
+
+        The group may have another number of ranks now.
+        """
+        known = {launch_of(peer.worker_id) for peer in self.peers if peer.worker_id}
+        return bool(known) and {launch_of(worker.id) for worker in state.workers if worker.id} == known
 
     def handle(self) -> GroupHandle:
         """Return the last known state of each worker, also of ended ones, to send to a restarted head."""
-        return GroupHandle(self.namespace, self.name, list(self.states.values()))
+        return GroupHandle(self.namespace, self.name, [*self.states.values(), *self.membership.states()])
 
     # --- readiness of another process's group ---
 
@@ -227,6 +231,7 @@ class RemoteGroup:
         """Take over the head's description of the group: its token, its class, and the state of every worker."""
         self.token, self.cls, self.detail = state.token, state.cls, state.detail
         self.launched = self.launched or [worker.id for worker in state.workers if worker.id]
+        self.resize(state.world_size)
         self.update(state.workers)
         if self._ready_requested and not self.owned:
             self._ask_workers()
@@ -262,7 +267,8 @@ class RemoteGroup:
         """
         for worker in workers:
             if not 0 <= worker.rank < len(self.peers):
-                continue  # of an earlier or later group of this name
+                self.membership.report(worker)
+                continue
             known = self.peers[worker.rank].worker_id
             if known not in ("", worker.id) and not self._succeed(worker):
                 continue
@@ -272,6 +278,7 @@ class RemoteGroup:
             self.states[worker.rank] = worker
             peer = self.peers[worker.rank]
             peer.worker_id = worker.id
+            peer.node = peer.node or worker.node_ip
             if worker.state == "gone":
                 self._ended(peer, worker.exit or ExitReport("exited"))
         first = self.states.get(0)
@@ -337,7 +344,11 @@ class RemoteGroup:
 
         Calls that are pending on *old* fail. If this process was still constructing the group, the launch fails.
         """
-        if self.peers[old.rank] is not old or old.error is not None:
+        if old.rank >= len(self.peers) or self.peers[old.rank] is not old:
+            if old in self.membership.peers:
+                self.membership.link_lost(old)
+            return
+        if old.error is not None:
             return
         error = ConnectionLostError(
             f"the connection to {old.name} on {old.node} was lost, and is there again: how far it got with what was "
@@ -367,6 +378,12 @@ class RemoteGroup:
         elif not self.closing:  # the worker was restarted: calls from other processes would wait without end
             self._on_failure(self)
             self.fail(peer.error)
+
+    def _connect(
+        self, peer: Peer, state: WorkerState, first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None]
+    ) -> None:
+        assert state.endpoint is not None
+        peer.connect(state.endpoint, self._host, self.token, first)
 
     # --- construction by the owner ---
 
@@ -412,7 +429,7 @@ class RemoteGroup:
         call_all(self._watchers)
         peer.release()
         if len(construction.constructed) == len(self.peers):
-            if not construction.again:
+            if not construction.again and not construction.growable:
                 construction.parts = ()  # the arguments may be large, and are not needed again
             if construction.detach:
                 self._on_constructed(self)
@@ -445,7 +462,8 @@ class RemoteGroup:
     def fail(self, error: Exception) -> None:
         """Fail the launch, if it has not ended, and all calls on this group, also later ones. Any thread."""
         self.ready.reject(error)
-        for peer in self.peers:
+        self.membership.fail(error)
+        for peer in [*self.peers, *self.membership.peers]:
             peer.fail(error)
 
     def end_calls(self, error: Exception | None = None) -> None:
@@ -455,7 +473,7 @@ class RemoteGroup:
         """
         self.closing = True
         self.fail(error or self._closed_error())
-        for peer in self.peers:
+        for peer in [*self.peers, *self.membership.peers]:
             peer.close()
 
     def close(self, error: Exception | None = None) -> None:
@@ -468,30 +486,3 @@ class RemoteGroup:
 
     def _closed_error(self) -> GroupClosedError:
         return GroupClosedError(f"group {self.name!r} was shut down")
-
-
-def death(report: ExitReport, worker: str, rank: int, node: str) -> RlinfActorsError:
-    """Return the error of calls to a worker that has ended.
-
-    Args:
-        report: how the worker ended.
-        worker: name of the worker, ``group:rank``.
-        rank: rank of the worker.
-        node: name of the worker's node.
-    """
-    if report.kind == "start_failed":
-        return WorkerStartError(f"{worker} on {node} {ending(report)}", worker=worker, node=node)
-    if report.kind == "node_lost":
-        return NodeLostError(f"{worker} is gone with its node {node}: {report.reason or 'the node stopped answering'}")
-    lines = "".join(f"\n    {line}" for line in report.stderr_tail)
-    tail = f"\nlast lines of its stderr:{lines}" if lines else ""
-    return WorkerDiedError(
-        f"worker {worker} on {node} {ending(report)}{tail}",
-        worker=worker,
-        rank=rank,
-        node=node,
-        exit_code=report.exit_code,
-        signal=report.signal,
-        oom=report.oom,
-        stderr_tail=report.stderr_tail,
-    )

@@ -80,6 +80,8 @@ VERBS: Mapping[str, frozenset[str]] = MappingProxyType(
         "Handles": _CLIENTS,
         "Detach": _CLIENTS,
         "StopGroup": _CLIENTS,
+        "AddRanks": _CLIENTS,
+        "ResizeGroup": _CLIENTS,
         "WatchClients": _CLIENTS,
         "LogCredit": _DRIVER | _HEAD,
         "FlushLogs": _DRIVER | _HEAD,

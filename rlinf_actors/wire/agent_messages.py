@@ -23,7 +23,7 @@ class StartWorkers(ControlMessage, frozen=True):
     """Notice to an agentd: start these workers. For each of them agentd sends a WorkerReady or WorkerExited.
 
     A worker that agentd already has is not started again; if `detached` is True, agentd stores `owner` and `detached`
-    for this worker (since protocol 7).
+    for this worker, and if the group was resized (`resizes` of the spec), the spec and `detail` (since protocol 7).
 
     Attributes:
         owner: incarnation of the client that owns the group, "" if no client owns it.

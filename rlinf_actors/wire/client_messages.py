@@ -6,6 +6,7 @@ from typing import Literal, Union
 
 from rlinf_actors.wire import trace_values, values
 from rlinf_actors.wire.protocol import ControlMessage, Number
+from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 
 
 class GetNodes(ControlMessage, frozen=True):
@@ -154,11 +155,17 @@ class StopGroup(ControlMessage, frozen=True):
 
 
 class WorkerChanged(ControlMessage, frozen=True):
-    """Notice to the owner of a group and every subscribed client: the new states of the workers that have changed."""
+    """Notice to the owner of a group and every subscribed client: the new states of the workers that have changed.
+
+    `world_size` is the group's number of ranks, 0 from a head that does not say it. `detail` is the group's new
+    description after a change of that number, else "".
+    """
 
     namespace: str
     group: str
     workers: list[values.WorkerState]
+    world_size: int = 0
+    detail: str = ""
 
 
 class WatchClients(ControlMessage, frozen=True):
@@ -472,5 +479,6 @@ ClientMessage = Union[
     GetNodes, Nodes, EnumerateHardware, Enumerated, ReadTrace, TraceRead, Launch, Launched, FindGroup, Handles, Detach,
     StopGroup, WorkerChanged, WatchClients, ClientGone, Warn, StopCluster, Done, GetStatus, Status, GetEvents, Events,
     EStop, EStopped, EndGroup, DrainNode, Drained, Enroll, RotateKey, Enrolled, AddKey, RevokeKey, GetKeys, Keys,
+    AddRanks, ResizeGroup,
 ]  # fmt: skip
 """Every control message of this file."""

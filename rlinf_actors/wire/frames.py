@@ -150,9 +150,8 @@ class Raised(Frame, frozen=True, tag=9):
 class WhatRuns(Frame, frozen=True, tag=12):
     """Ask which method the receiver runs. Answered with Runs by the receiver's I/O thread. Since protocol 6.
 
-    A worker of an older protocol does not answer, so the sender uses a short timeout. If `constructed` is True (since
-    protocol 7), the worker answers once its class is constructed, or with Raised if the construction fails; an older
-    worker answers at once.
+    An older worker does not answer, so the sender uses a short timeout. If `constructed` is True (since protocol 7),
+    the worker answers once its class is constructed, or with Raised if that fails; an older worker answers at once.
     """
 
     id: int
@@ -182,8 +181,7 @@ class Memory(Frame, frozen=True, tag=10):
     Attributes:
         pid: the sender's process, 0 if the sender offers no memory. The receiver opens ``/proc/PID/fd/FD``.
         fd: the file descriptor in that process.
-        device: device number of the file, to verify the opened file.
-        inode: inode number of the file, to verify the opened file.
+        device, inode: device number and inode number of the file, to verify the opened file.
         size: size of the memory in bytes.
         opened: True if the sender has opened the receiver's memory, so that messages may refer to blocks in it.
     """
@@ -479,6 +477,12 @@ class ChildEnded(Frame, frozen=True, tag=62):
     exit: ExitReport
 
 
+class Resized(Frame, frozen=True, tag=14):
+    """Notice of a group's owner to its workers: the group has `world_size` ranks now. Since protocol 7."""
+
+    world_size: int
+
+
 ChannelFrame = Union[
     ChannelPut, ChannelGet, ChannelBatch, ChannelAck, ChannelCancel, ChannelLook, ChannelShow, ChannelClose,
     ChannelWhere, ChannelRelease,
@@ -487,7 +491,7 @@ ChannelFrame = Union[
 
 AnyFrame = Union[
     Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped,
-    UserMessage, Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame, WhereIs, ChildIs, ChildEnded,
+    UserMessage, Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame, WhereIs, ChildIs, ChildEnded, Resized,
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

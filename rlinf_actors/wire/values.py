@@ -217,6 +217,8 @@ class WorkerSpec(Value, frozen=True):
         owner_must_answer: whether the head ends the group if its owner has not answered beats for the length of a robot
             lease, but an agentd still sees the owner's process: "always", "elsewhere" (only if the robot is on another
             host than the owner) or "" (never).
+        resizes: number of times that the group was resized before it had `world_size` ranks; -1 for a rank that is
+            being added, and is no member of the group yet.
         code: hash of the driver's code that the worker runs, "" if it runs what its node has.
         code_paths: directories of that code on the node: the whole tree, then those that go first on the import path.
     """
@@ -246,6 +248,7 @@ class WorkerSpec(Value, frozen=True):
     restart: Union[RestartPolicy, None] = None
     incarnation: int = 0
     owner_must_answer: str = ""
+    resizes: int = 0
     code: str = ""
     code_paths: list[str] = []
     trace_events: Annotated[int, Meta(ge=0, le=1 << 22)] = 0
@@ -360,6 +363,7 @@ class GroupState(Value, frozen=True):
         token: the job's membership token for a client that gets a handle, else "".
         detail: description of the group in JSON (placements and the like), for clients that attach to it later.
         detached: True if no client owns the group, so that it ends only by a request that names it.
+        world_size: number of ranks, 0 from a head that does not say it.
     """
 
     namespace: str
@@ -371,6 +375,7 @@ class GroupState(Value, frozen=True):
     token: str = ""
     detail: str = ""
     detached: bool = False
+    world_size: int = 0
 
 
 class GroupHandle(Value, frozen=True):

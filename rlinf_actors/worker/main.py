@@ -56,6 +56,7 @@ from rlinf_actors.worker.executors import (
     uses_event_loop,
 )
 from rlinf_actors.worker.lease_guard import Guard
+from rlinf_actors.worker.resized import resized
 from rlinf_actors.worker.standstill import Unwound
 from rlinf_actors.worker.template_socket import TemplateSocket
 from rlinf_actors.worker.worker import Worker
@@ -197,6 +198,7 @@ def _start(
         loop = asyncio.get_running_loop()
         children = Children(loop, spec, place, server.send, server.rejected.add)
         server.serve((frames.WhereIs,), children.asked)
+        server.serve((frames.Resized,), resized)
         server.on_forgotten(children.table.forget)
         control.listen(loop, guarded=guard is not None)
         return children

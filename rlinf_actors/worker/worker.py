@@ -377,6 +377,14 @@ class Worker(Routing, Channels, OlderNames):
         as a plain ``def`` or an ``async def``, without arguments. An error ends this worker, and counts as a failure.
         """
 
+    def on_world_size_changed(self) -> Any:
+        """Follow a change of the number of ranks of this worker's group, which `_world_size` has already.
+
+        Called between other calls, as a call of the group's owner, after `WorkerGroup.add_ranks` and `remove_ranks`,
+        but not in the new workers. Define it as a plain ``def`` or an ``async def``, without arguments. Its error is
+        reported like that of a call that nobody awaits.
+        """
+
     def _connected(self, what: str) -> worker_context.WorkerContext:
         if self._context is None:
             raise UsageError(f"{what} needs a worker of a group; {self._worker_name} is a child process of one")

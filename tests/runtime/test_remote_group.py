@@ -22,7 +22,8 @@ from rlinf_actors.errors import (
 from rlinf_actors.runtime.construction import Construction, Readiness
 from rlinf_actors.runtime.group_registry import GroupRegistry
 from rlinf_actors.runtime.lost_errors import LostErrors
-from rlinf_actors.runtime.remote_group import RemoteGroup, death
+from rlinf_actors.runtime.remote_group import RemoteGroup
+from rlinf_actors.runtime.worker_ends import death
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.client_messages import WorkerChanged
 from rlinf_actors.wire.values import Endpoint, ExitReport, GroupState, WorkerState

@@ -98,9 +98,19 @@ PAGES = {
     "send-messages.md": """
         import multiprocessing
         from typing import Any
-        from rlinf_actors import Worker, WorkerAddress
+        from rlinf_actors import Channel, Worker, WorkerAddress
         class Tensor: ...
         trajectories: Any = None
+        states: Any = None
+        tasks: Any = None
+        """,
+    "resize-groups.md": """
+        from typing import Any
+        from rlinf_actors import Cluster, NodePlacementStrategy, Worker
+        class Rollout(Worker):
+            def __init__(self, model: Any) -> None: ...
+            def step(self) -> None: ...
+        cluster, model = Cluster(), None
         """,
     "set-up-robots.md": """
         from typing import Any

@@ -75,6 +75,7 @@ from rlinf_actors.wire.client_messages import (
     WorkerChanged,
 )
 from rlinf_actors.wire.control_codec import Body, Failed, Notice, Reply, Request
+from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 from rlinf_actors.wire.trace_values import TraceQuestion, TraceSlice
 from rlinf_actors.wire.values import (
     ClusterEvent,
@@ -116,6 +117,8 @@ BODIES = [
     Launched(GroupState("ns", "g", "m:C", "o", "running", [STATE])),
     FindGroup("ns", "g"),
     StopGroup("ns", "g", 1.0),
+    AddRanks("ns", "g", [SPEC]),
+    ResizeGroup("ns", "g", "w", 3, "detail", False, 1.0),
     Handles([GroupHandle("ns", "g", [STATE])]),
     GetStatus(),
     Status("e", "0.1", 1.0, [], [], []),
@@ -284,6 +287,7 @@ FRAMES = [
     frames.Runs(5, "step", 2.5, 3, 7),
     frames.WhereIs(5, [1, 0]),
     frames.ChildIs(5, "w-0_1", Endpoint("h", "ipc:///run/w-0_1", "tcp://10.0.0.1:4242")),
+    frames.Resized(3),
     frames.ChildEnded(5, "w-0_1", ExitReport("signalled", signal=9)),
     frames.Memory(17, 5, 1, 99, 4096, True),
     frames.Dropped([1, 2]),

@@ -1,0 +1,148 @@
+"""Groups that grow and shrink: ranks that are being added, the number of ranks, and ranks that leave. Pure.
+
+The ranks of a group are 0 to N - 1 at all times. A worker whose rank is not below N is no member: it is being added, or
+it leaves. The number N is in the specs of all members, with the count of resizes that tells which number is the newest,
+so that a restarted head learns it from the agentds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from rlinf_actors.head.commands import Answer, Refused, RequestReceived
+from rlinf_actors.head.event_log import of_group
+from rlinf_actors.head.records import Client, Group, WorkerRecord
+from rlinf_actors.head.validation import check_names, node_for, own_namespace
+from rlinf_actors.model.restart import launch_of
+from rlinf_actors.wire.client_messages import Done, Launch, Launched
+from rlinf_actors.wire.protocol import MAX_SIZE
+from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
+from rlinf_actors.wire.values import WorkerSpec
+
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
+
+REMOVED = "it was removed from its group"
+
+
+class Resizes:
+    """Carries out the requests to resize groups."""
+
+    def __init__(self, head: Coordinator) -> None:
+        self._head = head
+        self._leaving: dict[str, list[tuple[bytes, int]]] = {}  # requests to answer, by group's launch
+
+    def add(self, client: Client, asked: AddRanks) -> Launched:
+        """Start the workers of the ranks to add. The new workers count as members only after `resize`.
+
+        Raises:
+            Refused: the request contradicts the group, a node takes no workers, or a robot is in use. Then no worker
+                was started.
+        """
+        launch = launch_of(asked.workers[0].id) if asked.workers else ""
+        group = self._group(client, asked.namespace, asked.group, launch)
+        self._check(group, asked)
+        token, groups = self._head.jobs.token(asked.namespace), self._head.groups
+        missing = [spec for spec in asked.workers if spec.id not in group.workers]
+        nodes = [node_for(spec, self._head.nodes) for spec in missing]
+        groups.claims.check((claim for spec in missing for claim in spec.claims), group.namespace, group)
+        placed: dict[str, list[WorkerSpec]] = {}
+        for node, unsigned in zip(nodes, missing, strict=True):
+            spec = replace(unsigned, token=token, resizes=-1)
+            worker = WorkerRecord(spec, node.id, node.report.ip)
+            placed.setdefault(node.id, []).append(spec)
+            groups.adopt(group, worker)
+            groups.claims.take(group, worker, node)
+        for node_id, specs in placed.items():
+            groups.start(node_id, group, specs)
+        return Launched(group.state(token, everyone=True))
+
+    def _check(self, group: Group, asked: AddRanks) -> None:
+        """Raise Refused if the workers to add contradict the group, or are robots' under an emergency stop."""
+        size, ranks = group.world_size, sorted(spec.rank for spec in asked.workers)
+        check_names(worker_id=max((spec.id for spec in asked.workers), key=len))
+        if size + len(ranks) > MAX_SIZE:
+            raise Refused("usage", f"group {group.name!r} would have more than {MAX_SIZE:,} workers")
+        if ranks != list(range(size, size + len(ranks))) or len({spec.id for spec in asked.workers}) != len(ranks):
+            raise Refused("usage", f"ranks to add to group {group.name!r} must be {size}, {size + 1}, ..., each once")
+        for spec in asked.workers:
+            known = self._head.groups.of_worker(spec.id)
+            if known not in (None, group) or (spec.namespace, spec.group) != group.key:
+                raise Refused("usage", f"worker {spec.id} to add to group {group.name!r} belongs to another group")
+        others = {one.spec.rank for one in group.workers.values()} - set(range(size)) - set(ranks)
+        busy = others or [one for one in group.workers.values() if one.spec.rank in ranks and one.id not in _ids(asked)]
+        if busy:
+            raise Refused("usage", f"ranks that leave group {group.name!r} have not ended yet: try again")
+        self._head.robots.check(Launch(asked.namespace, asked.group, group.cls, asked.workers))
+
+    def resize(self, client: Client, event: RequestReceived, asked: ResizeGroup) -> Done | None:
+        """Set the number of ranks of a group, and stop the workers of other ranks if *asked* says so.
+
+        Returns:
+            Done; None if workers must end first. Then the request is answered when they have ended.
+        """
+        group = self._group(client, asked.namespace, asked.group, asked.launch)
+        known = {worker.spec.rank for worker in group.workers.values()}
+        if not 1 <= asked.world_size <= max(known | {group.world_size - 1}) + 1:
+            raise Refused("usage", f"group {group.name!r} cannot have {asked.world_size} ranks")
+        if asked.world_size != group.world_size:
+            text = f"was resized: {group.world_size} ranks before, {asked.world_size} now"
+            self._head.emit(of_group("group_launched", group, text))
+            group.detail = asked.detail or group.detail
+            group.resized(asked.world_size)
+            self._tell(group)
+        if not asked.stop:
+            return Done()
+        leaving = [one for one in group.workers.values() if one.spec.rank >= group.world_size and not one.gone]
+        if not leaving:
+            return Done()
+        self._leaving.setdefault(asked.launch, []).append((event.peer, event.id))
+        self._head.groups.stop_workers(leaving, asked.grace_s, REMOVED)
+        self._answer(group)  # workers that had no process are gone already
+        return None
+
+    def _tell(self, group: Group) -> None:
+        """Send the new number of ranks to the clients that hold handles, and to the agentds of the members."""
+        placed: dict[str, list[WorkerSpec]] = {}
+        for worker in group.workers.values():
+            worker.spec = group.resized_spec(worker.spec)
+            self._head.groups.changed(worker)
+            if not worker.gone:
+                placed.setdefault(worker.node_id, []).append(worker.spec)
+        for node_id, specs in placed.items():
+            self._head.groups.start(node_id, group, specs)
+
+    def left(self, group: Group) -> None:
+        """Note that a worker that is no member of *group* has ended."""
+        self._answer(group)
+
+    def _answer(self, group: Group) -> None:
+        launch = next((launch_of(id) for id in group.workers), "")
+        if launch in self._leaving and all(
+            one.gone or one.spec.rank < group.world_size for one in group.workers.values()
+        ):
+            for peer, id in self._leaving.pop(launch):
+                self._head.emit(Answer(peer, id, Done()))
+
+    def forget(self, group: Group) -> None:
+        """Answer the requests for a group that has ended."""
+        for launch in {launch_of(id) for id in group.workers}:
+            for peer, id in self._leaving.pop(launch, ()):
+                self._head.emit(Answer(peer, id, Done()))
+
+    def _group(self, client: Client, namespace: str, name: str, launch: str) -> Group:
+        own_namespace(client, namespace)
+        group = self._head.groups.get(namespace, name)
+        if group is None or group.gone or all(launch_of(id) != launch for id in group.workers):
+            raise Refused("not_found", f"group {name!r} has ended and cannot be resized")
+        if group.owner != client.incarnation:
+            raise Refused("usage", f"group {name!r} can be resized only by the process that launched it")
+        if group.stopping:
+            raise Refused("usage", f"group {name!r} is being stopped and cannot be resized")
+        return group
+
+
+def _ids(asked: AddRanks) -> set[str]:
+    return {spec.id for spec in asked.workers}

@@ -1,0 +1,182 @@
+"""Groups that grow and shrink, at the head: who is a member, who is told, and what a restarted head knows."""
+
+from __future__ import annotations
+
+import pytest
+from head_kit import agent_hello, running, specs
+from msgspec.structs import replace
+from restart_kit import UP, cluster, returns
+
+from rlinf_actors.head.commands import Refuse
+from rlinf_actors.wire.agent_messages import StartWorkers, StopWorkers
+from rlinf_actors.wire.client_messages import Done, FindGroup, Handles, Launched, WorkerChanged
+from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
+from rlinf_actors.wire.values import GroupHandle
+
+
+def added(count: int, node: int = 0, before: int = 2, attempt: int = 1):
+    """The workers of *count* more ranks of group g."""
+    total = before + count
+    return [
+        replace(spec, id=f"g-{spec.rank}a{attempt}", node_rank=node, world_size=total, resizes=-1)
+        for spec in specs("g", [node] * total)[before:]
+    ]
+
+
+def add(kit, count: int = 1, **more):
+    return kit.ask("d1", AddRanks("ns", "g", added(count, **more)))
+
+
+def resize(kit, size: int, peer: str = "d1", **more):
+    return kit.ask(peer, ResizeGroup("ns", "g", "g", size, **more))
+
+
+def found(kit, peer: str = "d1"):
+    return kit.ask(peer, FindGroup("ns", "g")).group
+
+
+def test_an_added_rank_is_a_member_only_after_the_owner_says_so():
+    kit = cluster()
+    kit.driver("d2")
+    assert found(kit, "d2").world_size == 2
+    reply = add(kit)
+    assert [worker.id for worker in reply.group.workers] == ["g-0", "g-1", "g-2a1"]
+    assert [spec.id for one in kit.sent(StartWorkers, "a:n0") for spec in one.workers] == ["g-2a1"]
+    kit.ready("a:n0", "g-2a1")
+    assert [worker.id for worker in kit.sent(WorkerChanged, "d1")[0].workers] == ["g-2a1"]
+    assert (len(found(kit).workers), kit.group_states()) == (2, {"g": "running"})
+    assert resize(kit, 3, detail="three") == Done()
+    (told,) = kit.sent(WorkerChanged, "d2")
+    assert (told.world_size, told.detail, len(told.workers)) == (3, "three", 3)
+    now = found(kit)
+    assert (now.world_size, len(now.workers), now.detail) == (3, 3, "three")
+
+
+def test_agentds_get_the_new_number_of_their_workers():
+    kit = cluster()
+    add(kit)
+    kit.ready("a:n0", "g-2a1")
+    resize(kit, 3)
+    known = {spec.id: spec for node in "01" for one in kit.sent(StartWorkers, f"a:n{node}") for spec in one.workers}
+    assert {id: (spec.world_size, spec.resizes) for id, spec in known.items()} == dict.fromkeys(
+        ["g-0", "g-1", "g-2a1"], (3, 1)
+    )
+
+
+def test_removed_ranks_are_out_before_they_are_stopped():
+    kit = cluster()
+    kit.driver("d2")
+    found(kit, "d2")
+    assert resize(kit, 1, stop=False) == Done()
+    assert kit.sent(WorkerChanged, "d2")[0].world_size == 1
+    assert kit.sent(StopWorkers) == []
+    assert [worker.id for worker in found(kit).workers] == ["g-0"]
+    assert resize(kit, 1, grace_s=2.0) is None
+    (order,) = kit.sent(StopWorkers, "a:n1")
+    assert (order.ids, order.grace_s, order.reason) == (["g-1"], 2.0, "it was removed from its group")
+    kit.exited("a:n1", "g-1", kind="stopped")
+    assert kit.answers() == [("d1", Done())]
+    (told,) = kit.sent(WorkerChanged, "d2")
+    assert [(worker.id, worker.state) for worker in told.workers] == [("g-1", "gone")]
+    assert kit.group_states() == {"g": "running"}
+    assert isinstance(add(kit, before=1), Launched), "the rank is free for another worker"
+
+
+def test_a_failed_addition_leaves_the_group_as_it_was():
+    kit = cluster()
+    add(kit, 2)
+    kit.exited("a:n0", "g-2a1", kind="start_failed")
+    assert [worker.state for worker in kit.sent(WorkerChanged, "d1")[0].workers] == ["gone"]
+    assert resize(kit, 2) is None
+    kit.exited("a:n0", "g-3a1", kind="stopped")
+    assert kit.answers() == [("d1", Done())]
+    assert ([worker.id for worker in found(kit).workers], kit.group_states()) == (["g-0", "g-1"], {"g": "running"})
+    assert isinstance(add(kit, 2, attempt=2), Launched)
+
+
+@pytest.mark.parametrize(
+    ("ask", "text"),
+    [
+        (lambda kit: add(kit, before=3), "ranks to add to group 'g' must be 2, 3"),
+        (lambda kit: add(kit, node=7), "node 7, where g:2 was placed, is not there"),
+        (lambda kit: resize(kit, 0), "cannot have 0 ranks"),
+        (lambda kit: resize(kit, 3), "cannot have 3 ranks"),
+        (lambda kit: resize(kit, 1, peer="d2"), "only by the process that launched it"),
+        (lambda kit: kit.ask("d1", ResizeGroup("ns", "g", "other", 1)), "has ended and cannot be resized"),
+        (lambda kit: kit.ask("d1", ResizeGroup("other", "g", "g", 1)), "belongs to namespace"),
+    ],
+)
+def test_requests_that_contradict_the_group_are_refused(ask, text):
+    kit = cluster()
+    kit.driver("d2")
+    answer = ask(kit)
+    assert isinstance(answer, Refuse)
+    assert text in answer.text
+    assert kit.sent(StartWorkers) == []
+    assert len(found(kit).workers) == 2
+
+
+def test_a_repeated_request_starts_nothing_twice():
+    kit = cluster()
+    add(kit)
+    assert len(kit.sent(StartWorkers)) == 1
+    assert isinstance(add(kit), Launched)
+    assert kit.sent(StartWorkers) == []
+    resize(kit, 3)
+    assert resize(kit, 3) == Done()
+
+
+def resized(world_size: int, resizes: int, count: int = 2):
+    """The workers of g on their nodes, with the number of ranks that the head has sent them last."""
+    there = [replace(spec, world_size=world_size, resizes=resizes) for spec in specs("g", [0, 1])[:count]]
+    return [running(spec, "d1", endpoint=UP, pid=7) for spec in there]
+
+
+def test_a_restarted_head_learns_the_number_from_the_newest_resize():
+    kit = cluster()
+    kit.restart()
+    first, second = resized(2, 0)[0], resized(1, 1)[1]  # the group was shrunk, which the first node missed
+    kit.ask("a:n0", agent_hello("n0", ip="10.0.0.1", is_head=True, workers=[first]))
+    kit.ask("a:n1", agent_hello("n1", ip="10.0.0.2", workers=[second]))
+    returns(kit)
+    state = found(kit)
+    assert ([worker.id for worker in state.workers], state.world_size) == (["g-0"], 1)
+    assert resize(kit, 1) is None
+    assert kit.sent(StopWorkers, "a:n1")[0].ids == ["g-1"]
+
+
+def test_a_restarted_head_goes_on_with_an_addition():
+    kit = cluster()
+    kit.restart()
+    (joining,) = added(1)
+    workers = [resized(2, 0)[0], running(joining, "d1", endpoint=UP, pid=8)]
+    kit.ask("a:n0", agent_hello("n0", ip="10.0.0.1", is_head=True, workers=workers))
+    kit.ask("a:n1", agent_hello("n1", ip="10.0.0.2", workers=resized(2, 0)[1:]))
+    returns(kit)
+    assert len(found(kit).workers) == 2
+    assert [worker.id for worker in add(kit).group.workers] == ["g-0", "g-1", "g-2a1"]
+    assert resize(kit, 3) == Done()
+    assert len(found(kit).workers) == 3
+
+
+def test_the_owner_learns_from_a_restarted_head_that_an_added_worker_is_gone():
+    kit = cluster()
+    states = add(kit).group.workers
+    kit.restart()
+    kit.ask("a:n0", agent_hello("n0", ip="10.0.0.1", is_head=True, workers=resized(2, 0)[:1]))
+    kit.ask("a:n1", agent_hello("n1", ip="10.0.0.2", workers=resized(2, 0)[1:]))
+    returns(kit)
+    kit.tell("d1", Handles([GroupHandle("ns", "g", states)]))
+    told = {worker.id: worker.state for one in kit.sent(WorkerChanged, "d1") for worker in one.workers}
+    assert told["g-2a1"] == "gone"
+    assert kit.group_states() == {"g": "running"}
+
+
+def test_a_group_ends_after_its_removed_ranks():
+    kit = cluster()
+    resize(kit, 1, stop=False)
+    resize(kit, 1)
+    kit.exited("a:n0", "g-0")
+    kit.exited("a:n1", "g-1", kind="stopped")
+    assert kit.answers() == [("d1", Done())]
+    assert kit.group_states() == {}
