@@ -33,12 +33,24 @@ log = logging.getLogger(__name__)
 DEFAULT_FILE = Path("/etc/rlinf-actors/agentd.toml")
 
 
+PROFILERS = ("nsys", "rocprof-sys-python", "rocprof-sys-run", "rocprof-sys-sample")
+"""The profilers that a node allows unless its agentd.toml says otherwise."""
+
 KEYS: Mapping[str, tuple[str, ...]] = {
     "head": ("listen", "connect"),
     "node": ("name", "id", "rank", "ip", "labels", "env"),
     "security": ("key_file", "head_key"),
     "paths": ("run_dir", "log_dir", "state_dir"),
-    "workers": ("interpreters", "prestart", "stop_grace_s", "cgroup", "keep", "log_max_mb"),
+    "workers": (
+        "interpreters",
+        "prestart",
+        "stop_grace_s",
+        "cgroup",
+        "keep",
+        "log_max_mb",
+        "profilers",
+        "profile_grace_s",
+    ),
     "hardware": ("probe_timeout_s", "described"),
     "timers": ("beat_s", "lease_s", "robot_lease_s", "head_grace_s", "probe_s", "unresponsive_s", "long_call_s"),
 }
@@ -88,6 +100,8 @@ class Config:
     cgroup: str = "auto"  # where workers' cgroups are made: "auto", "off" or a directory of cgroup v2
     keep: bool = True  # True if workers without robots outlive agentd, for the next one, unless agentd was stopped
     log_max_mb: float = 256.0  # MiB at which a worker's log file is rotated (one older part is kept); 0 for never
+    profilers: tuple[str, ...] = PROFILERS  # programs under which workers may be started: names in PATH, or paths
+    profile_grace_s: float = 60.0  # seconds that a profiler has to write its report after its worker's end
     files: tuple[str, ...] = ()  # configuration files that were read
 
 
@@ -235,7 +249,7 @@ def _checked(config: Config) -> Config:
     require("rank", config.rank is None or config.rank >= 0, "0 or more")
     for name in ("beat_s", "lease_s", "robot_lease_s", "probe_timeout_s", "probe_s", "long_call_s"):
         require(name, getattr(config, name) > 0, "more than 0")
-    for name in ("head_grace_s", "stop_grace_s", "log_max_mb"):
+    for name in ("head_grace_s", "stop_grace_s", "log_max_mb", "profile_grace_s"):
         require(name, getattr(config, name) >= 0, "0 or more")
     require("lease_s", config.lease_s >= 4 * config.beat_s, f"at least 4 beats of {config.beat_s:g} s")
     long_enough = config.unresponsive_s >= 2 * config.probe_s

@@ -77,6 +77,8 @@ class LaunchPlan:
     env: dict[str, str]
     out_path: str
     err_path: str
+    wrapper: tuple[str, ...] = ()  # command of the profiler under which the worker is started
+    profile_dir: str = ""  # directory of the profile
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Rules:
     allowed: tuple[str, ...] | None = None  # directories below which other interpreters may be started; None for any
     cgroups: Roots = field(default_factory=Roots)  # directories in which workers' cgroups are made
     log_bytes: int = 0  # size at which a log file is rotated; 0 for never
+    profilers: tuple[str, ...] = ()  # programs under which workers may be started
+    profile_grace_s: float = 0.0  # seconds that a profiler has to write its report after its worker's end
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,48 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
     out_path, err_path = log_paths(spec, rules.log_dir)
     if "\0" in out_path:
         raise _refusal(spec, rules, f"its log directory {spec.log_dir!r} cannot be one")
-    return LaunchPlan(template_key(interpreter, env, spec.preload), env, out_path, err_path)
+    key = template_key(interpreter, env, spec.preload)
+    if spec.profiler is None:
+        return LaunchPlan(key, env, out_path, err_path)
+    try:
+        program = find_profiler(spec, rules)
+    except ValueError as error:
+        raise _refusal(spec, rules, str(error)) from None
+    output = profile_path(spec, os.path.dirname(out_path))
+    env.update(spec.profiler.env_for(output))
+    wrapper = tuple(spec.profiler.command_for(program, output))
+    return LaunchPlan(key, env, out_path, err_path, wrapper, os.path.dirname(output))
+
+
+def find_profiler(spec: WorkerSpec, rules: Rules) -> str:
+    """Return the path of the program under which the worker of *spec* is to be started.
+
+    Raise ValueError, with advice, if this node does not allow the program, or has none of that name, or if the worker
+    has robots.
+    """
+    assert spec.profiler is not None
+    wanted, key = spec.profiler.program(), "workers.profilers in agentd.toml"
+    if spec.claims:
+        raise ValueError(f"it holds robots, whose stop must not depend on {wanted}: leave it out of cluster.profiling")
+    listed = next((one for one in rules.profilers if wanted in (one, os.path.basename(one))), None)
+    if listed is None:
+        allowed = ", ".join(rules.profilers) or "none"
+        raise ValueError(f"the profiler {wanted!r} is not among those that {key} allows there ({allowed}): add it")
+    found = shutil.which(listed)
+    if found is None:
+        raise ValueError(
+            f"the profiler {listed!r} is not in the PATH of agentd there ({os.environ.get('PATH', '')}): install it, "
+            f"or give its path in {key}"
+        )
+    return os.path.abspath(found)
+
+
+def profile_path(spec: WorkerSpec, log_directory: str) -> str:
+    """Return the path, without suffix, of the profile of a worker whose log files are in *log_directory*."""
+    assert spec.profiler is not None
+    restart = f"-restart{spec.incarnation}" if spec.incarnation else ""
+    name = f"{file_name(spec.group)}-{spec.rank}{restart}"
+    return os.path.join(spec.profiler.directory or log_directory, f"{name}.profile")
 
 
 def process_environment(node_env: Mapping[str, str], asked: Mapping[str, str], merge_mode: str) -> dict[str, str]:
@@ -256,6 +301,8 @@ def make_site(
         allowed=allowed_interpreters(config, report, environment()),
         cgroups=cgroups,
         log_bytes=int(config.log_max_mb * 2**20),
+        profilers=config.profilers,
+        profile_grace_s=config.profile_grace_s,
     )
     place = WorkerPlace(
         run_dir=run_dir,

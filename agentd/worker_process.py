@@ -8,7 +8,7 @@ import os
 import signal
 from dataclasses import dataclass
 
-from agentd.launch_plan import LaunchPlan
+from agentd.launch_plan import LaunchPlan, Rules
 from agentd.templates import TemplateProcess
 from rlinf_actors import procfs
 from rlinf_actors.wire import template_protocol
@@ -26,6 +26,7 @@ class WorkerProcess:
     spec: WorkerSpec
     plan: LaunchPlan
     template: TemplateProcess
+    report_s: float = 0.0  # seconds that its profiler has to write its report, 0 without one
     asked: bool = False  # True once the template has the request to fork
     pid: int = 0  # 0 before the worker runs
     pidfd: int = -1  # -1 before the worker runs and after `release`
@@ -48,6 +49,18 @@ class WorkerProcess:
     def ended(self) -> bool:
         """True if this worker's process has ended or was never forked."""
         return self.pidfd < 0 or procfs.has_ended(self.pidfd)
+
+    def order(self, place: template_protocol.WorkerPlace, rules: Rules) -> template_protocol.Fork:
+        """Return the packet that orders the template to start this worker."""
+        self.report_s = rules.profile_grace_s if self.spec.profiler is not None else 0.0
+        return template_protocol.Fork(self.spec, place, self.plan.env, list(self.plan.wrapper), self.report_s)
+
+    def watch(self, loop: asyncio.AbstractEventLoop, pid: int, pidfd: int) -> None:
+        """Take *pid* as the worker's process from now on. A worker under a profiler had the profiler's pid before."""
+        if self.pidfd >= 0:
+            loop.remove_reader(self.pidfd)
+            os.close(self.pidfd)
+        self.pid, self.pidfd = pid, pidfd
 
     def started(self) -> int:
         """Return the start of the worker's process in clock ticks since boot, or 0 if another process may have the pid

@@ -220,6 +220,7 @@ class Workers:
                 adopted.append(msgspec.structs.replace(known[one.id], pid=one.pid, exit=one.exit, **listens))
                 spec, out, err = known[one.id].spec, one.out_path, one.err_path
                 worker = WorkerProcess(spec, LaunchPlan(template.key, {}, out, err), template, asked=True)
+                worker.order(self._site.place, self._site.rules)  # for its profiler's time
                 if spec.forward_logs:
                     at = (one.out_read, one.err_read)
                     name = f"{spec.group}:{spec.rank}"
@@ -269,7 +270,8 @@ class Workers:
         self._closing = True
         try:
             self.stop(list(self._workers), grace_s, reason)
-            most_s = max(grace_s, template_protocol.ROBOT_END_S) + TEMPLATE_SILENT_S
+            report_s = max((worker.report_s for worker in self._workers.values()), default=0.0)
+            most_s = max(grace_s, template_protocol.ROBOT_END_S) + TEMPLATE_SILENT_S + report_s
             await self._until(lambda: not self._workers, most_s)
             self._templates.shut_down()
             await self._until(lambda: not self._templates.running, TEMPLATE_END_S)
@@ -317,8 +319,9 @@ class Workers:
         directory = os.path.dirname(plan.out_path)
         try:
             os.makedirs(directory, exist_ok=True)
+            os.makedirs(directory := plan.profile_dir or directory, exist_ok=True)
         except OSError as error:
-            text = f"its log directory {directory} cannot be used ({error.strerror}): choose another"
+            text = f"its directory {directory} cannot be used ({error.strerror}): choose another"
             raise WorkerStartError(f"{where}: {text}") from None
         if spec.forward_logs:
             name, out_path, err_path = f"{spec.group}:{spec.rank}", plan.out_path, plan.err_path
@@ -337,7 +340,7 @@ class Workers:
         paths["trace_path"] = self.traces.path_for(worker.spec)
         place = msgspec.structs.replace(self._site.place, **paths, lease_until=until, lease_s=lease_s)
         try:
-            worker.template.send(template_protocol.Fork(worker.spec, place, worker.plan.env))
+            worker.template.send(worker.order(place, self._site.rules))
         except OSError as error:
             self._end(worker, ExitReport("start_failed", reason=f"its environment cannot be passed on: {error}"))
 
@@ -387,9 +390,8 @@ class Workers:
             return  # since the retry was scheduled: its end ends the worker, whose pid may be another process's
         worker = self._workers.get(packet.id)
         if worker is not None:
-            worker.pid = packet.pid
             try:
-                worker.pidfd = procfs.pidfd_of(packet.pid)  # the template does not reap it before we have this
+                pidfd = procfs.pidfd_of(packet.pid)  # the template does not reap it before we have this
             except ProcessLookupError:  # the template has ended: its end ends the worker too
                 return
             except OSError as error:  # no descriptor is left: as if the template said it later
@@ -397,7 +399,8 @@ class Workers:
                     log.warning("cannot watch worker %s yet: %s", packet.id, explain(error))
                 self._loop.call_later(AGAIN_S, self._on_forked, template, packet, True)
                 return
-            self._loop.add_reader(worker.pidfd, self._on_worker_end, worker)
+            worker.watch(self._loop, packet.pid, pidfd)
+            self._loop.add_reader(pidfd, self._on_worker_end, worker)
             if worker.stopping and not worker.has_robots:
                 worker.signal(signal.SIGTERM)
             worker.kill_if_due(self._loop)
@@ -439,7 +442,7 @@ class Workers:
         if worker.template.gone:
             self._sweep([worker])
         else:  # the template says within moments how it ended, unless it is stopped or stuck
-            worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S, self._sweep, [worker])
+            worker.silence_timer = self._loop.call_later(TEMPLATE_SILENT_S + worker.report_s, self._sweep, [worker])
 
     def _sweep(self, workers: list[WorkerProcess]) -> None:
         """Kill these workers and all processes that they started, because their template has ended or is silent. Then

@@ -246,6 +246,8 @@ WORKER: dict[str, Any] = {
     "Worker.pop_execution_times": lambda w: w.pop_execution_times(),
     "Worker.worker_timer": lambda w: w.worker_timer("row").__enter__(),
     "Worker.restart_count": lambda w: w.restart_count,
+    "Worker.start_profile": lambda w: w.start_profile(1),
+    "Worker.stop_profile": lambda w: w.stop_profile(),
     "Worker.torch_device_type": lambda w: type(w).torch_device_type,
     "Worker.worker_address": lambda w: w.worker_address,
     "Worker.worker_info": lambda w: w.worker_info,

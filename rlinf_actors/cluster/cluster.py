@@ -176,8 +176,7 @@ class Cluster(ClusterNames, TracedCluster):
         self._starting: asyncio.Task[None] | None = None
         self._connected = self._shared = self._closed = False
         self._ending: concurrent.futures.Future[None] | None = None
-        self._gone = ""
-        self._failed = False  # True if the script has raised an error out of a with block
+        self._gone, self._failed = "", False  # True if the script has raised an error out of a with block
         self._owner_pid = os.getpid()
         self._made_in = forks.generation()
         settings, job = asked.settings(), worker_job()
@@ -286,8 +285,9 @@ class Cluster(ClusterNames, TracedCluster):
             await asyncio.wait([self._starting])  # the start stops the daemon itself; its caller gets the error
         self._failed = self._failed or self.runtime.lost.script_failed
         self.runtime.lost.close()
-        traced = self._trace is not None  # else the end of a private cluster stops the groups
-        stopped = await self.runtime.groups.stop_owned(STOP_GRACE_S) if traced or self._daemon is None else True
+        # for traces and profiles too; else the end of a private cluster stops the groups
+        waits = self._daemon is None or self._trace is not None or (self.config and self.config.profiling)
+        stopped = await self.runtime.groups.stop_owned(STOP_GRACE_S) if waits else True
         await self._finish_trace(whole=self._connected)
         if self._daemon is None:
             if stopped:

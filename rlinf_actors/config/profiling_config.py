@@ -1,7 +1,7 @@
 """ProfileConfig and its subclasses: the ``cluster.profiling`` section, one class for each profiler.
 
 The classes check the keys and write the command that goes before the interpreter of a profiled worker. They start
-nothing: agentd runs the command, after it has found the program on its node (agentd.profilers).
+nothing: agentd runs the command, after it has found the program on its node (agentd.launch_plan).
 """
 
 from __future__ import annotations
@@ -14,13 +14,9 @@ from typing import Any, ClassVar
 from rlinf_actors.config.config_values import build
 from rlinf_actors.conversion import nearest
 from rlinf_actors.errors import ConfigError
+from rlinf_actors.model.profiler import OUTPUT, OUTPUT_DIR, OUTPUT_NAME, Profiler
 
 ALL_GROUPS = "all"
-OUTPUT = "{output}"
-"""Stands, in a command or a variable, for the path of a worker's output files without suffix. agentd replaces it."""
-OUTPUT_DIR = "{output_dir}"
-OUTPUT_NAME = "{output_name}"
-"""The directory of that path, and its last part."""
 
 
 @dataclass
@@ -80,6 +76,11 @@ class ProfileConfig:
     def environment(self) -> dict[str, str]:
         """Return variables that the profiler needs in the environment of a profiled worker."""
         return {}
+
+    def profiler(self) -> Profiler | None:
+        """Return the program under which the profiled workers are started, None if there is none."""
+        command = self.command()
+        return Profiler(command, self.environment(), self.output_dir or "") if command else None
 
     def check(self) -> bool:
         """Return True if the profiler's program is on the PATH of this process."""

@@ -193,7 +193,7 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "NodeManager": INTERNAL,
     },
     "manager.tracer": {
-        "Tracer": "tracing.tracer:Tracer",
+        "Tracer": "dropin.tracer:Tracer",
     },
     "manager.worker_manager": {
         "WorkerAddress": "model.address:WorkerAddress",

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from rlinf_actors.config.profiling_config import ProfileConfig
 from rlinf_actors.errors import ProtocolError, UsageError
 from rlinf_actors.hardware.configured import piece_of
 from rlinf_actors.hardware.registry import is_exclusive
@@ -258,3 +259,13 @@ def decode(text: str, group: str) -> GroupDetail:
         return msgspec.json.decode(text, type=GroupDetail)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise ProtocolError(f"the head's record of group {group!r} is not what launch() writes: {error}") from error
+
+
+def under_profiler(specs: Sequence[WorkerSpec], profiling: ProfileConfig | None) -> list[WorkerSpec]:
+    """Return *specs*, with the program under which those workers are started that ``cluster.profiling`` names."""
+    program = profiling.profiler() if profiling is not None else None
+    if profiling is None or program is None:
+        return list(specs)
+    return [
+        replace(spec, profiler=program) if profiling.profiles_worker(spec.group, spec.rank) else spec for spec in specs
+    ]

@@ -232,6 +232,7 @@ def _new_group(
     }
     net_devices = settings.comm_net_devices
     specs = group_spec.worker_specs(template, placements, cluster, defaults, net_devices, options.numa_bind)
+    specs = group_spec.under_profiler(specs, cluster.config.profiling if cluster.config else None)
     _check_lifetime(name, specs, cluster, options)
     _warn_of_robots(cls, specs)
     hardware = group_spec.hardware_of(placements, cluster)

@@ -156,7 +156,7 @@ class ChildStart:
     fork: packets.Fork
     control: int  # descriptor of the worker's end of the control socket
     entry: str  # module:function that runs the worker
-    template: int  # pid of the template
+    template: int  # pid of the template; 0 under a profiler, which is the parent then
     cgroup: Cgroup
     forked: bool = False  # False: in a new interpreter
     slot: tuple[int, int] = (0, 0)  # address and size in bytes of the worker mark in the environment block
@@ -192,7 +192,9 @@ def prepare(start: ChildStart) -> None:
     procfs.brand(spec.id)
     if start.forked:
         os.setsid()
-    if not spec.claims:  # a robot worker makes its robots safe first: it notices the end of its control socket
+    if (
+        start.template and not spec.claims
+    ):  # a robot worker makes its robots safe first: it notices the end of its control socket
         procfs.die_with_parent(signal.SIGKILL, start.template)
     _restore_signals()
     procfs.write_mark(*start.slot, spec.id)

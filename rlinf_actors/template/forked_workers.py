@@ -25,6 +25,7 @@ from rlinf_actors.cgroups.worker_cgroup import Cgroup
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.net.unix_sockets import PacketQueue
 from rlinf_actors.template.log_pump import LogPump
+from rlinf_actors.template.wrapped_start import WrappedStart, exit_report
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.values import ExitReport
 from rlinf_actors.worker.lease_guard import Lease
@@ -53,6 +54,8 @@ class ForkedWorker:
         self.cgroup = cgroup
         self.id = fork.spec.id
         self.pid = 0
+        self.inner = 0  # pid of the worker itself, if `pid` is its profiler
+        self.start: WrappedStart | None = None  # of a worker under a profiler
         self.up: packets.WorkerUp | None = None
         self.failure = ""
         self.status: os.waitid_result | None = None
@@ -76,7 +79,7 @@ class ForkedWorker:
             stack.callback(self.child.close)
             self.control.setblocking(False)
             cgroup.make(limits)
-            self._opened = stack.pop_all()
+            self.opened = stack.pop_all()
         self.read = (self.out.began, self.err.began)  # positions up to which agentd has read the files
         self.asked: packets.LockDevices | None = None
         self.asked_at = 0.0
@@ -133,10 +136,11 @@ class ForkedWorker:
         self.pid = pid
         self.out.close_writer()
         self.err.close_writer()
-        self.child.close()
+        if not self.fork.wrapper:  # else WrappedStart does
+            self.child.close()
 
     def close(self) -> None:
-        self._opened.close()
+        self.opened.close()
 
     def locks(self, packet: packets.LockDevices | packets.UnlockDevices) -> None:
         """Remember, for an agentd that adopts the template, that the worker has asked for its accelerators."""
@@ -149,7 +153,7 @@ class ForkedWorker:
         """Return the worker's state for an agentd that adopts the template. *exit* is None while the worker runs."""
         return packets.SurvivingWorker(
             self.id,
-            self.pid,
+            self.inner or self.pid,
             self.up,
             exit,
             self.fork.place.out_path,
@@ -158,31 +162,6 @@ class ForkedWorker:
             self.asked.request if self.asked is not None else 0,
             self.granted,
             self.asked_at,
-        )
-
-    def report(self, oom: str, left: bool) -> ExitReport:
-        """Return the report of how the worker ended, for agentd.
-
-        *oom* says whether the process was killed for lack of memory ("yes", "suspected" or "no"). *left* is True if a
-        process that the worker started could not be killed.
-        """
-        assert self.status is not None
-        code = self.status.si_status
-        exited = self.status.si_code == os.CLD_EXITED
-        reasons = [self.failure] if self.failure else []
-        if not self.up and not self.failure:
-            how = f"exit code {code}" if exited else signal.strsignal(code) or f"signal {code}"
-            reasons.append(f"it ended ({how}) before it was ready")
-        if left:
-            reasons.append("a process that it left behind could not be killed")
-        reasons += [f"output was lost: {pump.fault}" for pump in (self.out, self.err) if pump.fault]
-        return ExitReport(
-            kind=("exited" if exited else "signalled") if self.up else "start_failed",
-            exit_code=code if exited else None,
-            signal=None if exited else code,
-            oom=oom,
-            stderr_tail=self.err.tail.lines(),
-            reason="; ".join(reasons),
         )
 
 
@@ -382,6 +361,8 @@ class ForkedWorkers:
                 data = b""
             if not data:
                 self._selector.unregister(worker.control)
+                if worker.inner:  # its profiler may write the report now
+                    worker.kill_at = time.monotonic() + worker.fork.report_s
                 return
             try:
                 packet = packets.decode_to_agent(data)
@@ -428,6 +409,9 @@ class ForkedWorkers:
     def _kill(self, worker: ForkedWorker) -> None:
         if worker.guard_due and not worker.kill_at:
             worker.failure = worker.failure or "the lease of its robots was lost, and its guard could not run"
+        if worker.inner:
+            grace = f"{worker.fork.report_s:g} s after the worker"
+            worker.note(f"{worker.fork.wrapper[0]} had not ended {grace}, and was killed; its report may be missing")
         worker.lease_lost, worker.guard_due, worker.kill_at = True, 0.0, 0.0  # once
         procfs.kill_group(worker.pid)
 
@@ -476,6 +460,8 @@ class ForkedWorkers:
             self._on_control(worker)
         if worker.control in self._selector.get_map():
             self._selector.unregister(worker.control)  # a process of the worker may still have the other end
+        if worker.start is not None:
+            worker.start.close()
         now = procfs.oom_kills()
         killed = worker.status.si_code != os.CLD_EXITED and worker.status.si_status == signal.SIGKILL
         oom = now.blame(self._oom) if killed else "no"
@@ -483,7 +469,7 @@ class ForkedWorkers:
             oom = "yes" if kills else "no"
         self._oom = now
         worker.told = True
-        end = worker.kept(worker.report(oom, left))
+        end = worker.kept(exit_report(worker, oom, left))
         worker.close()
         worker.cgroup.remove()
         self._reap(worker)

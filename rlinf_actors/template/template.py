@@ -64,6 +64,7 @@ from rlinf_actors.template import child_setup
 from rlinf_actors.template.agent_link import AgentLink
 from rlinf_actors.template.bootstrap import fail
 from rlinf_actors.template.forked_workers import ForkedWorker, ForkedWorkers
+from rlinf_actors.template.wrapped_start import WrappedStart, connect
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.values import ExitReport
 
@@ -144,6 +145,7 @@ class TemplateConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     keep: str = ""  # path of the unix socket at which a later agentd adopts the workers; "": they end with agentd
     keep_s: float = 0.0  # seconds that a later agentd has to adopt them
     slot: int = 0  # bytes that the environment reserves for the worker mark
+    start: str = ""  # in a worker under a profiler: path of the template's socket (template.wrapped_start)
     packet: int = -1  # descriptor of a file with one Fork packet: become that worker instead of a template
     cgroups: Roots = Roots()  # parents of the workers' cgroups
     cgroup: Cgroup = Cgroup()  # with packet: the cgroup of that worker
@@ -164,12 +166,13 @@ def main(fd: int, node: str, config_json: str) -> None:
     fault_injection.load(Settings.load().faults)
     if gone := hold_own(os.environ, sys.prefix):
         text = f"interpreter {sys.executable} on node {node} cannot run: {gone}"
-        if config.packet >= 0:
+        if config.packet >= 0 or config.start:
             sys.exit(text)  # stderr is part of the worker's exit report
         fail(fd, text)
-    if config.packet >= 0:
+    if config.packet >= 0 or config.start:
+        fd, packet = connect(config.start) if config.start else (fd, config.packet)
         os.set_inheritable(fd, False)
-        with open(config.packet, "rb") as file:
+        with open(packet, "rb") as file:
             fork = msgspec.msgpack.decode(file.read(), type=packets.Fork)
         child_setup.run(child_setup.ChildStart(fork, fd, config.entry, config.agent, config.cgroup))
         return
@@ -338,10 +341,10 @@ class Template:
             return
         if unlimited := roots.missing(spec.memory_limit, spec.pids_limit):
             worker.note(f"{spec.group}:{spec.rank} runs without a limit that was asked for: {unlimited}")
-        if why:
+        if why and not fork.wrapper:
             worker.note(f"{spec.group}:{spec.rank} is started afresh instead of forked: {why}")
         try:
-            pid = self._spawn(worker) if why or spec.start_method == "spawn" else self._fork(worker)
+            pid = self._spawn(worker) if why or fork.wrapper or spec.start_method == "spawn" else self._fork(worker)
         except OSError as error:
             worker.close()
             worker.cgroup.remove()
@@ -402,20 +405,27 @@ class Template:
         with open(os.memfd_create("fork"), "w+b") as packet:
             packet.write(packets.encode(worker.fork))
             packet.seek(0)
-            fds = (worker.child.fileno(), packet.fileno())
+            control, fds = str(worker.child.fileno()), [worker.child.fileno(), packet.fileno()]
             config = TemplateConfig(os.getpid(), entry=self._config.entry, packet=packet.fileno(), cgroup=worker.cgroup)
-            argv = [*sys.orig_argv[: sys.orig_argv.index("-c") + 2], sys.argv[1], str(fds[0]), self._node]
+            if wrapper := worker.fork.wrapper:
+                worker.start = WrappedStart(self._selector, worker, self._started_under_profiler)
+                config, fds = TemplateConfig(entry=config.entry, start=worker.start.path, cgroup=worker.cgroup), []
+            argv = [*sys.orig_argv[: sys.orig_argv.index("-c") + 2], sys.argv[1], control, self._node]
             process = subprocess.Popen(
-                [sys.executable, *argv[1:], msgspec.json.encode(config).decode()],
+                [*wrapper, sys.executable, *argv[1:], msgspec.json.encode(config).decode()],
                 stdin=subprocess.DEVNULL,
                 stdout=worker.out.writer,
                 stderr=worker.err.writer,
                 env=worker.fork.env,
                 pass_fds=fds,
                 start_new_session=True,
+                preexec_fn=worker.cgroup.enter if wrapper else None,  # a worker enters it by itself
             )
         process.returncode = 0  # ForkedWorkers reaps it
         return process.pid
+
+    def _started_under_profiler(self, worker: ForkedWorker) -> None:
+        self._link.send(packets.Forked(worker.id, worker.inner))
 
 
 def cannot_fork() -> str:

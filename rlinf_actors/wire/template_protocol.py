@@ -67,11 +67,16 @@ class Fork(ControlMessage, frozen=True):
     """Order to a template: start one worker.
 
     `env` is the worker's whole environment; the worker inherits no variable of the template.
+
+    `wrapper` is the command of a profiler that starts the worker, empty without one. After the worker's end, the
+    profiler has `report_s` seconds to write its report.
     """
 
     spec: WorkerSpec
     place: WorkerPlace
     env: dict[str, str]
+    wrapper: list[str] = []
+    report_s: Number = 0.0
 
 
 class Watching(ControlMessage, frozen=True):
@@ -197,7 +202,10 @@ class TemplateFailed(ControlMessage, frozen=True):
 
 
 class Forked(ControlMessage, frozen=True):
-    """Packet of a template: it has started worker `id` as process `pid`."""
+    """Packet of a template: it has started worker `id` as process `pid`.
+
+    For a worker under a profiler the packet comes twice: with the profiler's pid, and with the worker's own.
+    """
 
     id: str
     pid: Pid

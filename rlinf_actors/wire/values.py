@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Union
 import msgspec
 from msgspec import Meta
 
+from rlinf_actors.model.profiler import Profiler
 from rlinf_actors.model.restart import RestartPolicy
 from rlinf_actors.wire.protocol import Number, Pid, Size, WorkerId
 
@@ -213,6 +214,7 @@ class WorkerSpec(Value, frozen=True):
         incarnation: number of restarts of its rank so far.
         keep_logs: True if the job's driver writes log files, so no output may be left out: a log file is not rotated
             before agentd has read the previous one, and the output of an ended worker waits for the driver.
+        profiler: the program under which the worker is started, None for none.
         trace_events: number of trace events that the worker keeps; 0 to record no trace.
         owner_must_answer: whether the head ends the group if its owner has not answered beats for the length of a robot
             lease, but an agentd still sees the owner's process: "always", "elsewhere" (only if the robot is on another
@@ -251,6 +253,7 @@ class WorkerSpec(Value, frozen=True):
     resizes: int = 0
     code: str = ""
     code_paths: list[str] = []
+    profiler: Union[Profiler, None] = None
     trace_events: Annotated[int, Meta(ge=0, le=1 << 22)] = 0
 
 

@@ -29,6 +29,7 @@ from rlinf_actors.worker.execution_times import ExecutionTimes, timed
 from rlinf_actors.worker.lease_guard import LeasePage, LeasePageWriter
 from rlinf_actors.worker.manager_proxy import ManagerProxy, is_alive
 from rlinf_actors.worker.older_names import OlderNames
+from rlinf_actors.worker.profiling import Profiled
 from rlinf_actors.worker.worker_messaging import Channels
 from rlinf_actors.worker.worker_routing import Routing
 
@@ -42,7 +43,7 @@ P = ParamSpec("P")
 W = TypeVar("W")
 
 
-class Worker(Routing, Channels, OlderNames):
+class Worker(Routing, Channels, OlderNames, Profiled):
     """Base of all worker classes. Each process of a group has one instance.
 
     A class without ``async def`` runs its calls one at a time on the main thread of its process. A class with any

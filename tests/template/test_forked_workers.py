@@ -119,7 +119,8 @@ from rlinf_actors.template.forked_workers import ForkedWorkers
 from rlinf_actors.template.forked_workers import ForkedWorker
 
 place = SimpleNamespace(out_path="/dev/null", err_path="/dev/null", lease_until=0.0, lease_s=0.0)
-fork = SimpleNamespace(spec=SimpleNamespace(id="w", claims=["arm"], forward_logs=False, keep_logs=False), place=place)
+spec = SimpleNamespace(id="w", claims=["arm"], forward_logs=False, keep_logs=False)
+fork = SimpleNamespace(spec=spec, place=place, wrapper=[])
 worker = ForkedWorker(fork, Cgroup(), {})
 process = subprocess.Popen(["true"], start_new_session=True)
 process.returncode = 0  # ForkedWorkers reaps it
