@@ -1,6 +1,7 @@
 """Tracer as programs written for RLinf use it: the public Tracer, and RLinf's writer of lines.
 
-RLinf's Tracer sends each event to one process, by a proxy that `_get` returns; code that replaces `_get` gets the events.
+RLinf's Tracer sends each event to one process, by a proxy that `_get` returns. Code that replaces `_get` gets the
+events.
 """
 
 from __future__ import annotations
