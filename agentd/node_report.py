@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Union
 
@@ -33,6 +34,8 @@ from rlinf_actors.net.socket_security import is_loopback
 from rlinf_actors.settings import COMM_NET_DEVICES
 from rlinf_actors.wire.values import HardwareAnswer, HardwareQuestion, NodeReport, ResourceReport
 
+_PROFILERS = {"nsight": "nsys", "rocprof_sys": "rocprof-sys-python"}
+"""The program of each back-end of `cluster.profiling` that needs one."""
 _OUTSIDE = "192.0.2.1"
 """A documentation address (RFC 5737), to which no machine listens: its route is the default route."""
 
@@ -131,9 +134,15 @@ def report(
         labels={**given.labels, **config.labels},
         interfaces=probe.interfaces if given.interfaces is None else given.interfaces,
         faults=probe.faults,
-        profilers=given.profilers,
+        profilers=given.profilers or profiler_backends(config.profilers),
         interface=interface_of(given.ip or ip),
     )
+
+
+def profiler_backends(allowed: Sequence[str]) -> list[str]:
+    """Return the back-ends of ``cluster.profiling`` whose programs are among those *allowed*, and are on this node."""
+    there = {os.path.basename(program) for program in allowed if shutil.which(program) is not None}
+    return [backend for backend, program in _PROFILERS.items() if program in there]
 
 
 def summary(report: NodeReport) -> str:

@@ -129,7 +129,7 @@ class NodeReport(Value, frozen=True):
         labels: labels of the node from agentd's configuration.
         interfaces: the first IPv4 address of each network interface, by the interface's name.
         faults: a sentence for people about each thing that agentd's hardware probe could not read.
-        profilers: profilers that a described (simulated) node has; empty for a real node.
+        profilers: back-ends of `cluster.profiling` whose programs the node allows and has.
         port: unused, always 0.
         interface: name of the network interface that has the address `ip`.
     """
