@@ -437,6 +437,8 @@ async def learn_nodes(
         ClusterTimeoutError: nodes are missing; the message names them.
         ConfigError: a node cannot have the configured hardware.
     """
+    for sentence in config.scheduling.done_anyway() if config is not None and job is None else ():
+        log.info("%s", sentence)
     shown = Tasks()
     if sys.stderr is not None and sys.stderr.isatty():
         shown.start(_show_ready_nodes(runtime, wanted or 1), "showing which nodes are ready", expected=RlinfActorsError)

@@ -20,3 +20,12 @@ class AutoSchedulerConfig:
     use_pre_process_policy: bool = False
     use_wait_before_last_iter_policy: bool = False
     recreate_nccl_groups: bool = False
+
+    def done_anyway(self) -> list[str]:
+        """Return a sentence for each key whose effect this runtime has without it."""
+        if not self.recreate_nccl_groups:
+            return []
+        return [
+            "cluster.recreate_nccl_groups: process groups that carry messages are made again by themselves when ranks "
+            "change; the key is for the groups that the job makes itself"
+        ]

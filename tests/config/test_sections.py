@@ -76,3 +76,9 @@ def test_fault_in_a_section_names_key_and_remedy(keys: dict[str, Any], path: str
         config(**keys)
     assert raised.value.path == path
     assert text in str(raised.value)
+
+
+def test_what_the_runtime_does_anyway_is_said() -> None:
+    assert config(auto_scheduler=True).scheduling.done_anyway() == []
+    (sentence,) = config(recreate_nccl_groups=True).scheduling.done_anyway()
+    assert sentence.startswith("cluster.recreate_nccl_groups: ")
