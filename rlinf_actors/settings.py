@@ -127,6 +127,8 @@ class Settings:
             (``RLINF_ACTORS_LOST_ERRORS=end``, which is the default while rlinf_actors.dropin serves rlinf.scheduler).
         shares_robots: True if groups of this job may use a robot at the same time, which they may while
             rlinf_actors.dropin serves rlinf.scheduler.
+        channel_wait_s: seconds that a worker which connects to a channel waits until the channel is made: 60 while
+            rlinf_actors.dropin serves rlinf.scheduler, else 0.
         robot_owner_must_answer: whether a group with robots ends when its owner's process is suspended: True always,
             False never, None only if its robots are on another host than the owner.
         channel_bytes: most bytes in a channel, beyond which puts wait; 0 for no limit.
@@ -165,6 +167,7 @@ class Settings:
     fail_on_lost_errors: bool = True
     end_on_lost_errors: bool = False
     shares_robots: bool = False
+    channel_wait_s: float = 0.0
     robot_owner_must_answer: bool | None = None
     config_file: str | None = None
     client_config: str | None = None
@@ -216,6 +219,7 @@ class Settings:
             fail_on_lost_errors=lost_errors != "log",
             end_on_lost_errors=lost_errors == "end",
             shares_robots=env.get(DROPIN) == "1",
+            channel_wait_s=60.0 if env.get(DROPIN) == "1" else 0.0,
             robot_owner_must_answer={"1": True, "0": False}.get(typed(ROBOT_OWNER_MUST_ANSWER, _YesOrNo)),
             config_file=env.get(CONFIG_FILE) or None,
             client_config=env.get(CLIENT_CONFIG) or None,

@@ -118,12 +118,16 @@ def host_arguments(maxsize: int, max_deliveries: int = MAX_DELIVERIES) -> tuple[
 async def find(here: JobMember, name: str) -> tuple[RemoteChannel, int]:
     """Return the RemoteChannel and the maxsize of the existing channel *name*. I/O thread only.
 
+    A program of RLinf may connect a worker to a channel that another worker is about to make. So in a worker of such a
+    program the head waits for the channel.
+
     Raises:
         GroupNotFoundError: no channel has that name.
     """
     runtime = here.runtime if here.job is None else await here.job.connected()
+    wait_s = 0.0 if here.job is None else Settings.load().channel_wait_s
     try:
-        group = await runtime.groups.find(runtime.namespace, CHANNEL_GROUPS + name)
+        group = await runtime.groups.find(runtime.namespace, CHANNEL_GROUPS + name, wait_s=wait_s)
     except GroupNotFoundError:
         raise GroupNotFoundError(
             f"there is no channel {name!r} in namespace {runtime.namespace!r}: create it first, by "

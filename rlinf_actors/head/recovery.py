@@ -27,12 +27,13 @@ from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRec
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.security.members import LOCAL
-from rlinf_actors.wire import agent_messages, client_messages
+from rlinf_actors.wire import agent_messages, client_messages, resize_messages
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerSpec, WorkerState
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
+RESIZES = (resize_messages.AddRanks, resize_messages.ResizeGroup)
 NO_NODE_HAS_IT = "no node had it when the head was restarted: it ended meanwhile, or its node is lost"
 
 
@@ -429,7 +430,7 @@ class EarlyMessages:
             return group is None or not group.whole
         if isinstance(body, client_messages.GetNodes):
             return not body.num_nodes
-        return isinstance(body, (client_messages.Launch, client_messages.Handles))
+        return isinstance(body, (client_messages.Launch, client_messages.Handles, *RESIZES))
 
 
 def _is_no_news(event: commands.Event) -> bool:

@@ -145,6 +145,16 @@ def test_a_restarted_head_learns_the_number_from_the_newest_resize():
     assert kit.sent(StopWorkers, "a:n1")[0].ids == ["g-1"]
 
 
+def test_a_restarted_head_answers_when_it_knows_the_workers():
+    kit = cluster()
+    kit.restart()
+    kit.ask("a:n0", agent_hello("n0", ip="10.0.0.1", is_head=True, workers=resized(2, 0)[:1]))
+    returns(kit)
+    assert resize(kit, 1, stop=False) is None
+    kit.ask("a:n1", agent_hello("n1", ip="10.0.0.2", workers=resized(2, 0)[1:]))
+    assert ("d1", Done()) in kit.answers()
+
+
 def test_a_restarted_head_goes_on_with_an_addition():
     kit = cluster()
     kit.restart()

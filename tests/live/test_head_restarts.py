@@ -20,10 +20,11 @@ import head_workers as hw
 import live_workers as lw
 import pace
 import pytest
+import resize_workers as rw
 from child_workers import Parent
 from nightly import Figures
 
-from rlinf_actors import Channel, Cluster, NodeLostError, NodePlacementStrategy
+from rlinf_actors import Channel, Cluster, NodeLostError, NodePlacementStrategy, WorkerGroup
 from rlinf_actors.cluster.local_daemon import start_agentd
 from rlinf_actors.net.host import HeldPorts
 
@@ -322,3 +323,22 @@ def test_head_without_its_state_ends_the_cluster_and_logs_it():
         _, said = process.communicate(timeout=pace.PATIENCE_S)
     assert process.returncode == 0
     assert "SIGTERM: the cluster ends, because no other head can continue without a state directory" in said
+
+
+def test_a_group_grows_and_shrinks_across_head_restarts(site):
+    with Cluster(num_nodes=1, head=site.address, namespace="elastic") as cluster:
+        here = NodePlacementStrategy([0])
+        group = rw.Elastic.create_group().launch(cluster, here, name="e")
+        assert group.add_ranks(here) == [1]
+        site.restart_head()
+        assert group.sizes().wait(pace.PATIENCE_S) == [(0, 2, "2"), (1, 2, "2")]
+        assert group.add_ranks(here) == [2]
+        site.restart_head()
+        group.remove_ranks(1, 2)
+        site.restart_head()
+        assert WorkerGroup.from_group_name(rw.Elastic, "e").world_size == 1
+        adding = group.add_ranks(NodePlacementStrategy([0, 0]), async_op=True)
+        site.restart_head()  # at some point of the addition
+        assert adding.wait(pace.PATIENCE_S) == [1, 2]
+        assert len(group.sizes().wait(pace.PATIENCE_S)) == 3
+        group.shutdown()

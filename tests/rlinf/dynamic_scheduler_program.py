@@ -103,15 +103,15 @@ def main() -> None:
         rollout_dp_size=ROLLOUTS, rollout_world_size=4, actor_dp_size=1, actor_world_size=1,
     )  # fmt: skip
     here = NodePlacementStrategy([0])
-    scheduler = SchedulerWorker.create_group(OmegaConf.create(CONF), placement).launch(
-        cluster, name="DynamicScheduler", placement_strategy=here
-    )
-    scheduler.get_name().wait()  # its channels are there
     rollouts = Rollout.create_group().launch(
         cluster, name="rollouts", placement_strategy=NodePlacementStrategy([0] * 4)
     )
     actor = Actor.create_group().launch(cluster, name="actor", placement_strategy=here)
-    works = scheduler.schedule(), rollouts.run(), actor.run()
+    ran = rollouts.run(), actor.run()  # they connect to channels that the scheduler makes later, as in RLinf
+    scheduler = SchedulerWorker.create_group(OmegaConf.create(CONF), placement).launch(
+        cluster, name="DynamicScheduler", placement_strategy=here
+    )
+    works = scheduler.schedule(), *ran
     _, done, told = [work.wait() for work in works]
     print(json.dumps({"rollouts": done, "actor": told[0]}))
 
