@@ -67,3 +67,15 @@ class Elastic(Worker):
 
     def take(self, group: str, channel: Channel[Any], batch_size: int) -> Any:
         return self.recv_from(group, channel, batch_size=batch_size)
+
+
+class Stuck(Worker):
+    """Says that it is being constructed; rank 1 does that for ever."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        name = Path(place, f"pid-{self._rank}")
+        name.with_suffix(".new").write_text(str(os.getpid()))
+        name.with_suffix(".new").rename(name)
+        while self._rank:
+            time.sleep(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -159,3 +161,26 @@ async def test_in_an_event_loop_nothing_blocks(cluster):
     await group.remove_ranks(1)
     assert await group.sizes() == [(0, 1, "1")]
     await group.shutdown()
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, {tests!r})
+from resize_workers import Stuck
+from rlinf_actors import Cluster, NodePlacementStrategy
+with Cluster(num_nodes=1) as cluster:
+    here = NodePlacementStrategy([0])
+    group = Stuck.create_group({place!r}).launch(cluster, here)
+    group.add_ranks(here)
+"""
+
+
+def test_a_driver_that_dies_while_it_adds_ranks_leaves_nothing(tmp_path):
+    path = lw.script(tmp_path, DRIVER.format(tests=str(lw.ROOT / "tests/live"), place=str(tmp_path)))
+    with subprocess.Popen([sys.executable, path], env=lw.SCRIPT_ENV, stderr=subprocess.DEVNULL) as driver:
+        pids = []
+        for rank in range(2):
+            until(lambda rank=rank: (tmp_path / f"pid-{rank}").exists(), 60)
+            pids.append(int((tmp_path / f"pid-{rank}").read_text()))
+        driver.kill()
+    until(lambda: not any(map(lw.running, pids)))
