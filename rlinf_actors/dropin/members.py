@@ -22,7 +22,7 @@ MEMBERS: Mapping[str, Mapping[str, Absent]] = {
         _logging_level _master_address _master_port _node_group _port_lock _register_signal_handlers
         _setup_accelerator_info _setup_comm_envs _setup_hardware _setup_local_rank_world_size _setup_logging
         _setup_managers _setup_master_address_and_port _setup_worker_info _stacklevel _thread
-        _trace_category _worker_info global_accelerator_ids start_profile stop_profile
+        _trace_category _worker_info global_accelerator_ids
         """
     ),
     "WorkerGroup": _internal(

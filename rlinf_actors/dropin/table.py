@@ -34,7 +34,6 @@ class Absent:
 INTERNAL = Absent(
     "it is a part of how RLinf's scheduler works on Ray, and rlinf_actors works without it", importable=True
 )
-NOT_YET = Absent("rlinf-actors has no counterpart yet")
 
 CHECKOUT = ("dynamic_scheduler",)
 """Packages that are loaded from RLinf's checkout as they are: they use only public names of the scheduler."""
@@ -63,19 +62,19 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
     "cluster.node": {
         "NodeInfo": "model.node:NodeInfo",
         "NodeGroupInfo": "model.node:NodeGroupInfo",
-        "NodeProbe": NOT_YET,
+        "NodeProbe": INTERNAL,
     },
     "cluster.utils": {
-        "TensorFieldValue": NOT_YET,
-        "DataclassTensorFieldsMetadata": NOT_YET,
-        "without_http_proxies": NOT_YET,
-        "load_user_extension_module": NOT_YET,
-        "DistributedRayLogCollector": NOT_YET,
-        "DataclassProtocol": NOT_YET,
-        "parse_rank_config": NOT_YET,
-        "dataclass_arg_check": NOT_YET,
-        "extract_dataclass_tensor_fields": NOT_YET,
-        "unflatten_dataclass_tensor_fields": NOT_YET,
+        "TensorFieldValue": INTERNAL,
+        "DataclassTensorFieldsMetadata": INTERNAL,
+        "without_http_proxies": INTERNAL,
+        "load_user_extension_module": "dropin.extension_module:load_user_extension_module",
+        "DistributedRayLogCollector": INTERNAL,
+        "DataclassProtocol": INTERNAL,
+        "parse_rank_config": INTERNAL,
+        "dataclass_arg_check": INTERNAL,
+        "extract_dataclass_tensor_fields": INTERNAL,
+        "unflatten_dataclass_tensor_fields": INTERNAL,
     },
     "collective.async_work": {
         "AsyncWork": "runtime.future:AsyncWork",
@@ -135,7 +134,7 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "NvidiaGPUManager": "dropin.nvidia_gpu:NvidiaGPUManager",
     },
     "hardware.hardware": {
-        "HardwareType": NOT_YET,
+        "HardwareType": INTERNAL,
         "HardwareConfig": "model.hardware:HardwareConfig",
         "NodeHardwareConfig": "hardware.registry:NodeHardwareConfig",
         "HardwareInfo": "model.hardware:HardwareInfo",
@@ -211,7 +210,7 @@ MODULES: Mapping[str, Mapping[str, str | Absent]] = {
         "PackedPlacementStrategy": "placement.strategies:PackedPlacementStrategy",
     },
     "placement.placement": {
-        "MultiNodeGroupResolver": NOT_YET,
+        "MultiNodeGroupResolver": INTERNAL,
         "Placement": "model.placement:Placement",
         "PlacementStrategy": "placement.strategies:PlacementStrategy",
         "ComponentPlacement": "placement.component:ComponentPlacement",

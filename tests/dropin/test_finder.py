@@ -272,3 +272,19 @@ def test_the_first_entry_of_pythonpath_stays_the_first(checkout):
     first, site = said.strip().split(os.pathsep)
     assert first == "/theirs"
     assert site.endswith("dropin/site")
+
+
+def test_the_module_of_rlinf_ext_module_is_registered(checkout):
+    (checkout / "extension.py").write_text("calls = []\ndef register(): calls.append(1)\n")
+    check(
+        checkout,
+        """
+        import os
+        from rlinf.scheduler.cluster import load_user_extension_module
+        load_user_extension_module()
+        os.environ["RLINF_EXT_MODULE"] = "extension"
+        load_user_extension_module()
+        import extension
+        assert extension.calls == [1]
+        """,
+    )
