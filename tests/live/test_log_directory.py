@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -73,6 +74,7 @@ def test_terminal_that_is_not_read_and_a_stopped_driver_lose_nothing(rlinf_leak_
             more = driver.stderr.read1()
             assert more, seen.decode()
             seen += more
+        os.waitid(os.P_PID, driver.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # else it may stop after the SIGCONT
         driver.send_signal(signal.SIGCONT)
         rest = driver.stderr.read()
         driver.stdout.close()
