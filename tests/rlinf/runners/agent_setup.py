@@ -1,5 +1,6 @@
 """Configuration, data and groups of the agent programs."""
 
+import os
 import tempfile
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ class Sums(Dataset[Sum]):
 
 def configuration(*changes: str) -> DictConfig:
     """Return the configuration with `changes` such as "runner.max_epochs=3"."""
-    directory = tempfile.mkdtemp(prefix="rlinf-runner-")
+    directory = tempfile.mkdtemp(prefix="rlinf-runner-", dir=os.getcwd())
     paths = OmegaConf.create({"runner": {"output_dir": directory, "logger": {"log_path": directory}}})
     merged = OmegaConf.merge(OmegaConf.create(CONFIG), paths, OmegaConf.from_dotlist(list(changes)))
     assert isinstance(merged, DictConfig)

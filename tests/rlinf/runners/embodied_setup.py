@@ -1,5 +1,6 @@
 """Configuration and groups of the embodied programs."""
 
+import os
 import tempfile
 from typing import Any
 
@@ -36,7 +37,8 @@ weight_syncer:
 
 def configuration(*changes: str) -> DictConfig:
     """Return the configuration with `changes` such as "runner.max_epochs=3"."""
-    log = OmegaConf.create({"runner": {"logger": {"log_path": tempfile.mkdtemp(prefix="rlinf-runner-")}}})
+    directory = tempfile.mkdtemp(prefix="rlinf-runner-", dir=os.getcwd())
+    log = OmegaConf.create({"runner": {"logger": {"log_path": directory}}})
     merged = OmegaConf.merge(OmegaConf.create(CONFIG), log, OmegaConf.from_dotlist(list(changes)))
     assert isinstance(merged, DictConfig)
     return merged
