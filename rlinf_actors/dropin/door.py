@@ -30,7 +30,10 @@ def install() -> None:
         )
     if _finders[0] not in sys.meta_path:
         sys.meta_path[:0] = _finders
-    os.environ.update(environment(os.environ.get("PYTHONPATH", "")))
+    wanted = environment(os.environ.get("PYTHONPATH", ""))
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:  # a worker has these already, and threads may be reading its environment
+            os.environ[name] = value
 
 
 def install_if_asked() -> None:

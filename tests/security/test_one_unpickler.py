@@ -46,6 +46,8 @@ ALLOWED = {
     # only the name: in messages, and in the list of imports before a fork
     ("rlinf_actors/cli/doctor_checks.py", "cloudpickle"), ("rlinf_actors/cli/doctor.py", "cloudpickle"),
     ("rlinf_actors/template/bootstrap.py", "cloudpickle"), ("rlinf_actors/template/template.py", "cloudpickle"),
+    # runs the user's program, a file of this machine, as `python` does
+    ("rlinf_actors/dropin/__main__.py", "compile"), ("rlinf_actors/dropin/__main__.py", "exec"),
     # our classes that user data may contain
     ("rlinf_actors/model/address.py", "__reduce__"), ("rlinf_actors/model/hardware.py", "__reduce_ex__"),
     ("rlinf_actors/channel/channel.py", "__reduce__"), ("rlinf_actors/wire/failure.py", "__reduce__"),

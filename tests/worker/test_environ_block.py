@@ -137,6 +137,7 @@ def test_worker_has_reserved_the_late_variables():
 
 WAYS = {"update", "pop", "setdefault", "clear", "popitem"}
 CHANGERS = {
+    "rlinf_actors/dropin/door.py",  # of a driver, a template or a worker that starts; it changes nothing twice
     "rlinf_actors/environ_block.py",
     "rlinf_actors/template/child_setup.py",  # before the worker's first thread
     "rlinf_actors/testing/leaks.py",  # of a user's test
