@@ -138,23 +138,27 @@ def plan(spec: WorkerSpec, node_env: Mapping[str, str], rules: Rules) -> LaunchP
     key = template_key(interpreter, env, spec.preload)
     if spec.profiler is None:
         return LaunchPlan(key, env, out_path, err_path)
+    output = profile_path(spec, os.path.dirname(out_path))
     try:
         program = find_profiler(spec, rules)
+        env = {**process_environment(env, spec.profiler.env_for(output), "override"), WORKER_MARK: spec.id}
     except ValueError as error:
         raise _refusal(spec, rules, str(error)) from None
-    output = profile_path(spec, os.path.dirname(out_path))
-    env.update(spec.profiler.env_for(output))
     wrapper = tuple(spec.profiler.command_for(program, output))
+    if "\0" in "".join(wrapper) + output:
+        raise _refusal(spec, rules, f"its profiler cannot be started with {[*wrapper, output]}: it has a zero byte")
     return LaunchPlan(key, env, out_path, err_path, wrapper, os.path.dirname(output))
 
 
 def find_profiler(spec: WorkerSpec, rules: Rules) -> str:
     """Return the path of the program under which the worker of *spec* is to be started.
 
-    Raise ValueError, with advice, if this node does not allow the program, or has none of that name, or if the worker
-    has robots.
+    Raise ValueError, with advice, if no program is named, if this node does not allow the program, or has none of that
+    name, or if the worker has robots.
     """
     assert spec.profiler is not None
+    if not spec.profiler.command:
+        raise ValueError("its profiler has no program: look at cluster.profiling")
     wanted, key = spec.profiler.program(), "workers.profilers in agentd.toml"
     if spec.claims:
         raise ValueError(f"it holds robots, whose stop must not depend on {wanted}: leave it out of cluster.profiling")

@@ -69,6 +69,26 @@ def test_missing_program_and_robots_are_refused(rules: Rules, monkeypatch: pytes
     assert profiler_backends(rules.profilers) == []
 
 
+@pytest.mark.parametrize(
+    "profiler",
+    [
+        Profiler([]),
+        Profiler(["nsys", "a\0b"]),
+        Profiler(["nsys"], {"A\0": "x"}),
+        Profiler(["nsys"], {"A=": "x"}),
+        Profiler(["nsys"], directory="/tmp/a\0b"),
+    ],
+)
+def test_profiler_that_no_process_can_be_started_with_is_refused(rules: Rules, profiler: Profiler) -> None:
+    with pytest.raises(WorkerStartError, match="my group:3 cannot be started on node here"):
+        plan(replace(SPEC, profiler=profiler), {}, rules)
+
+
+def test_variables_of_a_profiler_do_not_say_whose_process_it_is(rules: Rules) -> None:
+    program = Profiler(NSYS.command, {"RLINF_ACTORS_WORKER": "another"})
+    assert plan(replace(SPEC, profiler=program), {}, rules).env["RLINF_ACTORS_WORKER"] == SPEC.id
+
+
 def test_node_reports_the_backends_that_it_has(rules: Rules) -> None:
     assert profiler_backends(rules.profilers) == ["nsight", "rocprof_sys"]
     assert profiler_backends(("nsys",)) == ["nsight"]
