@@ -10,6 +10,7 @@ import errno
 import hashlib
 import logging
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _SPARE = 64 << 20
 """Bytes of the disk that are left free."""
+_COMPILED = re.compile(r"(.+)\.(?!opt-)[^.]+(?:\.opt-\w+)?\.pyc")
+"""Name of a file that Python compiled; its group is the name of the source without suffix, which may have dots."""
 
 
 @dataclass
@@ -239,5 +242,6 @@ def _link_caches(base: str, place: str, same: Iterable[str]) -> None:
     for directory, stems in wanted.items():
         caches = os.path.join(base, directory, CACHES)
         for name in os.listdir(caches) if os.path.isdir(caches) else ():
-            if name.endswith(".pyc") and name.split(".")[0] in stems:
+            found = _COMPILED.fullmatch(name)
+            if found is not None and found[1] in stems:
                 os.link(os.path.join(caches, name), os.path.join(place, directory, CACHES, name))

@@ -75,6 +75,17 @@ class TestTransfer:
         kept, _ = send(to, snapshot(root))
         assert os.listdir(Path(kept.path, "pkg", "__pycache__")) == ["__init__.cpython-311.pyc"]
 
+    def test_compiled_code_of_another_file_with_the_same_beginning_is_not_used(self, tmp_path):
+        """All files have one time, so Python would take it for that of a changed file of the same size."""
+        root, to = write(tmp_path / "code", {"lr.py": "", "lr.v2.py": "a = 1"}), store(tmp_path / "cache")
+        kept, _ = send(to, snapshot(root))
+        names = ["lr.cpython-311.pyc", "lr.cpython-311.opt-1.pyc", "lr.v2.cpython-311.pyc"]
+        for name in names:
+            Path(kept.path, "__pycache__", name).write_text(name)
+        write(root, {"lr.v2.py": "a = 2"})
+        kept, _ = send(to, snapshot(root))
+        assert sorted(os.listdir(Path(kept.path, "__pycache__"))) == sorted(names[:2])
+
     def test_interrupted_transfer_goes_on_where_it_was(self, tmp_path):
         code, to = snapshot(write(tmp_path / "code", FILES)), store(tmp_path / "cache")
         begun = receiving(receive(to, code.tree.root))
