@@ -346,9 +346,12 @@ class Template:
         try:
             pid = self._spawn(worker) if why or fork.wrapper or spec.start_method == "spawn" else self._fork(worker)
         except OSError as error:
+            if worker.start is not None:
+                worker.start.close()
             worker.close()
             worker.cgroup.remove()
-            self._refuse(fork, f"node {self._node} cannot start another process: {explain(error)}")
+            what = fork.wrapper[0] if fork.wrapper else "another process"
+            self._refuse(fork, f"node {self._node} cannot start {what}: {explain(error)}")
             return
         if pid:
             worker.started(pid)
@@ -411,16 +414,19 @@ class Template:
                 worker.start = WrappedStart(self._selector, worker, self._started_under_profiler)
                 config, fds = TemplateConfig(entry=config.entry, start=worker.start.path, cgroup=worker.cgroup), []
             argv = [*sys.orig_argv[: sys.orig_argv.index("-c") + 2], sys.argv[1], control, self._node]
-            process = subprocess.Popen(
-                [*wrapper, sys.executable, *argv[1:], msgspec.json.encode(config).decode()],
-                stdin=subprocess.DEVNULL,
-                stdout=worker.out.writer,
-                stderr=worker.err.writer,
-                env=worker.fork.env,
-                pass_fds=fds,
-                start_new_session=True,
-                preexec_fn=worker.cgroup.enter if wrapper else None,  # a worker enters it by itself
-            )
+            try:
+                process = subprocess.Popen(
+                    [*wrapper, sys.executable, *argv[1:], msgspec.json.encode(config).decode()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=worker.out.writer,
+                    stderr=worker.err.writer,
+                    env=worker.fork.env,
+                    pass_fds=fds,
+                    start_new_session=True,
+                    preexec_fn=worker.cgroup.enter if wrapper else None,  # a worker enters it by itself
+                )
+            except subprocess.SubprocessError as error:
+                raise OSError(f"it cannot enter the cgroup {worker.cgroup}: {error}") from None
         process.returncode = 0  # ForkedWorkers reaps it
         return process.pid
 

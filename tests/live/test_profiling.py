@@ -114,6 +114,20 @@ def test_profiler_that_hangs_is_killed_after_its_grace(nsys: Path, tmp_path: Pat
         assert not list(tmp_path.glob("*.nsys-rep"))
 
 
+def test_profiler_that_cannot_be_started_costs_no_other_worker(nsys: Path, tmp_path: Path) -> None:
+    nsys.unlink()
+    nsys.write_text("neither a program nor a script")
+    nsys.chmod(0o755)
+    with cluster(nsys, tmp_path) as job:
+        other = launch(job, "other")
+        for _ in range(2):
+            group = launch(job, count=2)
+            with pytest.raises(WorkerStartError, match=r"node0 cannot start .*nsys: Exec format error"):
+                group.pids().wait()
+            group.shutdown()
+        assert other.pids().wait()
+
+
 def test_program_that_is_not_allowed_is_refused_with_file_and_key(nsys: Path, tmp_path: Path) -> None:
     with cluster(nsys, tmp_path, backend="rocprof_sys") as job:
         group = launch(job)
