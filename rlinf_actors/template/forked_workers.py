@@ -55,6 +55,7 @@ class ForkedWorker:
         self.id = fork.spec.id
         self.pid = 0
         self.inner = 0  # pid of the worker itself, if `pid` is its profiler
+        self.is_reporting = False  # the worker has ended, and its profiler, which has reaped it, goes on
         self.start: WrappedStart | None = None  # of a worker under a profiler
         self.up: packets.WorkerUp | None = None
         self.failure = ""
@@ -153,7 +154,7 @@ class ForkedWorker:
         """Return the worker's state for an agentd that adopts the template. *exit* is None while the worker runs."""
         return packets.SurvivingWorker(
             self.id,
-            self.inner or self.pid,
+            self.pid if self.is_reporting else self.inner or self.pid,
             self.up,
             exit,
             self.fork.place.out_path,
@@ -362,7 +363,7 @@ class ForkedWorkers:
             if not data:
                 self._selector.unregister(worker.control)
                 if worker.inner:  # its profiler may write the report now
-                    worker.kill_at = time.monotonic() + worker.fork.report_s
+                    worker.is_reporting, worker.kill_at = True, time.monotonic() + worker.fork.report_s
                 return
             try:
                 packet = packets.decode_to_agent(data)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import selectors
 import subprocess
 import sys
 import threading
@@ -153,6 +154,22 @@ def test_reported_worker_is_harmless_until_it_is_reaped(then, reaped):
     code = f"{TOLD}\n{then}\nassert (forked.workers == []) == {reaped}"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_next_agentd_watches_the_profiler_of_an_ended_worker_whose_pid_may_be_anothers():
+    place = WorkerPlace("", "", "", "n0", "", "", "/dev/null", "/dev/null")
+    worker = ForkedWorker(Fork(WorkerSpec("w", "g", "ns", 0, 1, 0, {}), place, {}, ["nsys"], 1.0), Cgroup(), {})
+    with selectors.DefaultSelector() as selector:
+        forked = ForkedWorkers(selector, lambda packet: None, True)
+        worker.started(10)
+        forked.add(worker)
+        assert [one.pid for one in forked.inventory()] == [10]
+        worker.inner = 11
+        assert [one.pid for one in forked.inventory()] == [11]
+        worker.child.close()
+        forked._on_control(worker)
+        assert [one.pid for one in forked.inventory()] == [10]
+    worker.close()
 
 
 @pytest.fixture
