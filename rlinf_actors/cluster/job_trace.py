@@ -12,10 +12,11 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import msgspec
 
@@ -43,6 +44,8 @@ LINES = ".jsonl"
 """Suffix of a file with one event in each line, as RLinf writes it. The Chrome trace is then beside it."""
 
 _encode = msgspec.json.Encoder().encode
+
+_Result = TypeVar("_Result")
 
 
 @dataclass
@@ -111,6 +114,8 @@ class JobTrace:
                     await self._runtime.ask(ReadTrace(state.report.node_id, question), TraceRead, ANSWER_S)
         except OSError as error:
             log.error("the trace cannot be written to %s: %s", error.filename or self.path, error.strerror)
+        except Exception:  # a fault here; the shutdown must go on
+            log.exception("the trace cannot be written to %s", self.path)
         finally:
             if recorder.active is self._recorder:
                 recorder.stop()
@@ -138,13 +143,13 @@ class JobTrace:
             with contextlib.ExitStack() as stack:
                 file = stack.enter_context(_TraceFile(path, self._chrome(path)))
                 now = time.monotonic_ns()
-                own = await asyncio.to_thread(lambda: ring.read(bytes(self._recorder.memory)))
+                own = await _aside(lambda: ring.read(bytes(self._recorder.memory)))
                 report.count("driver", own)
-                await asyncio.to_thread(file.add, timeline.process(own, "driver", until=now))
+                await _aside(lambda: file.add(timeline.process(own, "driver", until=now)))
                 async for name, trace, offset in self._others(states, report):
                     report.count(name, trace)
-                    await asyncio.to_thread(file.add, timeline.process(trace, name, offset))
-                await asyncio.to_thread(file.add, timeline.arrows())
+                    await _aside(partial(file.add, timeline.process(trace, name, offset)))
+                await _aside(lambda: file.add(timeline.arrows()))
                 file.finish(msgspec.to_builtins(report))
             return report
 
@@ -165,7 +170,7 @@ class JobTrace:
                 for file in listing.names:
                     data = await self._fetch(state, file)
                     try:
-                        trace = await asyncio.to_thread(ring.read, data)
+                        trace = await _aside(partial(ring.read, data))
                     except ValueError as fault:
                         report.missing.append(f"{file} on node {node} {fault}")
                         continue
@@ -203,6 +208,15 @@ class JobTrace:
         session = self._runtime.head
         ours, own_error = offset_at(session.clock.samples() if session is not None else [], time.monotonic())
         return theirs - ours, error + own_error
+
+
+async def _aside(function: Callable[[], _Result]) -> _Result:
+    """Run *function* on another thread; here if the interpreter ends, because it then starts no more threads."""
+    try:
+        running = asyncio.get_running_loop().run_in_executor(None, function)
+    except RuntimeError:
+        return function()
+    return await running
 
 
 class TracedCluster:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,18 @@ def test_trace_has_calls_messages_items_and_a_killed_worker(tmp_path: Path) -> N
     assert killed["args"] == {"unfinished": True}
     assert whole["otherData"]["missing"] == []
     assert [json.loads(line) for line in path.read_text().splitlines()] == whole["traceEvents"]
+
+
+def test_script_that_ends_without_shutdown_writes_its_trace(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from rlinf_actors import Cluster, Tracer\n"
+        "cluster = Cluster(cluster_cfg={'num_nodes': 1, 'tracer': {'enable': True, 'output_file': 'trace.json'}})\n"
+        "with Tracer.trace_span('step'): pass\n"
+    )
+    ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
+    assert spans(load(tmp_path / "trace.json"))["driver", "step"] == 1
 
 
 def test_job_that_is_not_traced_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
