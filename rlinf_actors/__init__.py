@@ -93,14 +93,14 @@ if TYPE_CHECKING:
     from rlinf_actors.routing.batches import infer_batch_size as infer_batch_size
     from rlinf_actors.routing.batches import merge_batches as merge_batches
     from rlinf_actors.routing.batches import split_batch as split_batch
-    from rlinf_actors.routing.plan import CommMapper as CommMapper
-    from rlinf_actors.routing.plan import build_recv_plan as build_recv_plan
-    from rlinf_actors.routing.plan import build_route_channel_key as build_route_channel_key
-    from rlinf_actors.routing.plan import build_send_key as build_send_key
-    from rlinf_actors.routing.plan import build_send_plan as build_send_plan
-    from rlinf_actors.routing.plan import decoupled_build_recv_plan as decoupled_build_recv_plan
-    from rlinf_actors.routing.plan import get_group_world_size as get_group_world_size
-    from rlinf_actors.routing.plan import split_channel_message as split_channel_message
+    from rlinf_actors.routing.route_plan import CommMapper as CommMapper
+    from rlinf_actors.routing.route_plan import build_recv_plan as build_recv_plan
+    from rlinf_actors.routing.route_plan import build_route_channel_key as build_route_channel_key
+    from rlinf_actors.routing.route_plan import build_send_key as build_send_key
+    from rlinf_actors.routing.route_plan import build_send_plan as build_send_plan
+    from rlinf_actors.routing.route_plan import decoupled_build_recv_plan as decoupled_build_recv_plan
+    from rlinf_actors.routing.route_plan import get_group_world_size as get_group_world_size
+    from rlinf_actors.routing.route_plan import split_channel_message as split_channel_message
     from rlinf_actors.runtime.future import AsyncWork as AsyncWork
     from rlinf_actors.runtime.route_work import AsyncRouteWork as AsyncRouteWork
     from rlinf_actors.tracing.tracer import Tracer as Tracer
@@ -177,7 +177,7 @@ _MODULES = {
         "merge_batches",
         "split_batch",
     ),
-    "routing.plan": (
+    "routing.route_plan": (
         "CommMapper",
         "build_recv_plan",
         "build_route_channel_key",

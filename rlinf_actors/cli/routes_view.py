@@ -10,7 +10,7 @@ import click
 from rlinf_actors.cli.output import show_table
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.placement.plan import Plan, PlannedComponent
-from rlinf_actors.routing.plan import RouteShard, shards
+from rlinf_actors.routing.route_plan import RouteShard, shards
 
 _OPTION = "--routes"
 

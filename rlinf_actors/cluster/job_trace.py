@@ -49,7 +49,7 @@ _Result = TypeVar("_Result")
 
 
 @dataclass
-class Report:
+class TraceReport:
     """What is missing in a trace, or not exact.
 
     Attributes:
@@ -132,14 +132,14 @@ class JobTrace:
             log.warning("the trace is not complete: %s", line)
         return str(self._chrome(chosen))
 
-    async def write(self, states: Sequence[NodeState], path: Path) -> Report:
+    async def write(self, states: Sequence[NodeState], path: Path) -> TraceReport:
         """Collect what all processes of the job have recorded until now, and write it to *path*. Loop thread.
 
         Raises:
             OSError: the file cannot be written.
         """
         async with self._writing:
-            report, timeline = Report(), Timeline()
+            report, timeline = TraceReport(), Timeline()
             with contextlib.ExitStack() as stack:
                 file = stack.enter_context(_TraceFile(path, self._chrome(path)))
                 now = time.monotonic_ns()
@@ -157,7 +157,7 @@ class JobTrace:
         return path.with_suffix(".json") if path.suffix == LINES else path
 
     async def _others(
-        self, states: Sequence[NodeState], report: Report
+        self, states: Sequence[NodeState], report: TraceReport
     ) -> AsyncIterator[tuple[str, ProcessTrace, int]]:
         """Yield name, trace, and offset of the clock in nanoseconds, of each traced worker."""
         for state in states:

@@ -24,9 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_actors.codesync import locks, pip_settings
+from rlinf_actors.codesync.code_store import remove_tree
 from rlinf_actors.codesync.places import Places
 from rlinf_actors.codesync.requirements import Requirements
-from rlinf_actors.codesync.store import remove_tree
 from rlinf_actors.errors import RlinfActorsError
 
 log = logging.getLogger(__name__)

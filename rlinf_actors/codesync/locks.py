@@ -10,8 +10,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Mapping
+
+from rlinf_actors.settings import CODE_DIR
 
 SUFFIX = ".lock"
+_own: list[Lock] = []
 
 
 class Lock:
@@ -91,3 +95,24 @@ def last_used(entry: str) -> float:
         return os.stat(entry + SUFFIX).st_mtime
     except FileNotFoundError:
         return 0.0
+
+
+def hold_own(environ: Mapping[str, str], prefix: str) -> str:
+    """Hold the code directory of *environ* and the environment *prefix* (sys.prefix), if they are of the node's caches.
+
+    A template calls this before it imports anything else, and the workers that it forks inherit the locks. So nothing
+    removes what they run before the last of them has ended.
+
+    Return why this process cannot run, "" if it can: a directory was removed since the launch was planned.
+    """
+    code = environ.get(CODE_DIR, "")
+    entries = [code] if code else []
+    if os.path.exists(prefix + SUFFIX):
+        entries.append(prefix)
+    for entry in entries:
+        lock = hold(entry, wait=False) if os.path.isdir(entry) else None
+        if lock is None or not os.path.isdir(entry):
+            return f"{entry} is not there any more, because it was unused for long: launch the group again"
+        lock.touch()
+        _own.append(lock)
+    return ""

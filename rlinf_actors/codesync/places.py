@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlinf_actors.codesync.tree import Limits
+from rlinf_actors.codesync.tree import TreeLimits
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.settings import CodeSettings
 
@@ -45,9 +45,9 @@ class Places:
         return os.path.join(self.root, ENVIRONMENTS)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> TreeLimits:
         """The largest tree of code that this node accepts."""
-        return Limits(self.settings.max_files, self.settings.max_bytes)
+        return TreeLimits(self.settings.max_files, self.settings.max_bytes)
 
     def make(self, directory: str) -> None:
         """Make *directory*, which is `code` or `environments`, private to this user.

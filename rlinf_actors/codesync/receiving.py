@@ -20,8 +20,8 @@ from io import FileIO
 import msgspec
 
 from rlinf_actors.codesync import locks
-from rlinf_actors.codesync.scan import mib
-from rlinf_actors.codesync.store import STAMP_S, CodeStore, KeptTree, StoreError, Vacancy, remove_tree
+from rlinf_actors.codesync.code_scan import mib
+from rlinf_actors.codesync.code_store import STAMP_S, CodeStore, KeptTree, StoreError, Vacancy, remove_tree
 from rlinf_actors.codesync.tree import CACHES, Entry, Expanded, TreeError, digest_of, expand
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ class CodeSource:
     Attributes:
         root: directory, without symbolic links; paths in the tree are relative to it.
         only: the entries of *root* that are sent; empty to send all.
-        excludes: patterns of files and directories that are not sent, beside the default ones (codesync.scan).
+        excludes: patterns of files and directories that are not sent, beside the default ones (codesync.code_scan).
         file_bytes: size of the largest file that is sent.
         asked_by: the key or variable that names the directory, for errors.
     """

@@ -67,7 +67,7 @@ class FileFacts:
 
 
 @dataclass(frozen=True)
-class Limits:
+class TreeLimits:
     """The largest tree that a node accepts: number of files and directories, bytes of all files, depth."""
 
     entries: int = 50_000
@@ -193,7 +193,7 @@ class Expanded:
     listings: dict[bytes, bytes]
 
 
-def expand(root: bytes, listing_of: Callable[[bytes], bytes | None], limits: Limits) -> Expanded:
+def expand(root: bytes, listing_of: Callable[[bytes], bytes | None], limits: TreeLimits) -> Expanded:
     """Return the tree with the hash *root*, as far as its listings are known.
 
     *listing_of* returns the listing with a hash, None if it is not known. Raise TreeError if a listing breaks a rule

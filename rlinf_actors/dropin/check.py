@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rlinf_actors.dropin.class_members import MEMBERS
 from rlinf_actors.dropin.finder import RAY, SCHEDULER, missing, names_of
-from rlinf_actors.dropin.members import MEMBERS
 from rlinf_actors.dropin.table import CHECKOUT, MODULES, PACKAGES, RAY_NAMES, Absent
 
 _FULL_NAME = re.compile(rf"{re.escape(SCHEDULER)}(\.\w+)+")
@@ -27,7 +27,7 @@ _MAKERS = {  # last part of a called name -> the class of what the call returns
 
 
 @dataclass(frozen=True, order=True)
-class Finding:
+class UnservedName:
     """Uses of a name that is not here in one file: the first line, the name, why or what to do, and how many more."""
 
     path: str
@@ -50,7 +50,7 @@ class _Class:
     used: list[tuple[str, int]] = field(default_factory=list)
 
 
-def check(path: Path) -> list[Finding]:
+def check(path: Path) -> list[UnservedName]:
     """Return the findings in the Python file *path*, or in all Python files below the directory *path*."""
     sources = [_Source(file) for file in ([path] if path.is_file() else sorted(_python_files(path)))]
     findings = [finding for source in sources for finding in source.findings]
@@ -58,7 +58,7 @@ def check(path: Path) -> list[Finding]:
     for source in sources:
         for found in source.classes.values():
             findings += source.of_self(found, classes)
-    uses: dict[tuple[str, str], list[Finding]] = {}
+    uses: dict[tuple[str, str], list[UnservedName]] = {}
     for finding in sorted(set(findings)):
         uses.setdefault((finding.path, finding.name), []).append(finding)
     return sorted(replace(first, more=len(rest)) for first, *rest in uses.values())
@@ -77,7 +77,7 @@ class _Source:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.findings: list[Finding] = []
+        self.findings: list[UnservedName] = []
         self.classes: dict[str, _Class] = {}
         self._names: dict[str, str] = {}  # name in this file -> full name of what it was imported from
         self._types: dict[str, str] = {}  # name of a variable -> class of rlinf.scheduler
@@ -96,7 +96,7 @@ class _Source:
             if isinstance(node, ast.ClassDef):
                 self.classes[node.name] = self._class(node)
 
-    def of_self(self, found: _Class, classes: Mapping[str, _Class]) -> list[Finding]:
+    def of_self(self, found: _Class, classes: Mapping[str, _Class]) -> list[UnservedName]:
         """Return the findings about ``self`` in the class *found*, if it derives from a class of rlinf.scheduler."""
         own, served, seen, left = set(found.defined), set(), set(), list(found.bases)
         while left:
@@ -109,14 +109,14 @@ class _Source:
                 own |= classes[last].defined
                 left += classes[last].bases
         return [
-            Finding(str(self.path), line, f"{cls}.{name}", MEMBERS[cls][name].text)
+            UnservedName(str(self.path), line, f"{cls}.{name}", MEMBERS[cls][name].text)
             for cls in sorted(served & MEMBERS.keys())
             for name, line in found.used
             if name in MEMBERS[cls] and name not in own
         ]
 
     def _add(self, line: int, name: str, text: str) -> None:
-        self.findings.append(Finding(str(self.path), line, name, text))
+        self.findings.append(UnservedName(str(self.path), line, name, text))
 
     def _imports(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import):

@@ -214,8 +214,7 @@ class RayFinder(importlib.abc.MetaPathFinder):
                 found = finder.find_spec(RAY, None)
                 if found is not None and found.origin is not None:
                     return found
-        location = STAND_IN.joinpath(*below)
-        if (package := location / "__init__.py").is_file():
-            return importlib.util.spec_from_file_location(fullname, package, submodule_search_locations=[])
-        module = location.with_suffix(".py")
-        return importlib.util.spec_from_file_location(fullname, module) if below and module.is_file() else None
+        location = STAND_IN / f"{'_'.join(below) or '__init__'}.py"
+        if not location.is_file():
+            return None
+        return importlib.util.spec_from_file_location(fullname, location, submodule_search_locations=[])

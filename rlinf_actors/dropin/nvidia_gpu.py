@@ -12,7 +12,7 @@ from typing import Any
 
 from rlinf_actors.config.profiling_config import NsightConfig
 from rlinf_actors.dropin.accelerator_managers import AcceleratorManager
-from rlinf_actors.hardware import profiling
+from rlinf_actors.hardware import profiler_windows
 from rlinf_actors.hardware.egl import egl_indices
 from rlinf_actors.model.accelerator_table import EGL_DEVICE_VARIABLES, renders_with_egl
 from rlinf_actors.model.hardware import AcceleratorType
@@ -110,5 +110,5 @@ class NvidiaGPUManager(AcceleratorManager):
 
 
 AcceleratorManager.profiling_config_register[AcceleratorType.NV_GPU] = NsightConfig
-_profiler = profiling.CudaProfiler(lambda: globals(), "_nv_profiling_active")
-profiling.replace_profiler(AcceleratorType.NV_GPU, _profiler)
+_profiler = profiler_windows.CudaProfiler(lambda: globals(), "_nv_profiling_active")
+profiler_windows.replace_profiler(AcceleratorType.NV_GPU, _profiler)

@@ -97,8 +97,7 @@ class GroupLauncher(Generic[T]):
             name: name of the group; default: ``worker_group_<Class>``.
             max_concurrency: how many calls a worker runs at a time, on threads, or as coroutines with ``async def``.
             isolate_gpu: True to let each worker see only its own accelerators.
-            catch_system_failure: True to print the Python stacks of a worker when SIGQUIT, SIGUSR1 or SIGUSR2 ends it.
-                Default: True if RLINF_CATCH_FAILURE is 1. Crashes and errors are reported in every case.
+            catch_system_failure: True to print a worker's stacks if a signal ends it; default: RLINF_CATCH_FAILURE.
             disable_distributed_log: True to keep the group's output from the terminal and ``distributed_log_dir``.
             start_method: "fork" to fork the workers from a template; "spawn" for libraries that do not survive a fork.
             preload: modules to import before the fork; default: torch and numpy if this process has imported them.

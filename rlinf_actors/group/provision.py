@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from msgspec.structs import replace
 
 from rlinf_actors.cluster.service import launch_service
+from rlinf_actors.codesync.code_scan import ChangedError, CodeSnapshot, Scanner, mib, stamp
 from rlinf_actors.codesync.requirements import Requirements
-from rlinf_actors.codesync.scan import ChangedError, Scanner, Snapshot, mib, stamp
 from rlinf_actors.codesync.source import CodeSource
 from rlinf_actors.codesync.tree import TreeError, directories_of
 from rlinf_actors.errors import ConfigError, RlinfActorsError, WorkerError, WorkerStartError
@@ -125,7 +125,7 @@ class Provisioner:
         self._tasks = Tasks()
         self._hosts: dict[tuple[int, str | None], asyncio.Task[GroupControl]] = {}
         self._turns: dict[int, asyncio.Lock] = {}
-        self._sent: dict[int, Snapshot] = {}  # by node rank: what its host has for certain
+        self._sent: dict[int, CodeSnapshot] = {}  # by node rank: what its host has for certain
 
     async def prepare(self, message: Launch, environs: Mapping[int, Environs]) -> Launch:
         """Return *message* with specs of workers that run the driver's code of now, in their environments.
@@ -203,7 +203,7 @@ class Provisioner:
 
     # --- code ---
 
-    async def _deliver_all(self, nodes: Sequence[int]) -> tuple[Snapshot, dict[int, Delivery]] | None:
+    async def _deliver_all(self, nodes: Sequence[int]) -> tuple[CodeSnapshot, dict[int, Delivery]] | None:
         if self._scanner is None:
             return None
         for _ in range(TRIES):
@@ -217,7 +217,7 @@ class Provisioner:
                 last = error
         raise ConfigError(f"the code changes all the time: {last}", path=snapshot.source.asked_by)
 
-    async def _scan(self, scanner: Scanner) -> Snapshot:
+    async def _scan(self, scanner: Scanner) -> CodeSnapshot:
         async with self._scanning:
             try:
                 return await asyncio.get_running_loop().run_in_executor(None, _scan, scanner)
@@ -225,7 +225,7 @@ class Provisioner:
                 assert self.source is not None
                 raise ConfigError(str(error), path=self.source.asked_by) from None
 
-    async def _deliver(self, node: int, snapshot: Snapshot) -> Delivery:
+    async def _deliver(self, node: int, snapshot: CodeSnapshot) -> Delivery:
         """Bring *snapshot* to a node, and return what had to be sent."""
         async with self._turns.setdefault(node, asyncio.Lock()):
             try:
@@ -238,7 +238,7 @@ class Provisioner:
                 text = f"the code of {snapshot.source.root} cannot be sent to {where}: {_cause(error)}"
                 raise WorkerStartError(text, node=where) from error
 
-    async def _send(self, host: GroupControl, node: int, snapshot: Snapshot) -> Delivery:
+    async def _send(self, host: GroupControl, node: int, snapshot: CodeSnapshot) -> Delivery:
         tree, before = snapshot.tree, self._sent.get(node)
         done = Delivery()
         known = before.tree.listings if before is not None else {}
@@ -270,7 +270,12 @@ class Provisioner:
             log.debug("a transfer was not given up: %s", error)  # the host gives it up by itself
 
     async def _send_contents(
-        self, host: GroupControl, node: int, snapshot: Snapshot, contents: Sequence[tuple[str, bytes]], done: Delivery
+        self,
+        host: GroupControl,
+        node: int,
+        snapshot: CodeSnapshot,
+        contents: Sequence[tuple[str, bytes]],
+        done: Delivery,
     ) -> None:
         names: dict[tuple[str, bytes], str] = {}
         for name, one in snapshot.found.items():
@@ -278,7 +283,7 @@ class Provisioner:
         total = sum(snapshot.found[names[kind, digest]].facts.size for kind, digest in contents)
         shown = time.monotonic()
         window: list[asyncio.Task[Any]] = []
-        reader = _Reader(snapshot, [(kind, digest, names[kind, digest]) for kind, digest in contents])
+        reader = _SliceReader(snapshot, [(kind, digest, names[kind, digest]) for kind, digest in contents])
         loop = asyncio.get_running_loop()
         try:
             while slices := await loop.run_in_executor(None, reader.next):
@@ -300,10 +305,10 @@ class Provisioner:
         done.files = len(contents)
 
 
-class _Reader:
+class _SliceReader:
     """Reads contents of a snapshot in slices. One call at a time, on a thread."""
 
-    def __init__(self, snapshot: Snapshot, contents: Sequence[tuple[str, bytes, str]]) -> None:
+    def __init__(self, snapshot: CodeSnapshot, contents: Sequence[tuple[str, bytes, str]]) -> None:
         self._snapshot = snapshot
         self._left = list(reversed(contents))
         self._open: tuple[str, bytes, str, Any] | None = None
@@ -356,7 +361,7 @@ class _Reader:
             self._open = None
 
 
-def _scan(scanner: Scanner) -> Snapshot:
+def _scan(scanner: Scanner) -> CodeSnapshot:
     for tries in range(TRIES):
         try:
             return scanner.scan()
@@ -366,7 +371,7 @@ def _scan(scanner: Scanner) -> Snapshot:
     raise AssertionError
 
 
-def placed(spec: WorkerSpec, snapshot: Snapshot, path: str) -> WorkerSpec:
+def placed(spec: WorkerSpec, snapshot: CodeSnapshot, path: str) -> WorkerSpec:
     """Return *spec* for a worker that runs the copy of *snapshot* in the directory *path* of its node.
 
     Each directory of the driver that was sent is replaced by its copy: on the import path, in PYTHONPATH, and as the

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, TypeVar
 
-from rlinf_actors.hardware import profiling
+from rlinf_actors.hardware import profiler_windows
 from rlinf_actors.hardware.probe_report import resource_from_report
 from rlinf_actors.hardware.registry import Hardware
 from rlinf_actors.hardware.vendors import catalog
@@ -159,14 +159,14 @@ class AcceleratorUtil:
 
         Imports torch. *step_idx* is the number of the training step, for the log.
         """
-        profiler = profiling.profiler_of(accelerator_type)
+        profiler = profiler_windows.profiler_of(accelerator_type)
         if profiler is not None:
             profiler.start(step_idx)
 
     @staticmethod
     def stop_profiling(accelerator_type: AcceleratorType | str) -> None:
         """End what `start_profiling` has begun; without effect if nothing is recorded."""
-        profiler = profiling.profiler_of(accelerator_type)
+        profiler = profiler_windows.profiler_of(accelerator_type)
         if profiler is not None:
             profiler.stop()
 
@@ -181,7 +181,7 @@ class AcceleratorUtil:
             label: name of the range.
             color, domain: not used.
         """
-        return profiling.profiling_range(accelerator_type, label)
+        return profiler_windows.profiling_range(accelerator_type, label)
 
     @staticmethod
     def register_accelerator(

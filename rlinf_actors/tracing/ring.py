@@ -103,7 +103,7 @@ def name_slot(text: str) -> bytes:
 
 
 @dataclass
-class Span:
+class TraceSpan:
     """One span of a trace: from its BEGIN to its END. Times are nanoseconds of CLOCK_MONOTONIC of its machine."""
 
     number: int
@@ -147,7 +147,7 @@ class ProcessTrace:
 
     process: dict[str, Any]
     threads: dict[int, str] = field(default_factory=dict)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TraceSpan] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     last: int = 0
     fallen_out: int = 0
@@ -238,9 +238,9 @@ def _sort(
     found: ProcessTrace,
 ) -> None:
     """Pair begins with ends, and fill *found* with the spans and points."""
-    spans: dict[int, Span] = {}
+    spans: dict[int, TraceSpan] = {}
     low: dict[int, int] = {}  # low bits of the spans' numbers
-    opened: dict[tuple[int, int], list[Span]] = {}  # by thread and name: spans that an END without a number ends
+    opened: dict[tuple[int, int], list[TraceSpan]] = {}  # by thread and name: spans that an END without a number ends
     for number, at, ref, thread, name, args, kind in events:
         title, _, cat = names.get(name, OTHER_TEXT).partition("\0")
         if kind in (BEGIN, INSTANT):
@@ -249,7 +249,7 @@ def _sort(
             if kind == INSTANT:
                 found.points.append(Point("instant", at, thread, title, cat, args=values or {}))
                 continue
-            spans[number] = span = Span(number, title, cat, thread, at, args=values or {})
+            spans[number] = span = TraceSpan(number, title, cat, thread, at, args=values or {})
             low[number & 0xFFFFFFFF] = number
             opened.setdefault((thread, name), []).append(span)
         elif kind == END:

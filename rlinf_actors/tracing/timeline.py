@@ -12,13 +12,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from rlinf_actors.tracing.ring import Point, ProcessTrace, Span
+from rlinf_actors.tracing.ring import Point, ProcessTrace, TraceSpan
 
 Event = dict[str, Any]
 _FLOW = "flow"
 
 
-class Lanes:
+class ThreadLanes:
     """The lanes of one thread. Spans are placed in the order of their begins."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class Timeline:
         pid, last = next(self._pids), max(until, trace.last)
         yield _meta("process_name", pid, 0, {"name": title})
         yield _meta("process_sort_index", pid, 0, {"sort_index": pid})
-        lanes: dict[int, Lanes] = {}
+        lanes: dict[int, ThreadLanes] = {}
         tids: dict[tuple[int, int], int] = {}
-        placed: dict[int, tuple[int, Span]] = {}
+        placed: dict[int, tuple[int, TraceSpan]] = {}
         for span in sorted(trace.spans, key=lambda one: (one.start, -_end_of(one, last))):
             end = _end_of(span, last)
-            lane = lanes.setdefault(span.thread, Lanes()).place(span.start, end)
+            lane = lanes.setdefault(span.thread, ThreadLanes()).place(span.start, end)
             tid = tids.get((span.thread, lane))
             if tid is None:
                 tid = tids[span.thread, lane] = len(tids) + 1
@@ -83,7 +83,7 @@ class Timeline:
             else:
                 self._note(point, pid, placed.get(point.span, (tid, None)), last, offset)
 
-    def _note(self, point: Point, pid: int, place: tuple[int, Span | None], last: int, offset: int) -> None:
+    def _note(self, point: Point, pid: int, place: tuple[int, TraceSpan | None], last: int, offset: int) -> None:
         tid, span = place
         if span is None:
             return  # the span fell out of the ring: an arrow needs one
@@ -106,7 +106,7 @@ class Timeline:
             yield {**common, "ph": "f", "bp": "e", "ts": _us(at), "pid": pid, "tid": tid}
 
 
-def _end_of(span: Span, last: int) -> int:
+def _end_of(span: TraceSpan, last: int) -> int:
     return span.end if span.end >= 0 else max(last, span.start)
 
 

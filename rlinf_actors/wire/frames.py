@@ -3,8 +3,7 @@
 A header is a MessagePack array with a numeric tag, because every call carries one. The first message of a link is a
 Join; the receiver ignores everything else from that peer until it has accepted the Join.
 
-MessagePack and pickle have the same byte order on all machines, and numpy arrays carry theirs. The bytes of a tensor
-travel as they are in memory, so both ends of a link must have the same byte order, which Join names.
+Both ends of a link must have the same byte order, which Join names: a tensor's bytes travel as they are in memory.
 """
 
 from __future__ import annotations
@@ -441,8 +440,8 @@ class ChannelWhere(Frame, frozen=True, tag=48):
 class ChannelRelease(Frame, frozen=True, tag=49):
     """End the take `take` (the id of its ChannelGet). Sent only to hosts that have answered a take. Since protocol 7.
 
-    `error` is None if the item was processed, otherwise the reason why it was not. Answered by Ok, or by Raised(kind:
-    gone) if the host no longer waits for this release; not answered if `id` is 0.
+    `error` says why the item was not processed, None if it was. Answered by Ok, or by Raised(kind: gone) if the host no
+    longer waits for this release; not answered if `id` is 0.
     """
 
     id: int
@@ -453,8 +452,7 @@ class ChannelRelease(Frame, frozen=True, tag=49):
 class WhereIs(Frame, frozen=True, tag=60):
     """Ask for the endpoint of the receiver's child at `path` (ranks below the receiver's own). Since protocol 7.
 
-    Answered by ChildIs or ChildEnded. If no such child is registered, the answer waits until it registers. Sent only to
-    workers whose Runs reports protocol 7 or newer.
+    Answered by ChildIs or ChildEnded, once such a child has registered. Sent only to workers that speak protocol 7.
     """
 
     id: int

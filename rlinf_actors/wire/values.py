@@ -44,8 +44,7 @@ class Extension(Value, frozen=True):
 
     Attributes:
         name: a module or ``module:attribute``.
-        group: group of the entry point; "RLINF_EXT_MODULE" for the module that this variable names, "" for a module
-            that registers by being imported.
+        group: group of the entry point, "RLINF_EXT_MODULE" for that variable's module, "" for an imported module.
         package: package that contains the code, for people.
     """
 
@@ -212,8 +211,7 @@ class WorkerSpec(Value, frozen=True):
         pids_limit: processes and threads of the worker and its descendants, None for no limit.
         limits_best_effort: True to start the worker also where these limits cannot be enforced.
         incarnation: number of restarts of its rank so far.
-        keep_logs: True if the job's driver writes log files, so no output may be left out: a log file is not rotated
-            before agentd has read the previous one, and the output of an ended worker waits for the driver.
+        keep_logs: True if the job's driver writes log files, so that agentd must send it the whole output.
         profiler: the program under which the worker is started, None for none.
         trace_events: number of trace events that the worker keeps; 0 to record no trace.
         owner_must_answer: whether the head ends the group if its owner has not answered beats for the length of a robot

@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from rlinf_actors.codesync.code_store import CodeStore, KeptTree
 from rlinf_actors.codesync.environments import Base, Build, Environment, EnvironmentStore, Recipe
 from rlinf_actors.codesync.places import Places
 from rlinf_actors.codesync.receiving import Receiving, receive
 from rlinf_actors.codesync.requirements import Requirements
-from rlinf_actors.codesync.store import CodeStore, KeptTree
 from rlinf_actors.codesync.tree import TreeError
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.worker.worker import Worker

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from rlinf_actors.hardware.profiling import profiling_range
+from rlinf_actors.hardware.profiler_windows import profiling_range
 from rlinf_actors.model.hardware import AcceleratorType
 from rlinf_actors.tracing import recorder
 

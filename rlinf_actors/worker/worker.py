@@ -29,8 +29,8 @@ from rlinf_actors.worker.execution_times import ExecutionTimes, timed
 from rlinf_actors.worker.lease_guard import LeasePage, LeasePageWriter
 from rlinf_actors.worker.manager_proxy import ManagerProxy, is_alive
 from rlinf_actors.worker.older_names import OlderNames
-from rlinf_actors.worker.profiling import Profiled
 from rlinf_actors.worker.worker_messaging import Channels
+from rlinf_actors.worker.worker_profiling import Profiled
 from rlinf_actors.worker.worker_routing import Routing
 
 if TYPE_CHECKING:

@@ -1,4 +1,6 @@
-"""The methods of Worker that exchange batches with all ranks of another group. routing.plan decides who sends what.
+"""The methods of Worker that exchange batches with all ranks of another group.
+
+routing.route_plan decides which rank sends which elements to which rank.
 
 A shard travels through a channel, under the key of its route, or directly from worker to worker.
 """
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from rlinf_actors.errors import RoutingError, UsageError
 from rlinf_actors.model.address import WorkerAddress
-from rlinf_actors.routing import plan as routing
+from rlinf_actors.routing import route_plan as routing
 from rlinf_actors.routing.batches import infer_batch_size, merge_batches, split_batch, validate_batch_size
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.route_work import AsyncRouteWork
@@ -120,7 +122,6 @@ class Routing(Messaging):
         """
         router = self._checked("send_to", channel, enable_p2p, decoupled_mode)
         size = infer_batch_size(data) * self._world_size if batch_size is None else batch_size
-        split = split_batch if split_fn is None else split_fn
         recorded = None if router is None or tag is None else router.get(tag)
         me = self._worker_address.root_group_name
         work = AsyncRouteWork(None, what=f"send_to() to {group_name!r}")
@@ -138,17 +139,10 @@ class Routing(Messaging):
                     dst_world_size=world_size, tag=tag, route_key=route_key, batch_size=size, mode=mode,
                     tag_batch_router=recorded, send_queue_size=send_queue_size,
                 )  # fmt: skip
-            shards = _shards(data, plan, split)
+            shards = _shards(data, plan, split_fn or split_batch)
             if recorded is not None:
                 del recorded[: len(shards)]  # each received shard is answered once
-            works: list[AsyncWork[Any]] = []
-            for entry, shard in zip(plan.entries, shards, strict=True):
-                if enable_p2p:
-                    works.append(self.send(shard, group_name, entry.peer_rank, async_op=True, options=options))
-                    continue
-                assert channel is not None
-                item = shard if router is None else {"batch_index": entry.batch_index, "batch": shard}
-                works.append(channel.put(item, key=entry.key, async_op=True))
+            works = self._start_sends(group_name, None if enable_p2p else channel, plan, shards, options)
             work.begin(works, lambda _: None)
             if router is None and not enable_p2p:
                 self._watch_peers(work, group_name, plan)
@@ -286,6 +280,25 @@ class Routing(Messaging):
                 "each tag that this worker answers"
             )
         return self.batch_router
+
+    def _start_sends(
+        self,
+        group_name: str,
+        channel: Channel[Any] | None,
+        plan: routing.RoutePlan,
+        shards: Sequence[Any],
+        options: Options,
+    ) -> list[AsyncWork[Any]]:
+        """Start to send each shard to the peer that *plan* has for it: through *channel*, or directly if it is None."""
+        works: list[AsyncWork[Any]] = []
+        for entry, shard in zip(plan.entries, shards, strict=True):
+            if channel is None:
+                works.append(self.send(shard, group_name, entry.peer_rank, async_op=True, options=options))
+                continue
+            decoupled = isinstance(entry, routing.DecoupledRouteEntry)
+            item = {"batch_index": entry.batch_index, "batch": shard} if decoupled else shard
+            works.append(channel.put(item, key=entry.key, async_op=True))
+        return works
 
     def _watch_peers(self, work: AsyncRouteWork, group_name: str, plan: routing.RoutePlan) -> None:
         """Withdraw the shards of *work* whose peers are gone, since a channel does not know who puts and who gets."""

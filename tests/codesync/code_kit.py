@@ -7,11 +7,11 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlinf_actors.codesync.code_scan import CodeSnapshot, Scanner
+from rlinf_actors.codesync.code_store import CodeStore, KeptTree
 from rlinf_actors.codesync.places import Places
 from rlinf_actors.codesync.receiving import receive
-from rlinf_actors.codesync.scan import Scanner, Snapshot
 from rlinf_actors.codesync.source import CodeSource
-from rlinf_actors.codesync.store import CodeStore, KeptTree
 from rlinf_actors.settings import CodeSettings
 
 
@@ -23,7 +23,7 @@ def write(root: Path, files: Mapping[str, str | bytes]) -> Path:
     return root
 
 
-def snapshot(root: Path, **more: object) -> Snapshot:
+def snapshot(root: Path, **more: object) -> CodeSnapshot:
     return Scanner(CodeSource(os.path.realpath(root), **more)).scan()  # type: ignore[arg-type]
 
 
@@ -33,7 +33,7 @@ def store(place: Path, **settings: int) -> CodeStore:
     return made
 
 
-def send(to: CodeStore, code: Snapshot, slice_bytes: int = 1 << 20) -> tuple[KeptTree, list[str]]:
+def send(to: CodeStore, code: CodeSnapshot, slice_bytes: int = 1 << 20) -> tuple[KeptTree, list[str]]:
     """Send *code* to the store as a driver does; return the tree, and the files whose content travelled."""
     receiving = receive(to, code.tree.root)
     if isinstance(receiving, KeptTree):

@@ -15,9 +15,9 @@ import pace
 import pytest
 from code_kit import content, random_files, send, snapshot, store, write
 
-from rlinf_actors.codesync import store as store_module
+from rlinf_actors.codesync import code_store as store_module
+from rlinf_actors.codesync.code_store import KeptTree, StoreError
 from rlinf_actors.codesync.receiving import Receiving, receive
-from rlinf_actors.codesync.store import KeptTree, StoreError
 from rlinf_actors.codesync.tree import Entry, TreeError, digest_of
 
 FILES = {"train.py": "a = 1", "pkg/__init__.py": "", "pkg/mod.py": "b = 2", "pkg/sub/data.bin": bytes(range(256)) * 50}

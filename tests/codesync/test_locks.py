@@ -11,7 +11,7 @@ import threading
 import pace
 import pytest
 
-from rlinf_actors.codesync import holding, locks
+from rlinf_actors.codesync import locks
 from rlinf_actors.settings import CODE_DIR
 
 
@@ -51,8 +51,8 @@ def test_waiting_process_does_not_get_the_lock_of_a_removed_entry(tmp_path):
 HOLDER = """
 import os, sys
 sys.path[:0] = sys.argv[2].split(os.pathsep)
-from rlinf_actors.codesync import holding
-assert holding.hold_own({"RLINF_ACTORS_CODE_DIR": sys.argv[1]}, sys.prefix) == ""
+from rlinf_actors.codesync import locks
+assert locks.hold_own({"RLINF_ACTORS_CODE_DIR": sys.argv[1]}, sys.prefix) == ""
 if os.fork() == 0:  # as a template forks a worker
     print("held", flush=True)
     sys.stdin.read()
@@ -92,7 +92,7 @@ class TestHoldOwn:
     @pytest.fixture(autouse=True)
     def released(self, monkeypatch):
         kept: list[locks.Lock] = []
-        monkeypatch.setattr(holding, "_held", kept)
+        monkeypatch.setattr(locks, "_own", kept)
         yield kept
         for lock in kept:
             lock.release()
@@ -102,15 +102,15 @@ class TestHoldOwn:
         code.mkdir()
         prefix.mkdir()
         held(locks.hold(str(prefix))).release()  # its builder made the lock
-        assert holding.hold_own({CODE_DIR: str(code)}, str(prefix)) == ""
+        assert locks.hold_own({CODE_DIR: str(code)}, str(prefix)) == ""
         assert len(released) == 2
         assert locks.take(str(code), wait=False) is locks.take(str(prefix), wait=False) is None
         assert locks.last_used(str(code)) > 0
 
     def test_interpreter_without_a_lock_is_nobodys_environment(self, tmp_path, released):
-        assert holding.hold_own({}, str(tmp_path)) == ""
+        assert locks.hold_own({}, str(tmp_path)) == ""
         assert released == []
         assert not (tmp_path.parent / f"{tmp_path.name}.lock").exists()
 
     def test_removed_code_is_told(self, tmp_path):
-        assert "launch the group again" in holding.hold_own({CODE_DIR: str(tmp_path / "gone")}, str(tmp_path))
+        assert "launch the group again" in locks.hold_own({CODE_DIR: str(tmp_path / "gone")}, str(tmp_path))

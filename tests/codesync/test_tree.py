@@ -14,8 +14,8 @@ from rlinf_actors.codesync.tree import (
     CACHES,
     Entry,
     FileFacts,
-    Limits,
     TreeError,
+    TreeLimits,
     build,
     decode,
     digest_of,
@@ -72,7 +72,7 @@ class TestRootHash:
 class TestExpand:
     def test_built_tree_expands_to_its_files(self):
         tree = build(FILES)
-        found = expand(tree.root, tree.listings.get, Limits())
+        found = expand(tree.root, tree.listings.get, TreeLimits())
         assert {path: (one.kind, one.size, one.digest) for path, one in found.files.items()} == {
             path: (one.kind, one.size, one.digest) for path, one in FILES.items()
         }
@@ -90,7 +90,7 @@ class TestExpand:
             name = "/".join(path) + ".f"  # no directory has this ending
             files[name] = facts(text.encode(errors="replace").decode())
         tree = build(files)
-        found = expand(tree.root, tree.listings.get, Limits())
+        found = expand(tree.root, tree.listings.get, TreeLimits())
         assert found.files.keys() == files.keys()
         assert set(found.directories) == directories_of(files) - {""}
 
@@ -99,13 +99,15 @@ class TestExpand:
         known = dict(tree.listings)
         sub = digest_of(listing(entry("run", "x", 3, hashlib.sha256(b"run").digest())))
         del known[sub]
-        assert expand(tree.root, known.get, Limits()).missing == [sub]
+        assert expand(tree.root, known.get, TreeLimits()).missing == [sub]
 
     def test_more_than_the_limits_is_refused(self):
         tree = build(FILES)
         for limits, text in (
-            (Limits(entries=5), "more than 5 files"), (Limits(size=5), "more than 0 MiB"), (Limits(depth=2), "deeper")
-        ):  # fmt: skip
+            (TreeLimits(entries=5), "more than 5 files"),
+            (TreeLimits(size=5), "more than 0 MiB"),
+            (TreeLimits(depth=2), "deeper"),
+        ):
             with pytest.raises(TreeError, match=text):
                 expand(tree.root, tree.listings.get, limits)
 
@@ -119,14 +121,14 @@ class TestExpand:
             digest = digest_of(made)
             listings[digest] = made
         with pytest.raises(TreeError, match="more than 50,000"):
-            expand(digest, listings.get, Limits())
+            expand(digest, listings.get, TreeLimits())
 
     def test_directory_with_another_size_than_announced_is_refused(self):
         inner = listing(entry("a", "f", 10))
         root = listing(entry("d", "d", 5, digest_of(inner)))
         known = {digest_of(inner): inner, digest_of(root): root}
         with pytest.raises(TreeError, match="size"):
-            expand(digest_of(root), known.get, Limits())
+            expand(digest_of(root), known.get, TreeLimits())
 
 
 class TestRefusals:
@@ -171,7 +173,7 @@ class TestRefusals:
                 data[rng.randrange(len(data))] = rng.choice([rng.randrange(256), ord("."), ord("/"), 0])
             known = {digest_of(bytes(data)): bytes(data)}
             try:
-                found = expand(digest_of(bytes(data)), known.get, Limits())
+                found = expand(digest_of(bytes(data)), known.get, TreeLimits())
             except TreeError:
                 continue
             for path in [*found.files, *found.directories]:

@@ -132,7 +132,7 @@ _CODE = tree.build({name: tree.FileFacts(1, bytes(32), name == "run") for name i
 def _tree_of_code(data: bytes) -> object:
     """Whatever a sender of code says, no path of its tree leaves the tree."""
     listings = {**_CODE.listings, tree.digest_of(data): data}
-    found = tree.expand(tree.digest_of(data), listings.get, tree.Limits(entries=1000))
+    found = tree.expand(tree.digest_of(data), listings.get, tree.TreeLimits(entries=1000))
     for path in [*found.files, *found.directories]:
         assert not {"", ".", ".."} & set(path.split("/")), path
     return found

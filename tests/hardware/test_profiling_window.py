@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlinf_actors import AcceleratorUtil
-from rlinf_actors.hardware.profiling import CudaProfiler
+from rlinf_actors.hardware.profiler_windows import CudaProfiler
 from rlinf_actors.model.hardware import AcceleratorType
 
 torch = pytest.importorskip("torch")

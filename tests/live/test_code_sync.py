@@ -147,7 +147,7 @@ DIES = """
     from rlinf_actors.group import provision
     from code_of_workers import Teller
 
-    read, count = provision._Reader.next, int(os.environ["SLICES"])
+    read, count = provision._SliceReader.next, int(os.environ["SLICES"])
 
     def next_slices(reader):
         global count
@@ -156,7 +156,7 @@ DIES = """
             os.kill(os.getpid(), signal.SIGKILL)
         return read(reader)
 
-    provision._Reader.next = next_slices
+    provision._SliceReader.next = next_slices
     with Cluster(cluster_cfg={"num_nodes": 1, "runtime": {"working_dir": ".", "max_file_mb": 30}}) as cluster:
         group = Teller.create_group().launch(cluster, NodePlacementStrategy([0]), name="tellers")
         group.wait_ready(60)

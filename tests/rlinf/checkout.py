@@ -24,7 +24,7 @@ CLASSES = {
     "ComponentPlacement": "placement/placement.py",
     "PackedPlacementStrategy": "placement/packed.py",
 }
-"""Classes whose members rlinf_actors.dropin.members compares, and their files in rlinf.scheduler."""
+"""Classes whose members rlinf_actors.dropin.class_members compares, and their files in rlinf.scheduler."""
 
 
 def scheduler() -> Path:

@@ -8,8 +8,8 @@ import checkout as co
 import pytest
 
 import rlinf_actors
+from rlinf_actors.dropin.class_members import MEMBERS
 from rlinf_actors.dropin.finder import names_of
-from rlinf_actors.dropin.members import MEMBERS
 from rlinf_actors.dropin.table import CHECKOUT, MODULES, PACKAGES
 
 pytestmark = co.NEEDS_SOURCE

@@ -1,4 +1,4 @@
-"""Writes rlinf_actors/dropin/members.py from the checkout of RLinf that RLINF_SRC names.
+"""Writes rlinf_actors/dropin/class_members.py from the checkout of RLinf that RLINF_SRC names.
 
 RLINF_SRC=~/RLinf python -m tests.rlinf.write_members
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import rlinf_actors
 from tests.rlinf import checkout
 
-FILE = Path(rlinf_actors.__file__).parent / "dropin" / "members.py"
+FILE = Path(rlinf_actors.__file__).parent / "dropin" / "class_members.py"
 BEGIN, END = "MEMBERS: Mapping[str, Mapping[str, Absent]] = {\n", '}\n"""For each class'
 
 

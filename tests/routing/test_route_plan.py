@@ -19,7 +19,7 @@ from rlinf_actors import (
     split_batch,
     split_channel_message,
 )
-from rlinf_actors.routing.plan import build_return_route, decoupled_build_send_plan, shards
+from rlinf_actors.routing.route_plan import build_return_route, decoupled_build_send_plan, shards
 
 SIZES = range(1, 17)
 

@@ -6,12 +6,12 @@ import random
 from typing import Any
 
 from rlinf_actors.tracing.clocks import HeadClock, Sample, offset_at
-from rlinf_actors.tracing.ring import Point, ProcessTrace, Span
+from rlinf_actors.tracing.ring import Point, ProcessTrace, TraceSpan
 from rlinf_actors.tracing.timeline import Timeline
 from tests.tracing.chrome import check
 
 
-def trace(*spans: Span, points: list[Point] | None = None) -> ProcessTrace:
+def trace(*spans: TraceSpan, points: list[Point] | None = None) -> ProcessTrace:
     last = max([span.end for span in spans] + [span.start for span in spans])
     return ProcessTrace({}, {1: "MainThread"}, list(spans), points or [], last)
 
@@ -24,7 +24,11 @@ def of(*traces: ProcessTrace) -> list[dict[str, Any]]:
 
 def test_overlapping_spans_of_one_thread_get_lanes() -> None:
     events = of(
-        trace(Span(1, "a", "c", 1, 0, 50_000), Span(2, "b", "c", 1, 10_000, 90_000), Span(3, "in a", "", 1, 5, 9))
+        trace(
+            TraceSpan(1, "a", "c", 1, 0, 50_000),
+            TraceSpan(2, "b", "c", 1, 10_000, 90_000),
+            TraceSpan(3, "in a", "", 1, 5, 9),
+        )
     )
     check(events)
     tids = {event["name"]: event["tid"] for event in events if event["ph"] == "X"}
@@ -39,21 +43,22 @@ def test_random_spans_never_cross_on_a_lane() -> None:
         spans = []
         for number in range(1, 60):
             start = rng.randrange(1000)
-            spans.append(Span(number, "x", "c", rng.choice((1, 2)), start, start + rng.randrange(300)))
+            spans.append(TraceSpan(number, "x", "c", rng.choice((1, 2)), start, start + rng.randrange(300)))
         check(of(trace(*spans)))
 
 
 def test_span_without_an_end_lasts_until_the_last_event_and_says_so() -> None:
-    events = of(trace(Span(1, "killed here", "c", 1, 1000), Span(2, "x", "c", 1, 2000, 5000)))
+    events = of(trace(TraceSpan(1, "killed here", "c", 1, 1000), TraceSpan(2, "x", "c", 1, 2000, 5000)))
     check(events)
     (killed,) = [event for event in events if event["name"] == "killed here"]
     assert (killed["dur"], killed["args"]) == (4.0, {"unfinished": True})
 
 
 def test_arrow_goes_from_span_to_span_and_one_call_of_two_ranks_makes_two() -> None:
-    caller = trace(Span(1, "call", "c", 1, 0, 9000), points=[Point("out", 100, 1, flow=77, span=1)])
+    caller = trace(TraceSpan(1, "call", "c", 1, 0, 9000), points=[Point("out", 100, 1, flow=77, span=1)])
     callee = [
-        trace(Span(5, "step", "c", 1, 2000, 3000), points=[Point("in", 1999, 1, flow=77, span=5)]) for _ in range(2)
+        trace(TraceSpan(5, "step", "c", 1, 2000, 3000), points=[Point("in", 1999, 1, flow=77, span=5)])
+        for _ in range(2)
     ]
     events = of(caller, *callee)
     check(events)
@@ -64,7 +69,7 @@ def test_arrow_goes_from_span_to_span_and_one_call_of_two_ranks_makes_two() -> N
 
 
 def test_arrow_without_its_other_end_is_left_out() -> None:
-    events = of(trace(Span(1, "call", "c", 1, 0, 9000), points=[Point("out", 100, 1, flow=77, span=1)]))
+    events = of(trace(TraceSpan(1, "call", "c", 1, 0, 9000), points=[Point("out", 100, 1, flow=77, span=1)]))
     assert not [event for event in events if event["ph"] in "sf"]
 
 

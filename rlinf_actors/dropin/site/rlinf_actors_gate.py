@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-class Gate:
+class DoorGate:
     """A finder that stands in sys.meta_path until the module *root* is imported, and then installs the real finders."""
 
     def __init__(self, root: str) -> None:
@@ -44,13 +44,13 @@ class Gate:
 
 def set_up() -> None:
     """Put the gates in place, if RLINF_ACTORS_DROPIN is 1 and they are not there."""
-    if os.environ.get("RLINF_ACTORS_DROPIN") == "1" and not any(isinstance(one, Gate) for one in sys.meta_path):
-        sys.meta_path[:0] = [Gate("rlinf.scheduler"), Gate("ray")]
+    if os.environ.get("RLINF_ACTORS_DROPIN") == "1" and not any(isinstance(one, DoorGate) for one in sys.meta_path):
+        sys.meta_path[:0] = [DoorGate("rlinf.scheduler"), DoorGate("ray")]
 
 
 def remove() -> None:
     """Take the gates away."""
-    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, Gate)]
+    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, DoorGate)]
 
 
 def _door() -> ModuleType:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from code_kit import snapshot, write
 
-from rlinf_actors.codesync.scan import Scanner, matcher
+from rlinf_actors.codesync.code_scan import Scanner, matcher
 from rlinf_actors.codesync.source import CodeSource
-from rlinf_actors.codesync.tree import Limits, TreeError
+from rlinf_actors.codesync.tree import TreeError, TreeLimits
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,9 @@ def test_large_files_are_named_with_what_to_write(tmp_path):
     assert snapshot(tmp_path, file_bytes=1 << 20, excludes=("ckpt/", "*.bin")).tree.files.keys() == {"small.py"}
 
 
-@pytest.mark.parametrize(("limits", "text"), [(Limits(entries=2), "more than 2 files"), (Limits(size=10), "MiB")])
+@pytest.mark.parametrize(
+    ("limits", "text"), [(TreeLimits(entries=2), "more than 2 files"), (TreeLimits(size=10), "MiB")]
+)
 def test_too_much_code_names_the_largest_directories(tmp_path, limits, text):
     write(tmp_path, {"data/a/1": "12345678", "data/a/2": "12345678", "code.py": "c", "more.py": "d"})
     with pytest.raises(TreeError, match=text) as raised:

@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from rlinf_actors.config.profiling_config import ProfileConfig, TorchProfileConfig
-from rlinf_actors.hardware.profiling import profiler_of
+from rlinf_actors.hardware.profiler_windows import profiler_of
 from rlinf_actors.model.hardware import AcceleratorType
 
 if TYPE_CHECKING:

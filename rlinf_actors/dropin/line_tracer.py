@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from rlinf_actors.tracing import recorder, tracer
+from rlinf_actors.tracing import recorder
 from rlinf_actors.tracing.recorder import Recorder
+from rlinf_actors.tracing.tracer import Tracer
 
 
-class Tracer(tracer.Tracer):
+class LineTracer(Tracer):
     """The public Tracer; an instance writes events to a file, one JSON object in each line.
 
     Args:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from rlinf_actors.codesync.source import CodeSource
-from rlinf_actors.codesync.tree import CACHES, FileFacts, Limits, Tree, TreeError, build
+from rlinf_actors.codesync.tree import CACHES, FileFacts, Tree, TreeError, TreeLimits, build
 
 DEFAULT_EXCLUDES = (
     ".git", ".hg", ".svn", CACHES, "*.pyc", "*.pyo", ".venv", "venv", ".tox", ".nox", "node_modules", ".mypy_cache",
@@ -47,7 +47,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CodeSnapshot:
     """The driver's code at one moment.
 
     Attributes:
@@ -103,15 +103,15 @@ class Scanner:
         tick_ns: nanoseconds for which a written file does not count as settled.
     """
 
-    def __init__(self, source: CodeSource, limits: Limits | None = None) -> None:
+    def __init__(self, source: CodeSource, limits: TreeLimits | None = None) -> None:
         self._source = source
-        self._limits = limits or Limits()
+        self._limits = limits or TreeLimits()
         self._known: dict[str, Found] = {}
         self._excluded = matcher((*DEFAULT_EXCLUDES, *source.excludes))
         self.hashed = 0
         self.tick_ns = TICK_NS
 
-    def scan(self) -> Snapshot:
+    def scan(self) -> CodeSnapshot:
         """Return the code as it is now. Blocks; reads every changed file.
 
         Raises:
@@ -142,7 +142,7 @@ class Scanner:
                 f"them (cluster.runtime.max_file_mb: {(large[0][0] >> 20) + 1})"
             )
         self._known = {path: one for path, one in found.items() if one.settled}
-        return Snapshot(self._source, build({path: one.facts for path, one in found.items()}), found)
+        return CodeSnapshot(self._source, build({path: one.facts for path, one in found.items()}), found)
 
     def _text(self, fault: str, largest: str) -> str:
         return (
