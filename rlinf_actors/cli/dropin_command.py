@@ -10,7 +10,7 @@ import click
 
 from rlinf_actors.cli.output import note
 from rlinf_actors.dropin import door
-from rlinf_actors.dropin.check import check
+from rlinf_actors.dropin.check import check, python_files
 from rlinf_actors.errors import UsageError
 
 PTH = "rlinf_actors_dropin.pth"
@@ -49,8 +49,12 @@ def dropin(change: str | None, checked: Path | None, command: tuple[str, ...]) -
         _pth().write_text(LINE)
         note(f"wrote {_pth()}: with {door.DROPIN}=1 this Python serves rlinf.scheduler from rlinf_actors")
     elif change == "uninstall":
-        _pth().unlink(missing_ok=True)
-        note(f"removed {_pth()}")
+        try:
+            _pth().unlink()
+        except FileNotFoundError:
+            note(f"there is no {_pth()}")
+        else:
+            note(f"removed {_pth()}")
     else:
         env = {**os.environ, **door.environment(os.environ.get("PYTHONPATH", ""))}
         try:
@@ -63,7 +67,8 @@ def _check(path: Path) -> None:
     findings = check(path)
     for finding in findings:
         click.echo(finding)
-    note(f"{len(findings)} names in {len({finding.path for finding in findings})} files are not served")
+    hit = len({finding.path for finding in findings})
+    note(f"{len(findings)} names in {hit} of {len(python_files(path))} Python files are not served")
     click.get_current_context().exit(1 if findings else 0)
 
 

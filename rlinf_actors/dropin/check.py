@@ -37,7 +37,7 @@ class UnservedName:
     more: int = 0
 
     def __str__(self) -> str:
-        more = f" (and {self.more} more uses)" if self.more else ""
+        more = f" (and {self.more} more use{'s' if self.more > 1 else ''})" if self.more else ""
         return f"{self.path}:{self.line}: {self.name}: {self.text}{more}"
 
 
@@ -52,7 +52,7 @@ class _Class:
 
 def check(path: Path) -> list[UnservedName]:
     """Return the findings in the Python file *path*, or in all Python files below the directory *path*."""
-    sources = [_Source(file) for file in ([path] if path.is_file() else sorted(_python_files(path)))]
+    sources = [_Source(file) for file in python_files(path)]
     findings = [finding for source in sources for finding in source.findings]
     classes = {name: found for source in sources for name, found in source.classes.items()}
     for source in sources:
@@ -64,8 +64,12 @@ def check(path: Path) -> list[UnservedName]:
     return sorted(replace(first, more=len(rest)) for first, *rest in uses.values())
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
-    """Yield the Python files below *folder*, without hidden directories and RLinf's own scheduler."""
+def python_files(path: Path) -> list[Path]:
+    """Return *path* if it is a file, else the files below it, without hidden directories and RLinf's scheduler."""
+    return [path] if path.is_file() else sorted(_below(path))
+
+
+def _below(folder: Path) -> Iterator[Path]:
     for here, folders, files in os.walk(folder):
         scheduler = Path(here).name == "rlinf" and "scheduler" in folders
         folders[:] = [name for name in folders if name[0] != "." and not (scheduler and name == "scheduler")]

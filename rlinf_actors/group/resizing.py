@@ -242,9 +242,12 @@ def remove_ranks(control: GroupControl, ranks: Sequence[int], grace: float, asyn
     size = control.world_size
     grace = protocol.number(grace, "the grace")
     if sorted(ranks) != list(range(size - len(ranks), size)) or not 0 < len(ranks) < size:
+        told = f"remove_ranks({', '.join(map(str, ranks))}): group {control.name!r} has "
+        if size == 1:
+            raise PlacementError(f"{told}only rank 0, which cannot be removed: end the group by shutdown()")
+        highest = ", ".join(map(str, range(size - max(1, min(len(ranks), size - 1)), size)))
         raise PlacementError(
-            f"remove_ranks({', '.join(map(str, ranks))}): group {control.name!r} has ranks 0-{size - 1}, and only its "
-            f"highest can be removed, such as {size - max(1, min(len(ranks), size - 1))}-{size - 1}. Rank 0 stays: "
+            f"{told}ranks 0-{size - 1}, and only its highest can be removed: remove_ranks({highest}). Rank 0 stays: "
             "end the group by shutdown()"
         )
     group = _begin(control, "remove_ranks()")

@@ -45,15 +45,16 @@ def test_an_installed_door_opens_only_if_the_variable_asks_for_it(checkout):
     def said(**env: str) -> str:
         return subprocess.check_output([python, "-c", ASK], text=True, timeout=60, env={**environ, **env}).strip()
 
-    def change(option: str) -> None:
-        subprocess.run([python, "-m", "rlinf_actors.cli.main", "dropin", option], check=True, timeout=60, env=environ)
+    def change(option: str) -> str:
+        command = [python, "-m", "rlinf_actors.cli.main", "dropin", option]
+        done = subprocess.run(command, check=True, timeout=60, env=environ, stderr=subprocess.PIPE, text=True)
+        return done.stderr.partition(" ")[0]
 
     theirs, asked = "rlinf.scheduler", {"RLINF_ACTORS_DROPIN": "1"}
     assert (said(), said(**asked)) == (theirs, theirs)
     change("--install")
     assert (said(), said(**asked), said(RLINF_ACTORS_DROPIN="0")) == (theirs, SERVED, theirs)
-    change("--uninstall")
-    change("--uninstall")
+    assert (change("--uninstall"), change("--uninstall")) == ("removed", "there")
     assert (said(), said(**asked)) == (theirs, theirs)
     assert not list(checkout.glob("venv/lib/python*/site-packages/rlinf_actors*"))
 
