@@ -158,7 +158,7 @@ class Topology:
             for member in group.members:
                 self._rates[normal(member)] = (index, group.bandwidth_mbps * MBIT)
         self._stages: dict[str, Stage] = {}
-        self._paths: dict[tuple[str, str], EmulatedPath] = {}
+        self._paths: dict[tuple[str, str, CrossDCPair, int, int], EmulatedPath] = {}
 
     def path(self, src: Sequence[str], dst: Sequence[str]) -> EmulatedPath | None:
         """Return the path between two workers, None if the network between them is not emulated.
@@ -168,10 +168,11 @@ class Topology:
         pair = next((self._pairs[a, b] for a in src for b in dst if (a, b) in self._pairs), None)
         if pair is None:
             return None
-        key = (src[0], dst[0])
+        up, down = self._stage(src, "up"), self._stage(dst, "down")
+        key = (src[0], dst[0], pair, id(up), id(down))  # not only the names: a worker may come back on another node
         if key not in self._paths:
             seed = f"{self._seed} {src[0]} {dst[0]}"
-            self._paths[key] = EmulatedPath(pair, self._stage(src, "up"), self._stage(dst, "down"), seed)
+            self._paths[key] = EmulatedPath(pair, up, down, seed)
         return self._paths[key]
 
     def _stage(self, endpoint: Sequence[str], way: str) -> Stage | None:

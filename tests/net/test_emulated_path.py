@@ -153,3 +153,12 @@ class TestTopology:
         assert one.depart(0.0, MB) == pytest.approx(1.0)
         slow = EmulatedPath(CrossDCPair("a:0", "b:0", 0, bandwidth_mbps=8), Bandwidth(MB), Bandwidth(MB / 4))
         assert slow.depart(0.0, MB) == pytest.approx(4.0)
+
+
+def test_worker_that_comes_back_on_another_node_has_the_path_of_that_node():
+    of = topology(crossdc_pairs=[pair("node:0", "node:1", 10), pair("node:0", "node:2", 500)])
+    for node, delay in ((1, 0.01), (2, 0.5), (1, 0.01)):
+        one = between(of, "a:0", "b:0", (0, node))
+        assert one is not None
+        assert one.depart(7.0, 1) == pytest.approx(7.0 + delay)
+    assert between(of, "a:0", "b:0", (0, 1)) is between(of, "a:0", "b:0", (0, 1))
