@@ -100,6 +100,6 @@ class SharedBandwidth:
             key, free = _ROW.unpack_from(self._memory, at)
             if key == self._key:
                 return at, free
-            if spare < 0 and free < old:
+            if spare < 0 and (free < old or not free):  # 0: never used, and a machine may run for less than FORGET_S
                 spare = at
         return spare, 0.0

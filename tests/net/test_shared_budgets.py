@@ -74,3 +74,10 @@ def test_without_the_memory_each_process_has_the_bandwidth_and_says_so(caplog):
     assert took(one, 5.0) == pytest.approx(1.0)
     assert took(one, 5.0) == pytest.approx(2.0)
     assert "each process has the bandwidth of its group for itself" in caplog.text
+
+
+def test_bandwidth_is_shared_in_the_first_minute_of_a_machine(monkeypatch):
+    monkeypatch.setattr(shared_budgets.time, "monotonic", lambda: FORGET_S / 2)
+    one = stage("booting")
+    assert took(one, FORGET_S / 2) == pytest.approx(1.0)
+    assert took(one, FORGET_S / 2) == pytest.approx(2.0)
