@@ -16,6 +16,7 @@ from rlinf_actors.hardware.registry import Hardware
 from rlinf_actors.hardware.vendors import catalog
 from rlinf_actors.hardware.vendors.catalog import Find, Vendor
 from rlinf_actors.hardware.vendors.machine import Machine
+from rlinf_actors.hardware.visibility import hides_all
 from rlinf_actors.model import accelerator_table
 from rlinf_actors.model.accelerator_table import GLOO_NIC_VARIABLE, AcceleratorFacts, facts_of, torch_platform
 from rlinf_actors.model.hardware import AcceleratorType, HardwareResource
@@ -45,7 +46,8 @@ class AcceleratorUtil:
         """Return the accelerator type of this process.
 
         In a worker, the type comes from the placement. In any other process, the type is a guess from the files of this
-        machine; for the exact type, use ``Cluster.get_node_info``.
+        machine, unless a visibility variable such as CUDA_VISIBLE_DEVICES hides all devices of the type; for the exact
+        type, use ``Cluster.get_node_info``.
 
         Args:
             environ: the environment, os.environ by default.
@@ -59,8 +61,12 @@ class AcceleratorUtil:
             return AcceleratorType.named(named)
         machine = Machine(env)
         vendors = (*catalog.VENDORS, *catalog.registered_vendors())
-        present = (vendor.kind for vendor in vendors if vendor.may_be_present(env, machine))
-        return next(present, AcceleratorType.NO_ACCEL)
+        for vendor in vendors:
+            facts = facts_of(vendor.kind)
+            hidden = hides_all(env.get(facts.visibility_variable), facts.hide_all)
+            if not hidden and vendor.may_be_present(env, machine):
+                return vendor.kind
+        return AcceleratorType.NO_ACCEL
 
     @staticmethod
     def get_visibility_variable(accelerator_type: AcceleratorType | str) -> str:

@@ -48,6 +48,23 @@ def visible_devices(
     return chosen, faults
 
 
+def hides_all(value: str | None, hide_all: str) -> bool:
+    """Return True if a visibility variable with this value shows no device, whichever devices there are.
+
+    Args:
+        value: value of the variable, None if it is not set.
+        hide_all: the value by which the vendor's variable hides all devices.
+    """
+    if value is None:
+        return False
+    if hide_all and value.strip() == hide_all:
+        return True
+    if hide_all.startswith("!"):  # a selector, not a list
+        return False
+    first = next((part.strip() for part in value.split(",") if part.strip()), "")
+    return not first or first in _HIDE_THE_REST
+
+
 def _matching(infos: Sequence[AcceleratorInfo], entry: str) -> list[AcceleratorInfo]:
     if entry.isascii() and entry.isdigit():
         return [info for info in infos if info.index == int(entry) and not info.parent_uuid]

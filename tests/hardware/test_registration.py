@@ -232,3 +232,15 @@ async def test_a_type_that_two_extensions_register_is_asked_once(monkeypatch: py
     assert [(found.type, len(found.infos), found.registered_by) for found in report.resources] == [
         ("TWICE_TPU", 1, "lab")
     ]
+
+
+@pytest.mark.parametrize("value", ["", " ", "-1", "-1,0", "NoDevFiles"])
+def test_the_guess_knows_no_type_whose_devices_are_all_hidden(tmp_path: Path, value: str) -> None:
+    tree = Tree(tmp_path)
+    tree.write("/dev/nvidiactl")
+    shown = {**tree.environ, "CUDA_VISIBLE_DEVICES": "1", "ONEAPI_DEVICE_SELECTOR": ""}
+    assert AcceleratorUtil.get_accelerator_type(shown) is AcceleratorType.NV_GPU
+    hidden = {**tree.environ, "CUDA_VISIBLE_DEVICES": value}
+    assert AcceleratorUtil.get_accelerator_type(hidden) is AcceleratorType.NO_ACCEL
+    tree.write("/dev/dri/renderD128")
+    assert AcceleratorUtil.get_accelerator_type(hidden) is not AcceleratorType.NV_GPU
