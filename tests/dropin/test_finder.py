@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_actors.dropin import door
 from rlinf_actors.dropin.table import MODULES, PACKAGES, Absent
 
 CHECKOUT = {  # of RLinf: a package that runs code of its own, and a scheduler that must not be loaded
@@ -288,3 +289,33 @@ def test_the_module_of_rlinf_ext_module_is_registered(checkout):
         assert extension.calls == [1]
         """,
     )
+
+
+def test_without_rlinf_actors_the_original_scheduler_is_never_imported_by_mistake(checkout):
+    program = """
+        import sys
+        class Missing:
+            def find_spec(self, name, path=None, target=None):
+                if name == "rlinf_actors.dropin.door":
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        sys.meta_path.insert(0, Missing())
+        import rlinf_actors_gate
+        rlinf_actors_gate.set_up()
+        for name in ("ray", "rlinf.scheduler", "rlinf.scheduler"):
+            try:
+                __import__(name)
+            except Exception as error:
+                print(type(error).__name__, str(error)[:41])
+            else:
+                print(name, "was imported")
+    """
+    (checkout / "ray").mkdir()
+    (checkout / "ray" / "__init__.py").touch()
+    script = checkout / "program.py"
+    script.write_text(textwrap.dedent(program))
+    env = {**os.environ, "RLINF_ACTORS_DROPIN": "1", "PYTHONPATH": str(door.SITE)}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=env, check=False
+    )
+    refused = "ImportError RLINF_ACTORS_DROPIN is 1, so rlinf_actors"
+    assert done.stdout.splitlines() == ["ray was imported", refused, refused], done.stderr

@@ -27,16 +27,16 @@ class DoorGate:
         """Install rlinf_actors.dropin and return its spec if *name* is the root or below it, else None."""
         if name != self._root and not name.startswith(self._root + "."):
             return None
-        remove()
         try:
             door = _door()
         except ImportError as error:
             if self._root == "ray":
-                return None
+                return None  # rlinf.scheduler still raises
             raise ImportError(
                 f"RLINF_ACTORS_DROPIN is 1, so rlinf_actors is to serve {name}, but {sys.executable} cannot import it "
                 f"({error}). Install rlinf-actors there, or start that process without RLINF_ACTORS_DROPIN"
             ) from error
+        remove()
         door.install()
         found: ModuleSpec | None = door.find_spec(name)
         return found
