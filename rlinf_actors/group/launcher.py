@@ -223,15 +223,8 @@ def _new_group(
     placements = sorted(strategy.get_placement(cluster, options.isolate_accelerator), key=lambda one: one.rank)
     if len(placements) > MAX_SIZE:
         raise UsageError(f"{name!r} would have {len(placements):,} workers; a group has at most {MAX_SIZE:,}")
-    settings = Settings.load()
-    template = _template(name, cluster, options, settings)
-    defaults = {
-        **for_workers(),
-        **environment_for(cluster.config and cluster.config.net_emulation, name, len(placements)),
-    }
-    net_devices = settings.comm_net_devices
-    specs = group_spec.worker_specs(template, placements, cluster, defaults, net_devices, options.numa_bind)
-    specs = group_spec.under_profiler(specs, cluster.config.profiling if cluster.config else None)
+    template = _template(name, cluster, options, Settings.load())
+    specs = _specs(template, placements, cluster, options)
     _check_lifetime(name, specs, cluster, options)
     _warn_of_robots(cls, specs)
     hardware = group_spec.hardware_of(placements, cluster)
@@ -277,6 +270,17 @@ def _new_group(
     return group, message, provision.environs_of(specs, labels, cluster)
 
 
+def _specs(
+    template: WorkerSpec, placements: Sequence[Placement], cluster: Cluster, options: LaunchOptions
+) -> list[WorkerSpec]:
+    """Return the WorkerSpecs of a group's workers, with the emulated network and the profiler of the configuration."""
+    config, net_devices = cluster.config, Settings.load().comm_net_devices
+    emulation = environment_for(config and config.net_emulation, template.group, len(placements))
+    defaults = {**for_workers(), **emulation}
+    specs = group_spec.worker_specs(template, placements, cluster, defaults, net_devices, options.numa_bind)
+    return group_spec.under_profiler(specs, config.profiling if config else None)
+
+
 def _grower(
     cls: type,
     args: tuple[Any, ...],
@@ -286,10 +290,9 @@ def _grower(
     options: LaunchOptions,
 ) -> Grower:
     """Return what this process keeps of a launch, so that ranks can be added to the group."""
-    net_devices = Settings.load().comm_net_devices
 
     def specs(placements: Sequence[Placement]) -> list[WorkerSpec]:
-        return group_spec.worker_specs(template, placements, cluster, for_workers(), net_devices, options.numa_bind)
+        return _specs(template, placements, cluster, options)
 
     def encode(hardware: Mapping[int, Any]) -> Sequence[Buffer]:
         extras = {"hardware_infos": hardware, **cluster.extras()}

@@ -29,6 +29,12 @@ class Elastic(Worker):
     def seen(self) -> list[int]:
         return self.changes
 
+    def parent(self) -> int:
+        return os.getppid()
+
+    def variable(self, name: str) -> str:
+        return os.environ.get(name, "")
+
     def pid(self) -> int:
         return os.getpid()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from profile_workers import Profiled
+from resize_workers import Elastic
 
 from rlinf_actors import NodePlacementStrategy, WorkerDiedError, WorkerGroup, WorkerStartError, procfs
 from rlinf_actors.testing import LocalCluster
@@ -145,3 +146,16 @@ def test_torch_profile_has_a_file_for_each_rank_and_step(nsys: Path, tmp_path: P
     (found,) = tmp_path.glob("*.profile.json")
     assert found.name == "profiled-1-step2.profile.json"
     assert json.loads(found.read_text())["traceEvents"]
+
+
+def test_added_ranks_have_the_network_and_the_profiler_of_the_configuration(nsys: Path, tmp_path: Path) -> None:
+    options = {"workers": {"profilers": [str(nsys)]}}
+    profiling = {"backend": "nsight", "worker_groups": ["elastic"], "output_dir": str(tmp_path)}
+    pairs = [{"src": ["elastic"], "dst": ["b"], "delay_ms": 1}]
+    cfg = {"num_nodes": 1, "profiling": profiling, "net_emulation": {"enabled": True, "crossdc_pairs": pairs}}
+    with LocalCluster(1, options=options) as local:
+        group = Elastic.create_group().launch(local.cluster(cluster_cfg=cfg), NodePlacementStrategy([0]), "elastic")
+        group.add_ranks(NodePlacementStrategy([0]))
+        first, added = group.variable("RLINF_ACTORS_NET_EMULATION").wait()
+        assert first == added != ""
+        assert len(set(group.parent().wait())) == 2, "each worker has a profiler of its own"
