@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from rlinf_actors.messaging import addressing, contents
 from rlinf_actors.messaging.directory import peer_gone_error, prefixed
 from rlinf_actors.messaging.mailbox import ArrivedMessage
-from rlinf_actors.messaging.messenger import Messenger
+from rlinf_actors.messaging.messenger import Messenger, traced
 from rlinf_actors.messaging.outbox import OutgoingMessage
 from rlinf_actors.messaging.process_groups import CollectiveGroupOptions
 from rlinf_actors.messaging.receive import PendingReceive, PostedReceive
@@ -31,6 +31,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
+from rlinf_actors.tracing import recorder
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -212,13 +213,15 @@ class BroadcastTree:
         done: Callable[[], object],
         tensors: DetachedTensors | None = None,
         options: CollectiveGroupOptions | None = None,
+        span: int = 0,
     ) -> None:
         """Send a message to every child of this member in the tree. If a send fails, the whole tree fails.
 
         *done* is called once when every child has the message, or at once if there are no children.
 
         *parts* is the message; *borrowed* is True if some parts are the sender's own memory. *tensors* travel beside
-        the message, by process groups with *options*.
+        the message, by process groups with *options*. *span* is the number of the span in which the arrows to the
+        children begin, 0 if this process is not traced.
         """
         for child in self.children:
             if borrowed:  # one copy in shared memory serves all children that can be lent it
@@ -247,9 +250,9 @@ class BroadcastTree:
             work: AsyncWork[None] = AsyncWork(f"broadcast from {self.order[0]} to {child.name}")
             work._seen = True  # its error is the tree's
             work._on_done(partial(one_done, child, work))
-            self._messenger.post(
-                child, OutgoingMessage(self._stream, parts, borrowed, work, tensors or DetachedTensors(), options)
-            )
+            beside = tensors or DetachedTensors()
+            message = OutgoingMessage(self._stream, parts, borrowed, work, beside, options, span=span)
+            self._messenger.post(child, message)
 
     def receive(self, posted: PostedReceive) -> None:
         """Let *posted* receive the next message that this member's parent in the tree sends."""
@@ -318,6 +321,8 @@ class Broadcaster:
                 parts, borrowed = contents.encode_failure(failed)
             broadcast = SourceBroadcast(value, parts, borrowed, tensors, options)
         broadcast._seen = error is not None  # the caller does not get the work
+        if recorder.active is not None:
+            broadcast.span = traced(recorder.active, broadcast, broadcast._what.replace("()", ""))
         self._tree(order).start(broadcast)
         if error is not None:
             raise error
@@ -350,6 +355,9 @@ class SourceBroadcast(AsyncWork[Any]):
     It is done when all children in the tree have the object.
     """
 
+    span = 0
+    """Number of the broadcast's span in the trace; 0 if this process is not traced."""
+
     def __init__(
         self,
         value: Any,
@@ -363,7 +371,7 @@ class SourceBroadcast(AsyncWork[Any]):
 
     def begin(self, tree: BroadcastTree) -> None:
         (value, parts, borrowed, tensors, options), self._message = self._message, None
-        tree.forward(parts, borrowed, lambda: self.resolve(value), tensors, options)
+        tree.forward(parts, borrowed, lambda: self.resolve(value), tensors, options, self.span)
 
 
 class RelayBroadcast(PendingReceive):
@@ -395,6 +403,8 @@ class RelayBroadcast(PendingReceive):
         """
         tree = self._tree
         assert tree is not None
+        if self.span and recorder.active is not None:
+            recorder.active.flow_in(self.span, message.flow)
         tree.in_order(lambda: self._forward(tree, message), message.tensors is not None)
         return True
 
@@ -411,10 +421,10 @@ class RelayBroadcast(PendingReceive):
             except Exception as error:  # noqa: BLE001 - it reaches this member's waiter, and the children's
                 failed = error
                 parts, borrowed = contents.encode_failure(error)
-                tree.forward(parts, borrowed, lambda: self.reject(failed))
+                tree.forward(parts, borrowed, lambda: self.reject(failed), span=self.span)
                 return
         parts, borrowed = contents.copy_small(raw)
-        tree.forward(parts, borrowed, lambda: self._forwarded(tree, message), tensors, self._options)
+        tree.forward(parts, borrowed, lambda: self._forwarded(tree, message), tensors, self._options, self.span)
 
     def _forwarded(self, tree: BroadcastTree, message: ArrivedMessage) -> None:
         self._message = message

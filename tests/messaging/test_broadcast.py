@@ -10,6 +10,7 @@ import pytest
 from message_kit import World, settle
 
 from rlinf_actors.errors import GroupNotFoundError, PeerDiedError, SerializationError, WorkerError
+from rlinf_actors.tracing import recorder, ring
 
 
 @pytest.fixture
@@ -91,6 +92,44 @@ async def test_many_in_a_row_small_and_large_keep_their_order(world):
     for member in works:
         assert [await work for work in member] == values
     assert [await work for work in given] == values
+
+
+@pytest.fixture
+def traced():
+    yield recorder.start(1 << 12, {})
+    recorder.stop()
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+async def test_trace_has_a_span_of_each_member_and_an_arrow_to_each_receiver(world, traced, size):
+    members = world.launch("a", 6, nodes=[0, 0, 1, 1, 2, 2])
+    for _ in range(2):
+        sent = members[0].broadcast(bytearray(size), ALL)
+        for work in [*all_but_first(members), sent]:
+            await work
+    found = ring.read(bytes(traced.memory))
+    assert [span.name for span in found.spans] == (["broadcast"] + ["broadcast from a:0"] * 5) * 2
+    assert all(span.end >= span.start and span.cat == "message" for span in found.spans)
+    starts = {point.flow: point for point in found.points if point.kind == "out"}
+    ends = {point.flow: point for point in found.points if point.kind == "in"}
+    assert len(starts) == len(ends) == 10
+    member_of = {span.number: index for index, span in enumerate(found.spans)}  # 6 to 11 in the second broadcast
+    arrows = sorted((member_of[starts[flow].span], member_of[end.span]) for flow, end in ends.items())
+    down = [(0, 1), (0, 2), (0, 4), (2, 3), (4, 5)]  # from whom each member gets the bytes
+    assert arrows == down + [(begin + 6, end + 6) for begin, end in down]
+
+
+async def test_trace_ends_the_spans_of_a_broadcast_that_fails(world, traced):
+    members = world.launch("a", 3)
+    groups = [("a", range(3))]
+    works = all_but_first(members, groups)
+    with pytest.raises(SerializationError):
+        members[0].broadcast(threading.Lock(), groups)
+    for work in works:
+        with pytest.raises(SerializationError):
+            await work
+    await settle()
+    assert [span.end > 0 for span in ring.read(bytes(traced.memory)).spans] == [True] * 3
 
 
 # --- a member that cannot take part as it should ---
