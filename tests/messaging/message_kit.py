@@ -44,7 +44,7 @@ class Member:
 
     def __init__(self, world: World, group: str, rank: int, node: int, life: int) -> None:
         self.world, self.group, self.rank, self.node = world, group, rank, node
-        self.name, self.id = f"{group}:{rank}", f"{group}-{rank}-{life}"
+        self.name, self.id = f"{group}:{rank}", f"{group}-{life}-{rank}"
         self.io, self.namespace = Io(), "ns"
         self.state, self.exit = "running", None
         self.known: dict[str, RemoteGroup] = {}
