@@ -82,8 +82,8 @@ class TraceFiles:
                     shutil.rmtree(self._root / name, ignore_errors=True)
 
     def answer(self, question: TraceQuestion, clock: Sequence[Sample]) -> TraceSlice:
-        """Return the names of a job's traces, or a part of one, or remove those of ended workers. *clock* is how far
-        the head's clock is ahead of this node's.
+        """Return the names of a job's traces, or a part of one, or remove those of ended workers. *clock* says how
+        far the head's clock is ahead of this node's.
         """
         directory = self._directory(question.namespace)
         measured = [(one.at, one.offset, one.error) for one in clock]

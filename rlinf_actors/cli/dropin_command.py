@@ -1,4 +1,4 @@
-"""`rlinf-actors dropin`: run a program of RLinf on rlinf_actors, and look what it needs."""
+"""`rlinf-actors dropin`: run a program of RLinf on rlinf_actors, and list the names it uses that are not served."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LINE = (
 def dropin(change: str | None, checked: Path | None, command: tuple[str, ...]) -> None:
     """Run COMMAND, such as 'python train.py', with rlinf.scheduler served by rlinf_actors instead of RLinf on Ray.
 
-    The processes that COMMAND starts, and its workers, have it too. RLinf's checkout is not changed.
+    Its workers, and the processes that it starts, are served too. RLinf's checkout is not changed.
     """
     if (change is not None) + (checked is not None) + bool(command) != 1:
         raise UsageError(

@@ -35,7 +35,7 @@ class ClusterEnvVar(str, enum.Enum):
 
 
 class PathEnvMergeMode(str, enum.Enum):
-    """How a worker's path variables, such as PYTHONPATH, are made of the configuration's and the node's."""
+    """How path variables, such as PYTHONPATH, are merged from the configuration and the node."""
 
     APPEND = "append"
     """The configuration's directories, then those of the node that are not among them."""

@@ -50,7 +50,7 @@ _Result = TypeVar("_Result")
 
 @dataclass
 class TraceReport:
-    """What is missing in a trace, or not exact.
+    """What a trace lacks, and how exact its times are.
 
     Attributes:
         processes: number of processes in the trace.

@@ -9,8 +9,8 @@ def install() -> None:
     """Serve `rlinf.scheduler` from rlinf_actors in this process, in the processes that it starts, and in its workers.
 
     Where Ray is not installed, a stand-in serves what RLinf uses of `ray` beside its scheduler. A second call does
-    nothing. The environment variables RLINF_ACTORS_DROPIN and PYTHONPATH carry it to the processes that this one
-    starts.
+    nothing. The processes that this one starts find the names by the environment variables RLINF_ACTORS_DROPIN
+    and PYTHONPATH.
 
     Raises:
         ImportError: rlinf.scheduler was imported from elsewhere before.

@@ -137,7 +137,7 @@ class AcceleratorManager:
 
     @classmethod
     def stop_profiling(cls) -> None:
-        """End what start_profiling has begun."""
+        """Let the profiler of this process stop recording."""
         AcceleratorUtil.stop_profiling(cls.KIND)
 
     @classmethod

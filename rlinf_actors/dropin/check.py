@@ -28,7 +28,7 @@ _MAKERS = {  # last part of a called name -> the class of what the call returns
 
 @dataclass(frozen=True, order=True)
 class UnservedName:
-    """Uses of a name that is not here in one file: the first line, the name, why or what to do, and how many more."""
+    """A name that is not served, and its uses in one file: first line, name, what to do, number of other uses."""
 
     path: str
     line: int
@@ -211,7 +211,7 @@ class _Source:
         return f"{self._names[first]}{dot}{rest}" if first in self._names else ""
 
     def _check(self, full: str, line: int) -> None:
-        """Add a finding if *full*, a full name, is below rlinf.scheduler or ray and not here."""
+        """Add a finding if *full*, a full name, is below rlinf.scheduler or ray and is not served."""
         if full == RAY or full.startswith(RAY + "."):
             wrong = not any(full == name or full.startswith(name + ".") for name in _whole(RAY_NAMES))
             if wrong and full not in _above(RAY_NAMES):
@@ -241,7 +241,7 @@ def _is_served(full: str) -> bool:
 
 
 def _whole(names: Iterable[str]) -> list[str]:
-    """Return the full names of things of Ray whose attributes are there too: those that are not modules."""
+    """Return the full names of the classes and functions *names* of Ray."""
     return [f"{RAY}.{name}" for name in names]
 
 

@@ -45,8 +45,8 @@ def install_if_asked() -> None:
 def environment(python_path: str) -> dict[str, str]:
     """Return the variables that make a Python process serve rlinf.scheduler; *python_path* is its PYTHONPATH.
 
-    Our directory comes last in it, because programs read the first entry. Python runs the first sitecustomize only, so
-    ours goes before another one.
+    The directory of our sitecustomize is the last entry, because programs read the first one. If another entry has a
+    sitecustomize, our directory is the first entry, because Python runs only the first sitecustomize.
     """
     entries = [entry for entry in python_path.split(os.pathsep) if entry and not entry.endswith(_OURS)]
     others = any(os.path.exists(os.path.join(entry, "sitecustomize.py")) for entry in entries)

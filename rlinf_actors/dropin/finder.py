@@ -81,7 +81,7 @@ class ServedModule(ModuleType):
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Take a value that was set away: the home's own value shows again."""
+        """Remove a value that was set here, so that the home's own value is used again."""
         home = self._home(name)
         if home is not None and name in self._patched:
             module, attribute = home

@@ -68,7 +68,7 @@ class LineTracer(Tracer):
 
     @classmethod
     def trace_begin(cls, name: str, cat: str = "default", args: Mapping[str, Any] | None = None) -> None:
-        """Record the begin of a span; see the public Tracer."""
+        """Record the start of a span; see the public Tracer."""
         sink = cls._get()
         if isinstance(sink, Recorder):
             sink.begin(name, cat, args)

@@ -93,7 +93,7 @@ class NvidiaGPUManager(AcceleratorManager):
 
     @classmethod
     def stop_profiling(cls) -> None:
-        """End what start_profiling has begun."""
+        """Let the profiler of this process stop recording."""
         _profiler.stop()
 
     @classmethod

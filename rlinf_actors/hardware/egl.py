@@ -1,4 +1,4 @@
-"""Find which EGL device is which CUDA device. Renderers, such as MuJoCo, choose a GPU by its EGL device index.
+"""Map CUDA devices to EGL devices. Renderers, such as MuJoCo, choose a GPU by its EGL device index.
 
 CUDA and EGL number GPUs in different orders, and EGL also counts the GPUs of other containers. The probe runs this file
 as a program, with a time limit, because a vendor's libraries may hang. It imports only the standard library.

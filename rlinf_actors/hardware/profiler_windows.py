@@ -58,7 +58,7 @@ class CudaProfiler:
 
     @contextlib.contextmanager
     def range(self, label: str) -> Iterator[None]:
-        """Show the ``with`` block in the profile as a range named *label*, if the window is open at its begin."""
+        """Show the ``with`` block in the profile as a range named *label*, if the window is open when it starts."""
         if not self.active:
             yield
             return

@@ -283,8 +283,8 @@ class EmulatedNetwork:
 class EmulatedLink:
     """A link to a worker. Implements `net.link.Link`.
 
-    *path* is None if the network on the way to the worker is not emulated. The Join gets this process's name then too,
-    since the way back may be.
+    *path* is None if the network on the way to the worker is not emulated. The Join has this process's name then
+    too, since the network on the way back may be emulated.
     """
 
     def __init__(self, network: EmulatedNetwork, link: Link, path: EmulatedPath | None) -> None:

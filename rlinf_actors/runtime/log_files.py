@@ -125,7 +125,7 @@ class LogFiles:
         self._queue.put(callback)
 
     def give_up(self) -> None:
-        """Stop to retry: lines that cannot be written are counted in `unwritten`."""
+        """Stop retrying: lines that cannot be written are counted in `unwritten`."""
         self._giving_up.set()
 
     def close(self) -> None:

@@ -4,8 +4,9 @@ A profiler need not pass descriptors on, and the worker's pid is not that of the
 So the worker connects to a socket of the template. It gets its control socket and its Fork packet there, and the kernel
 tells its pid, which agentd then watches and signals in the place of the profiler's.
 
-The profiler is the template's child, and leads the session. The worker's end is its control socket's end: the profiler
-then has a limited time to write its report (ForkedWorkers). The profiler's end is the end of the worker for agentd.
+The profiler is the template's child, and leads the session. The worker has ended when its control socket is
+closed. The profiler then has a limited time to write its report (ForkedWorkers). agentd counts the worker as ended when
+the profiler has ended.
 """
 
 from __future__ import annotations

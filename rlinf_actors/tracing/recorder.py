@@ -26,7 +26,7 @@ _LOW = 0xFFFFFFFF
 
 
 class Begin(Protocol):
-    """Type of `Recorder.begin`: record the begin of a span on this thread, and return the span's number for `end`."""
+    """Type of `Recorder.begin`: record the start of a span on this thread, and return the span's number for `end`."""
 
     def __call__(self, name: str, cat: str = "default", args: Mapping[str, Any] | None = None) -> int:
         """Return the number of the new span."""

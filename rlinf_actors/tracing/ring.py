@@ -136,11 +136,11 @@ class ProcessTrace:
     Attributes:
         process: the description that the process gave: name, node, pid, ...
         threads: names of the threads, by number.
-        spans: its spans, by begin.
+        spans: its spans, by start.
         points: ends of arrows and marks, by time.
         last: time of the last event, 0 without events.
         fallen_out: number of events that later events have overwritten.
-        cut: number of spans whose begin was overwritten.
+        cut: number of spans whose start was overwritten.
         args_lost: number of events whose arguments were overwritten.
         unnamed: number of events or threads whose names found no room.
     """
@@ -157,7 +157,7 @@ class ProcessTrace:
 
 
 def layout_of(data: bytes | memoryview) -> Layout:
-    """Return the layout that the header at the begin of *data* describes.
+    """Return the layout that the header at the beginning of *data* describes.
 
     Raises:
         ValueError: this is no ring, or one of another version.

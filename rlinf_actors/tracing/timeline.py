@@ -19,7 +19,7 @@ _FLOW = "flow"
 
 
 class ThreadLanes:
-    """The lanes of one thread. Spans are placed in the order of their begins."""
+    """The lanes of one thread. Spans are placed in the order of their starts."""
 
     def __init__(self) -> None:
         self._open: list[list[int]] = []  # for each lane the ends of the spans that lie within each other there
@@ -41,7 +41,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self._pids = itertools.count(1)
-        self._starts: dict[int, tuple[int, int, int]] = {}  # by flow: pid, tid and nanoseconds of its begin
+        self._starts: dict[int, tuple[int, int, int]] = {}  # by flow: pid, tid and nanoseconds of its start
         self._ends: list[tuple[int, int, int, int]] = []  # flow, pid, tid, nanoseconds
 
     def process(self, trace: ProcessTrace, title: str, offset: int = 0, until: int = 0) -> Iterator[Event]:
@@ -94,7 +94,7 @@ class Timeline:
             self._ends.append((point.flow, pid, tid, at))
 
     def arrows(self) -> Iterator[Event]:
-        """Yield the arrows whose begins and ends were both seen. An arrow with several ends becomes several."""
+        """Yield the arrows of which both ends were recorded. An arrow with several ends becomes several."""
         numbers = itertools.count(1)
         for flow, pid, tid, at in self._ends:
             start = self._starts.get(flow)

@@ -23,7 +23,7 @@ class Tracer:
 
     @classmethod
     def trace_begin(cls, name: str, cat: str = "default", args: Mapping[str, Any] | None = None) -> None:
-        """Record the begin of a span. `trace_end` with the same name and category, on the same thread, ends it.
+        """Record the start of a span. `trace_end` with the same name and category, on the same thread, ends it.
 
         Args:
             name: name of the span; a job should have hundreds of names, not thousands.

@@ -1,4 +1,4 @@
-"""What a worker does when its group has another number of ranks: it changes its own number, and WORLD_SIZE."""
+"""Updates a worker when its group gains or loses ranks: `Worker._world_size` and WORLD_SIZE."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Profiled:
             window.start(step_idx)
 
     def stop_profile(self) -> None:
-        """End what `start_profile` has begun. With ``backend: torch``, write the file. Else nothing happens."""
+        """Stop recording. With ``backend: torch``, write the file. Without `start_profile`, nothing happens."""
         window = profiler_of(self._accelerator_type)
         if window is not None:
             window.stop()

@@ -2,4 +2,4 @@
 
 
 class ActorHandle:
-    """Type of Ray's actors, for annotations. Nothing here is one."""
+    """Type of Ray's actors, for annotations. No object here has it."""
