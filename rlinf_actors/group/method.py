@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
-from rlinf_actors.errors import UsageError
+from rlinf_actors.errors import PlacementError, UsageError
 from rlinf_actors.group.class_facts import Method
 from rlinf_actors.group.mapping import TRIES, MapResult, Pool
 from rlinf_actors.group.result import WorkerGroupFuncResult
@@ -187,7 +187,15 @@ class RemoteMethod(Generic[P, Result]):
     def _peers(self) -> Sequence[Peer]:
         """Return the current Peer (connection) of each rank that is called. A restart gives a rank a new Peer."""
         peers = self._control.group.peers
-        return peers if self._ranks is None else [peers[rank] for rank in self._ranks]
+        if self._ranks is None:
+            return peers
+        if max(self._ranks, default=-1) >= len(peers):
+            raise PlacementError(
+                f"group {self._control.name!r} has ranks 0-{len(peers) - 1}: rank {max(self._ranks)}, which this call "
+                "was to go to, was removed from it"
+            )
+        return [peers[rank] for rank in self._ranks]
 
     def __repr__(self) -> str:
-        return f"<method {self._name}() of group {self._control.name!r}, ranks {[peer.rank for peer in self._peers()]}>"
+        ranks = list(range(len(self._control.group.peers)) if self._ranks is None else self._ranks)
+        return f"<method {self._name}() of group {self._control.name!r}, ranks {ranks}>"

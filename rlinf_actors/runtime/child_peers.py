@@ -15,7 +15,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Union
 
-from rlinf_actors.errors import ConnectionLostError, PeerDiedError, ProtocolMismatchError, RlinfActorsError
+from rlinf_actors.errors import (
+    ConnectionLostError,
+    GroupClosedError,
+    PeerDiedError,
+    ProtocolMismatchError,
+    RlinfActorsError,
+)
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.runtime.peer import Peer, PendingRequest
 from rlinf_actors.runtime.remote_group import RemoteGroup
@@ -139,7 +145,10 @@ class _Child:
 
     def ask(self, group: RemoteGroup) -> None:
         """Start the look-up: ask the parent worker, a rank of *group*, for the endpoint of the child."""
-        worker = group.peers[self._address.rank_path[0]]
+        worker = group.peer_of(self._address.rank_path[0])
+        if worker is None:  # removed, and forgotten since
+            self._answer(GroupClosedError(f"{self._name} has ended: its worker was removed from its group"))
+            return
         if worker.error is not None:
             self._worker_gone(group, worker, worker.error)
             return
@@ -181,7 +190,7 @@ class _Child:
             self._end(peer, death(frame.exit, self._name, self._address.rank, worker.node))
 
     def _worker_gone(self, group: RemoteGroup, worker: Peer, error: Exception) -> None:
-        if group.peers[worker.rank] is not worker and isinstance(error, ConnectionLostError):
+        if group.peer_of(worker.rank) is not worker and isinstance(error, ConnectionLostError):
             self.ask(group)  # the worker runs, and another link leads there
             return
         peer = self.peer or self._adopt(group, worker, "")

@@ -191,6 +191,11 @@ class ResizableGroup:
     def _peer(self, rank: int, node: str) -> Peer:
         raise NotImplementedError
 
+    def peer_of(self, rank: int) -> Peer | None:
+        """Return the Peer of *rank*, also of one that was removed; None if it is not known."""
+        peers = self.peers
+        return peers[rank] if rank < len(peers) else self.membership.removed.get(rank)
+
     def resize(self, world_size: int, detail: str = "") -> None:
         """Follow the number of ranks and the description that the head reports, if another process owns the group."""
         self.detail = detail or self.detail

@@ -208,7 +208,8 @@ class RemoteGroup(ResizableGroup):
             error: None if the worker is constructed; else why it is not. If the error came because the worker was
                 restarted or its connection was lost, the worker is asked again.
         """
-        successor = self.peers[peer.rank]
+        removed = peer.rank >= len(self.peers)  # the group does not need that rank any more
+        successor, error = (peer, None) if removed else (self.peers[peer.rank], error)
         if error is not None and successor is not peer and successor.error is None and not self.ready.done():
             self._ask_worker(successor)  # it was restarted, or its connection was made anew
         elif error is not None:
@@ -415,7 +416,7 @@ class RemoteGroup(ResizableGroup):
         decoding.add_done_callback(decoded)
 
     def _create_failed(self, peer: Peer, error: Exception) -> None:
-        if self.peers[peer.rank] is peer:  # else the worker was restarted, and is constructed then
+        if self.peer_of(peer.rank) is peer:  # else the worker was restarted, and is constructed then
             self.construction_failed(error)
 
     def _constructed(self, peer: Peer) -> None:
@@ -425,7 +426,8 @@ class RemoteGroup(ResizableGroup):
         """
         construction = self._construction
         assert construction is not None
-        construction.constructed[peer.rank] = peer.worker_id
+        if peer.rank < len(self.peers):  # else it was removed while it was constructed again
+            construction.constructed[peer.rank] = peer.worker_id
         call_all(self._watchers)
         peer.release()
         if len(construction.constructed) == len(self.peers):

@@ -146,7 +146,10 @@ def test_an_added_rank_is_restarted_and_a_removed_one_is_not(cluster):
     os.kill(first, signal.SIGKILL)
     until(lambda: group.control.states()[1].restarts == 1 and group.control.group.serves(1))
     assert group.sizes().wait() == [(0, 2, "2"), (1, 2, "2")]
+    kept = group.execute_on(1)
     group.remove_ranks(1)
+    with pytest.raises(PlacementError, match="has ranks 0-0: rank 1, which this call was to go to, was removed"):
+        kept.sizes()
     assert group.sizes().wait() == [(0, 1, "1")]
     assert list(group.control.states()) == [0]
 

@@ -213,3 +213,25 @@ async def test_lost_link_to_a_child_fails_its_open_calls(world):
     w.find()
     second = (await w.until(2))[1]
     assert (second.worker_id, second.error) == ("id-0_1", None)
+
+
+async def test_child_of_a_removed_rank_ends_with_it(world):
+    w = await world()
+    peer, _ = await w.up()
+    w.group.shrink(0)
+    w.group.membership.end_removed()
+    await ended(peer)
+    assert isinstance(peer.error, PeerDiedError)
+
+
+async def test_look_up_of_a_child_of_a_removed_rank_ends(world):
+    w = await world()
+    w.find()
+    await w.asked(frames.WhatRuns)
+    w.group.shrink(0)
+    w.group.membership.end_removed()
+    (found,) = await w.until(1)
+    assert isinstance(found.error, PeerDiedError)
+    w.group.membership.removed.clear()
+    w.find()
+    assert "its worker was removed from its group" in str((await w.until(2))[1])

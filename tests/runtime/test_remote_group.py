@@ -261,6 +261,13 @@ class TestReadinessOfAnothersGroup:
         with pytest.raises(WorkerDiedError):
             await ready
 
+    async def test_rank_that_is_removed_before_its_construction_is_not_waited_for(self, network):
+        world, ready, questions = await self.asked(network)
+        world.workers[0].say(frames.Runs(questions[0].id, ""))
+        world.group.resize(1)
+        world.group.update([world.state(1, "gone", exit=ExitReport("exited", 0))])
+        await ready
+
     async def test_restarted_worker_is_queried_again(self, network):
         world, ready, questions = await self.asked(network)
         world.workers[0].say(frames.Runs(questions[0].id, ""))
@@ -362,6 +369,21 @@ async def test_worker_restarted_before_its_construction_is_constructed(world):
     assert not world.group.ready.done()
     assert world.failed == []
     assert world.group.peers[0].error is None
+
+
+async def test_rank_that_is_removed_while_it_is_constructed_again_changes_nothing(world):
+    world.group.update([world.state(0, master_port=1), world.state(1)])
+    for worker in world.workers:
+        worker.say(frames.Ok((await worker.until(2))[1].id))
+    await world.group.ready
+    world.group.update([world.state(1, id="id-1.1", restarts=1)])
+    again = (await world.workers[1].until(4))[3]
+    assert isinstance(again, frames.Create)
+    world.group.shrink(1)
+    world.group.membership.end_removed()
+    assert world.group.peers[0].error is None
+    assert world.failed == []
+    assert world.group.construction.constructed == {0: "id-0"}
 
 
 async def test_registry_does_not_return_a_handle_whose_group_was_not_found(network):
