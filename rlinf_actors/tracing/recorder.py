@@ -23,6 +23,8 @@ active: Recorder | None = None
 """The recorder of this process, None while nothing is traced."""
 
 _LOW = 0xFFFFFFFF
+_MORE_THREADS = "(more threads)"
+"""Name of all threads after the first thousand of a process."""
 
 
 class Begin(Protocol):
@@ -54,6 +56,7 @@ class Recorder:
         self._number = itertools.count(1).__next__
         self._next_name = itertools.count(1).__next__
         self._next_args = itertools.count(1).__next__
+        self._next_thread = itertools.count(1).__next__
         self._next_flow = itertools.count(1).__next__
         self._unnamed = itertools.count(1).__next__
         self._names: dict[Any, int] = {}
@@ -139,7 +142,10 @@ class Recorder:
         if (known := getattr(self._threads, "number", None)) is not None:
             return int(known)
         thread = threading.current_thread()
-        number = self._threads.number = self._name((thread.ident, thread.name), f"{ring.THREAD}{thread.name}")
+        key, title = (thread.ident, thread.name), thread.name
+        if key not in self._names and self._next_thread() > self._layout.names // 2:
+            key, title = (0, _MORE_THREADS), _MORE_THREADS  # short-lived threads must not take the slots of all names
+        number = self._threads.number = self._name(key, f"{ring.THREAD}{title}")
         return number
 
     def _args(self, args: Mapping[str, Any]) -> int:

@@ -90,6 +90,24 @@ def test_names_without_room_are_counted_and_cost_no_memory() -> None:
     assert {span.name for span in found.spans[-10:]} == {"(too many names)"}
 
 
+def test_short_lived_threads_leave_room_for_names() -> None:
+    one = new(names=16)
+
+    def work() -> None:
+        one.end(one.begin("work"))
+
+    for number in range(100):
+        thread = threading.Thread(target=work, name=f"thread {number}")
+        thread.start()
+        thread.join()
+    one.begin("a new name")
+    found = read(one)
+    assert found.unnamed == 0
+    assert found.spans[-1].name == "a new name"
+    assert found.threads[found.spans[0].thread] == "thread 0"
+    assert found.threads[found.spans[-2].thread] == "(more threads)"
+
+
 def test_overwritten_arguments_are_counted_and_odd_ones_are_kept_as_text() -> None:
     one = new(args=4)
     for number in range(6):
