@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, overload
 import msgspec
 
 from rlinf_actors.config.tracer_config import TracerConfig
-from rlinf_actors.errors import RlinfActorsError, UsageError
+from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.log_printer import say
 from rlinf_actors.runtime.runtime import Runtime
@@ -92,10 +92,27 @@ class JobTrace:
 
     @classmethod
     def start(cls, runtime: Runtime, config: TracerConfig | None, log_dir: str | None) -> JobTrace | None:
-        """Trace this driver from now on if the configuration says so, else return None."""
+        """Trace this driver from now on if the configuration says so, else return None.
+
+        Raises:
+            ConfigError: the directory of the file cannot be made or written to; known now, not when the job has run.
+        """
         if config is None or not config.enable:
             return None
-        return cls(runtime, config, log_dir or os.getcwd())
+        trace = cls(runtime, config, log_dir or os.getcwd())
+        folder = trace.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(0, "this process may not write there")
+        except OSError as error:
+            recorder.stop()
+            runtime.close()
+            raise ConfigError(
+                f"{folder} cannot be used ({error.strerror}): this driver writes the trace there when the job ends",
+                path="cluster.tracer.output_file",
+            ) from None
+        return trace
 
     async def finish(self, states: Sequence[NodeState]) -> None:
         """Write the trace of the job, whose workers have ended, and trace this process no longer. Loop thread."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from trace_workers import Consumer, Producer
 
-from rlinf_actors import Channel, Cluster, NodePlacementStrategy, Tracer, WorkerDiedError
+from rlinf_actors import Channel, Cluster, ConfigError, NodePlacementStrategy, Tracer, WorkerDiedError
 from rlinf_actors.tracing import recorder
 from tests.tracing.chrome import check
 
@@ -85,6 +86,14 @@ def test_script_that_ends_without_shutdown_writes_its_trace(tmp_path: Path) -> N
     ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr
     assert spans(load(tmp_path / "trace.json"))["driver", "step"] == 1
+
+
+def test_file_that_cannot_be_written_fails_the_start_and_leaves_nothing() -> None:
+    threads = threading.enumerate()
+    with pytest.raises(ConfigError, match=r"cluster.tracer.output_file: /proc/no cannot be used"):
+        Cluster(cluster_cfg={"num_nodes": 1, "tracer": {"enable": True, "output_file": "/proc/no/trace.json"}})
+    assert recorder.active is None
+    assert threading.enumerate() == threads
 
 
 def test_job_that_is_not_traced_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
