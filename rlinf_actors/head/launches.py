@@ -97,7 +97,7 @@ class Launches:
             group.subscribers[client.incarnation] = None
         placed: dict[str, list[WorkerSpec]] = {}
         for node, unsigned in zip(nodes, asked.workers, strict=True):
-            spec = replace(unsigned, token=token)
+            spec = replace(unsigned, token=token, resizes=0)
             placed.setdefault(node.id, []).append(spec)
             worker = WorkerRecord(spec, node.id, node.report.ip)
             groups.add(group, worker)
@@ -133,7 +133,7 @@ class Launches:
                 groups.stop_group(group, "not all its nodes, or robots, were there after the head was restarted")
             raise
         for node, unsigned in missing:
-            spec = replace(unsigned, token=token)
+            spec = replace(unsigned, token=token, resizes=0)
             worker = WorkerRecord(spec, node.id, node.report.ip)
             groups.adopt(group, worker)
             groups.claims.take(group, worker, node)

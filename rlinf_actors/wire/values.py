@@ -248,7 +248,7 @@ class WorkerSpec(Value, frozen=True):
     restart: Union[RestartPolicy, None] = None
     incarnation: int = 0
     owner_must_answer: str = ""
-    resizes: int = 0
+    resizes: Annotated[int, Meta(ge=-1, le=1 << 40)] = 0
     code: str = ""
     code_paths: list[str] = []
     profiler: Union[Profiler, None] = None

@@ -9,7 +9,7 @@ from restart_kit import UP, cluster, returns
 
 from rlinf_actors.head.commands import Refuse
 from rlinf_actors.wire.agent_messages import StartWorkers, StopWorkers
-from rlinf_actors.wire.client_messages import Done, FindGroup, Handles, Launched, WorkerChanged
+from rlinf_actors.wire.client_messages import Done, FindGroup, Handles, Launch, Launched, WorkerChanged
 from rlinf_actors.wire.resize_messages import AddRanks, ResizeGroup
 from rlinf_actors.wire.values import GroupHandle
 
@@ -33,6 +33,18 @@ def resize(kit, size: int, peer: str = "d1", **more):
 
 def found(kit, peer: str = "d1"):
     return kit.ask(peer, FindGroup("ns", "g")).group
+
+
+@pytest.mark.parametrize("said", [-1, 7, 2**40])
+def test_a_new_group_was_not_resized_whatever_its_driver_says(said):
+    """Else the head would count on from there, up to a number that no message can have."""
+    kit = cluster()
+    made = [replace(spec, resizes=said) for spec in specs("h", [0, 0])]
+    assert isinstance(kit.ask("d1", Launch("ns", "h", "m:C", made)), Launched)
+    (order,) = kit.sent(StartWorkers, "a:n0")
+    assert [(spec.resizes, spec.world_size) for spec in order.workers] == [(0, 2), (0, 2)]
+    assert kit.ask("d1", ResizeGroup("ns", "h", "h", 1, stop=False)) == Done()
+    assert {spec.resizes for one in kit.sent(StartWorkers, "a:n0") for spec in one.workers} == {1}
 
 
 def test_an_added_rank_is_a_member_only_after_the_owner_says_so():
