@@ -31,7 +31,8 @@ class Routing(Messaging):
 
     In decoupled mode no rank is paired with another: any rank of the receiving group takes a shard, and its answer goes
     back to the rank that sent the shard. Such a worker has an attribute ``batch_router``: a dict with an empty list for
-    each tag that it answers.
+    each tag that it answers. The n-th shard that is answered is the n-th shard that was received, so one thread or task
+    of a worker receives the shards of a tag and answers them.
     """
 
     _rank: int
