@@ -49,7 +49,7 @@ def of_list(given: Sequence[object], path: str) -> Requirements:
     lines = []
     for index, entry in enumerate(given):
         where = f"{path}[{index}]"
-        if not isinstance(entry, str) or not entry.strip() or "\n" in entry or entry.lstrip().startswith("#"):
+        if not isinstance(entry, str) or len(entry.strip().splitlines()) != 1 or entry.lstrip().startswith("#"):
             raise ConfigError(f"is {entry!r}; it must be a requirement such as 'numpy>=2'", path=where)
         option = _OPTION.match(entry.strip())
         if option is not None and option[1] in _INCLUDES:

@@ -31,6 +31,12 @@ def test_list_is_taken_as_it_is():
     assert not of_list([], PATH)
 
 
+@pytest.mark.parametrize("line", ["numpy\r-e ./x", "numpy\x0b--no-index", "numpy\u2028-r /x", "numpy\n-e ."])
+def test_entry_is_one_line_as_pip_counts_lines(line):
+    with pytest.raises(ConfigError, match="it must be a requirement"):
+        of_list([line], PATH)
+
+
 def test_file_loses_comments_and_keeps_continued_lines():
     text = "# all\nnumpy  # for arrays\n\na==1 \\\n  --hash=sha256:00\nb @ https://x/b.whl#sha256=1\n"
     assert from_files({"/p/requirements.txt": text}).lines == (
