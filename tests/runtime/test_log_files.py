@@ -101,19 +101,20 @@ def test_terminal_that_stands_still_withholds_credit_until_the_end(kit, monkeypa
 
 def test_full_disk_holds_the_credit_and_loses_nothing(kit, monkeypatch, caplog):
     monkeypatch.setattr(log_files, "AGAIN_S", 0.01)
-    write, tried, room = os.write, threading.Event(), threading.Event()
+    write, begun, failed, room = os.write, threading.Event(), threading.Event(), threading.Event()
 
     def full(file, data):
         if room.is_set() or len(data) == 1:
             return write(file, data)
-        if tried.is_set():
+        if begun.is_set():
+            failed.set()
             raise OSError(errno.ENOSPC, "No space left on device")
-        tried.set()
+        begun.set()
         return write(file, data[:3])
 
     monkeypatch.setattr(os, "write", full)
     kit.write(("out", "one"), ("out", "two"))
-    assert tried.wait(pace.PATIENCE_S)
+    assert failed.wait(pace.PATIENCE_S)
     assert kit.credits == []
     room.set()
     kit.settled()
