@@ -101,7 +101,8 @@ class Recorder:
 
     def end_last(self, name: str, cat: str = "default") -> None:
         """Record the end of the last span of that name and category on this thread."""
-        self._write(END, 0, self._name((name, cat), f"{name}\0{cat}"), 0)
+        label = self._names.get((name, cat))
+        self._write(END, 0, self._name((name, cat), f"{name}\0{cat}") if label is None else label, 0)
 
     def flow_out(self, span: int, flow: int) -> None:
         """Record that an arrow begins in a span. `flow_in` with the same number, in any process, is its end."""
