@@ -1,11 +1,12 @@
 """Runs RLinf's own unit tests, unmodified, on rlinf_actors.dropin, and compares the counts with those on Ray.
 
-    RLINF_SRC=~/RLinf python -m tests.rlinf.conformance [FILE ...] [--out DIR]
+    RLINF_SRC=~/RLinf python -m tests.rlinf.conformance [FILE ...] [--out DIR] [--ray PYTHON]
 
 Each test file runs in a process of its own: ``python -m rlinf_actors.dropin -m pytest FILE``. A line for each file has
-what junit counted and the seconds, and the same as recorded on Ray (tests/rlinf/recorded.py). Then come the counts of
-each tier, and every test of tiers A and B that failed, with its message. Exit status: 0 if as many tests of tiers A and
-B pass as on Ray (for named files: if none of them fails), else 1.
+what junit counted and the seconds, and the same as recorded on Ray (tests/rlinf/recorded.py). With --ray, the file then
+runs on Ray too, by an interpreter that has Ray and not rlinf_actors: machines are compared with themselves. Then come
+the counts of each tier, and every test of tiers A and B that failed, with its message. Exit status: 0 if as many tests
+of tiers A and B pass as on Ray (for named files: if none of them fails), else 1.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import NamedTuple
 
 import agentd
 import rlinf_actors
+from tests.rlinf.on_ray import apart
 from tests.rlinf.recorded import COMMIT, FILES, GOALS, TIERS, OnRay, tier_of
 
 ASKED = "AB"
@@ -78,17 +80,20 @@ def environment(source: Path) -> dict[str, str]:
     return {**os.environ, **changed}
 
 
-def run_file(source: Path, name: str, out: Path, test_s: float, file_s: float) -> Ran:
-    """Run the test file *name* of the checkout *source*; its log and junit file go to *out*."""
+def run_file(
+    source: Path, name: str, out: Path, test_s: float, file_s: float, command: list[str], env: dict[str, str]
+) -> Ran:
+    """Run the test file *name* of the checkout *source* by *command*; its log and junit file go to *out*."""
+    out.mkdir(parents=True, exist_ok=True)
     report = out / f"{name}.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "rlinf_actors.dropin", "-m", "pytest", "-p", "no:cacheprovider", "-ra"]
+    command = [*command, "-m", "pytest", "-p", "no:cacheprovider", "-ra"]
     command += [word for plugin in PLUGINS for word in ("-p", plugin)]
     command += [f"--timeout={test_s:g}", f"--junitxml={report}", str(source / "tests" / "unit_tests" / f"{name}.py")]
     began, trouble = time.monotonic(), ""
     with open(out / f"{name}.log", "w") as log:
         child = subprocess.Popen(
-            command, cwd=out, env=environment(source), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=out, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
             status = child.wait(file_s)
@@ -102,6 +107,17 @@ def run_file(source: Path, name: str, out: Path, test_s: float, file_s: float) -
     return Ran([], seconds, trouble or f"no report, exit status {status}: see {log.name}")
 
 
+def run_on_ray(source: Path, name: str, out: Path, test_s: float, file_s: float, python: str) -> OnRay:
+    """Run the test file *name* on Ray by the interpreter *python*, apart from other clusters; return its figures."""
+    with tempfile.TemporaryDirectory(prefix="rr-", ignore_cleanup_errors=True) as directory:
+        command, variables = apart(python, directory)
+        ran = run_file(source, name, out, test_s, file_s, command, environment(source) | variables)
+    counts = collections.Counter(case.outcome for case in ran.cases)
+    if ran.trouble:
+        print(f"{name} on Ray: {ran.trouble}", flush=True)
+    return OnRay(len(ran.cases), counts["passed"], counts["skipped"], ran.seconds)
+
+
 def line(name: str, ran: Ran, ray: OnRay) -> str:
     """Return the line of the table for the test file *name*."""
     counts = collections.Counter(case.outcome for case in ran.cases)
@@ -110,8 +126,8 @@ def line(name: str, ran: Ran, ray: OnRay) -> str:
     return f"{name:36}{len(ran.cases):5}{figures}{ran.seconds:8.1f} |{on_ray}  {ran.trouble}".rstrip()
 
 
-def summary(results: dict[str, Ran]) -> tuple[list[str], bool]:
-    """Return the lines after the table, and True if the exit status is 0."""
+def summary(results: dict[str, Ran], on_ray: dict[str, OnRay]) -> tuple[list[str], bool]:
+    """Return the lines after the table, which compare with the figures *on_ray*, and True if the exit status is 0."""
     tiers: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for ran in results.values():
         for case in ran.cases:
@@ -129,9 +145,9 @@ def summary(results: dict[str, Ran]) -> tuple[list[str], bool]:
     ]
     lines += [f"{case.outcome} {case.test}: {(case.message.splitlines() or [''])[0][:160]}" for case in failed]
     slower = [
-        f"slower than on Ray: {name}, {ran.seconds:.1f} s, {FILES[name].seconds:g} s on Ray"
+        f"slower than on Ray: {name}, {ran.seconds:.1f} s, {on_ray[name].seconds:.1f} s on Ray"
         for name, ran in results.items()
-        if name in FILES and ran.seconds > FILES[name].seconds
+        if name in on_ray and ran.seconds > on_ray[name].seconds
     ]
     complete = results.keys() < FILES.keys() or all(tiers[tier]["passed"] >= goal for tier, goal in GOALS.items())
     return [*lines, *slower], complete and not failed and not any(ran.trouble for ran in results.values())
@@ -143,6 +159,7 @@ def main() -> None:
     parser.add_argument("files", nargs="*", help="test files without .py; all of the table without one")
     parser.add_argument("--source", type=Path, default=os.environ.get("RLINF_SRC"), help="RLinf's checkout (RLINF_SRC)")
     parser.add_argument("--out", type=Path, help="directory of logs, junit files and results.json")
+    parser.add_argument("--ray", metavar="PYTHON", help="an interpreter with Ray: run each file on Ray as well")
     parser.add_argument("--test-seconds", type=float, default=60)
     parser.add_argument("--file-seconds", type=float, default=900)
     args = parser.parse_args()
@@ -150,15 +167,19 @@ def main() -> None:
         parser.error(f"RLINF_SRC or --source must name a checkout of RLinf (commit {COMMIT[:9]}), not {args.source}")
     out = (args.out or Path(tempfile.mkdtemp(prefix="conformance-"))).resolve()
     out.mkdir(parents=True, exist_ok=True)
-    results = {}
+    source, results, on_ray = args.source.resolve(), {}, dict(FILES)
     for package in (rlinf_actors, agentd):  # as an installation does, because the tests write no bytecode
         compileall.compile_dir(Path(package.__file__).parent, quiet=2)
     print(f"{'':36}  all  pass  fail error  skip       s |  Ray  pass  skip       s")
     for name in args.files or FILES:
-        results[name] = run_file(args.source.resolve(), name, out, args.test_seconds, args.file_seconds)
-        print(line(name, results[name], FILES.get(name, OnRay(0, 0, 0, 0.0))), flush=True)
+        limits = (args.test_seconds, args.file_seconds)
+        here = [sys.executable, "-m", "rlinf_actors.dropin"]
+        results[name] = run_file(source, name, out, *limits, here, environment(source))
+        if args.ray is not None:
+            on_ray[name] = run_on_ray(source, name, out / "ray", *limits, args.ray)
+        print(line(name, results[name], on_ray.get(name, OnRay(0, 0, 0, 0.0))), flush=True)
     (out / "results.json").write_text(json.dumps({name: ran._asdict() for name, ran in results.items()}, indent=1))
-    lines, good = summary(results)
+    lines, good = summary(results, on_ray)
     print("\n".join(lines))
     print(f"logs: {out}")
     sys.exit(0 if good else 1)
