@@ -38,7 +38,7 @@ class Profiled:
             step_idx: number of the training step.
         """
         config = self._profiling()
-        if config is not None and step_idx is not None and not config.should_profile_step(step_idx):
+        if config is None or (step_idx is not None and not config.should_profile_step(step_idx)):
             return
         if isinstance(config, TorchProfileConfig):
             if config.profiles_worker(self._group_name, self._rank) and self._torch_profile is None:
@@ -50,7 +50,7 @@ class Profiled:
 
     def stop_profile(self) -> None:
         """Stop recording. With ``backend: torch``, write the file. Without `start_profile`, nothing happens."""
-        window = profiler_of(self._accelerator_type)
+        window = profiler_of(self._accelerator_type) if self._profiling() is not None else None
         if window is not None:
             window.stop()
         if self._torch_profile is not None:

@@ -32,7 +32,7 @@ class Here:
         monkeypatch.setattr(connecting, "member", lambda: here)
         self.channel = pickle.loads(pickle.dumps(Channel("q", namespace, None)))  # noqa: S301 - our own bytes
 
-    async def find(self, namespace, name, *, ended=False):
+    async def find(self, namespace, name, *, ended=False, wait_s=0.0):
         self.searches += 1
         assert (namespace, name) == ("ns", "channel@q")
         if isinstance(self.found, Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -126,9 +127,7 @@ def test_packages_without_ray_come_from_the_checkout(checkout):
             raise AssertionError
         """,
     )
-    for path in (checkout / "rlinf" / "scheduler" / "dynamic_scheduler").iterdir():
-        path.unlink()
-    (checkout / "rlinf" / "scheduler" / "dynamic_scheduler").rmdir()
+    shutil.rmtree(checkout / "rlinf" / "scheduler" / "dynamic_scheduler")
     done = run(checkout, "import rlinf.scheduler.dynamic_scheduler.utils")
     assert "is used as it is in RLinf's checkout, and is not there" in done.stderr
 

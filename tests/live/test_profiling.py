@@ -18,6 +18,8 @@ from rlinf_actors import NodePlacementStrategy, WorkerDiedError, WorkerGroup, Wo
 from rlinf_actors.testing import LocalCluster
 from tests import pace
 
+pytestmark = pytest.mark.live
+
 FAKE = Path(__file__).with_name("fake_nsys.py")
 Launch = Callable[..., Any]
 
@@ -97,21 +99,26 @@ def test_profiler_that_dies_takes_its_worker_with_it(nsys: Path, tmp_path: Path)
         group = launch(job)
         ((pid, parent),) = group.pids().wait()
         waiting = group.never()
+        worker = os.pidfd_open(pid)
         os.kill(parent, 9)
         with pytest.raises(WorkerDiedError):
             waiting.wait()
         group.shutdown()
-        assert procfs.stat(pid) is None
+        assert procfs.has_ended(worker)  # the template may not have reaped it yet
+        os.close(worker)
 
 
 def test_profiler_that_hangs_is_killed_after_its_grace(nsys: Path, tmp_path: Path) -> None:
     with cluster(nsys, tmp_path, grace_s=0.5) as job:
         group = launch(job, env_vars={"FAKE_NSYS": "hang"})
         ((pid, parent),) = group.pids().wait()
+        processes = [os.pidfd_open(pid), os.pidfd_open(parent)]
         began = time.monotonic()
         group.shutdown()
         assert time.monotonic() - began < pace.PATIENCE_S
-        assert procfs.stat(pid) is procfs.stat(parent) is None
+        for process in processes:
+            assert procfs.has_ended(process)  # the template may not have reaped it yet
+            os.close(process)
         assert not list(tmp_path.glob("*.nsys-rep"))
 
 

@@ -18,6 +18,8 @@ from rlinf_actors import Channel, Cluster, ConfigError, NodePlacementStrategy, T
 from rlinf_actors.tracing import recorder
 from tests.tracing.chrome import check
 
+pytestmark = pytest.mark.live
+
 
 def load(path: Path) -> dict[str, Any]:
     trace: dict[str, Any] = json.loads(path.read_text())
