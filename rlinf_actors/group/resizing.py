@@ -207,7 +207,8 @@ async def _add(control: GroupControl, growth: _Growth) -> list[int]:
     try:
         await group.request_ready()
         specs = await growth.grower.prepare(growth.specs, growth.placements)
-        joined = group.begin_growth(growth.nodes, growth.parts)
+        workers = [(spec.id, node) for spec, node in zip(specs, growth.nodes, strict=True)]
+        joined = group.begin_growth(workers, growth.parts)
         try:
             asked = AddRanks(group.namespace, group.name, specs)
             await runtime.ask(asked, Launched, _patience(control), lambda reply: group.update(reply.group.workers))

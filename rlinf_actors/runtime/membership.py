@@ -92,16 +92,19 @@ class Membership:
 
     def report(self, worker: WorkerState) -> None:
         """Handle a report of the head on a rank that is no member."""
-        peer = self._joining.get(worker.rank) or self.removed.get(worker.rank)
+        peer = self._joining.get(worker.rank)
+        if peer is None or peer.worker_id != worker.id:
+            peer = self.removed.get(worker.rank)
+        # a restarted head reports again that a worker has ended which had the rank before
         if peer is None or peer.worker_id not in ("", worker.id):
             return
-        peer.worker_id = worker.id
+        peer.worker_id, joining = worker.id, peer is self._joining.get(worker.rank)
         if worker.state == "gone":
-            self._states.pop(worker.rank, None)
             self._end(peer, worker.exit or ExitReport("exited"))
-            if peer.rank in self._joining:
+            if joining:
+                self._states.pop(worker.rank, None)
                 self.fail(peer.error or RlinfActorsError(f"{peer.name} has ended"))
-        elif peer.rank in self._joining:
+        elif joining:
             self._states[worker.rank] = worker
             if worker.state == "running" and worker.endpoint is not None and not peer.connected and peer.error is None:
                 self._connect(peer, worker, partial(self._create, peer))
@@ -220,10 +223,12 @@ class ResizableGroup:
         call_all(self._watchers)
         return leaving
 
-    def begin_growth(self, nodes: Sequence[str], parts: Sequence[Buffer]) -> Promise[None]:
-        """Begin to add a rank for each of *nodes*, the nodes' names; see `Membership.begin`. *parts* are arguments."""
+    def begin_growth(self, workers: Sequence[tuple[str, str]], parts: Sequence[Buffer]) -> Promise[None]:
+        """Begin to add ranks for *workers*, (id, node name) pairs; see `Membership.begin`. *parts* are arguments."""
         assert self._construction is not None
-        peers = [self._peer(len(self.peers) + index, node) for index, node in enumerate(nodes)]
+        peers = [self._peer(len(self.peers) + index, node) for index, (_, node) in enumerate(workers)]
+        for peer, (id, _) in zip(peers, workers, strict=True):
+            peer.worker_id = id
         return self.membership.begin(peers, self._construction, parts, lambda: self.states.get(0))
 
     def grow(self) -> None:

@@ -386,6 +386,25 @@ async def test_rank_that_is_removed_while_it_is_constructed_again_changes_nothin
     assert world.group.construction.constructed == {0: "id-0"}
 
 
+async def test_end_of_a_removed_worker_is_not_that_of_the_worker_which_gets_its_rank(world):
+    """A restarted head reports the ends of workers again, also of those that had been removed before."""
+    world.group.update([world.state(0, master_port=1), world.state(1)])
+    for worker in world.workers:
+        worker.say(frames.Ok((await worker.until(2))[1].id))
+    await world.group.ready
+    world.group.shrink(1)
+    joined = world.group.begin_growth([("id-1a1", "n1")], [b"args"])
+    removed = ExitReport("stopped", reason="it was removed from its group")
+    world.group.update([world.state(1, "gone", exit=removed, id="id-1")])
+    assert not joined.done()
+    world.group.update([world.state(1, id="id-1a1")])
+    create = (await world.workers[1].until(4))[3]
+    world.workers[1].say(frames.Ok(create.id))
+    await joined
+    world.group.grow()
+    assert [peer.worker_id for peer in world.group.peers] == ["id-0", "id-1a1"]
+
+
 async def test_registry_does_not_return_a_handle_whose_group_was_not_found(network):
     handles = GroupRegistry(driver(network, Calls()))
     group = handles.of_handle("ns", "g", "abc", ["n0"], 0.0, asyncio.Event().wait)
