@@ -24,6 +24,7 @@ from error_workers import CONFIG, Doer
 
 from rlinf_actors import Channel, Cluster, FlexiblePlacementStrategy, NodePlacementStrategy, WorkerGroup, errors
 from rlinf_actors.group.control import control_of
+from rlinf_actors.routing.batches import split_batch
 from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.testing import LocalCluster
@@ -99,6 +100,10 @@ def config(scene: Scene) -> None:
 
 
 def placement(scene: Scene) -> None:
+    scene.group.remove_ranks(0)  # type: ignore[attr-defined]
+
+
+def node_rank(scene: Scene) -> None:
     scene.launch("nowhere", node=7)
 
 
@@ -280,11 +285,16 @@ async def remote_wire() -> None:
     control_codec.decode(b"\xc1 no message")
 
 
+async def routing() -> None:
+    split_batch([1, 2, 3], [2, 2])
+
+
 LIVE: dict[type[Exception], Callable[[Scene], None]] = {
     errors.ClusterTimeoutError: cluster_timeout,
     errors.WrongServerError: not_the_head,
     errors.ConfigError: config,
     errors.PlacementError: placement,
+    errors.NodeRankError: node_rank,
     errors.UsageError: usage,
     errors.CallTimeoutError: call_timeout,
     errors.WorkerError: worker,
@@ -311,6 +321,7 @@ HERE_ALONE: dict[type[Exception], Callable[[], Awaitable[None]]] = {
     errors.ProtocolError: protocol,
     errors.ProtocolMismatchError: protocol_mismatch,
     errors.RemoteWireError: remote_wire,
+    errors.RoutingError: routing,
 }
 BASES = (errors.EndedError,)
 """Caught, and never raised themselves."""
