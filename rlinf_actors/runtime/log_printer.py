@@ -6,6 +6,7 @@ The loop thread queues the lines. A thread of the printer writes them, because a
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import logging
 import os
@@ -200,7 +201,17 @@ def _stream(name: str) -> TextIO | None:
 
 
 def _put(out: TextIO, text: str) -> None:
-    """Write *text* to *out* and flush; escape characters that *out* cannot encode."""
+    """Write *text* to *out* and flush; escape characters that *out* cannot encode.
+
+    A file of the operating system is written without Python's buffer. A write to a pipe that is not read would hold the
+    lock of the buffer, and the interpreter flushes stdout before it calls exit handlers, so the driver would not end.
+    """
+    if isinstance(out, io.TextIOWrapper) and isinstance(out.buffer, io.BufferedWriter):
+        out.flush()
+        data = memoryview(_encodable(out, text).encode(out.encoding))
+        while data:
+            data = data[os.write(out.fileno(), data) :]
+        return
     try:
         out.write(text)
     except UnicodeEncodeError:

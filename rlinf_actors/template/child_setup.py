@@ -289,6 +289,7 @@ def _restore_streams() -> None:
     faulthandler.enable()  # a crash in C code prints its place to stderr, and so into the exit report
     if os.environ.get(CATCH_FAILURE) == "1":
         for number in (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_DFL)  # a shell starts programs in the background with SIGQUIT ignored
             faulthandler.register(number, chain=True)  # and then ends the process, unless user code handles it
 
 

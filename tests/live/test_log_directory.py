@@ -67,6 +67,7 @@ def test_terminal_that_is_not_read_and_a_stopped_driver_lose_nothing(rlinf_leak_
     logs = tmp_path / "logs"
     path = lw.script(tmp_path, SLOW.format(logs=str(logs)))
     env = {**lw.SCRIPT_ENV, "PYTHONPATH": f"{Path(__file__).parent}:{lw.SCRIPT_ENV.get('PYTHONPATH', '')}"}
+    env["PYTHONUNBUFFERED"] = ""  # with it Python's stdout has no lock that the printer could hold
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, path], env=env, **pipes) as driver:
         seen = b""
