@@ -33,7 +33,7 @@ class WeightedItem:
 
 
 class AssembledChannel:
-    """What `_initialize` needs and sets; a base class of Channel."""
+    """Base class of Channel that builds one in two steps, `Channel()` and `_initialize()`, as RLinf's code does."""
 
     _name: str
     _namespace: str

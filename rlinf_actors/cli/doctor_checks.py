@@ -56,7 +56,7 @@ class Directory:
 
 @dataclass(frozen=True)
 class KeyOnDisk:
-    """What is known about a key file of this user, or about the directory of key files."""
+    """Findings about a key file of this user, or about the directory of key files."""
 
     path: str
     private: bool  # True if no other user can read it

@@ -130,8 +130,8 @@ async def _serve(
 ) -> int:
     """Run a head that listens at *endpoint* until the head ends. Return the exit code.
 
-    *key* is the head's key file, or None. *insecure* permits TCP without keys. *manager* (systemd) is told when the
-    head is ready and when it stops.
+    *key* is the head's key file, or None. *insecure* permits TCP without keys. The
+    head reports to *manager* (systemd) when it is ready and when it stops.
     """
     from rlinf_actors.net.zmq_network import ZmqNetwork
 

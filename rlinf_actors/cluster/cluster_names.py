@@ -35,7 +35,7 @@ class ClusterEnvVar(str, enum.Enum):
 
 
 class PathEnvMergeMode(str, enum.Enum):
-    """How path variables, such as PYTHONPATH, are merged from the configuration and the node."""
+    """Rule by which path variables, such as PYTHONPATH, of the configuration and of the node are merged."""
 
     APPEND = "append"
     """The configuration's directories, then those of the node that are not among them."""

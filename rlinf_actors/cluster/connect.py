@@ -154,7 +154,7 @@ class _StartThread(Generic[T]):
 
 
 class Connecting(Generic[T]):
-    """What ``Cluster.connect()`` returns: ``await`` or ``async with`` starts the Cluster and gives it.
+    """Result of ``Cluster.connect()``: ``await`` or ``async with`` starts the Cluster and returns it.
 
     Args:
         lock: the StartLock of this process.
@@ -365,7 +365,7 @@ TIMEOUT_S = 30.0
 
 @dataclass
 class WorkerJob:
-    """What a worker process knows of the cluster that it belongs to, so that user code can call ``Cluster()``.
+    """Facts about the cluster of a worker process, with which user code in the worker can call ``Cluster()``.
 
     worker.main makes it before user code runs.
     """
