@@ -4,6 +4,8 @@
 checkout stays as it is, and every other module of `rlinf` comes from it.
 """
 
+import os
+
 
 def install() -> None:
     """Serve `rlinf.scheduler` from rlinf_actors in this process, in the processes that it starts, and in its workers.
@@ -18,6 +20,12 @@ def install() -> None:
     from rlinf_actors.dropin import door  # imported only if it is needed: every Python of a job imports this module
 
     door.install()
+
+
+def install_if_asked() -> None:
+    """Call `install` if RLINF_ACTORS_DROPIN is 1 in this process. Each template and worker calls this at its start."""
+    if os.environ.get("RLINF_ACTORS_DROPIN") == "1":
+        install()
 
 
 __all__ = ["install"]

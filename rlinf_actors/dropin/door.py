@@ -36,12 +36,6 @@ def install() -> None:
             os.environ[name] = value
 
 
-def install_if_asked() -> None:
-    """Call `install` if RLINF_ACTORS_DROPIN is 1 in this process."""
-    if os.environ.get(DROPIN) == "1":
-        install()
-
-
 def environment(python_path: str) -> dict[str, str]:
     """Return the variables that make a Python process serve rlinf.scheduler; *python_path* is its PYTHONPATH.
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from rlinf_actors import environ_block, forks, procfs
 from rlinf_actors.cgroups.worker_cgroup import Cgroup
-from rlinf_actors.dropin.door import install_if_asked
+from rlinf_actors.dropin import install_if_asked
 from rlinf_actors.settings import CATCH_FAILURE, CHILDREN, PROBE_ROOT
 from rlinf_actors.wire import template_protocol as packets
 from rlinf_actors.wire.child_protocol import socket_path

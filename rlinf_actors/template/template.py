@@ -53,7 +53,7 @@ from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import Roots
 from rlinf_actors.cgroups.worker_cgroup import Cgroup, cgroup_of
 from rlinf_actors.codesync.locks import hold_own
-from rlinf_actors.dropin.door import install_if_asked
+from rlinf_actors.dropin import install_if_asked
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.installed import fingerprint
 from rlinf_actors.model.accelerator_table import ACCELERATOR_TABLE
