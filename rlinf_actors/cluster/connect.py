@@ -32,7 +32,7 @@ from rlinf_actors.cluster.cluster_nodes import (
 from rlinf_actors.codesync.source import CodeSource, find_source
 from rlinf_actors.config.cluster_config import ClusterConfig
 from rlinf_actors.config.net_emulation_config import DRIVER
-from rlinf_actors.config.runtime_config import RuntimeConfig
+from rlinf_actors.config.small_sections import RuntimeConfig
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.hardware import extensions
 from rlinf_actors.hardware.configured import without_types

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import msgspec
 
-from rlinf_actors.config.tracer_config import TracerConfig
+from rlinf_actors.config.small_sections import TracerConfig
 from rlinf_actors.errors import ConfigError, RlinfActorsError, UsageError
 from rlinf_actors.runtime.future import AsyncWork
 from rlinf_actors.runtime.log_printer import say

@@ -17,7 +17,6 @@ from typing import Annotated, Any, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-from rlinf_actors.config.auto_scheduler_config import AutoSchedulerConfig
 from rlinf_actors.config.component_rules import ComponentRule, parse_component_placement
 from rlinf_actors.config.config_values import (
     build,
@@ -33,8 +32,7 @@ from rlinf_actors.config.config_values import (
 from rlinf_actors.config.net_emulation_config import NetEmulationConfig
 from rlinf_actors.config.net_emulation_config import parse as parse_net_emulation
 from rlinf_actors.config.profiling_config import ProfileConfig, parse_profiling
-from rlinf_actors.config.runtime_config import RuntimeConfig
-from rlinf_actors.config.tracer_config import TracerConfig
+from rlinf_actors.config.small_sections import AutoSchedulerConfig, RuntimeConfig, TracerConfig
 from rlinf_actors.conversion import convert, nearest
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.hardware import AcceleratorType, is_accelerator_type

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_actors.config.auto_scheduler_config import AutoSchedulerConfig
 from rlinf_actors.config.cluster_config import ClusterConfig
+from rlinf_actors.config.small_sections import AutoSchedulerConfig
 from rlinf_actors.errors import ConfigError
 
 
