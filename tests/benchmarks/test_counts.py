@@ -1,0 +1,40 @@
+"""The hops of one operation, which make its time: they may fall, and not rise unnoticed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.counts import why_no_strace
+
+pytestmark = [pytest.mark.live, pytest.mark.skipif(bool(why_no_strace()), reason=why_no_strace())]
+
+MOST = {
+    "wait": (11, 86),
+    "await": (11, 92),
+    "await_uvloop": (11, 92),
+    "fan_out": (24, 275),
+    "round_trip": (11, 90),
+    "item": (17, 140),
+}
+"""Most wake-ups of threads, and most system calls, of one operation in all its processes. Lower them with each gain."""
+
+
+def test_an_operation_costs_no_more_wake_ups_and_system_calls(tmp_path: Path, rlinf_leak_check: None) -> None:
+    root, file = Path(__file__).resolve().parents[2], tmp_path / "counts.json"
+    command = [sys.executable, "-m", "benchmarks.counts", "--count", "300", "--json", str(file)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {
+        name: (
+            sum(thread["switches"] for process in counts.values() for thread in process["threads"].values()),
+            sum(number for process in counts.values() for number in process["calls"].values()),
+        )
+        for name, counts in json.loads(file.read_text()).items()
+    }
+    more = {name: counts for name, counts in found.items() if counts[0] > MOST[name][0] or counts[1] > MOST[name][1]}
+    assert not more, f"more than {[MOST[name] for name in more]}:\n{done.stdout}"
