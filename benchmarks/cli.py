@@ -1,4 +1,4 @@
-"""The command line: compare, list, render, setup-ray."""
+"""The command line: compare, render, list, scale, setup-ray."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ TITLES = {name: case.title for name, case in CASES.items()}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Return the exit code: 1 if a session failed, 64 for usage, 69 without Ray, 130 for Ctrl-C."""
     options = _parser().parse_args(arguments)
+    options.given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return int(options.run(options))
     except subprocess.CalledProcessError as failed:
@@ -77,6 +78,23 @@ def list_cases(_options: argparse.Namespace) -> int:
     return EX_OK
 
 
+def scale(options: argparse.Namespace) -> int:
+    from benchmarks.scale import cluster, command  # not at the top: sessions of Ray lack what it imports
+
+    if unknown := [name for name in options.parts if name not in command.PARTS]:
+        return _usage(f"there is no part {', '.join(unknown)}; there are {', '.join(command.PARTS)}")
+    options.skip = options.skip.split(",") if options.skip else []
+    if unknown := [name for name in options.skip if name not in cluster.PHASES]:
+        return _usage(f"there is no phase {', '.join(unknown)}; there are {', '.join(cluster.PHASES)}")
+    try:
+        options.agents = [int(count.replace("_", "")) for count in options.agents.split(",")]
+    except ValueError:
+        return _usage(f"--agents is {options.agents!r}; it must be numbers such as 100,1000")
+    options.parts = options.parts or list(command.PARTS)
+    options.command = shlex.join(["python", "-m", "benchmarks", *options.given])
+    return command.run(options)
+
+
 def setup_ray(options: argparse.Namespace) -> int:
     python = ray_env.set_up(Path(options.venv), options.torch_index, not options.no_torch)
     print(python)
@@ -128,6 +146,19 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=render)
     command = commands.add_parser("list", help="the cases")
     command.set_defaults(run=list_cases)
+    command = commands.add_parser("scale", help="simulate clusters of many agents and workers on this machine")
+    command.add_argument("parts", nargs="*", metavar="PART", help="cluster, placement or tables; all by default")
+    command.add_argument("--agents", default="100,1000", metavar="N,N", help="sizes (default %(default)s)")
+    command.add_argument("--workers", type=int, default=10, metavar="N", help="workers of each agent (default 10)")
+    command.add_argument("--keys", action="store_true", help="the head and all members have keys")
+    command.add_argument(
+        "--skip", metavar="A,B", help="phases to leave out, of join,idle,launch,beats,deaths,node,restart,driver"
+    )
+    command.add_argument("--seconds", type=float, default=10, help="duration of a measurement of load (default 10)")
+    command.add_argument("--limit", type=float, default=120, help="seconds that a phase may take (default 120)")
+    command.add_argument("--json", metavar="FILE", help="write all figures to it")
+    command.add_argument("--doc", metavar="FILE", help="put the table between the marks of this Markdown file")
+    command.set_defaults(run=scale)
     command = commands.add_parser("setup-ray", help="make an environment with Ray, which compare then finds")
     command.add_argument(
         "--venv", metavar="DIR", default=str(ray_env.default_folder()), help="where (default %(default)s)"

@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Iterator
 
+_CPUCLOCK_SCHED = 2
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PROCESSORS = sorted(os.sched_getaffinity(0))
@@ -84,3 +86,19 @@ def pss_mb(pid: int) -> float:
             return sum(int(line.split()[1]) for line in file if line.startswith("Pss:")) * 1024 / 1e6
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
+
+
+def rss_mb(pid: int) -> float:
+    """Return the resident memory of a process in MB (10^6 bytes)."""
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of all threads of a process since its start."""
+    return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)  # the id that clock_getcpuclockid(3) returns
+
+
+def descriptors(pid: int) -> int:
+    """Return the number of open file descriptors of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd"))

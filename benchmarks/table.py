@@ -62,17 +62,17 @@ def markdown(report: Mapping[str, Any], titles: Mapping[str, str]) -> str:
     return "\n".join(out)
 
 
-def put_between(document: str, section: str) -> str:
-    """Return *document* with *section* in place of the text between the two marks.
+def put_between(document: str, section: str, begin: str = BEGIN, end: str = END) -> str:
+    """Return *document* with *section* in place of the text between the lines *begin* and *end*.
 
     Raises:
         ValueError: it does not have both marks, in order.
     """
-    before, begin, rest = document.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the document has no lines {BEGIN} and {END} to put the figures between")
-    return f"{before}{BEGIN}\n{section}\n{END}{after}"
+    before, begins, rest = document.partition(begin)
+    _, ends, after = rest.partition(end)
+    if not begins or not ends:
+        raise ValueError(f"the document has no lines {begin} and {end} to put the figures between")
+    return f"{before}{begin}\n{section}\n{end}{after}"
 
 
 def quantity(value: float | None, unit: str) -> str:

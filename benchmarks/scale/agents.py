@@ -1,0 +1,186 @@
+"""All agents of a simulation in one process: real sessions of agentd, whose workers exist in messages only."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+from typing import Any, cast
+
+from agentd.session import Session
+from agentd.workers import Workers
+from benchmarks.scale.roles import Answer, obey_in_loop
+from benchmarks.timing import clock
+from rlinf_actors.exhaustion import raise_file_limit
+from rlinf_actors.net.host import host_key
+from rlinf_actors.net.loop import new_event_loop
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.net.zmq_network import ZmqNetwork
+from rlinf_actors.settings import Settings
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.agent_messages import LogLines, StartWorkers, WorkerExited, WorkerReady
+from rlinf_actors.wire.values import Endpoint, ExitReport, NodeReport
+
+STDERR_TAIL = ["a line of some length, as a traceback has"] * 5
+
+
+class SimulatedWorkers:
+    """Stands in for `agentd.workers.Workers`: reports workers as ready without starting a process."""
+
+    def __init__(self, agents: Agents, session: Session) -> None:
+        self._agents = agents
+        self._session = session
+        self.ids: dict[str, None] = {}
+
+    def start(self, order: StartWorkers) -> None:
+        loop = asyncio.get_running_loop()
+        for spec in order.workers:
+            self.ids[spec.id] = None
+            ready = WorkerReady(spec.id, 4000, self._agents.worker_endpoint, 5000, 6000)
+            loop.call_soon(self._session.report, ready)  # as of a process: after the order was handled
+
+    def stop(self, ids: list[str], grace_s: float, reason: str = "") -> None:
+        for id in ids:
+            if id in self.ids:
+                asyncio.get_running_loop().call_soon(self.exit, id, ExitReport("stopped"))
+
+    def exit(self, id: str, report: ExitReport) -> None:
+        if id in self.ids:
+            del self.ids[id]
+            self._session.report(WorkerExited(id, report))
+
+    def flush_logs(self, owner: str, wait_s: float) -> None:
+        self._session.report(LogLines(owner, "a host", [], final=True))
+
+    async def close(self, grace_s: float, reason: str = "") -> None:
+        self.ids.clear()
+
+    def _ignore(self, *_: object) -> None:
+        pass
+
+    record_owner = renew = acknowledged = credit_logs = registered = _ignore
+
+
+class Agents:
+    """*count* agents, and one socket that answers for all workers."""
+
+    def __init__(self, head: str, count: int) -> None:
+        self._head = head
+        self._loop = asyncio.get_running_loop()
+        self._network = ZmqNetwork(self._loop, Security.toward(head, Settings.load(), "agent"))
+        self._folder = tempfile.TemporaryDirectory(prefix="scale-")
+        self._listener = self._network.listener(self._answer_as_worker)
+        self.worker_endpoint = Endpoint(host_key(), self._listener.bind(f"ipc://{self._folder.name}/workers"))
+        self._registered: dict[int, float] = {}
+        self._awaited = count
+        self._all_registered = asyncio.Event()
+        self._workers: list[SimulatedWorkers] = [None] * count  # type: ignore[list-item]
+        self._sessions: list[Session] = [self._new_session(n) for n in range(count)]
+        self._running: list[asyncio.Task[Any]] = []
+
+    def _new_session(self, n: int) -> Session:
+        ip = f"10.{n >> 16 & 255}.{n >> 8 & 255}.{n & 255}"
+        report = NodeReport(
+            f"n{n}", f"host{n}", ip, f"host-{n}", num_cpus=64, memory_bytes=1 << 38, python="3.11.7",
+            interpreter=sys.executable, interfaces={"eth0": ip, "ib0": "10.1.0.1"},
+        )  # fmt: skip
+        session = Session(
+            self._network, self._head, report, keeps=True, on_registered=lambda: self._on_registered(n, session)
+        )
+        self._workers[n] = SimulatedWorkers(self, session)
+        session.attach(cast(Workers, self._workers[n]))
+        return session
+
+    def _on_registered(self, n: int, session: Session) -> None:
+        if self._sessions[n] is session:
+            self._registered[n] = clock()
+            if len(self._registered) == self._awaited:
+                self._all_registered.set()
+
+    def _answer_as_worker(self, peer: bytes, header: Any, parts: Any) -> None:
+        """Answer the frames of a driver as a worker whose constructor and methods do nothing."""
+        frame = frames.decode(header)
+        if isinstance(frame, frames.Memory):
+            self._listener.send(peer, frames.encode(frames.Memory()))
+        elif isinstance(frame, (frames.Create, frames.Call)):
+            self._listener.send(peer, frames.encode(frames.Ok(frame.id)))
+        elif isinstance(frame, frames.WhatRuns):
+            self._listener.send(peer, frames.encode(frames.Runs(frame.id, "")))
+
+    # --- orders ---
+
+    async def join(self, limit_s: float) -> Answer:
+        """Start all sessions at once. Return the seconds until half of them and all of them have registered."""
+        start = clock()
+        self._running = [self._loop.create_task(session.run()) for session in self._sessions]
+        return await self._registrations(start, limit_s)
+
+    async def forget(self) -> None:
+        """Forget who has registered, so that `returned` waits for all agents."""
+        self._registered.clear()
+        self._all_registered.clear()
+
+    async def returned(self, since: float, limit_s: float) -> Answer:
+        """Wait until all agents have registered again. Return the seconds after *since*."""
+        return await self._registrations(since, limit_s)
+
+    async def _registrations(self, since: float, limit_s: float) -> Answer:
+        try:
+            await asyncio.wait_for(self._all_registered.wait(), limit_s)
+        except (asyncio.TimeoutError, TimeoutError):
+            text = f"{len(self._registered)} of {self._awaited} agents have registered in {limit_s:g} s"
+            raise RuntimeError(text) from None
+        times = sorted(at - since for at in self._registered.values())
+        return {"first_s": times[0], "half_s": times[len(times) // 2], "all_s": times[-1]}
+
+    async def kill_workers(self, count: int, pause_s: float) -> dict[str, float]:
+        """Report the ends of *count* workers one after the other. Return when, by worker id."""
+        all_ids = [(workers, id) for workers in self._workers for id in workers.ids]
+        told = {}
+        for workers, id in all_ids[:: max(1, len(all_ids) // count)][:count]:
+            told[id] = clock()
+            workers.exit(id, ExitReport("signalled", signal=9, stderr_tail=STDERR_TAIL))
+            await asyncio.sleep(pause_s)
+        return told
+
+    async def kill_workers_of(self, node: int) -> dict[str, float]:
+        """Report the ends of all workers of a node at once. Return when, by worker id."""
+        told = {}
+        for id in list(self._workers[node].ids):
+            told[id] = clock()
+            self._workers[node].exit(id, ExitReport("signalled", signal=9))
+        return told
+
+    async def lose(self, node: int) -> dict[str, float]:
+        """End the agent of a node without a message. Return when, for each worker of the node."""
+        told = dict.fromkeys(self._workers[node].ids, clock())
+        self._running[node].cancel()
+        await asyncio.wait([self._running[node]])
+        return told
+
+    async def rejoin(self, node: int, limit_s: float) -> None:
+        """Start a new agent of a node, without workers, and wait until it has registered."""
+        self._all_registered.clear()
+        self._registered.pop(node)
+        self._sessions[node] = self._new_session(node)
+        self._running[node] = self._loop.create_task(self._sessions[node].run())
+        await self._registrations(clock(), limit_s)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("head")
+    parser.add_argument("count", type=int)
+    given = parser.parse_args()
+    raise_file_limit()
+    agents = Agents(given.head, given.count)
+    await obey_in_loop(agents)
+    agents._folder.cleanup()
+    sys.stdout.flush()
+    os._exit(0)  # thousands of goodbyes would be a storm of their own
+
+
+if __name__ == "__main__":
+    new_event_loop().run_until_complete(main())
