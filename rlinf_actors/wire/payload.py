@@ -16,11 +16,11 @@ the first part names the form:
     A  MessagePack of [args, kwargs], all plain        P  pickle protocol 5, out-of-band buffers behind it
     C  the same by cloudpickle, after two bytes with Python's major and minor version
 
-Buffers (tensors, arrays) never go through pickle's stream, and arrive writable. A tensor's bytes are in the machine's
-byte order (`frames.Join` names it). A tensor on an accelerator is copied to the host and then to the receiver's current
-accelerator (to the CPU if the receiver has none). If the sender passes a `Taker`, the taker removes such tensors from
-the object, and the receiver passes them to `decode`. Some names differ between versions of Python or numpy; they are
-mapped while unpickling.
+Buffers (tensors, arrays) never go through pickle's stream, and arrive writable. Nor do long bytes (`pickle_stream`).
+A tensor's bytes are in the machine's byte order (`frames.Join` names it). A tensor on an accelerator is copied to the
+host and then to the receiver's current accelerator (to the CPU if the receiver has none). If the sender passes a
+`Taker`, the taker removes such tensors from the object, and the receiver passes them to `decode`. Some names differ
+between versions of Python or numpy; they are mapped while unpickling.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ import msgspec
 
 from rlinf_actors.errors import ProtocolMismatchError, SerializationError
 from rlinf_actors.model.buffers import Buffer, keepable
+from rlinf_actors.wire.pickle_stream import LONG, split
 
 
 class AuthenticatedParts(list[Buffer]):
@@ -162,8 +163,9 @@ def _major(numpy: Any) -> int:
 
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_LONG = frozenset({str, bytes})
 _SMALL = 16 << 10
-"""Length from which bytes skip MessagePack, which would copy them twice."""
+"""Length from which bytes and texts skip MessagePack, which would copy them twice."""
 _SEARCHED = 64 << 10
 """Bytes up to which a pickle is searched for names to map; a longer pickle is always unpickled with mapping."""
 
@@ -242,7 +244,7 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = b
     """
     if not args and not kwargs:
         return []
-    if all(type(a) in _PLAIN for a in args) and (not kwargs or all(type(a) in _PLAIN for a in kwargs.values())):
+    if all(_is_short(a) for a in args) and (not kwargs or all(_is_short(a) for a in kwargs.values())):
         try:
             packed: bytes = b"A" + _pack([args, kwargs])
             if len(packed) < _SMALL:
@@ -250,6 +252,11 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any], *, copy: Copy = b
         except (OverflowError, UnicodeEncodeError):
             pass
     return _pickled((args, kwargs), "", copy)
+
+
+def _is_short(value: Any) -> bool:
+    kind = type(value)
+    return kind in _PLAIN and (kind not in _LONG or len(value) < _SMALL)
 
 
 def decode(parts: AuthenticatedParts, given: Sequence[Any] = ()) -> Any:
@@ -319,43 +326,39 @@ def decode_call(parts: AuthenticatedParts) -> tuple[Sequence[Any], dict[str, Any
 
 
 def _pickled(value: Any, what: str, copy: Copy | None) -> list[Buffer]:
-    buffers: list[Buffer] = []
-
-    def keep(buffer: pickle.PickleBuffer) -> None:
+    def keep(raw: memoryview) -> Buffer:
         # a snapshot: another thread sends it later, and the owner may reuse its memory meanwhile
-        raw = buffer.raw()
-        buffers.append(raw if copy is None or raw.readonly or is_private(raw) else copy(raw))
+        return raw if copy is None or raw.readonly or is_private(raw) else copy(raw)
 
     try:
-        stream = io.BytesIO()
-        pickler = pickle.Pickler(stream, 5, buffer_callback=keep)
+        events: list[Any] = []
+        pickler = pickle.Pickler(types.SimpleNamespace(write=events.append), 5, buffer_callback=events.append)
         pickler.dispatch_table = _dispatch_table()
         pickler.dump(value)
-        data = stream.getvalue()
+        data, buffers = split(events, keep)
         if b"__main__" not in data:
             return [b"P" + data, *buffers]
     except Exception:  # noqa: BLE001 - any failure means: let cloudpickle try, which reports its own
         pass
-    buffers.clear()
     if _hooks.taker is not None:
         _hooks.taker.clear()
-    stream = io.BytesIO()
+    events = []
     try:
-        _cloud_pickler(stream, keep).dump(value)
+        _cloud_pickler(events).dump(value)
+        data, buffers = split(events, keep)
     except Exception as error:
         path = _culprit(value, what)
         raise SerializationError(f"{path or what} cannot be pickled: {error}", path=path) from error
-    data = stream.getvalue()
     if b"cloudpickle" not in data:  # nothing by value after all: some text said __main__
         return [b"P" + data, *buffers]
     return [b"C" + bytes(sys.version_info[:2]) + data, *buffers]
 
 
-def _cloud_pickler(stream: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any]) -> pickle.Pickler:
+def _cloud_pickler(events: list[Any]) -> pickle.Pickler:
     import cloudpickle  # not at the top: most processes never need it, and it takes 50 ms
 
     pickler: pickle.Pickler = _cloud_pickler_class(cloudpickle.Pickler, "torch" in sys.modules)(
-        stream, protocol=5, buffer_callback=keep
+        types.SimpleNamespace(write=events.append), protocol=5, buffer_callback=events.append
     )
     return pickler
 
@@ -363,7 +366,7 @@ def _cloud_pickler(stream: io.BytesIO, keep: Callable[[pickle.PickleBuffer], Any
 @functools.lru_cache(maxsize=2)
 def _cloud_pickler_class(base: Any, torch_loaded: bool) -> Any:
     # a class attribute: the C pickler looks once, while it is made, and an instance's attribute comes too late
-    return type("Pickler", (base,), {"dispatch_table": base.dispatch_table.new_child(_tensor_reducers())})
+    return type("Pickler", (base,), {"dispatch_table": base.dispatch_table.new_child(_reducers())})
 
 
 _cached: tuple[int, bool, Mapping[type, Callable[[Any], Any]]] = (-1, False, {})
@@ -374,16 +377,21 @@ def _dispatch_table() -> Mapping[type, Callable[[Any], Any]]:
     global _cached
     torch_loaded = "torch" in sys.modules
     if _cached[:2] != (len(copyreg.dispatch_table), torch_loaded):
-        table: _Table = {**copyreg.dispatch_table, **_tensor_reducers()}
+        table: _Table = {**copyreg.dispatch_table, **_reducers()}
         _cached = (len(copyreg.dispatch_table), torch_loaded, table)
     return _cached[2]
 
 
-def _tensor_reducers() -> _Table:
+def _reducers() -> _Table:
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "Tensor"):
-        return {}
-    return {torch.Tensor: _reduce_tensor}
+        return {memoryview: _reduce_memoryview}
+    return {memoryview: _reduce_memoryview, torch.Tensor: _reduce_tensor}
+
+
+def _reduce_memoryview(view: memoryview) -> Any:
+    # arrives as bytes, as cloudpickle sends it
+    return bytes, (pickle.PickleBuffer(view) if view.c_contiguous and view.nbytes >= LONG else view.tobytes(),)
 
 
 def _reduce_tensor(tensor: Any) -> Any:
@@ -486,7 +494,7 @@ def _parts_of(value: Any, path: str) -> list[tuple[str, Any]]:
 
 def _pickles(value: Any) -> bool:
     try:
-        _cloud_pickler(io.BytesIO(), lambda _buffer: None).dump(value)
+        _cloud_pickler([]).dump(value)
     except Exception:  # noqa: BLE001 - that it fails is the answer
         return False
     return True
