@@ -13,7 +13,8 @@ from rlinf_actors.errors import CallTimeoutError, GroupClosedError, Serializatio
 from rlinf_actors.group.durations import Durations
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import Future, Promise, call_all
-from rlinf_actors.runtime.peer import ANSWER_S, LateReport, Peer, late_text, new_call
+from rlinf_actors.runtime.late_report import ANSWER_S, LateReport, late_text
+from rlinf_actors.runtime.peer import Peer, new_call
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts

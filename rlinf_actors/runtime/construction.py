@@ -13,8 +13,9 @@ from typing import Any
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import Promise
+from rlinf_actors.runtime.late_report import late_text
 from rlinf_actors.runtime.lost_errors import LostErrors
-from rlinf_actors.runtime.peer import Peer, late_text
+from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.wire.values import Extension
 
 

@@ -34,7 +34,8 @@ from rlinf_actors.tracing import recorder
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.template_protocol import WorkerPlace
 from rlinf_actors.wire.values import Endpoint, WorkerSpec
-from rlinf_actors.worker.worker_server import RejectedPeers, RemotePeers, WorkerServer
+from rlinf_actors.worker.remote_peers import RemotePeers
+from rlinf_actors.worker.worker_server import RejectedPeers, WorkerServer
 
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[TextIO]

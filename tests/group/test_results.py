@@ -19,8 +19,8 @@ from rlinf_actors.errors import (
     WorkerDiedError,
     WorkerError,
 )
+from rlinf_actors.runtime.late_report import LateReport
 from rlinf_actors.runtime.lost_errors import GRACE_S
-from rlinf_actors.runtime.peer import LateReport
 from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
 

@@ -7,7 +7,7 @@ import asyncio
 from rlinf_actors.errors import ClusterTimeoutError
 from rlinf_actors.runtime.head_session import WatchedClients
 from rlinf_actors.wire.client_messages import WatchClients
-from rlinf_actors.worker.worker_server import MANY, RemotePeers, client_of
+from rlinf_actors.worker.remote_peers import MANY, RemotePeers, client_of
 
 
 class World:

@@ -18,7 +18,8 @@ from rlinf_actors.wire import frames, payload
 from rlinf_actors.wire.client_messages import WatchClients
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.protocol import OLDEST, PROTOCOL
-from rlinf_actors.worker.worker_server import RemotePeers, WorkerServer
+from rlinf_actors.worker.remote_peers import RemotePeers
+from rlinf_actors.worker.worker_server import WorkerServer
 from tests.memory_network import MemoryNetwork
 
 
