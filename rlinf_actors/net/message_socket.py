@@ -34,7 +34,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection
 from rlinf_actors.net.framing import unpack
 from rlinf_actors.net.link import LogThrottle, OnFailed, OnMessage, peer_name
-from rlinf_actors.net.loop import call_threadsafe, handling_failed
+from rlinf_actors.net.loop import call_soon, call_threadsafe, handling_failed
 
 if TYPE_CHECKING:
     from rlinf_actors.net.zmq_network import ZmqNetwork
@@ -111,10 +111,7 @@ class MessageSocket:
                 self._wake(self._flush)
 
     def _wake(self, callback: Callable[[], None]) -> None:
-        if threading.get_ident() == self._thread:
-            self._loop.call_soon(callback)
-        else:
-            call_threadsafe(self._loop, callback)
+        call_threadsafe(self._loop, callback)
 
     def _write_queued(self) -> None:
         """Send all queued messages: those for one peer in one chunk. The caller holds the socket's lock."""
@@ -131,7 +128,7 @@ class MessageSocket:
         """Report that *messages* were dropped, because *peer* is not connected."""
         log.debug("dropped %d messages to %r, which is not connected", len(messages), peer_name(peer))
         if self.on_unreachable is not None:
-            self._loop.call_soon_threadsafe(self.on_unreachable, peer)
+            call_soon(self._loop, self.on_unreachable, peer)
 
     # --- in ---
 

@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
+from rlinf_actors.net.loop import call_soon
+
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.3
@@ -211,7 +213,7 @@ class LostErrors:
 
         self._handed.add(take)
         try:
-            loop.call_soon_threadsafe(handle)
+            call_soon(loop, handle)
         except RuntimeError:
             if not loop.is_closed():
                 raise

@@ -35,6 +35,7 @@ from rlinf_actors.errors import ClusterTimeoutError, RemoteWireError, UsageError
 from rlinf_actors.exhaustion import explain
 from rlinf_actors.model.address import WorkerAddress
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.loop import call_soon
 from rlinf_actors.net.unix_sockets import peer_of
 from rlinf_actors.settings import CHILDREN
 from rlinf_actors.wire import child_protocol as packets
@@ -372,7 +373,7 @@ class _Answered:
         return True
 
     def fail(self, _: object) -> None:
-        self.done.get_loop().call_soon_threadsafe(self._end)
+        call_soon(self.done.get_loop(), self._end)
 
     def _end(self) -> None:
         if not self.done.done():

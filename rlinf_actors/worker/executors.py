@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rlinf_actors import exhaustion, forks
 from rlinf_actors.errors import UsageError
-from rlinf_actors.net.loop import new_event_loop
+from rlinf_actors.net.loop import call_soon, new_event_loop
 from rlinf_actors.worker.invocation import Invocation, own_steps
 from rlinf_actors.worker.standstill import Unwound
 
@@ -220,7 +220,7 @@ class LoopExecutor:
     def submit(self, invocation: Invocation) -> None:
         self._queue.append(invocation)
         if self._due.acquire(blocking=False):  # one wake-up for all calls that arrive before it is served
-            self._loop.call_soon_threadsafe(self._pump)
+            call_soon(self._loop, self._pump)
 
     def idle(self) -> bool:
         return not self._queue
@@ -287,7 +287,7 @@ class LoopExecutor:
             task = self._loop.create_task(invocation.run_async(self._instance), name=invocation.method)
             began = True
             self._running[task] = invocation
-            invocation.stop = lambda task=task: self._loop.call_soon_threadsafe(task.cancel)
+            invocation.stop = lambda task=task: call_soon(self._loop, task.cancel)
             if invocation.cancelled:  # since the check above
                 task.cancel()
             task.add_done_callback(self._ended)

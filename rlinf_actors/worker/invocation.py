@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from rlinf_actors import forks
 from rlinf_actors.errors import SerializationError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.loop import call_soon
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import failure, frames, payload
 from rlinf_actors.wire.payload import AuthenticatedParts
@@ -266,7 +267,7 @@ class Invocation:
         if not hasattr(items, "__aiter__"):
             raise CallRefusedError(_NOT_A_GENERATOR.format(self.method))
         loop, room, sent = asyncio.get_running_loop(), asyncio.Event(), 0
-        self._wake = lambda: loop.call_soon_threadsafe(room.set)
+        self._wake = lambda: call_soon(loop, room.set)
         try:
             async for item in items:
                 while sent >= self._granted:

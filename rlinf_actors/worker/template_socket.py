@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rlinf_actors.errors import RemoteWireError
+from rlinf_actors.net.loop import call_soon
 from rlinf_actors.net.unix_sockets import PacketQueue
 from rlinf_actors.wire import template_protocol as packets
 
@@ -57,7 +58,7 @@ class TemplateSocket:
     def hand_over(self, packet: packets.ToWorker) -> None:
         """Pass a packet that is not for the guard to its handler on the I/O thread. Called on the guard's thread."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._dispatch, packet)
+            call_soon(self._loop, self._dispatch, packet)
 
     def try_send(self, packet: packets.ToAgent) -> bool:
         """Send a packet without waiting. Return False if the template has ended or has no room for it. Any thread."""
@@ -84,7 +85,7 @@ class TemplateSocket:
             idle = not self._posted
             if not self._posted.send(packets.encode(packet)) and idle:
                 assert self._loop is not None
-                self._loop.call_soon_threadsafe(self._loop.add_writer, self.fileno(), self._writable)
+                call_soon(self._loop, self._loop.add_writer, self.fileno(), self._writable)
 
     def _writable(self) -> None:
         with self._lock:

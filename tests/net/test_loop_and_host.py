@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +15,9 @@ import pytest
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.net.host import free_port, host_key, pid_start, route_ip
-from rlinf_actors.net.loop import IoThread
+from rlinf_actors.net.loop import IoThread, call_threadsafe
+from rlinf_actors.net.socket_security import Security
+from rlinf_actors.net.zmq_network import ZmqNetwork
 
 
 class TestIoThread:
@@ -112,3 +116,48 @@ def test_event_loop_starts_with_closed_standard_descriptors(closed):
     source = "from rlinf_actors.net.loop import new_event_loop; import os; new_event_loop().close(); os._exit(3)"
     done = subprocess.run(["bash", "-c", f"exec {closed}; exec {sys.executable} -c '{source}'"], check=False)
     assert done.returncode == 3
+
+
+class TestCallSoon:
+    def test_a_loop_is_not_woken_from_its_own_thread(self):
+        async def main(loop: asyncio.AbstractEventLoop) -> list[str]:
+            ran = []
+            wake = loop.call_soon_threadsafe
+            loop.call_soon_threadsafe = lambda *args, **more: ran.append("woken") or wake(*args, **more)
+            call_threadsafe(loop, ran.append, "here")
+            await asyncio.sleep(0)
+            return ran
+
+        with contextlib.closing(asyncio.SelectorEventLoop()) as loop:
+            assert loop.run_until_complete(main(loop)) == ["here"]
+
+    def test_a_loop_of_another_thread_is_woken(self, rlinf_leak_check):
+        io, ran = IoThread("io"), threading.Event()
+        call_threadsafe(io.loop, ran.set)
+        assert ran.wait(10)
+        io.stop()
+        call_threadsafe(io.loop, ran.clear)
+        assert ran.is_set()
+
+
+def test_a_signal_is_heard_although_a_thousand_messages_find_no_peer(tmp_path, rlinf_leak_check):
+    """300 wake-ups in one turn fill the pipe of asyncio's loop, which then drops the byte of a signal."""
+
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        heard, gone = asyncio.Event(), []
+        loop.add_signal_handler(signal.SIGUSR1, heard.set)
+        network = ZmqNetwork(loop, Security())
+        listener = network.listener(lambda *_: None)
+        listener.bind(f"ipc://{tmp_path}/s")
+        listener.on_unreachable = gone.append
+        await asyncio.sleep(0)  # the listener has looked for messages
+        for n in range(1000):
+            listener.send(b"gone-%d" % n, b"header")
+        loop.call_soon(os.kill, os.getpid(), signal.SIGUSR1)  # in the turn in which they are sent
+        await asyncio.wait_for(heard.wait(), 20)
+        assert len(gone) == 1000
+        loop.remove_signal_handler(signal.SIGUSR1)
+        network.close()
+
+    with contextlib.closing(asyncio.SelectorEventLoop()) as loop:  # not uvloop's, which wakes by other means
+        loop.run_until_complete(main(loop))

@@ -51,6 +51,11 @@ def test_no_task_is_made_without_an_owner():
     assert not made, f"use net.loop.Tasks, which sees the failure of a task: {made}"
 
 
+def test_only_net_loop_wakes_a_loop():
+    woken = [str(path.relative_to(ROOT)) for path in FILES if ".call_soon_threadsafe(" in path.read_text()]
+    assert woken == ["rlinf_actors/net/loop.py"], "use net.loop.call_soon, which does not wake a loop that is awake"
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -738,7 +738,9 @@ class Forks:
         await asyncio.create_task(self.task())
 
     async def task(self):
-        call("note")  # both the call and what wakes the loop for it are there when the child is made
+        caller = threading.Thread(target=call, args=("note",))
+        caller.start()
+        caller.join()  # both the call and what wakes the loop for it are there when the child is made
         child = os.fork()
         if not child:
             return
