@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from rlinf_actors import forks
 from rlinf_actors.channel.assembled import AssembledChannel
 from rlinf_actors.channel.client import JoinedWork
+from rlinf_actors.channel.commands import MAX_DELIVERIES
 from rlinf_actors.channel.connecting import ConnectingChannel, check_name, find, make, member
 from rlinf_actors.channel.inspection import Backend, ChannelViews
 from rlinf_actors.channel.iteration import ChannelItems
 from rlinf_actors.channel.key_encoding import DEFAULT_KEY
 from rlinf_actors.channel.local import LocalChannel, local_channel
-from rlinf_actors.channel.queue import MAX_DELIVERIES
 from rlinf_actors.channel.results import T, Take
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import ChannelClosedError, UsageError

@@ -17,17 +17,11 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from rlinf_actors import forks
+from rlinf_actors.channel.answers import description
 from rlinf_actors.channel.key_encoding import key_of
-from rlinf_actors.channel.requests import (
-    FrameMaker,
-    Get,
-    PutWindow,
-    Query,
-    Request,
-    RequestMaker,
-    description,
-    reference,
-)
+from rlinf_actors.channel.put_window import PutWindow
+from rlinf_actors.channel.request_sender import RequestSender
+from rlinf_actors.channel.requests import FrameMaker, Get, Query, Request, RequestMaker, reference
 from rlinf_actors.channel.results import View, not_processed, refusal
 from rlinf_actors.errors import (
     ChannelBrokenError,
@@ -40,11 +34,9 @@ from rlinf_actors.errors import (
 )
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import AsyncWork, Future
-from rlinf_actors.runtime.peer import Peer
 from rlinf_actors.runtime.remote_group import RemoteGroup
 from rlinf_actors.runtime.runtime import Runtime
 from rlinf_actors.wire import frames
-from rlinf_actors.wire.payload import AuthenticatedParts
 
 T = TypeVar("T")
 
@@ -205,9 +197,7 @@ class RemoteChannel(RequestMaker):
         self._homes: dict[bytes, int] = {}  # replica of each key
         self._placements: dict[bytes, _KeyPlacement] = {}
         self._placing = threading.Lock()
-        self._taken: collections.deque[tuple[Peer, int]] = collections.deque()
-        self._taken_due = False
-        self._acknowledging = threading.Lock()
+        self._senders: dict[int, RequestSender] = {}  # by rank of the replica
         self.put_window = PutWindow()
 
     # --- requests to all replicas ---
@@ -238,9 +228,9 @@ class RemoteChannel(RequestMaker):
 
     def _ask_all(self, frame: FrameMaker, decode: Callable[..., Any] | None = None) -> list[Query]:
         queries = []
-        for peer in self._group.peers:
+        for rank in range(len(self._group.peers)):
             query = Query(self._name, f"a request to channel {self._name!r}", b"", frame, decode)
-            query.begin(self, peer)
+            query.begin(self, self._sender(rank))
             queries.append(query)
         return queries
 
@@ -268,61 +258,35 @@ class RemoteChannel(RequestMaker):
             found.__cause__ = error
         return found
 
-    # --- acknowledgements ---
+    # --- sending ---
 
-    def taken(self, peer: Peer, call: int) -> None:
-        """Acknowledge to the host *peer* the item that it delivered for request number *call*.
-
-        While other requests are under way, acknowledgements are collected, so that many of them share one frame.
-        """
-        under_way = len(peer.pending) - (call in peer.pending)  # the loop may not have removed this one yet
-        if not under_way and not self._taken:
-            peer.send(frames.ChannelAck([call]), now=True)
-            return
-        self._taken.append((peer, call))
-        if not self._taken_due:
-            self._taken_due = True
-            self._io.call(self.acknowledge)
-
-    def acknowledge(self) -> None:
-        """Send the collected acknowledgements now, so that they arrive before all later messages. Any thread."""
-        self._taken_due = False  # first, so that `taken` schedules another call for what this one misses
-        calls: dict[Peer, list[int]] = {}
-        with self._acknowledging:
-            for _ in range(len(self._taken)):
-                peer, call = self._taken.popleft()
-                calls.setdefault(peer, []).append(call)
-            for peer, taken in calls.items():
-                peer.send(frames.ChannelAck(taken))
-
-    def give_back(self, peer: Peer, call: int, later: bool) -> None:
-        """Cancel get number *call*, and tell the host *peer* to return an item that it may have delivered for the get.
+    def give_back(self, sender: RequestSender, call: int, later: bool) -> None:
+        """Cancel get number *call*, and tell the host to return an item that it may have delivered for the get.
 
         *later* is True in a destructor, whose thread may hold any lock: the I/O thread then does the work.
         """
         if later:
-            self._io.call(self.give_back, peer, call, False)
+            self._io.call(self.give_back, sender, call, False)
             return
-        peer.pending.pop(call, None)
-        peer.send(frames.ChannelCancel(call, True))
+        sender.peer.pending.pop(call, None)
+        sender.arrived.discard(call)
+        sender.send(frames.ChannelCancel(call, True))
 
-    # --- sending ---
-
-    def ask(self, work: Get | Query, peer: Peer) -> None:
-        """Send a get or a query to the replica *peer*. Any thread."""
-        is_query = isinstance(work, Query)
-        if is_query:
-            self.acknowledge()  # items that user code has must not count as waiting
-        now = is_query or not peer.pending
-        call = work.call = peer.open(_PendingAnswer(self, reference(work)))
-        if not work.done():
-            peer.send(work.frame(call), now=now)
+    def _sender(self, rank: int) -> RequestSender:
+        """Return the RequestSender of the replica *rank*; a new one after its connection was lost."""
+        peer, sender = self._group.peers[rank], self._senders.get(rank)
+        if sender is None or sender.peer is not peer:
+            with self._placing:
+                sender = self._senders.get(rank)
+                if sender is None or sender.peer is not peer:
+                    sender = self._senders[rank] = RequestSender(peer, self._io.call)
+        return sender
 
     def _begin(self, request: Request) -> None:
         peers = self._group.peers
         home = 0 if len(peers) == 1 else self._homes.get(request.key)
         if home is not None:
-            request.begin(self, peers[home])
+            request.begin(self, self._sender(home))
             return
         with self._placing:
             placement = self._placements.get(request.key)
@@ -335,7 +299,7 @@ class RemoteChannel(RequestMaker):
             self._begin(request)  # the replica has just become known
         elif first:
             placement.home._on_done(functools.partial(self._placed, placement))
-            placement.home.begin(self, peers[0])
+            placement.home.begin(self, self._sender(0))
 
     def _placed(self, placement: _KeyPlacement) -> None:
         """Send the requests that waited for the answer of replica 0, which says which replica has their key.
@@ -359,7 +323,7 @@ class RemoteChannel(RequestMaker):
                 self._homes[placement.key] = home
                 self._placements.pop(placement.key, None)
 
-        placement.flush(lambda request: request.begin(self, self._group.peers[home]), placed)
+        placement.flush(lambda request: request.begin(self, self._sender(home)), placed)
 
 
 class _KeyPlacement(RequestBuffer):
@@ -370,38 +334,6 @@ class _KeyPlacement(RequestBuffer):
         self.key = key
         here = min(node_rank, replicas - 1)
         self.home = Query(name, f"a request to channel {name!r}", key, lambda id: frames.ChannelWhere(id, key, here))
-
-
-class _PendingAnswer:
-    """The entry of a get or a query in the table of pending calls of its host's Peer; it gets the host's answer.
-
-    The entry refers weakly to a get, so that a get that the caller drops is cancelled.
-    """
-
-    __slots__ = ("_channel", "_work")
-
-    def __init__(self, channel: RemoteChannel, work: Callable[[], AsyncWork[Any] | None]) -> None:
-        self._channel = channel
-        self._work = work
-
-    def answer(self, frame: frames.AnyFrame, parts: AuthenticatedParts) -> bool:
-        """Complete the request with the host's answer. Loop thread only.
-
-        Return True, which removes the entry from the table, because a request has only one answer.
-        """
-        work = self._work()
-        if work is None:
-            return True  # dropped: its destructor has told the host
-        if type(frame) is frames.Raised:
-            work.reject(self._channel.refusal(frame, work, parts))
-        else:
-            work.resolve(parts)
-        return True
-
-    def fail(self, error: Exception) -> None:
-        work = self._work()
-        if work is not None:
-            work.reject(self._channel.gone(error))
 
 
 def end_of_channel(name: str, error: Exception) -> Exception:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_actors.channel.client import DeferredQuery, RemoteChannel, RequestBuffer, end_of_channel, remote_channel
-from rlinf_actors.channel.queue import MAX_DELIVERIES
+from rlinf_actors.channel.commands import MAX_DELIVERIES
 from rlinf_actors.channel.requests import Request, RequestMaker
 from rlinf_actors.channel.results import View
 from rlinf_actors.cluster.cluster import Cluster

@@ -12,8 +12,9 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
 from rlinf_actors import forks
+from rlinf_actors.channel.commands import AcceptPut, Command, DeliverItems, QueuedItem, Ticket
 from rlinf_actors.channel.key_encoding import key_bytes, key_of
-from rlinf_actors.channel.queue import AcceptPut, ChannelQueue, Command, DeliverItems, QueuedItem, Ticket
+from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.channel.results import (
     PendingGet,
     PendingTake,

@@ -16,123 +16,18 @@ Rules that hold at all times:
 from __future__ import annotations
 
 import collections
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Union
+from collections.abc import Hashable, Iterable, Sequence
 
-MAX_DELIVERIES = 3
-"""Default number of failed deliveries after which an item becomes undeliverable."""
-ERROR_CHARS = 2000
-"""Most characters that are kept of the reason why an item was not processed."""
-
-
-class Ticket(NamedTuple):
-    """Identifies a request and its answer: the process that made it, the link on which it arrived, its number there."""
-
-    owner: str
-    peer: bytes
-    id: int
-
-
-class QueuedItem:
-    """An item in the queue.
-
-    Attributes:
-        seq: position in the order in which the queue accepted its items.
-        again: True if a consumer may have received the item before.
-        failed: number of failed deliveries: the consumer may have received the item, and did not acknowledge it.
-        origin: identity of the producer's link.
-        last_failure: (consumer, reason) of the last failed delivery; the consumer is "" if it used get().
-    """
-
-    __slots__ = ("again", "failed", "last_failure", "nbytes", "origin", "seq", "value", "weight")
-
-    def __init__(self, value: Any, nbytes: int = 0, weight: float = 0, origin: bytes = b"") -> None:
-        self.value, self.origin = value, origin
-        self.nbytes = nbytes
-        self.weight = weight
-        self.seq = 0
-        self.again = False
-        self.failed = 0
-        self.last_failure = ("", "")
-
-
-class AcceptPut(NamedTuple):
-    """Command: tell the producer that its item is in the queue."""
-
-    ticket: Ticket
-
-
-class DeliverItems(NamedTuple):
-    """Command: send these items, in order, to the consumer.
-
-    The items return to the queue unless the consumer acknowledges the ticket. A delivery without items needs no
-    acknowledgement. `kind` is "take" or "drain" for those requests, else "".
-    """
-
-    ticket: Ticket
-    items: tuple[QueuedItem, ...]
-    kind: str = ""
-
-
-class RefuseRequest(NamedTuple):
-    """Command: refuse a request.
-
-    `why` is "full", "empty", "closed", "cancelled" or "undeliverable". In the last case *item* is the item that became
-    undeliverable; else it is None.
-    """
-
-    ticket: Ticket
-    why: str
-    item: QueuedItem | None = None
-
-
-Command = Union[AcceptPut, DeliverItems, RefuseRequest]
-
-
-@dataclass
-class _Getter:
-    """A get, batch or take that waits for items.
-
-    Attributes:
-        target: most weight of a batch; None for a request for one item.
-        taker: name of the consumer for a take; None for a get or a batch.
-        held: items that the batch has collected so far.
-        total: weight of these items.
-    """
-
-    target: float | None
-    taker: str | None = None
-    held: list[QueuedItem] = field(default_factory=list)
-    total: float = 0
-
-
-@dataclass
-class _KeyQueue:
-    """The FIFO of one key.
-
-    Attributes:
-        items: waiting items.
-        parked: items whose put waits for room.
-        getters: requests that wait for items.
-        dead: undeliverable items, the oldest first.
-        count: number of items that were accepted and are neither acknowledged nor undeliverable.
-        out: number of deliveries that are not acknowledged.
-    """
-
-    items: collections.deque[QueuedItem] = field(default_factory=collections.deque)
-    parked: collections.OrderedDict[Ticket, QueuedItem] = field(default_factory=collections.OrderedDict)
-    getters: collections.OrderedDict[Ticket, _Getter] = field(default_factory=collections.OrderedDict)
-    dead: list[QueuedItem] = field(default_factory=list)
-    count: int = 0
-    out: int = 0
-
-    @property
-    def unused(self) -> bool:
-        return not (self.items or self.parked or self.getters or self.out or self.dead)
-
-
-_NO_QUEUE = _KeyQueue()
+from rlinf_actors.channel.commands import (
+    AcceptPut,
+    AcceptPuts,
+    Command,
+    DeliverItems,
+    QueuedItem,
+    RefuseRequest,
+    Ticket,
+)
+from rlinf_actors.channel.key_queue import GET, NO_QUEUE, Getter, KeyQueue
 
 
 class ChannelQueue:
@@ -152,8 +47,8 @@ class ChannelQueue:
         self.max_deliveries = max_deliveries
         self.closed = False
         self.nbytes = 0
-        self._keys: collections.defaultdict[Hashable, _KeyQueue] = collections.defaultdict(_KeyQueue)
-        self._starved: dict[Hashable, _KeyQueue] = {}  # keys whose next put waits for bytes, the longest wait first
+        self._keys: collections.defaultdict[Hashable, KeyQueue] = collections.defaultdict(KeyQueue)
+        self._starved: dict[Hashable, KeyQueue] = {}  # keys whose next put waits for bytes, the longest wait first
         self._waiting: dict[Ticket, Hashable] = {}
         self._delivered: dict[Ticket, tuple[Hashable, tuple[QueuedItem, ...]]] = {}
         self._takers: dict[Ticket, str] = {}  # consumer of each delivery that answers a take
@@ -166,18 +61,18 @@ class ChannelQueue:
         return list(self._keys)
 
     def waiting(self, key: Hashable) -> list[QueuedItem]:
-        return list(self._keys.get(key, _NO_QUEUE).items)
+        return list(self._keys.get(key, NO_QUEUE).items)
 
     def size(self, key: Hashable) -> int:
-        return len(self._keys.get(key, _NO_QUEUE).items)
+        return len(self._keys.get(key, NO_QUEUE).items)
 
     def full(self, key: Hashable) -> bool:
         """Return True if a put under this key would wait, because of the limit of items or the limit of bytes."""
-        queue = self._keys.get(key, _NO_QUEUE)
+        queue = self._keys.get(key, NO_QUEUE)
         return bool(queue.parked) or not self._room(queue, 1)
 
     def undeliverable(self, key: Hashable) -> list[QueuedItem]:
-        return list(self._keys.get(key, _NO_QUEUE).dead)
+        return list(self._keys.get(key, NO_QUEUE).dead)
 
     def is_out(self, ticket: Ticket) -> bool:
         return ticket in self._delivered
@@ -209,6 +104,29 @@ class ChannelQueue:
             return [AcceptPut(ticket), *self._pump(key, queue)]
         return [AcceptPut(ticket)]
 
+    def put_all(
+        self, owner: str, peer: bytes, ids: Sequence[int], key: Hashable, items: Sequence[QueuedItem]
+    ) -> list[Command | AcceptPuts]:
+        """Handle the puts *ids*, which came by the link *peer* of *owner*, like one `put` after the other."""
+        queue = self._keys[key]
+        nbytes = sum([item.nbytes for item in items])
+        if self.closed or queue.parked or not self._room(queue, nbytes, len(items)):
+            commands: list[Command | AcceptPuts] = []
+            for id, item in zip(ids, items, strict=True):
+                commands += self.put(Ticket(owner, peer, id), key, item)
+            self._drop_if_unused(key, queue)
+            return commands
+        for item in items:
+            self._seq += 1
+            item.seq = self._seq
+        self.nbytes += nbytes
+        queue.count += len(items)
+        queue.items.extend(items)
+        if queue.getters:
+            return [AcceptPuts(peer, ids), *self._pump(key, queue)]
+        self._drop_if_unused(key, queue)
+        return [AcceptPuts(peer, ids)]
+
     def get(self, ticket: Ticket, key: Hashable, nowait: bool = False) -> list[Command]:
         """Deliver the item at the head of *key*. If there is none, let the get wait; refuse it if *nowait* is True."""
         queue = self._keys[key]
@@ -220,7 +138,27 @@ class ChannelQueue:
             self._delivered[ticket] = (key, (item,))
             queue.out += 1
             return [DeliverItems(ticket, (item,))]
-        return self._wait(ticket, key, queue, _Getter(None))
+        return self._wait(ticket, key, queue, GET)
+
+    def get_all(self, owner: str, peer: bytes, ids: Iterable[int], key: Hashable) -> list[Command]:
+        """Handle the gets *ids*, which came by the link *peer* of *owner*, like one `get` after the other."""
+        queue = self._keys[key]
+        commands: list[Command] = []
+        for id in ids:
+            ticket = Ticket(owner, peer, id)
+            if self.closed or queue.parked or (queue.items and queue.getters):
+                commands += self.get(ticket, key)
+                queue = self._keys[key]  # the get may have ended the use of the key
+            elif queue.items:
+                item = queue.items.popleft()
+                self._delivered[ticket] = (key, (item,))
+                queue.out += 1
+                commands.append(DeliverItems(ticket, (item,)))
+            else:
+                queue.getters[ticket] = GET
+                self._waiting[ticket] = key
+        self._drop_if_unused(key, queue)
+        return commands
 
     def batch(self, ticket: Ticket, key: Hashable, target: float) -> list[Command]:
         """Deliver items from the head of *key* whose total weight is at most *target*.
@@ -232,7 +170,7 @@ class ChannelQueue:
         if self.closed and not queue.items:
             self._drop_if_unused(key, queue)
             return [RefuseRequest(ticket, "closed")]
-        commands = self._wait(ticket, key, queue, _Getter(target))
+        commands = self._wait(ticket, key, queue, Getter(target))
         return [*commands, *self._end_getters(key, queue)] if self.closed else commands
 
     def take(self, ticket: Ticket, key: Hashable, taker: str) -> list[Command]:
@@ -246,7 +184,7 @@ class ChannelQueue:
         if self.closed and not queue.items and not queue.out:
             self._drop_if_unused(key, queue)
             return [RefuseRequest(ticket, "closed")]
-        return self._wait(ticket, key, queue, _Getter(None, taker))
+        return self._wait(ticket, key, queue, Getter(None, taker))
 
     def drain(self, ticket: Ticket, key: Hashable) -> list[Command]:
         """Deliver all undeliverable items of a key. Without acknowledgement they become undeliverable again."""
@@ -259,31 +197,35 @@ class ChannelQueue:
         self._drop_if_unused(key, queue)
         return [DeliverItems(ticket, items, "drain")]
 
-    def ack(self, ticket: Ticket) -> list[Command]:
-        """Remove the items delivered for *ticket*, because user code has received or processed them.
+    def ack(self, *tickets: Ticket) -> list[Command]:
+        """Remove the items delivered for *tickets*, because user code has received or processed them.
 
         An unknown ticket is ignored, because its items have returned to their queue before.
         """
-        delivered = self._delivered.pop(ticket, None)
-        if delivered is None:
-            return []
-        key, items = delivered
-        queue = self._keys[key]
-        queue.out -= 1
-        if self._takers:
-            self._takers.pop(ticket, None)
-        if self._drains and ticket in self._drains:
-            self._drains.remove(ticket)
-        else:
-            queue.count -= len(items)
-        for item in items:
-            self.nbytes -= item.nbytes
+        touched: dict[Hashable, KeyQueue] = {}
+        for ticket in tickets:
+            delivered = self._delivered.pop(ticket, None)
+            if delivered is None:
+                continue
+            key, items = delivered
+            queue = touched[key] = self._keys[key]
+            queue.out -= 1
+            if self._takers:
+                self._takers.pop(ticket, None)
+            if self._drains and ticket in self._drains:
+                self._drains.remove(ticket)
+            else:
+                queue.count -= len(items)
+            for item in items:
+                self.nbytes -= item.nbytes
         commands: list[Command] = []
-        for other, starved in list(self._starved.items()) if self._starved else ():  # other keys do not wait for bytes
-            commands += self._pump(other, starved)
-        if self.closed and queue.getters:
-            commands += self._pump(key, queue)
-        self._drop_if_unused(key, queue)
+        if self._starved and touched:  # only these keys wait for bytes
+            for key, queue in list(self._starved.items()):
+                commands += self._pump(key, queue)
+        for key, queue in touched.items():
+            if self.closed and queue.getters:
+                commands += self._pump(key, queue)
+            self._drop_if_unused(key, queue)
         return commands
 
     def fail(self, ticket: Ticket, how: str) -> list[Command]:
@@ -313,7 +255,7 @@ class ChannelQueue:
         Each such item counts one failure, with the reason *how*, unless the process was draining undeliverable items.
         Items that the process has put stay in the channel. Return the commands to carry out.
         """
-        touched: dict[Hashable, _KeyQueue] = {}
+        touched: dict[Hashable, KeyQueue] = {}
         for ticket, key in [(t, k) for t, k in self._waiting.items() if t.owner == owner]:
             queue = self._keys[key]
             if ticket in queue.getters:
@@ -341,49 +283,37 @@ class ChannelQueue:
 
     # --- inside ---
 
-    def _room(self, queue: _KeyQueue, nbytes: int) -> bool:
-        if 0 < self.maxsize <= len(queue.items):
+    def _room(self, queue: KeyQueue, nbytes: int, count: int = 1) -> bool:
+        if 0 < self.maxsize < len(queue.items) + count:
+            return False
+        if count > 1 and self.max_bytes > 0 and self.nbytes + nbytes > self.max_bytes:
             return False
         return self.max_bytes <= 0 or queue.count == 0 or self.nbytes + nbytes <= self.max_bytes
 
-    def _note_starved(self, key: Hashable, queue: _KeyQueue) -> None:
+    def _note_starved(self, key: Hashable, queue: KeyQueue) -> None:
         """Keep in `_starved` the keys whose first parked put waits because of the limit of bytes, not of items."""
         if queue.parked and not 0 < self.maxsize <= len(queue.items):
             self._starved.setdefault(key, queue)
         else:
             self._starved.pop(key, None)
 
-    def _enter(self, queue: _KeyQueue, item: QueuedItem) -> None:
+    def _enter(self, queue: KeyQueue, item: QueuedItem) -> None:
         self._seq += 1
         item.seq = self._seq
         self.nbytes += item.nbytes
         queue.count += 1
         queue.items.append(item)
 
-    def _wait(self, ticket: Ticket, key: Hashable, queue: _KeyQueue, getter: _Getter) -> list[Command]:
+    def _wait(self, ticket: Ticket, key: Hashable, queue: KeyQueue, getter: Getter) -> list[Command]:
         queue.getters[ticket] = getter
         self._waiting[ticket] = key
         return self._pump(key, queue)
 
-    def _leave(self, ticket: Ticket, queue: _KeyQueue) -> None:
+    def _leave(self, ticket: Ticket, queue: KeyQueue) -> None:
         """Remove a waiting request. If it is a batch, return the items that it has collected to the queue."""
         del self._waiting[ticket]
         if queue.parked.pop(ticket, None) is None:
-            self._return(queue, queue.getters.pop(ticket).held)
-
-    def _return(self, queue: _KeyQueue, items: Iterable[QueuedItem]) -> None:
-        back = list(items)
-        if not back:
-            return
-        first = next(iter(queue.getters.values()), None)
-        if first is not None and first.held:  # a batch that holds later items must start again, to keep the order
-            back += first.held
-            first.held, first.total = [], 0
-        back.sort(key=lambda item: item.seq)
-        before = []
-        while queue.items and queue.items[0].seq < back[-1].seq:
-            before.append(queue.items.popleft())  # items that returned earlier
-        queue.items.extendleft(sorted([*before, *back], key=lambda item: -item.seq))
+            queue.give_back(queue.getters.pop(ticket).held)
 
     def _count_failure(self, ticket: Ticket, how: str) -> None:
         for item in self._delivered[ticket][1]:
@@ -410,10 +340,10 @@ class ChannelQueue:
             self._drains.remove(ticket)
             queue.dead = sorted([*queue.dead, *items], key=lambda item: item.seq)
         else:
-            self._return(queue, items)
+            queue.give_back(items)
         return key
 
-    def _make_undeliverable(self, ticket: Ticket, queue: _KeyQueue) -> RefuseRequest:
+    def _make_undeliverable(self, ticket: Ticket, queue: KeyQueue) -> RefuseRequest:
         """Make the item at the head undeliverable, and return the refusal of the take that would have received it."""
         item = queue.items.popleft()
         queue.dead.append(item)
@@ -421,7 +351,7 @@ class ChannelQueue:
         self._leave(ticket, queue)
         return RefuseRequest(ticket, "undeliverable", item)
 
-    def _pump(self, key: Hashable, queue: _KeyQueue) -> list[Command]:
+    def _pump(self, key: Hashable, queue: KeyQueue) -> list[Command]:
         """Give waiting items to the waiting requests in order, and accept parked puts as room becomes free."""
         commands: list[Command] = []
         moved = True
@@ -429,6 +359,14 @@ class ChannelQueue:
             moved = False
             while queue.getters and queue.items:
                 ticket, getter = next(iter(queue.getters.items()))
+                if getter is GET:
+                    moved = True
+                    del self._waiting[ticket], queue.getters[ticket]
+                    item = queue.items.popleft()
+                    self._delivered[ticket] = (key, (item,))
+                    queue.out += 1
+                    commands.append(DeliverItems(ticket, (item,)))
+                    continue
                 if getter.taker is not None and 0 < self.max_deliveries <= queue.items[0].failed:
                     commands.append(self._make_undeliverable(ticket, queue))
                     moved = True
@@ -456,7 +394,7 @@ class ChannelQueue:
         self._drop_if_unused(key, queue)
         return commands
 
-    def _served(self, getter: _Getter, queue: _KeyQueue) -> bool:
+    def _served(self, getter: Getter, queue: KeyQueue) -> bool:
         """Give waiting items to the first waiting request. Return True if the request has all that it needs."""
         if getter.target is None:
             getter.held.append(queue.items.popleft())
@@ -467,7 +405,7 @@ class ChannelQueue:
             getter.total += item.weight
         return bool(queue.items) or getter.total >= getter.target
 
-    def _deliver(self, ticket: Ticket, key: Hashable, queue: _KeyQueue) -> DeliverItems:
+    def _deliver(self, ticket: Ticket, key: Hashable, queue: KeyQueue) -> DeliverItems:
         del self._waiting[ticket]
         getter = queue.getters.pop(ticket)
         items = tuple(getter.held)
@@ -477,9 +415,9 @@ class ChannelQueue:
             if getter.taker is not None:
                 self._takers[ticket] = getter.taker
                 return DeliverItems(ticket, items, "take")
-        return DeliverItems(ticket, items)
+        return DeliverItems(ticket, items, "batch")
 
-    def _end_getters(self, key: Hashable, queue: _KeyQueue) -> list[Command]:
+    def _end_getters(self, key: Hashable, queue: KeyQueue) -> list[Command]:
         """End the requests that wait for items of a key, because the channel is closed and the key is empty.
 
         Batches get the items collected so far. Takes go on waiting while delivered items of the key are not
@@ -495,6 +433,6 @@ class ChannelQueue:
         self._drop_if_unused(key, queue)
         return commands
 
-    def _drop_if_unused(self, key: Hashable, queue: _KeyQueue) -> None:
-        if queue.unused:
-            self._keys.pop(key, None)
+    def _drop_if_unused(self, key: Hashable, queue: KeyQueue) -> None:
+        if queue.unused and self._keys.get(key) is queue:
+            del self._keys[key]

@@ -6,17 +6,29 @@ the host's own memory, so that the item survives the death of its producer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rlinf_actors.channel.queue import ERROR_CHARS, AcceptPut, ChannelQueue, Command, DeliverItems, QueuedItem, Ticket
+from rlinf_actors.channel.commands import (
+    ERROR_CHARS,
+    AcceptPut,
+    AcceptPuts,
+    Command,
+    DeliverItems,
+    QueuedItem,
+    Ticket,
+)
+from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.protocol import printable
+
+log = logging.getLogger(__name__)
 
 SHOWN_ITEMS = 20
 """Number of waiting items of each key that a description shows. It only counts the others."""
@@ -76,7 +88,12 @@ class QueueServer:
             frames.ChannelClose: self._close,
             frames.ChannelWhere: self._where,
             frames.ChannelRelease: self._release,
+            frames.ChannelPuts: self._puts,
+            frames.ChannelGets: self._gets,
         }
+        self._many: set[bytes] = set()  # links that read one answer to several requests
+        self._accepted: dict[bytes, list[int]] = {}  # such answers, until `_run` is done
+        self._delivering: dict[bytes, tuple[list[int], list[Buffer]]] = {}
 
     def handle(self, peer: bytes, frame: frames.AnyFrame, parts: list[Buffer]) -> None:
         """Handle a request, acknowledgement or cancellation from the process at the other end of the link *peer*."""
@@ -94,31 +111,51 @@ class QueueServer:
         requests that it had sent on that connection.
         """
         owner = self._owners.pop(peer, None)
+        self._many.discard(peer)
         if owner is not None:
             self._run(self._queue.owner_gone(owner, LINK_LOST))
 
     def _put(self, owner: str, peer: bytes, frame: frames.ChannelPut, parts: list[Buffer]) -> None:
         if recorder.active is not None:
             flows.note(recorder.active, "item arrived", flows.CHANNEL, came=flows.of_request(peer, frame.id))
-        self._run(
-            self._queue.put(Ticket(owner, peer, frame.id), frame.key, self._item(peer, frame, parts), frame.nowait)
-        )
+        if frame.many:
+            self._many.add(peer)
+        item = self._item(peer, frame.weight, parts)
+        self._run(self._queue.put(Ticket(owner, peer, frame.id), frame.key, item, frame.nowait))
+
+    def _puts(self, owner: str, peer: bytes, frame: frames.ChannelPuts, parts: list[Buffer]) -> None:
+        ids, weights = frame.ids, frame.weights
+        if not len(ids) == len(parts) == (len(weights) or len(ids)):
+            log.warning("dropped %d puts of %s, which came with %d parts", len(ids), owner, len(parts))
+            return
+        if recorder.active is not None:
+            for id in ids:
+                flows.note(recorder.active, "item arrived", flows.CHANNEL, came=flows.of_request(peer, id))
+        if weights:
+            items = [self._item(peer, weight, [part]) for part, weight in zip(parts, weights, strict=True)]
+        else:
+            items = [self._item(peer, 0, [part]) for part in parts]
+        self._run(self._queue.put_all(owner, peer, ids, frame.key, items))
 
     def _get(self, owner: str, peer: bytes, frame: frames.ChannelGet, _parts: list[Buffer]) -> None:
         ticket = Ticket(owner, peer, frame.id)
         if frame.taker:
             self._run(self._queue.take(ticket, frame.key, printable(frame.taker, NAME_CHARS)))
         else:
+            if frame.many:
+                self._many.add(peer)
             self._run(self._queue.get(ticket, frame.key, frame.nowait))
+
+    def _gets(self, owner: str, peer: bytes, frame: frames.ChannelGets, _parts: list[Buffer]) -> None:
+        self._run(self._queue.get_all(owner, peer, frame.ids, frame.key))
 
     def _batch(self, owner: str, peer: bytes, frame: frames.ChannelBatch, _parts: list[Buffer]) -> None:
         self._run(self._queue.batch(Ticket(owner, peer, frame.id), frame.key, frame.target))
 
     def _ack(self, owner: str, peer: bytes, frame: frames.ChannelAck, _parts: list[Buffer]) -> None:
-        for id in frame.ids:
-            commands = self._queue.ack(Ticket(owner, peer, id))
-            if commands:
-                self._run(commands)
+        commands = self._queue.ack(*[Ticket(owner, peer, id) for id in frame.ids])
+        if commands:
+            self._run(commands)
 
     def _release(self, owner: str, peer: bytes, frame: frames.ChannelRelease, _parts: list[Buffer]) -> None:
         ticket = Ticket(owner, peer, frame.take)
@@ -146,13 +183,13 @@ class QueueServer:
     def _where(self, _owner: str, peer: bytes, frame: frames.ChannelWhere, _parts: list[Buffer]) -> None:
         self._answer(peer, frame.id, self._homes.setdefault(frame.key, frame.rank))
 
-    def _item(self, peer: bytes, frame: frames.ChannelPut, parts: list[Buffer]) -> QueuedItem:
+    def _item(self, peer: bytes, weight: float, parts: list[Buffer]) -> QueuedItem:
         nbytes = ITEM_BYTES
         for index, part in enumerate(parts):
             if type(part) is not bytes:
                 part = parts[index] = self._keep(part)
             nbytes += len(part) if type(part) is bytes else memoryview(part).nbytes
-        return QueuedItem(parts, nbytes, frame.weight, peer)
+        return QueuedItem(parts, nbytes, weight, peer)
 
     def _owner_of(self, peer: bytes) -> str:
         """Return the process at the other end of the link *peer*, as ``role:incarnation``, and watch it for its end."""
@@ -165,28 +202,53 @@ class QueueServer:
     def _gone(self, owner: str) -> None:
         self._watched.discard(owner)
         self._owners = {peer: name for peer, name in self._owners.items() if name != owner}
+        self._many.intersection_update(self._owners)
         self._run(self._queue.owner_gone(owner, ENDED))
         if self._queue.drained:
             self._on_drained()
 
-    def _run(self, commands: Sequence[Command]) -> None:
+    def _run(self, commands: Sequence[Command | AcceptPuts]) -> None:
+        """Carry out the commands of one request. Send a link that reads such answers all of one kind in one frame."""
+        accepted, delivering = self._accepted, self._delivering
         for command in commands:
-            ticket = command.ticket
-            if isinstance(command, AcceptPut):
-                self._send(ticket.peer, frames.Ok(ticket.id), ())
+            if isinstance(command, AcceptPuts):
+                accepted.setdefault(command.peer, []).extend(command.ids)
             elif isinstance(command, DeliverItems):
-                if recorder.active is not None:
-                    goes = flows.of_answer(ticket.peer, ticket.id)
-                    flows.note(recorder.active, "item delivered", flows.CHANNEL, goes=goes)
-                parts = [part for item in command.items for part in item.value]
-                if self._emulated is not None:
-                    self._emulated.carried_for(ticket.peer, [(item.origin, item.nbytes) for item in command.items])
-                # not `alone`: a consumer may change lent memory and die, and the next one must get it unchanged
-                self._send(ticket.peer, frames.Ok(ticket.id), [_pack(_described(command)), *parts], alone=False)
+                self._deliver(command)
+            elif isinstance(command, AcceptPut):
+                ticket = command.ticket
+                if ticket.peer in self._many:
+                    accepted.setdefault(ticket.peer, []).append(ticket.id)
+                else:
+                    self._send(ticket.peer, frames.Ok(ticket.id), ())
             else:
-                item = command.item
+                ticket, item = command.ticket, command.item
                 raised = frames.Raised(ticket.id, command.why, "", f"the request was refused: {command.why}")
                 self._send(ticket.peer, raised, () if item is None else [_pack((item.failed, *item.last_failure))])
+        for peer, ids in accepted.items():
+            self._send(peer, frames.ChannelAccepted(ids), ())
+        accepted.clear()
+        for peer, (ids, parts) in delivering.items():
+            self._send(peer, frames.ChannelItems(ids), parts, alone=False)
+        delivering.clear()
+
+    def _deliver(self, command: DeliverItems) -> None:
+        ticket, items, kind = command
+        if recorder.active is not None:
+            goes = flows.of_answer(ticket.peer, ticket.id)
+            flows.note(recorder.active, "item delivered", flows.CHANNEL, goes=goes)
+        if self._emulated is not None:
+            self._emulated.carried_for(ticket.peer, [(item.origin, item.nbytes) for item in items])
+        elif not kind and ticket.peer in self._many and len(items[0].value) == 1 and not items[0].again:
+            found = self._delivering.get(ticket.peer)
+            if found is None:
+                found = self._delivering[ticket.peer] = ([], [])
+            found[0].append(ticket.id)
+            found[1].append(items[0].value[0])
+            return
+        parts = [part for item in items for part in item.value]
+        # not `alone`: a consumer may change lent memory and die, and the next one must get it unchanged
+        self._send(ticket.peer, frames.Ok(ticket.id), [_pack(_described(command)), *parts], alone=False)
 
     def _answer(self, peer: bytes, id: int, value: Any) -> None:
         self._send(peer, frames.Ok(id), [_pack(value)])

@@ -58,6 +58,8 @@ _LISTENED = (
     frames.Held, frames.Returned, frames.Facts, frames.Released, frames.LaneEnded, frames.ChildIs, frames.ChildEnded,
 )  # fmt: skip
 """Frames that go to the listener whose number they carry."""
+_SHARED = (frames.ChannelAccepted, frames.ChannelItems)
+"""Frames that answer several calls. Each call gets one of the parts, if there are any."""
 _Answers = Union[frames.Ok, frames.Item, frames.Raised, frames.Runs]
 _ANSWERS = (frames.Ok, frames.Item, frames.Raised, frames.Runs)
 
@@ -379,6 +381,12 @@ class Peer:
                 self._answered(frame, answer)
             elif frame.id in self.pending:
                 self._withheld[frame.id] = (frame, answer)
+        elif isinstance(frame, _SHARED):
+            each = [AuthenticatedParts((part,)) for part in parts] or [AuthenticatedParts()] * len(frame.ids)
+            for id, own in zip(frame.ids, each, strict=False):
+                pending = self.pending.pop(id, None)
+                if pending is not None:
+                    pending.answer(frame, own)
         elif isinstance(frame, _LISTENED):
             listener = self._listeners.get(frame.id)
             if listener is not None:

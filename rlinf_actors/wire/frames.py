@@ -341,13 +341,15 @@ class ChannelPut(Frame, frozen=True, tag=40):
     """Append the item that follows this header to the queue of `key`.
 
     Answered by Ok once the channel has the item, or by Raised(kind: full, closed, cancelled). `weight` is the item's
-    weight, by which ChannelBatch counts. `nowait`: True to answer with "full" instead of waiting for room.
+    weight, by which ChannelBatch counts. `nowait`: True to answer with "full" instead of waiting for room. `many`: True
+    if the sender reads ChannelAccepted, with which the host then answers instead of Ok.
     """
 
     id: int
     key: bytes
     weight: Union[int, Number]
     nowait: bool
+    many: bool = False
 
 
 class ChannelGet(Frame, frozen=True, tag=41):
@@ -362,12 +364,15 @@ class ChannelGet(Frame, frozen=True, tag=41):
     host of protocol 6 does not know takes and omits the number. A take may also be answered by Raised(kind:
     undeliverable), followed by the number of deliveries, the last consumer, and the reason for which its delivery
     failed.
+
+    `many`: True if the sender reads ChannelItems, with which the host may then answer a get instead of Ok.
     """
 
     id: int
     key: bytes
     nowait: bool
     taker: str = ""
+    many: bool = False
 
 
 class ChannelBatch(Frame, frozen=True, tag=42):
@@ -449,6 +454,39 @@ class ChannelRelease(Frame, frozen=True, tag=49):
     error: Union[str, None] = None
 
 
+class ChannelPuts(Frame, frozen=True, tag=50):
+    """Several ChannelPuts of one key, of items of one part each. Sent only to hosts that have sent ChannelAccepted.
+
+    Part n is the item of put `ids[n]`, whose weight is `weights[n]`, or 0 if `weights` is empty.
+    """
+
+    ids: list[int]
+    key: bytes
+    weights: list[Union[int, Number]] = []
+
+
+class ChannelGets(Frame, frozen=True, tag=51):
+    """Several ChannelGets of one key. Sent only to hosts that have sent ChannelItems or ChannelAccepted."""
+
+    ids: list[int]
+    key: bytes
+
+
+class ChannelAccepted(Frame, frozen=True, tag=52):
+    """Reply to the puts `ids`: the channel has their items. Sent to processes that set `many`."""
+
+    ids: list[int]
+
+
+class ChannelItems(Frame, frozen=True, tag=53):
+    """Reply to the gets `ids`: part n is the item for get `ids[n]`. Sent to processes that set `many`.
+
+    No consumer has received these items before, and each has one part. All other items are sent by Ok.
+    """
+
+    ids: list[int]
+
+
 class WhereIs(Frame, frozen=True, tag=60):
     """Ask for the endpoint of the receiver's child at `path` (ranks below the receiver's own). Since protocol 7.
 
@@ -483,13 +521,14 @@ class Resized(Frame, frozen=True, tag=14):
 
 ChannelFrame = Union[
     ChannelPut, ChannelGet, ChannelBatch, ChannelAck, ChannelCancel, ChannelLook, ChannelShow, ChannelClose,
-    ChannelWhere, ChannelRelease,
+    ChannelWhere, ChannelRelease, ChannelPuts, ChannelGets,
 ]  # fmt: skip
 """Headers that a channel's host receives."""
 
 AnyFrame = Union[
     Join, Rejected, Create, Call, Stream, Credit, Cancel, Ok, Item, Raised, WhatRuns, Runs, Memory, Dropped,
-    UserMessage, Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame, WhereIs, ChildIs, ChildEnded, Resized,
+    UserMessage, Held, Returned, Ask, Facts, Released, LaneEnded, ChannelFrame, ChannelAccepted, ChannelItems, WhereIs,
+    ChildIs, ChildEnded, Resized,
 ]  # fmt: skip
 
 encode = msgspec.msgpack.Encoder().encode

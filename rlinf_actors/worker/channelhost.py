@@ -7,7 +7,8 @@ import os
 import threading
 import typing
 
-from rlinf_actors.channel.queue import MAX_DELIVERIES, ChannelQueue
+from rlinf_actors.channel.commands import MAX_DELIVERIES
+from rlinf_actors.channel.queue import ChannelQueue
 from rlinf_actors.channel.queue_server import QueueServer
 from rlinf_actors.cluster.connect import worker_job
 from rlinf_actors.errors import RlinfActorsError

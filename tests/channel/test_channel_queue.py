@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rlinf_actors.channel.queue import AcceptPut, ChannelQueue, DeliverItems, QueuedItem, RefuseRequest, Ticket
+from rlinf_actors.channel.commands import AcceptPut, AcceptPuts, DeliverItems, QueuedItem, RefuseRequest, Ticket
+from rlinf_actors.channel.queue import ChannelQueue
 
 KEY = b"k"
 
@@ -341,6 +342,9 @@ class Anything(RuleBasedStateMachine):
 
     def take(self, commands):
         for command in commands:
+            if isinstance(command, AcceptPuts):
+                self.take([AcceptPut(Ticket(command.peer.decode(), command.peer, id)) for id in command.ids])
+                continue
             ticket = command.ticket
             assert ticket not in self.answered, "answered twice"
             self.answered.add(ticket)
@@ -376,6 +380,32 @@ class Anything(RuleBasedStateMachine):
         self.parked[ticket] = value
         self.open[ticket] = "put"
         self.take(self.queue.put(ticket, key, QueuedItem(value, size, weight), nowait))
+
+    @rule(owner=st.sampled_from(OWNERS), key=st.sampled_from(KEYS), sizes=st.lists(st.integers(0, 15), max_size=4))
+    def put_several(self, owner, key, sizes):
+        tickets, items = [], []
+        for size in sizes:
+            ticket, value = self.ticket(owner), next(self.values)
+            self.key_of[value], self.sizes[value] = key, size
+            self.parked[ticket] = value
+            self.open[ticket] = "put"
+            tickets.append(ticket)
+            items.append(QueuedItem(value, size))
+        self.take(self.queue.put_all(owner, owner.encode(), [ticket.id for ticket in tickets], key, items))
+
+    @rule(owner=st.sampled_from(OWNERS), key=st.sampled_from(KEYS), count=st.integers(0, 4))
+    def get_several(self, owner, key, count):
+        tickets = [self.ticket(owner) for _ in range(count)]
+        self.open.update(dict.fromkeys(tickets, "get"))
+        self.take(self.queue.get_all(owner, owner.encode(), [ticket.id for ticket in tickets], key))
+
+    @precondition(lambda self: self.away)
+    @rule()
+    def acknowledge_all(self):
+        tickets = list(self.away)
+        for ticket in tickets:
+            self.done += self.away.pop(ticket)
+        self.take(self.queue.ack(*tickets))
 
     @rule(owner=st.sampled_from(OWNERS), key=st.sampled_from(KEYS), nowait=st.booleans())
     def get(self, owner, key, nowait):

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_channel_queue import KEY, Kit, said
 
-from rlinf_actors.channel.queue import ChannelQueue, QueuedItem, RefuseRequest, Ticket
+from rlinf_actors.channel.commands import QueuedItem, RefuseRequest, Ticket
+from rlinf_actors.channel.queue import ChannelQueue
 
 
 class TakeKit(Kit):

@@ -9,7 +9,7 @@ import pytest
 from channel_kit import World, settle
 
 from rlinf_actors import Channel, ChannelBrokenError, ChannelClosedError
-from rlinf_actors.channel import requests
+from rlinf_actors.channel import put_window
 from rlinf_actors.channel.client import remote_channel
 from rlinf_actors.errors import ConnectionLostError
 from rlinf_actors.wire import frames
@@ -120,6 +120,42 @@ async def test_acknowledgements_of_a_busy_consumer_go_in_lumps():
     assert not works[49].done()
 
 
+async def test_requests_of_one_turn_travel_in_few_messages_both_ways():
+    world = World()
+    user, other = world.user("a"), world.user("b")
+    await user.put("first")
+    assert await other.get() == "first"
+    await settle()
+    world.heard.clear()
+    before = user.group.peers[0].received, other.group.peers[0].received
+    puts = [user.put(n) for n in range(1000)]
+    gets = [other.get() for _ in range(1000)]
+    assert [await get for get in gets] == list(range(1000))
+    await asyncio.gather(*puts)
+    await settle()
+    assert len(world.heard) <= 6  # puts, gets, acknowledgements: the first alone, and all others
+    assert user.group.peers[0].received - before[0] <= 2
+    assert other.group.peers[0].received - before[1] <= 3
+    assert world.queue.in_use() == []
+    assert not other.channel._sender(0).arrived
+
+
+async def test_requests_of_one_turn_keep_their_order_across_kinds_and_keys():
+    world = World()
+    user = world.user("a")
+    await user.put("first")
+    assert await user.get() == "first"
+    works = []
+    for n in range(30):
+        works += [user.put(n, key="kl"[n % 2], weight=n % 3), user.put(None, key="k"), user.put(b"b" * 20_000, key="k")]
+    sizes = [user.channel.look("k"), user.channel.look("l")]
+    assert [(await size)[0] for size in sizes] == [75, 15]
+    found = [await user.get() for _ in range(75)]
+    assert [item for item in found if type(item) is int] == list(range(0, 30, 2))
+    assert [type(item) for item in found[:4]] == [int, type(None), bytes, type(None)]
+    assert await user.batch(sum(n % 3 for n in range(1, 30, 2)), key="l") == list(range(1, 30, 2))
+
+
 async def test_acknowledgements_are_sent_before_the_next_query():
     world = World(max_bytes=1)
     user = world.user("a")
@@ -211,7 +247,7 @@ async def test_an_iteration_ends_when_the_channel_was_closed():
 class TestOutgoing:
     @pytest.fixture(autouse=True)
     def small_window(self, monkeypatch):
-        monkeypatch.setattr(requests, "WINDOW_BYTES", 1000)
+        monkeypatch.setattr(put_window, "WINDOW_BYTES", 1000)
 
     async def test_puts_beyond_the_window_wait_in_order_and_do_not_block_another_key(self):
         world = World(maxsize=1)

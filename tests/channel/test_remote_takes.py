@@ -21,8 +21,8 @@ from rlinf_actors import (
     UsageError,
 )
 from rlinf_actors.channel import queue_server
+from rlinf_actors.channel.commands import ERROR_CHARS
 from rlinf_actors.channel.key_encoding import key_bytes
-from rlinf_actors.channel.queue import ERROR_CHARS
 from rlinf_actors.wire import frames
 
 
@@ -305,16 +305,18 @@ async def test_takes_of_a_closed_channel_wait_for_items_that_are_out():
 async def test_a_host_of_the_previous_protocol_refuses_takes_and_keeps_its_items(monkeypatch):
     world = World()
     user = world.user("a")
-    await user.put("x")
     decode = frames.decode
 
     def older(data):
         frame = decode(data)
+        if isinstance(frame, frames.ChannelPut):
+            return frames.ChannelPut(frame.id, frame.key, frame.weight, frame.nowait)
         if isinstance(frame, frames.ChannelGet):
             return frames.ChannelGet(frame.id, frame.key, frame.nowait)
         return frames.ChannelShow(frame.id) if isinstance(frame, frames.ChannelShow) else frame
 
     monkeypatch.setattr(frames, "decode", older)
+    await user.put("x")
     with pytest.raises(ProtocolMismatchError, match=r"take\(\) needs a host of protocol 7.*channel@q:0 on node"):
         await user.take().__aenter__()
     for drain in (False, True):

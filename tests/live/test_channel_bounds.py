@@ -8,7 +8,7 @@ import channel_workers as cw
 import pytest
 
 from rlinf_actors import Channel
-from rlinf_actors.channel.requests import WINDOW_BYTES
+from rlinf_actors.channel.put_window import WINDOW_BYTES
 
 pytestmark = pytest.mark.live
 

@@ -305,6 +305,11 @@ FRAMES = [
     frames.ChannelWhere(11, b"k", 1),
     frames.ChannelGet(12, b"k", False, "a:0 on n1"),
     frames.ChannelShow(13, "drain", b"k"),
+    frames.ChannelPut(15, b"k", 0, False, True),
+    frames.ChannelPuts([16, 18], b"k", [0, 1.5]),
+    frames.ChannelGets([17, 19], b"k"),
+    frames.ChannelAccepted([16, 18]),
+    frames.ChannelItems([17, 19]),
     frames.ChannelRelease(14, 12),
     frames.ChannelRelease(0, 12, "ValueError: no"),
     frames.UserMessage(

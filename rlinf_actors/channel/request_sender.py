@@ -1,0 +1,147 @@
+"""RequestSender: sends the requests of this process to one host of a channel.
+
+Requests that are made while others are under way wait for the next turn of the I/O thread. Those of one turn then leave
+in few frames: one for all acknowledgements, and one for all puts or gets of a key that follow one another. A request
+that is made while nothing is under way is sent at once, by its own thread. All requests of a thread keep their order.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Union
+
+from rlinf_actors.channel.request_spans import trace_sent
+from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.net.framing import BIG
+from rlinf_actors.wire import frames
+
+if TYPE_CHECKING:
+    from rlinf_actors.channel.put_window import Put
+    from rlinf_actors.runtime.peer import Peer
+
+MOST = 1024
+"""Most requests in one frame."""
+FULL = 256 << 10
+"""Bytes of items after which a frame takes no further put."""
+
+_Waiting = Union[tuple[bytes, int], tuple[bytes, int, float, Buffer], int]
+"""A get (key, number), a put (key, number, weight, item), or the number of a get whose item is acknowledged."""
+
+
+class RequestSender:
+    """Sends requests to the host at the other end of *peer*. Any thread.
+
+    Args:
+        peer: the connection to the host.
+        soon: runs a function on the I/O thread.
+
+    Attributes:
+        many: True once the host has shown that it reads several requests in one frame.
+        arrived: numbers of gets whose items have come in frames of many, and that user code has not taken yet.
+    """
+
+    def __init__(self, peer: Peer, soon: Callable[..., object]) -> None:
+        self.peer = peer
+        self.many = False
+        self.arrived: set[int] = set()
+        self._soon = soon
+        self._lock = threading.RLock()  # a send may fail requests, which sends again
+        self._waiting: collections.deque[_Waiting] = collections.deque()
+        self._due = False
+
+    def put(self, put: Put) -> None:
+        """Send a put, and register it for the host's answer."""
+        peer, parts = self.peer, put.parts
+        alone = not peer.pending
+        put.call = peer.open(put)
+        trace_sent(put)
+        if put.done():
+            return  # the host is gone
+        if put.nowait or len(parts) != 1 or put.nbytes >= BIG:
+            frame = frames.ChannelPut(put.call, put.key, put.weight, put.nowait, True)
+            self.send(frame, parts, now=alone)
+        else:
+            self._add((put.key, put.call, put.weight, parts[0]), alone)
+
+    def get(self, key: bytes, call: int, alone: bool) -> None:
+        """Send the get number *call*. *alone*: True if no other request of this process to this host is under way."""
+        self._add((key, call), alone)
+
+    def acknowledge(self, call: int) -> None:
+        """Tell the host that user code has the item that it delivered for request number *call*.
+
+        If more items are about to be taken, their acknowledgements share a frame, which the I/O thread sends.
+        """
+        pending, arrived = self.peer.pending, self.arrived
+        arrived.discard(call)
+        under_way = len(pending) - (call in pending)  # the loop may not have removed this one yet
+        self._add(call, not under_way and not arrived)
+
+    def send(self, frame: frames.AnyFrame, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
+        """Send a frame behind all earlier requests. *now*: True to write to the socket on this thread if possible."""
+        with self._lock:
+            if self._waiting:
+                self._send_waiting()
+            self.peer.send(frame, parts, now=now)
+
+    def flush(self) -> None:
+        """Send all requests that wait."""
+        self._due = False  # first: a request that is added from now on has another flush
+        with self._lock:
+            self._send_waiting()
+
+    def _add(self, request: _Waiting, alone: bool) -> None:
+        if alone and not self._waiting and self._lock.acquire(blocking=False):
+            try:
+                if not self._waiting:
+                    self._send_run([request], now=True)
+                    return
+            finally:
+                self._lock.release()
+        self._waiting.append(request)
+        if not self._due:
+            self._due = True
+            self._soon(self.flush)
+
+    def _send_waiting(self) -> None:
+        """Send all waiting requests in as few frames as possible. The caller holds the lock."""
+        waiting: list[Any] = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        acknowledged = [request for request in waiting if type(request) is int]
+        if acknowledged:  # before later requests: items that user code has must not count as waiting
+            self._send_run(acknowledged)
+        run: list[Any] = []
+        size, key, kind = 0, b"", 0
+        for request in waiting:
+            if type(request) is int:
+                continue
+            if len(request) != kind or request[0] != key or len(run) >= MOST or size >= FULL:
+                self._send_run(run)
+                run, size, key, kind = [], 0, request[0], len(request)
+            run.append(request)
+            if kind > 2:
+                size += len(request[3])
+        self._send_run(run)
+
+    def _send_run(self, run: Sequence[Any], now: bool = False) -> None:
+        """Send acknowledgements, or gets or puts of one key."""
+        if not run:
+            return
+        send = self.peer.send
+        first = run[0]
+        if type(first) is int:
+            send(frames.ChannelAck(list(run)), now=now)
+        elif len(first) == 2:
+            if len(run) > 1 and self.many:
+                send(frames.ChannelGets([call for _, call in run], first[0]))
+                return
+            for key, call in run:
+                send(frames.ChannelGet(call, key, False, "", True), now=now)
+        elif len(run) > 1 and self.many:
+            weights = [weight for _, _, weight, _ in run]
+            frame = frames.ChannelPuts([call for _, call, _, _ in run], first[0], weights if any(weights) else [])
+            send(frame, [part for _, _, _, part in run])
+        else:
+            for key, call, weight, part in run:
+                send(frames.ChannelPut(call, key, weight, False, True), (part,), now=now)
