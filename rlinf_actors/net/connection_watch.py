@@ -24,11 +24,26 @@ from collections.abc import Callable, Collection, Iterator
 import zmq
 
 from rlinf_actors.net.admission import BACKLOG, PENDING, Connection, ConnectionTable, Handshake, Limits
-from rlinf_actors.net.curve import ACCEPTED, DISCONNECTED, FAILED_PROTOCOL, read_event, why_rejected
+from rlinf_actors.net.curve import (
+    ACCEPTED,
+    CONNECTED,
+    DISCONNECTED,
+    FAILED,
+    FAILED_PROTOCOL,
+    NO_ZEROMQ,
+    SUCCEEDED,
+    read_event,
+    unanswered,
+    why_refused,
+    why_rejected,
+)
+from rlinf_actors.net.link import OnRejected, OnReset
 from rlinf_actors.security.members import Gate
 
 AT_SERVER = ACCEPTED | DISCONNECTED | FAILED_PROTOCOL
 """The monitor events that `ConnectionGuard.on_event` handles."""
+AT_CLIENT = CONNECTED | FAILED | SUCCEEDED | DISCONNECTED
+"""The monitor events that `LinkEvents.on_event` handles."""
 BATCH = 64
 """Most events, or connections, that are handled in one turn of the loop."""
 CANDIDATES = 8
@@ -54,7 +69,8 @@ class SocketMonitor:
         watched: the socket.
         loop: the event loop.
         events: mask of libzmq's events to report.
-        on_event: called with the number and the value of each event, as libzmq gives them.
+        on_event: called with the number, the value and the address of each event, as libzmq gives them. The address
+            is that of the endpoint to which the socket is bound or connects.
     """
 
     def __init__(
@@ -62,7 +78,7 @@ class SocketMonitor:
         watched: zmq.Socket[bytes],
         loop: asyncio.AbstractEventLoop,
         events: int,
-        on_event: Callable[[int, int], None],
+        on_event: Callable[[int, int, str], None],
     ) -> None:
         self._watched = watched
         self._loop = loop
@@ -96,8 +112,48 @@ class SocketMonitor:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._on_event(*read_event(frames))
+            self._on_event(*read_event(frames), frames[1].decode(errors="replace"))
         self._again = self._loop.call_soon(self._drain)  # the FD reports nothing about events that are there already
+
+
+class LinkEvents:
+    """Reports failed handshakes and lost connections of one link, from the events of its socket's monitor. Loop thread.
+
+    Args:
+        key: this process's public key, "" without one.
+        on_rejected, on_reset: see `net.link.Network.link`.
+    """
+
+    __slots__ = ("_connected", "_key", "_on_rejected", "_on_reset", "_shaken")
+
+    def __init__(self, key: str, on_rejected: OnRejected | None, on_reset: OnReset | None) -> None:
+        self._key = key
+        self._on_rejected = on_rejected
+        self._on_reset = on_reset
+        self._connected = False  # once, at least
+        self._shaken = False  # the handshake of this connection has ended
+
+    @property
+    def wanted(self) -> bool:
+        return self._on_rejected is not None or self._on_reset is not None
+
+    def on_event(self, event: int, value: int, _address: str = "") -> None:
+        if event == CONNECTED:
+            end_loop(value)
+            return
+        if event == DISCONNECTED:
+            if not self._shaken and self._on_rejected is not None:
+                self._on_rejected(NO_ZEROMQ, False)
+            self._shaken = False
+            return
+        self._shaken = True
+        if event != SUCCEEDED:
+            if self._on_rejected is not None and not unanswered(event, value):
+                self._on_rejected(*why_refused(event, value, self._key))
+        elif not self._connected:
+            self._connected = True
+        elif self._on_reset is not None:
+            self._on_reset()
 
 
 class RejectionBatch:
@@ -247,7 +303,7 @@ class ConnectionGuard:
             if self._timer is not None:
                 self._timer.cancel()
 
-    def on_event(self, event: int, value: int) -> None:
+    def on_event(self, event: int, value: int, _address: str = "") -> None:
         """Handle an event of the listener's monitor: a connection was accepted, was closed, or failed its handshake.
 
         *value* is the connection's descriptor, or libzmq's reason for the failed handshake.

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import random
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -19,24 +18,21 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net import fault_injection, reachability
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.authentication import ZapHandler
-from rlinf_actors.net.connection_watch import AT_SERVER, ConnectionGuard, Disconnector, SocketMonitor, end_loop
-from rlinf_actors.net.curve import (
-    CONNECTED,
-    DISCONNECTED,
-    FAILED,
-    HANDSHAKE_S,
-    NO_ZEROMQ,
-    SUCCEEDED,
-    before_bind,
-    before_connect,
-    unanswered,
-    why_refused,
+from rlinf_actors.net.connection_watch import (
+    AT_CLIENT,
+    AT_SERVER,
+    ConnectionGuard,
+    Disconnector,
+    LinkEvents,
+    SocketMonitor,
 )
+from rlinf_actors.net.curve import HANDSHAKE_S, before_bind, before_connect
 from rlinf_actors.net.failure_detection import REACHABILITY_TIMEOUT_S
 from rlinf_actors.net.link import Diagnosis, OnFailed, OnMessage, OnRejected, OnReset, Reachability
 from rlinf_actors.net.loop import call_threadsafe
 from rlinf_actors.net.shared_memory import Arena
 from rlinf_actors.net.socket_security import Mechanism, Proof, Security
+from rlinf_actors.net.zmq_hub import HubLink, ZmqHub, hub_takes, tune_connecting
 from rlinf_actors.net.zmq_socket import Socket
 from rlinf_actors.security.members import LOCAL, Gate, Member
 
@@ -70,6 +66,7 @@ class ZmqNetwork:
         self._context.set(zmq.MAX_SOCKETS, min(65536, self._context.get(zmq.SOCKET_LIMIT)))
         self._context.socket(zmq.PAIR).close()  # the first socket starts the threads
         self._sockets: set[Socket] = set()
+        self._hubs: dict[bool, ZmqHub] = {}
         self._zap: ZapHandler | None = None
         self.memory: Arena | None = None
         self.forked = False
@@ -96,9 +93,16 @@ class ZmqNetwork:
         on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
-    ) -> ZmqLink:
+    ) -> ZmqLink | HubLink:
         proof = self._security.proof(endpoint, token)
-        return _open(lambda: ZmqLink(self, endpoint, identity, on_message, proof, on_rejected, on_reset, on_failed))
+        events = LinkEvents(proof.pair.public if proof is not None else "", on_rejected, on_reset)
+        if to and hub_takes(endpoint):
+            keyed = proof is not None  # options of CURVE cannot be unset, so each kind has a hub
+            hub = self._hubs.get(keyed) or _open(lambda: ZmqHub(self))
+            self._hubs[keyed] = hub
+            if not hub.has(endpoint):
+                return _open(lambda: hub.link(endpoint, identity, on_message, proof, events, on_failed))
+        return _open(lambda: ZmqLink(self, endpoint, identity, on_message, proof, events, on_failed))
 
     async def check_reachability(self, endpoint: str, timeout_s: float = REACHABILITY_TIMEOUT_S) -> Reachability:
         return await reachability.check(endpoint, timeout_s)
@@ -228,36 +232,24 @@ class ZmqLink(Socket):
         identity: bytes,
         on_message: OnMessage,
         proof: Proof | None,
-        on_rejected: OnRejected | None,
-        on_reset: OnReset | None,
+        events: LinkEvents,
         on_failed: OnFailed | None = None,
     ) -> None:
         super().__init__(network, zmq.DEALER, on_message, on_failed)
         self._endpoint = endpoint
-        self._on_rejected = on_rejected
-        self._on_reset = on_reset
-        self._key = proof.pair.public if proof is not None else ""
-        self._connected = False  # once, at least
-        self._shaken = False  # the handshake of this connection has ended
         try:
-            self._connect(identity, proof)
+            self._connect(identity, proof, events)
         except BaseException:
             self.close()  # perhaps no descriptor is left: the next attempt must not find fewer
             raise
 
-    def _connect(self, identity: bytes, proof: Proof | None) -> None:
+    def _connect(self, identity: bytes, proof: Proof | None, events: LinkEvents) -> None:
         self._socket.setsockopt(zmq.ROUTING_ID, identity)
-        # milliseconds, doubled from the first to the second; libzmq adds no jitter to them, and many links that one
-        # restart closes must not all come back at one moment
-        self._socket.setsockopt(zmq.RECONNECT_IVL, random.randint(10, 30))
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, random.randint(500, 1500))
-        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, 2000)  # else a SYN into a cut network is repeated for a minute
-        self._socket.setsockopt(zmq.IPV6, int("[" in self._endpoint))
+        tune_connecting(self._socket, self._endpoint)
         if proof is not None:
             before_connect(self._socket, proof)
-        if self._endpoint.startswith("tcp://") and (self._on_rejected is not None or self._on_reset is not None):
-            events = CONNECTED | FAILED | SUCCEEDED | DISCONNECTED
-            self._monitor = SocketMonitor(self._socket, self._loop, events, self._on_event)
+        if self._endpoint.startswith("tcp://") and events.wanted:
+            self._monitor = SocketMonitor(self._socket, self._loop, AT_CLIENT, events.on_event)
         faults = fault_injection.active
         if faults is not None:
             faults.connecting(self, self._endpoint, self._loop)
@@ -269,21 +261,3 @@ class ZmqLink(Socket):
 
     def send(self, header: bytes, parts: Sequence[Buffer] = (), *, now: bool = False) -> None:
         self._send(b"", header, parts, now)
-
-    def _on_event(self, event: int, value: int) -> None:
-        if event == CONNECTED:
-            end_loop(value)
-            return
-        if event == DISCONNECTED:
-            if not self._shaken and self._on_rejected is not None:
-                self._on_rejected(NO_ZEROMQ, False)
-            self._shaken = False
-            return
-        self._shaken = True
-        if event != SUCCEEDED:
-            if self._on_rejected is not None and not unanswered(event, value):
-                self._on_rejected(*why_refused(event, value, self._key))
-        elif not self._connected:
-            self._connected = True
-        elif self._on_reset is not None:
-            self._on_reset()

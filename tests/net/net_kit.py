@@ -10,7 +10,7 @@ from rlinf_actors.net.socket_security import Security
 from rlinf_actors.net.zmq_network import ZmqNetwork
 from tests.memory_network import MemoryNetwork
 
-KINDS = ("memory", "ipc", "tcp")
+KINDS = ("memory", "ipc", "tcp", "hub")
 
 
 class Inbox:
@@ -49,7 +49,7 @@ class Wire:
     def endpoint(self) -> str:
         """A new endpoint without a listener."""
         self._made += 1
-        return "tcp://127.0.0.1:0" if self.kind == "tcp" else f"ipc://{self._folder}/{self._made}"
+        return "tcp://127.0.0.1:0" if self.kind in ("tcp", "hub") else f"ipc://{self._folder}/{self._made}"
 
     def listen(self) -> tuple[object, str, Inbox]:
         inbox = Inbox()
@@ -58,7 +58,8 @@ class Wire:
 
     def link(self, endpoint: str, identity: bytes = b"me"):
         inbox = Inbox()
-        return self.network.link(endpoint, identity, inbox), inbox
+        to = "g:0" if self.kind == "hub" else ""
+        return self.network.link(endpoint, identity, inbox, to=to), inbox
 
 
 @contextlib.asynccontextmanager

@@ -111,7 +111,7 @@ async def test_monitor_names_are_unique(monkeypatch):
     with zmq.Context() as context:
         for _ in range(50):
             socket = context.socket(zmq.DEALER, socket_class=Monitored)
-            watching = SocketMonitor(socket, loop, SUCCEEDED, lambda event, value: None)
+            watching = SocketMonitor(socket, loop, SUCCEEDED, lambda event, value, address: None)
             await asyncio.sleep(0)  # the loop drops its references
             watching.close()
             socket.close()

@@ -214,8 +214,9 @@ class TestZeroMq:
         _, endpoint, inbox = zmq_wire.listen()
         link, _ = zmq_wire.link(endpoint)
         chunks = []
+        socket = getattr(link, "_hub", link)
         monkeypatch.setattr(
-            link, "_write", lambda peer, rows, write=link._write: (chunks.append(rows), write(peer, rows))
+            socket, "_write", lambda peer, rows, write=socket._write: (chunks.append(rows), write(peer, rows))
         )
         for n in range(100):
             link.send(str(n).encode(), [b"a"])
