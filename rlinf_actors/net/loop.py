@@ -11,8 +11,10 @@ import concurrent.futures
 import functools
 import logging
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Generic, TypeVar
 
 from rlinf_actors import exhaustion, forks
 from rlinf_actors.errors import InternalError, UsageError
@@ -143,6 +145,41 @@ class Tasks:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and not isinstance(error, expected):
             handling_failed(task.get_loop(), task.get_name(), error, failed)
+
+
+TURN_S = 0.01
+"""Seconds for which `Turns` handles items before the loop handles other events."""
+
+
+class Turns(Generic[T]):
+    """Handles many items on a loop, as many as TURN_S allows in each turn, so that heartbeats and messages of others
+    are handled in between. Loop thread.
+
+    *handle* is called with each item, in the order of `add`. The first items are handled before `add` returns.
+    """
+
+    def __init__(self, handle: Callable[[T], object]) -> None:
+        self._handle = handle
+        self._due: deque[T] = deque()
+        self._running = False
+
+    def add(self, items: Iterable[T]) -> None:
+        self._due.extend(items)
+        if not self._running:
+            self._running = True
+            self._run()
+
+    def _run(self) -> None:
+        end = time.monotonic() + TURN_S
+        try:
+            while self._due:
+                self._handle(self._due.popleft())
+                if time.monotonic() >= end:
+                    break
+        finally:  # if an item raises, the others are still handled
+            self._running = bool(self._due)
+            if self._running:
+                asyncio.get_running_loop().call_soon(self._run)
 
 
 class IoThread:

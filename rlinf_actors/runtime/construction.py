@@ -15,8 +15,10 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.runtime.future import Promise
 from rlinf_actors.runtime.late_report import late_text
 from rlinf_actors.runtime.lost_errors import LostErrors
-from rlinf_actors.runtime.peer import Peer
-from rlinf_actors.wire.values import Extension
+from rlinf_actors.runtime.peer import Peer, new_call
+from rlinf_actors.wire import frames
+from rlinf_actors.wire.payload import AuthenticatedParts
+from rlinf_actors.wire.values import Extension, WorkerState
 
 
 class Readiness(Promise[None]):
@@ -101,3 +103,31 @@ class Construction:
     lost: LostErrors | None = None
     growable: bool = False
     grow: Any = None
+    _created: tuple[tuple[str, int], int, bytes] = (("", 0), 0, b"")
+
+    def create(self, first: WorkerState) -> tuple[int, bytes]:
+        """Return the number and the encoded header of the Create, which are the same for all workers of the group.
+
+        *first* is the state of rank 0, which has MASTER_PORT.
+        """
+        key = (first.node_ip, first.master_port)
+        if self._created[0] != key:
+            call = new_call()
+            env = {"MASTER_ADDR": first.node_ip, "MASTER_PORT": str(first.master_port)}
+            frame = frames.Create(call, self.cls, env, self.max_concurrency, list(self.extensions))
+            self._created = (key, call, frames.encode(frame))
+        return self._created[1:]
+
+
+def unpickle_exception(
+    peer: Peer, frame: frames.Raised, parts: AuthenticatedParts, then: Callable[[Exception], object]
+) -> None:
+    """Call *then* with the exception that a constructor raised. Unpickling runs user code: not on this thread."""
+    decoding = asyncio.get_running_loop().run_in_executor(None, peer.exception, frame, parts)
+
+    def decoded(decoding: asyncio.Future[Exception]) -> None:
+        if not decoding.cancelled():
+            error = decoding.exception()
+            then(error if isinstance(error, Exception) else decoding.result())
+
+    decoding.add_done_callback(decoded)

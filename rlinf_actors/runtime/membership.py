@@ -9,24 +9,21 @@ Everything runs on the loop thread.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rlinf_actors.errors import ConnectionLostError, GroupClosedError, RlinfActorsError
 from rlinf_actors.model.buffers import Buffer
+from rlinf_actors.model.restart import rank_id
+from rlinf_actors.runtime.construction import Construction, unpickle_exception
 from rlinf_actors.runtime.future import Promise, call_all
-from rlinf_actors.runtime.peer import Peer, PendingRequest
+from rlinf_actors.runtime.peer import First, Peer, PendingRequest
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.payload import AuthenticatedParts
 from rlinf_actors.wire.values import ExitReport, WorkerState
 
-if TYPE_CHECKING:
-    from rlinf_actors.runtime.construction import Construction
-
 MakePeer = Callable[[int, str], Peer]
-Connect = Callable[[Peer, WorkerState, Callable[[], "tuple[frames.AnyFrame, Sequence[Buffer]] | None"]], None]
+Connect = Callable[[Peer, WorkerState, First], None]
 
 
 class Membership:
@@ -109,15 +106,14 @@ class Membership:
             if worker.state == "running" and worker.endpoint is not None and not peer.connected and peer.error is None:
                 self._connect(peer, worker, partial(self._create, peer))
 
-    def _create(self, peer: Peer) -> tuple[frames.AnyFrame, Sequence[Buffer]] | None:
+    def _create(self, peer: Peer) -> tuple[bytes, Sequence[Buffer]] | None:
         construction, first = self._construction, self._first()
         if construction is None or first is None or peer.rank in self._constructed:
             return None
-        env = {"MASTER_ADDR": first.node_ip, "MASTER_PORT": str(first.master_port)}
-        call = peer.open(PendingRequest(partial(self._answered, peer), self.fail))
+        call, header = construction.create(first)
+        peer.open(PendingRequest(partial(self._answered, peer), self.fail), call)
         peer.constructing(call)
-        frame = frames.Create(call, construction.cls, env, construction.max_concurrency, list(construction.extensions))
-        return frame, self._parts
+        return header, self._parts
 
     def _answered(self, peer: Peer, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
         if not isinstance(frame, frames.Raised):
@@ -126,14 +122,7 @@ class Membership:
             if self._joined is not None and len(self._constructed) == len(self._joining):
                 self._joined.resolve(None)
             return
-        # unpickling runs user code: not on this thread
-        decoding = asyncio.get_running_loop().run_in_executor(None, peer.exception, frame, parts)
-
-        def decoded(decoding: asyncio.Future[Exception]) -> None:
-            if not decoding.cancelled():
-                self.fail(decoding.exception() or decoding.result())
-
-        decoding.add_done_callback(decoded)
+        unpickle_exception(peer, frame, parts, self.fail)
 
     def fail(self, error: BaseException) -> None:
         """Fail the addition that is under way, if there is one. Any thread."""
@@ -181,7 +170,7 @@ def removed_error(peer: Peer) -> GroupClosedError:
 
 
 class ResizableGroup:
-    """Base of RemoteGroup: the number of ranks, and how it changes."""
+    """Base of RemoteGroup: its ranks with their Peers, and how they change."""
 
     owned: bool
     detail: str
@@ -190,6 +179,7 @@ class ResizableGroup:
     membership: Membership
     _construction: Construction | None
     _watchers: tuple[Callable[[], object], ...]
+    _alive = 0  # a rank whose worker has not ended, as far as was checked
 
     def _peer(self, rank: int, node: str) -> Peer:
         raise NotImplementedError
@@ -239,6 +229,46 @@ class ResizableGroup:
         self.states.update(states)
         self._construction.constructed.update({peer.rank: peer.worker_id for peer in peers})
         call_all(self._watchers)
+
+    def _is_successor(self, worker: WorkerState) -> bool:
+        """Return True if *worker* is a later incarnation of the known worker of its rank."""
+        if not 0 <= worker.rank < len(self.peers):
+            return False
+        known, before = self.peers[worker.rank].worker_id, self.states.get(worker.rank)
+        if known in ("", worker.id) or rank_id(known) != rank_id(worker.id):
+            return False
+        return worker.restarts > (before.restarts if before is not None else -1)
+
+    def _replace(self, replaced: Sequence[tuple[Peer, str, Exception]]) -> list[Peer]:
+        """Give new Peers to ranks, and return them.
+
+        *replaced* has, for each rank, the old Peer, the worker id of the new one, and the error with which calls fail
+        that are pending on the old one. The list of Peers is copied once: results of calls keep the old one.
+        """
+        if not replaced:
+            return []
+        peers, made = list(self.peers), []
+        for old, worker_id, _ in replaced:
+            peer = peers[old.rank] = self._peer(old.rank, old.node)
+            peer.worker_id = worker_id or peer.worker_id
+            made.append(peer)
+        self.peers = peers  # before `fail`: callers that are told of the end call again, and must find the new peers
+        for old, _, error in replaced:
+            old.fail(error)
+            old.close()
+        return made
+
+    def _all_gone(self) -> bool:
+        """Return True if all workers have ended. `_alive` moves on only, so all reports together cost O(ranks)."""
+        size = len(self.peers)
+        if len(self.states) < size:
+            return False
+        for _ in range(size):
+            state = self.states.get(self._alive % size)
+            if state is None or state.state != "gone":
+                return False
+            self._alive += 1
+        return True
 
     @property
     def construction(self) -> Construction | None:

@@ -64,6 +64,10 @@ _Answers = Union[frames.Ok, frames.Item, frames.Raised, frames.Runs]
 _ANSWERS = (frames.Ok, frames.Item, frames.Raised, frames.Runs)
 
 
+First = Callable[[], "tuple[bytes, Sequence[Buffer]] | None"]
+"""Returns the first message of a link, an encoded header and parts; None for no message."""
+
+
 class Pending(Protocol):
     """A call that waits for one or more answers of a worker; the Peer of the worker keeps it until the call ends."""
 
@@ -150,7 +154,7 @@ class Peer:
         self._backlog: list[tuple[bytes, Sequence[Buffer], bool]] = []
         self._joined: Link | None = None  # the link, which may not be ready
         self._link: Link | None = None  # the link, once the backlog was sent
-        self._first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None] = lambda: None
+        self._first: First = lambda: None
         self._lending = Lending(network.memory, network.soon, self._send_at_once, name)
 
     # --- the link ---
@@ -170,7 +174,7 @@ class Peer:
         endpoint: Endpoint,
         host: str,
         token: str,
-        first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None],
+        first: First,
     ) -> None:
         """Make the link to the worker, and send the backlog when it is ready. On failure, fail the Peer. Loop thread.
 
@@ -218,7 +222,7 @@ class Peer:
         message = self._first()
         with self._lock:
             if message is not None:
-                self._backlog.insert(0, (frames.encode(message[0]), message[1], False))
+                self._backlog.insert(0, (*message, False))
             for header, parts, alone in self._backlog:
                 link.send(*self._lending.pack(header, parts, alone=alone))
             self._backlog.clear()

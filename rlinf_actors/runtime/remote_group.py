@@ -11,7 +11,6 @@ head has reported rank 0. All other processes connect to a worker when there is 
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,10 +24,11 @@ from rlinf_actors.errors import (
 from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.net.link import Network
-from rlinf_actors.runtime.construction import Construction, Readiness
+from rlinf_actors.net.loop import Turns
+from rlinf_actors.runtime.construction import Construction, Readiness, unpickle_exception
 from rlinf_actors.runtime.future import Promise, call_all
 from rlinf_actors.runtime.membership import Membership, ResizableGroup
-from rlinf_actors.runtime.peer import Peer, PendingRequest
+from rlinf_actors.runtime.peer import First, Peer, PendingRequest
 from rlinf_actors.runtime.worker_ends import death
 from rlinf_actors.wire import failure, frames
 from rlinf_actors.wire.payload import AuthenticatedParts
@@ -104,6 +104,9 @@ class RemoteGroup(ResizableGroup):
         self._construction = construction
         self._on_failure = on_failure
         self._on_constructed = on_constructed
+        self._connecting: Turns[int] = Turns(self._connect_rank)
+        self._closing_links: Turns[Peer] = Turns(Peer.close)
+        self._began = construction is None  # rank 0 has reported the port that constructors need
         self._lock = threading.Lock()
         self._watchers: tuple[Callable[[], object], ...] = ()
         self._soon = soon
@@ -223,8 +226,7 @@ class RemoteGroup(ResizableGroup):
         """Fail all waiting calls on this group, because the head could not be asked for it. A later call asks again."""
         ready, self.ready = self.ready, Promise(f"group {self.name!r}")
         ready.reject(error)
-        for peer in self.peers:
-            self._replace(peer, error)
+        self._replace([(peer, "", error) for peer in self.peers])
 
     # --- the head's reports ---
 
@@ -247,7 +249,7 @@ class RemoteGroup(ResizableGroup):
             state: the head's description of the running group.
             soon: runs a function on the loop thread; callable from any thread.
         """
-        self.owned, self._construction, self._soon = False, None, soon
+        self.owned, self._construction, self._soon, self._began = False, None, soon, True
         self._launch, self.launched = "", []
         self._ready_requested = True  # callers that wait for this launch wait for the constructors of the running group
         workers = sorted(state.workers, key=lambda worker: worker.rank)
@@ -266,13 +268,13 @@ class RemoteGroup(ResizableGroup):
 
         A restarted worker gets a new Peer.
         """
+        self._succeed([worker for worker in workers if self._is_successor(worker)])
         for worker in workers:
             if not 0 <= worker.rank < len(self.peers):
                 self.membership.report(worker)
                 continue
-            known = self.peers[worker.rank].worker_id
-            if known not in ("", worker.id) and not self._succeed(worker):
-                continue
+            if self.peers[worker.rank].worker_id not in ("", worker.id):
+                continue  # of another group, or of an earlier incarnation
             before = self.states.get(worker.rank)
             if before is not None and before.state == "gone" and before.id == worker.id:
                 continue
@@ -283,27 +285,25 @@ class RemoteGroup(ResizableGroup):
             if worker.state == "gone":
                 self._ended(peer, worker.exit or ExitReport("exited"))
         first = self.states.get(0)
-        if self._construction is None or (first is not None and first.master_port):
-            for rank in self.states:
-                self._connect_rank(rank)
-        if len(self.states) == len(self.peers) and all(w.state == "gone" for w in self.states.values()):
+        if self._began:
+            self._connecting.add(worker.rank for worker in workers)
+        elif first is not None and first.master_port:
+            self._began = True
+            self._connecting.add(list(self.states))
+        if self._all_gone():
             self.gone.resolve(None)
         call_all(self._watchers)
 
-    def _succeed(self, worker: WorkerState) -> bool:
-        """If *worker* is a later incarnation of the known worker of its rank, give the rank a new Peer; return True.
-
-        Return False if *worker* belongs to another group, or if its incarnation is not newer.
-        """
-        old, before = self.peers[worker.rank], self.states.get(worker.rank)
-        restarts = before.restarts if before is not None else -1
-        if rank_id(old.worker_id) != rank_id(worker.id) or worker.restarts <= restarts:
-            return False
-        peer = self._replace(old, death(worker.exit or ExitReport("exited"), old.name, old.rank, old.node))
-        peer.worker_id = worker.id
-        if self.closing:
-            peer.fail(self._closed_error())
-        return True
+    def _succeed(self, workers: Sequence[WorkerState]) -> None:
+        """Give a new Peer to the rank of each of *workers*, which are later incarnations."""
+        restarted: list[tuple[Peer, str, Exception]] = []
+        for worker in workers:
+            old = self.peers[worker.rank]
+            error = death(worker.exit or ExitReport("exited"), old.name, old.rank, old.node)
+            restarted.append((old, worker.id, error))
+        for peer in self._replace(restarted):
+            if self.closing:
+                peer.fail(self._closed_error())
 
     def _ended(self, peer: Peer, exit_report: ExitReport) -> None:
         error: Exception
@@ -315,7 +315,7 @@ class RemoteGroup(ResizableGroup):
         else:
             error = death(exit_report, peer.name, peer.rank, peer.node)
         peer.fail(error)
-        peer.close()
+        self._closing_links.add([peer])
         if self.owned and not self.ready.done():
             self.construction_failed(peer.error or error)
 
@@ -325,15 +325,6 @@ class RemoteGroup(ResizableGroup):
         peer = self._new_peer(f"{self.name}:{rank}", rank, node, partial(self._link_needed, rank), self._link_lost)
         if self._launch and rank_id(self._me) == f"{self._launch}-{rank}":
             peer.worker_id = self._me  # known before the group is looked up: a wait for itself never ends
-        return peer
-
-    def _replace(self, old: Peer, error: Exception) -> Peer:
-        """Give the rank of *old* a new Peer and return it. Calls that are pending on *old* fail with *error*."""
-        peer = self._peer(old.rank, old.node)
-        # before `fail`: callers that are told of the end call again, and must find the new peer
-        self.peers = [*self.peers[: old.rank], peer, *self.peers[old.rank + 1 :]]
-        old.fail(error)
-        old.close()
         return peer
 
     def _link_needed(self, rank: int) -> None:
@@ -359,10 +350,12 @@ class RemoteGroup(ResizableGroup):
             old.fail(error)
             self.construction_failed(error)
             return
-        self._replace(old, error).succeed(old)
+        self._replace([(old, "", error)])[0].succeed(old)
         self._connect_rank(old.rank)  # at once: the Join tells the worker of the loss
 
     def _connect_rank(self, rank: int) -> None:
+        if rank >= len(self.peers):
+            return  # removed since, or being added
         state, peer = self.states.get(rank), self.peers[rank]
         self.look_up()
         if state is None or state.state != "running" or state.endpoint is None:
@@ -380,40 +373,32 @@ class RemoteGroup(ResizableGroup):
             self._on_failure(self)
             self.fail(peer.error)
 
-    def _connect(
-        self, peer: Peer, state: WorkerState, first: Callable[[], tuple[frames.AnyFrame, Sequence[Buffer]] | None]
-    ) -> None:
+    def _connect(self, peer: Peer, state: WorkerState, first: First) -> None:
         assert state.endpoint is not None
         peer.connect(state.endpoint, self._host, self.token, first)
 
     # --- construction by the owner ---
 
-    def _create(self, peer: Peer, first: WorkerState | None) -> tuple[frames.AnyFrame, Sequence[Buffer]] | None:
+    def _create(self, peer: Peer, first: WorkerState | None) -> tuple[bytes, Sequence[Buffer]] | None:
         construction = self._construction
         if construction is None or first is None or construction.constructed.get(peer.rank) == peer.worker_id:
             return None
-        env = {"MASTER_ADDR": first.node_ip, "MASTER_PORT": str(first.master_port)}
-        call = peer.open(PendingRequest(partial(self._create_answered, peer), partial(self._create_failed, peer)))
+        call, header = construction.create(first)
+        peer.open(PendingRequest(partial(self._create_answered, peer), partial(self._create_failed, peer)), call)
         if not self.ready.done():
             peer.constructing(call)
-        extensions = list(construction.extensions)
-        frame = frames.Create(call, construction.cls, env, construction.max_concurrency, extensions)
-        return frame, construction.parts
+        return header, construction.parts
 
     def _create_answered(self, peer: Peer, frame: frames.AnyFrame, parts: AuthenticatedParts) -> None:
         if not isinstance(frame, frames.Raised):
             self._constructed(peer)
             return
-        # unpickling runs user code: not on this thread
-        decoding = asyncio.get_running_loop().run_in_executor(None, peer.exception, frame, parts)
 
-        def decoded(decoding: asyncio.Future[Exception]) -> None:
-            if not decoding.cancelled():
-                error = decoding.exception()
-                self.construction_failed(error if isinstance(error, Exception) else decoding.result())
-                peer.release()  # if the group is up already, a rank that is constructed again fails its own calls
+        def raised(error: Exception) -> None:
+            self.construction_failed(error)
+            peer.release()  # if the group is up already, a rank that is constructed again fails its own calls
 
-        decoding.add_done_callback(decoded)
+        unpickle_exception(peer, frame, parts, raised)
 
     def _create_failed(self, peer: Peer, error: Exception) -> None:
         if self.peer_of(peer.rank) is peer:  # else the worker was restarted, and is constructed then
@@ -475,8 +460,7 @@ class RemoteGroup(ResizableGroup):
         """
         self.closing = True
         self.fail(error or self._closed_error())
-        for peer in [*self.peers, *self.membership.peers]:
-            peer.close()
+        self._closing_links.add([*self.peers, *self.membership.peers])
 
     def close(self, error: Exception | None = None) -> None:
         """Record that the group has ended for this process: fail all calls, close the links, and resolve `gone`.

@@ -217,6 +217,6 @@ async def test_retries_are_refused_for_a_group_without_a_restart_policy(world):
 async def test_only_errors_of_ended_workers_are_retried(world):
     result = world.group.execute_on(0).with_retries(3).load()
     await world.ranks[0].call()
-    world.remote._replace(world.remote.peers[0], RlinfActorsError("an error of another kind"))
+    world.remote._replace([(world.remote.peers[0], "", RlinfActorsError("an error of another kind"))])
     with pytest.raises(RlinfActorsError, match="another kind"):
         await result

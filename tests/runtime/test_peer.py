@@ -24,7 +24,7 @@ async def test_peer_sends_join_then_create_then_its_backlog(peer, worker):
     call = peer.open(waiter)
     peer.send(frames.Call(call, "step"), [b"arg"])
     assert not peer.connected
-    connect(peer, worker, lambda: (frames.Create(99, "m:C", {}), [b"cls"]))
+    connect(peer, worker, lambda: (frames.encode(frames.Create(99, "m:C", {})), [b"cls"]))
     peer.send(frames.Call(call + 1, "next"))
     join, create, one, two = await worker.until(4)
     assert (join.protocol, join.newest) == (OLDEST, PROTOCOL)

@@ -67,7 +67,7 @@ def test_backlog_is_sent_after_the_answer_about_shared_memory(answer):
     arena = Arena(1 << 20)
     peer, link = make(arena)
     peer.send(frames.Call(1, "step"))
-    peer.connect(Endpoint("h", "ipc://x"), "h", "token", lambda: (frames.Create(2, "m:C", {}), ()))
+    peer.connect(Endpoint("h", "ipc://x"), "h", "token", lambda: (frames.encode(frames.Create(2, "m:C", {})), ()))
     peer.send(frames.Cancel(1))
     assert [kind for kind, _ in link.sent] == [frames.Join, frames.Memory]
     peer._received(b"", frames.encode(answer), [])
