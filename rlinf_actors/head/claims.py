@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlinf_actors.head.commands import Refused
-from rlinf_actors.head.records import Group, Node, WorkerRecord
+from rlinf_actors.head.records import Group, Index, Node, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.template_protocol import ROBOT_END_S
 from rlinf_actors.wire.values import Claim, LeaseState
@@ -69,6 +69,7 @@ class ClaimTable:
         self._claims: dict[str, dict[str, HardwareClaim]] = {}  # by robot, then by worker
         self._workers: dict[str, WorkerRecord] = {}
         self._lost: dict[tuple[str, str], HardwareClaim] = {}
+        self._lost_on: Index[HardwareClaim] = Index()  # by node
 
     def check(self, claims: Iterable[Claim], namespace: str, group: Group | None = None) -> None:
         """Raise Refused if another group than *group* holds one of these robots, or if the head has just started.
@@ -138,6 +139,7 @@ class ClaimTable:
             if held is not None:
                 held.lost = self._head.now
                 self._lost[claim.key, worker.id] = held
+                self._lost_on.add(worker.node_id, (claim.key, worker.id), held)
                 self._free_at(held, self._head.now + self._head.timing.rank_hold_s)
 
     def node_is_back(self, node_id: str, running: Collection[str], known: bool) -> None:
@@ -147,8 +149,8 @@ class ClaimTable:
         they become free after ROBOT_END_S + SETTLE_S at the latest: a new agentd does not know the workers that
         templates of the earlier agentd still have. Those workers make their robots safe, and are then killed.
         """
-        for held in list(self._lost.values()):
-            if held.worker.node_id == node_id and held.worker.id not in running:
+        for held in self._lost_on.of(node_id):
+            if held.worker.id not in running:
                 if known:
                     self.free(held.worker)
                 else:
@@ -161,6 +163,7 @@ class ClaimTable:
     def _forget_loss(self, key: str, worker_id: str) -> None:
         held = self._lost.pop((key, worker_id), None)
         if held is not None:
+            self._lost_on.discard(held.worker.node_id, (key, worker_id))
             self._head.timers.cancel(held.timer)
 
     def _refusal(self, held: HardwareClaim) -> str:
@@ -220,6 +223,7 @@ class NameReservations:
         self._head = head
         self._lost: dict[tuple[str, str], dict[str, _LostWorker]] = {}
         self._keys: dict[str, tuple[str, str]] = {}
+        self._on_node: Index[str] = Index()  # ids of the lost workers
 
     def lost(self, group: Group, worker: WorkerRecord, node: Node) -> None:
         """Reserve the name of *group* for `Timing.rank_hold_s`, because *worker* may still run on its lost *node*."""
@@ -228,6 +232,7 @@ class NameReservations:
         one = _LostWorker(f"{group.name}:{worker.spec.rank}", node.id, node.name, until, timer)
         self._lost.setdefault(group.key, {})[worker.id] = one
         self._keys[worker.id] = group.key
+        self._on_node.add(node.id, worker.id, worker.id)
 
     def ended(self, worker_id: str, node_id: str) -> None:
         """End the reservation for a lost worker of this node, because the node's agentd reports the worker's end."""
@@ -237,8 +242,8 @@ class NameReservations:
 
     def node_is_back(self, node_id: str, running: Container[str]) -> None:
         """End the reservations for lost workers of a returned node, except those that its agentd lists in *running*."""
-        for lost in list(self._lost.values()):
-            for id in [id for id, one in lost.items() if one.node_id == node_id and id not in running]:
+        for id in self._on_node.of(node_id):
+            if id not in running:
                 self._free(id)
 
     def check(self, namespace: str, name: str) -> None:
@@ -255,6 +260,8 @@ class NameReservations:
     def _free(self, worker_id: str) -> None:
         key = self._keys.pop(worker_id)
         lost = self._lost[key]
-        self._head.timers.cancel(lost.pop(worker_id).timer)
+        one = lost.pop(worker_id)
+        self._on_node.discard(one.node_id, worker_id)
+        self._head.timers.cancel(one.timer)
         if not lost:
             del self._lost[key]

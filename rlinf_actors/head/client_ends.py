@@ -62,6 +62,7 @@ class ExpectedClients:
         self._expected: dict[str, ExpectedClient] = {}
         self._named_by = Quota("expected clients")
         self._watched: dict[str, set[str]] = {}  # incarnation to the nodes whose agentds watch its process
+        self._watched_on: Index[str] = Index()  # the same by node
 
     def __contains__(self, incarnation: str) -> bool:
         return incarnation in self._expected
@@ -83,10 +84,12 @@ class ExpectedClients:
 
     def has_come(self, incarnation: str) -> None:
         self._remove(incarnation)
-        self._watched.pop(incarnation, None)
+        for node_id in self._watched.pop(incarnation, ()):
+            self._watched_on.discard(node_id, incarnation)
 
     def watched_on(self, node_id: str, incarnation: str) -> None:
         self._watched.setdefault(incarnation, set()).add(node_id)
+        self._watched_on.add(node_id, incarnation, incarnation)
 
     def reported_dead(self, node_id: str, incarnation: str) -> None:
         """Handle the report of this node's agentd that the process of an expected client has ended.
@@ -107,7 +110,7 @@ class ExpectedClients:
         If no other agentd watches a client, the client gets at least one lease, counted from *heard*, to send its
         hello.
         """
-        for incarnation in [i for i, nodes in self._watched.items() if node_id in nodes]:
+        for incarnation in self._watched_on.of(node_id):
             expected = self._expected.get(incarnation)
             if self._unwatch(incarnation, node_id) and expected is not None:
                 expected.until = max(expected.until, heard + self._head.timing.lease_s)
@@ -140,6 +143,7 @@ class ExpectedClients:
         """Remove this node from the watchers of a client; return True if no agentd watches the client now."""
         nodes = self._watched[incarnation]
         nodes.discard(node_id)
+        self._watched_on.discard(node_id, incarnation)
         if not nodes:
             del self._watched[incarnation]
         return not nodes

@@ -33,7 +33,9 @@ class ClientTable:
         self._by_peer: dict[bytes, Client] = {}
         self._by_worker: dict[str, Client] = {}
         self._of_job: Index[Client] = Index()
+        self._drivers_of_job: Index[Client] = Index()
         self._of_host: Index[Client] = Index()
+        self._of_key: Index[Client] = Index()  # by public key
         self._below: Index[Client] = Index()  # children of workers, by the worker's id
         self._timers: dict[str, HeapTimer] = {}
         self._sessions = Quota("sessions")
@@ -58,6 +60,14 @@ class ClientTable:
     def of_job(self, namespace: str) -> list[Client]:
         return self._of_job.of(namespace)
 
+    def has_job(self, namespace: str) -> bool:
+        """True if a client of this job has a session."""
+        return namespace in self._of_job
+
+    def of_key(self, public: str) -> list[Client]:
+        """Return the clients whose sessions were begun with this public key."""
+        return self._of_key.of(public)
+
     def below(self, worker_id: str) -> list[Client]:
         """Return the clients that are child members of this worker."""
         return self._below.of(worker_id)
@@ -76,7 +86,7 @@ class ClientTable:
 
     def driver_of(self, namespace: str) -> Client | None:
         """Return the first driver of a job, whose terminal shows the workers' output; None if the job has no driver."""
-        return next((client for client in self._of_job.of(namespace) if client.role == "driver"), None)
+        return self._drivers_of_job.first(namespace)
 
     # --- sessions ---
 
@@ -96,8 +106,8 @@ class ClientTable:
         if known is not None:
             del self._by_peer[known.peer]
             self._watches.trust(known)
-            self._count(known.member, -1)
-            self._count(member, 1)
+            self._count(known, known.member, -1)
+            self._count(known, member, 1)
             known.peer, known.last_seen, known.answered, known.member = peer, now, now, member
             self._by_peer[peer] = known
             return known
@@ -110,8 +120,10 @@ class ClientTable:
         )  # fmt: skip
         self._clients[client.incarnation] = self._by_peer[peer] = client
         self._of_job.add(client.namespace, client.incarnation, client)
+        if client.role == "driver":
+            self._drivers_of_job.add(client.namespace, client.incarnation, client)
         self._of_host.add(client.host, client.incarnation, client)
-        self._count(member, 1)
+        self._count(client, member, 1)
         if client.parent:
             self._below.add(client.parent, client.incarnation, client)
         jobs = self._head.jobs
@@ -125,7 +137,12 @@ class ClientTable:
         self._arm(client)
         return client
 
-    def _count(self, member: Member, change: int) -> None:
+    def _count(self, client: Client, member: Member, change: int) -> None:
+        if member.key:
+            if change > 0:
+                self._of_key.add(member.key, client.incarnation, client)
+            else:
+                self._of_key.discard(member.key, client.incarnation)
         for quota, holder in ((self._sessions, member.key), (self._drivers, label(member))):
             (quota.take if change > 0 else quota.free)(holder)
 
@@ -171,9 +188,10 @@ class ClientTable:
         del self._clients[client.incarnation]
         self._by_peer.pop(client.peer, None)
         self._of_job.discard(client.namespace, client.incarnation)
+        self._drivers_of_job.discard(client.namespace, client.incarnation)
         self._of_host.discard(client.host, client.incarnation)
         self._below.discard(client.parent, client.incarnation)
-        self._count(client.member, -1)
+        self._count(client, client.member, -1)
         self._head.timers.cancel(self._timers.pop(client.incarnation, None))
         if self._by_worker.get(client.worker_id) is client:
             del self._by_worker[client.worker_id]

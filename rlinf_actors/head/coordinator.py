@@ -14,8 +14,9 @@ calls other tables directly. If the end of one thing affects several tables, a m
 
 An event passes these steps: `authority` decides whether this member may send this message; `requests` counts requests
 without an answer; `early` holds back what a restarted head cannot answer yet; `handlers` dispatches by message type;
-tables change and emit; at the end each table that collects changes flushes them once, so that a node which dies with
-64 workers costs one message per handle.
+tables change and emit; at the end each table that collects changes flushes them. Notices to holders of handles and to
+readers of the event log wait for `finish_turn`, once in each turn of the loop. So a node that dies with 64 workers, or
+a hundred nodes whose reports arrive together, cost one message per handle.
 
 The guarantees rest on three facts. A worker's life cycle is a state table, and an end that its agentd reported is
 final. A process that was declared dead without proof has a tombstone and is refused when it returns, so no process
@@ -43,6 +44,7 @@ from rlinf_actors.head.key_registry import NO_OWN_KEYS, Jobs, KeyRegistry, OwnKe
 from rlinf_actors.head.launches import Launches
 from rlinf_actors.head.node_table import NodeTable
 from rlinf_actors.head.operations import DrainTable, NodeQueries, WorkerHealthLog
+from rlinf_actors.head.output import OutputRoutes
 from rlinf_actors.head.quotas import RequestQuota
 from rlinf_actors.head.records import Client, Node
 from rlinf_actors.head.recovery import EarlyMessages, Reconciler
@@ -112,6 +114,7 @@ class Coordinator:
         self.resizes = Resizes(self)
         self.robots = RobotTable(self, before)
         self.queries = NodeQueries(self)
+        self.output = OutputRoutes(self)
         self.health = WorkerHealthLog(self)
         self.drains = DrainTable(self)
         self.early = EarlyMessages(self)
@@ -138,9 +141,14 @@ class Coordinator:
         return self.out
 
     def handle(self, event: commands.Event, now: float, wall: float = 0.0) -> list[commands.Command]:
-        """Change the state by *event*, and return the commands to carry out, in order.
+        """Change the state by *event*, and return all commands to carry out, in order: `apply`, then `finish_turn`."""
+        return self.apply(event, now, wall) + self.finish_turn()
 
-        *now* is the present time in monotonic seconds, *wall* in seconds since the epoch.
+    def apply(self, event: commands.Event, now: float, wall: float = 0.0) -> list[commands.Command]:
+        """Change the state by *event*, and return the commands to carry out now, in order.
+
+        The caller calls `finish_turn` soon, after this event and others. *now* is the present time in monotonic
+        seconds, *wall* in seconds since the epoch.
         """
         self._begin(now, wall)
         if wall >= self.keys.next_expiry():
@@ -168,21 +176,27 @@ class Coordinator:
             self.timers.run_due(now)
         if self.early.settle():
             self._settled()
-        ready = [] if held else self.early.take([event])
+        ready = [] if held else self.early.take()
         while ready:
             for message in ready:
                 if self._passes(message):  # again: meanwhile the head may know whose job it is
                     self._process(message)
                 else:
                     self.drop(message)
-            ready = self.early.take(ready)  # a message just handled may be the one that a held message waits for
+            ready = self.early.take()  # a message just handled may be the one that a held message waits for
         self.groups.flush()
         self.launches.flush()
         self.robots.flush()
         self._handlers.answer_ending()
         self.drains.flush()
-        self.log.flush()
         self.requests.wait()
+        return self.out
+
+    def finish_turn(self) -> list[commands.Command]:
+        """Return the messages about all changes since the last call: to the holders of handles and to event readers."""
+        self.out = []
+        self.groups.notices.flush()
+        self.log.flush()
         return self.out
 
     def next_deadline(self) -> float:
@@ -287,15 +301,14 @@ class Coordinator:
             return
         if client.role == "driver":
             self.emit(of_driver("driver_ended", client, f"has ended: {self.clients.ended(incarnation)}"))
-            self._handlers.driver_gone(client)
+            self.output.driver_gone(client)
         self.reconciler.client_gone(client)
-        for table in (self.log, self.nodes, self.early, self.requests, self.queries):
+        for table in (self.log, self.nodes.requests, self.early, self.requests, self.queries):
             table.forget(client.peer)
         self.groups.forget_job(client.namespace)
 
     def worker_gone(self, worker_id: str) -> None:
         """End the sessions of a worker that has ended, and of its child members."""
-        self.drains.changed()
         client = self.clients.of_worker(worker_id)
         for ended in [*self.clients.below(worker_id), *([client] if client is not None else [])]:
             if self.clients.get(ended.incarnation) is ended:  # ending one client may have ended this one too
@@ -310,14 +323,15 @@ class Coordinator:
         keys = {key.public for key in ended}
         reason = f"its key is not valid any more: {why}"
         self.log.forget_keys(keys)
-        for node in [node for node in self.nodes.alive() if node.member.key in keys]:
+        for node in [node for public in sorted(keys) for node in self.nodes.of_key(public)]:
             running = [worker.id for _, workers in self.groups.on_node(node.id) for worker in workers]
             self.emit(commands.Notify(node.peer, StopWorkers(running, self.timing.orphan_grace_s, reason)))
             self.early.forget(node.peer)
             self.nodes.revoked(node, reason)
-        for client in [client for client in self.clients.alive() if client.member.key in keys]:
-            self.emit(commands.Notify(client.peer, abandoned(reason)))
-            self.clients.gone(client, reason)
+        for client in [client for public in sorted(keys) for client in self.clients.of_key(public)]:
+            if self.clients.get(client.incarnation) is client:  # ending one client may have ended this one too
+                self.emit(commands.Notify(client.peer, abandoned(reason)))
+                self.clients.gone(client, reason)
         for key in ended:
             if not key.token and not self.keys.has(key.role, key.name):
                 self._end_jobs_known_to(key, why)

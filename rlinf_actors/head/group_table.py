@@ -1,7 +1,7 @@
 """Groups: their names, owners and workers, and the clients that hold handles of them. Pure.
 
-House rules: only `_step` changes a worker's state. `flush` sends the changes since the last flush, as one WorkerChanged
-message for each changed group and each holder of its handle. A group's name is free when its last worker is gone.
+House rules: only `_step` changes a worker's state. A group's name is free when its last worker is gone; `flush`, after
+each event, drops such groups. `head.group_notices` tells the holders of handles what has changed.
 
 An order to stop workers may be lost with its connection. The head resends the order when the agentd sends its next
 hello. For robot workers it also resends the order at each heartbeat of the agentd.
@@ -17,13 +17,14 @@ from msgspec.structs import replace
 from rlinf_actors.head.claims import ClaimTable, NameReservations
 from rlinf_actors.head.commands import WORKER, Answer, Notify, Snapshot
 from rlinf_actors.head.event_log import of_end, of_life
+from rlinf_actors.head.group_notices import GroupNotices
 from rlinf_actors.head.quotas import Tombstones
 from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.restarts import EndedGroups, FirstFailures, Restarts, not_restarted
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.security.members import Member
 from rlinf_actors.wire.agent_messages import StartWorkers, StopWorkers, WorkerReady
-from rlinf_actors.wire.client_messages import Done, WorkerChanged
+from rlinf_actors.wire.client_messages import Done
 from rlinf_actors.wire.values import ExitReport, GroupState, WorkerSpec, ending
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class GroupTable:
     """All groups of the cluster that have not ended, with their workers, owners and subscribers.
 
     Attributes:
+        notices: the changes of workers that the holders of handles have not been told yet.
         claims: the claims of workers on robots.
         names: the group names reserved for lost workers.
         robots_changed: the groups whose robot workers or owner have changed since `RobotTable.flush`.
@@ -49,6 +51,7 @@ class GroupTable:
         self._on_node: Index[WorkerRecord] = Index()  # living workers
         self._with_robots: dict[tuple[str, str], Group] = {}
         self._touched: dict[tuple[str, str], Group] = {}
+        self._returned: dict[str, Client] = {}
         self._orphans: dict[str, list[Group]] = {}  # by the worker that owned them, until its exit is known
         self._robot_stops: dict[str, dict[str, StopWorkers]] = {}  # orders not carried out yet, by node and worker
         self._unseen = Tombstones(WORKER, head.emit, before)
@@ -57,6 +60,7 @@ class GroupTable:
         self._restart_timers: dict[str, HeapTimer] = {}
         self._first_failures = FirstFailures()
         self.robots_changed: dict[tuple[str, str], Group] = {}
+        self.notices = GroupNotices(head)
         self.claims = ClaimTable(head)
         self.names = NameReservations(head)
 
@@ -116,6 +120,10 @@ class GroupTable:
         """Return the groups in which at least one worker, living or ended, claims a robot."""
         return list(self._with_robots.values())
 
+    def has_ended(self, spec: WorkerSpec) -> bool:
+        """Return True if the worker belongs to a group that this head has recorded as ended."""
+        return self._ended.has((spec.namespace, spec.group), spec.id)
+
     def ended(self, namespace: str, name: str, token: str = "") -> GroupState | None:
         """Return the final state of the last ended group of this name, with the job's *token*; None if unknown."""
         return self._ended.get((namespace, name), token)
@@ -128,7 +136,7 @@ class GroupTable:
             return (
                 f"whose owner has ended ({why})" if why else "whose owner this head has not heard of since it started"
             )
-        node = next((node for node in self._head.nodes.alive() if node.report.host == client.host), None)
+        node = next(iter(self._head.nodes.on_host(client.host)), None)
         where = f"on node {node.name}" if node is not None else "on a machine without an agentd"
         owner = "driver"
         if client.worker_id in self._of_worker:
@@ -150,12 +158,13 @@ class GroupTable:
         """
         node = self._head.nodes.get(worker.node_id)
         if node is not None:
-            node.jobs.add(group.namespace)
+            self._head.nodes.has_job(node, group.namespace)
         self._put(group)
         self.add(group, worker)
         self.changed(worker)
 
     def _put(self, group: Group) -> None:
+        self._head.early.note(group.key)
         self._groups[group.key] = group
         self._of_job.add(group.namespace, group.name, group)
         self._of_owner.add(group.owner, group.key, group)
@@ -163,10 +172,10 @@ class GroupTable:
             self._subscribed.add(incarnation, group.key, group)
 
     def add(self, group: Group, worker: WorkerRecord) -> None:
-        group.workers[worker.id] = worker
-        group.noted(worker.spec)
-        group.living.add(worker.id)
+        group.put(worker)
         self._of_worker[worker.id] = group
+        self._head.early.note(worker.id)
+        self._head.early.note(group.key)
         self._on_node.add(worker.node_id, worker.id, worker)
         if worker.spec.claims:
             self._with_robots[group.key] = self.robots_changed[group.key] = group
@@ -181,6 +190,7 @@ class GroupTable:
         """Detach a group: from now on the client *owner* owns it, no client if that is "". Tell its workers' nodes."""
         self._of_owner.discard(group.owner, group.key)
         group.owner, group.detached, group.unclaimed = owner, True, False
+        self._head.early.note(group.key)
         self._of_owner.add(owner, group.key, group)
         self.robots_changed[group.key] = group
         placed: dict[str, list[WorkerSpec]] = {}
@@ -194,14 +204,14 @@ class GroupTable:
         """Order the agentd of a node to start these workers of a group. It starts no worker that it has already."""
         node = self._head.nodes.get(node_id)
         if specs and node is not None:
-            node.jobs.add(group.namespace)
+            self._head.nodes.has_job(node, group.namespace)
             order = StartWorkers(specs, group.owner, group.cls, group.detail, group.detached)
             self._head.emit(Notify(node.peer, order))
 
     def changed(self, worker: WorkerRecord) -> None:
-        """Note that this worker's state has changed. The next flush sends it to the group's owner and subscribers."""
+        """Note that this worker's state has changed, for the group's owner and subscribers."""
         group = self._of_worker[worker.id]
-        group.changed[worker.id] = worker
+        self.notices.changed(group, worker)
         self._touched[group.key] = group
 
     def resend(self, client: Client) -> None:
@@ -209,10 +219,7 @@ class GroupTable:
 
         The groups are those that the client owns or is subscribed to.
         """
-        owned = self._of_owner.of(client.incarnation)
-        for group in [*owned, *self._subscribed.of(client.incarnation)]:
-            group.changed.update(group.workers)
-            self._touched[group.key] = group
+        self._returned[client.incarnation] = client
         self._head.robots.owner_changed(client.incarnation)
 
     def settle(self) -> None:
@@ -262,7 +269,8 @@ class GroupTable:
             self.claims.take(group, successor, node)
         self._step(worker, "exited")
         if restart is not None:
-            del group.workers[id], group.changed[id], self._of_worker[id]
+            group.remove(worker)
+            del group.changed[id], self._of_worker[id]
             if due <= now:  # no back-off
                 self._restart(group, successor)
 
@@ -378,6 +386,7 @@ class GroupTable:
         *reason* says why for people; "" if the group's owner asked for it.
         """
         group.stopping = True
+        self._head.early.note(group.key)
         self.stop_workers([worker for worker in group.workers.values() if not worker.gone], grace_s, reason)
 
     def stop_workers(self, workers: Sequence[WorkerRecord], grace_s: float, reason: str = "") -> None:
@@ -416,18 +425,14 @@ class GroupTable:
     # --- ends of groups ---
 
     def flush(self) -> None:
-        """Send the states of changed workers to the clients with handles; drop each group whose last worker is gone."""
+        """Send clients that have said hello the states of their workers; drop each group whose last worker is gone."""
+        returned, self._returned = self._returned, {}
+        for incarnation, client in returned.items():
+            for group in [*self._of_owner.of(incarnation), *self._subscribed.of(incarnation)]:
+                self.notices.send_all(group, client)
+                self._touched[group.key] = group
         touched, self._touched = self._touched, {}
         for group in touched.values():
-            if group.changed:
-                states = [worker.state() for worker in group.changed.values()]
-                group.changed.clear()
-                detail, group.redescribed = group.detail if group.redescribed else "", False
-                message = WorkerChanged(group.namespace, group.name, states, group.world_size, detail)
-                for incarnation in (group.owner, *group.subscribers):
-                    client = self._head.clients.get(incarnation)
-                    if client is not None:
-                        self._head.emit(Notify(client.peer, message))
             if self._over(group) and not self._head.clients.expected(group.owner):
                 self._forget(group)
 
@@ -446,9 +451,11 @@ class GroupTable:
         return group.gone and (group.whole or self._head.early.over)
 
     def _forget(self, group: Group) -> None:
+        self.notices.flush_group(group)
         for peer, id in group.waiting:
             self._head.emit(Answer(peer, id, Done()))
         del self._groups[group.key]
+        self._head.early.note(group.key)
         self._of_job.discard(group.namespace, group.name)
         self._of_owner.discard(group.owner, group.key)
         for incarnation in group.subscribers:
@@ -465,11 +472,11 @@ class GroupTable:
         self.forget_job(group.namespace)
 
     def forget_job(self, namespace: str) -> None:
-        if not self.of_job(namespace) and not self._head.clients.of_job(namespace):
+        """Drop what the head keeps of a job if the job has neither groups nor clients any more."""
+        if namespace not in self._of_job and not self._head.clients.has_job(namespace):
             self._head.jobs.forget(namespace)
             self._ended.forget_job(namespace)
-            for node in self._head.nodes.alive():
-                node.jobs.discard(namespace)
+            self._head.nodes.forget_job(namespace)
 
     def _step(self, worker: WorkerRecord, event: str) -> None:
         before = worker.life
@@ -487,6 +494,7 @@ class GroupTable:
             self._owner_ended(worker)
             group.living.discard(worker.id)
             self._on_node.discard(worker.node_id, worker.id)
+            self._head.drains.changed(worker.node_id)
             self._withdraw_restart(worker)
             stops = self._robot_stops.get(worker.node_id)
             if stops is not None and stops.pop(worker.id, None) is not None and not stops:
@@ -495,5 +503,6 @@ class GroupTable:
                 self.claims.free(worker)
             self._head.worker_gone(worker.id)
             if worker.spec.rank >= group.world_size:  # it was being added, or has left
-                del group.workers[worker.id], self._of_worker[worker.id]
+                group.remove(worker)
+                del self._of_worker[worker.id]
                 self._head.resizes.left(group)

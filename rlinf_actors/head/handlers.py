@@ -75,7 +75,7 @@ class Handlers:
             client_messages.StopGroup: launches.stop,
             resize_messages.AddRanks: lambda client, event, body: head.resizes.add(client, body),
             resize_messages.ResizeGroup: head.resizes.resize,
-            agent_messages.FlushLogs: self._flush_logs,
+            agent_messages.FlushLogs: lambda client, event, body: head.output.flush(client, body),
             client_messages.StopCluster: self._stop_own,
         }
         self._notices_of_agents: Mapping[type[Any], Callable[[Node, Any], None]] = {
@@ -86,7 +86,7 @@ class Handlers:
             ),
             agent_messages.ProcessGone: lambda node, body: head.clients.process_ended(node, body.incarnation),
             agent_messages.WorkersHealth: lambda node, body: head.health.report(node, validation.health(body)),
-            agent_messages.LogLines: self._route_lines,
+            agent_messages.LogLines: head.output.lines,
             agent_messages.HardwareFound: head.queries.found,
             agent_messages.TraceSent: head.queries.found,
             # from an agentd of an earlier version: workers write refusals to their own logs now
@@ -95,7 +95,7 @@ class Handlers:
         }
         self._notices_of_clients: Mapping[type[Any], Callable[[Client, Any], None]] = {
             agent_messages.Beat: self._client_beat,
-            agent_messages.LogCredit: self._log_credit,
+            agent_messages.LogCredit: head.output.credit,
             client_messages.WatchClients: lambda client, body: head.clients.subscribe(client, body.incarnations),
             client_messages.Handles: head.reconciler.handles,
             agent_messages.Goodbye: lambda client, body: head.clients.gone(
@@ -244,70 +244,12 @@ class Handlers:
     def _get_nodes(self, client: Client, event: RequestReceived, body: client_messages.GetNodes) -> None:
         if not 0 <= body.num_nodes <= MAX_NODES:
             raise Refused("usage", f"num_nodes is {body.num_nodes}; it must be 0 to {MAX_NODES}")
-        self._head.nodes.wait(event.peer, event.id, body)
+        self._head.nodes.requests.wait(event.peer, event.id, body)
 
     def _launch(self, client: Client, event: RequestReceived, body: client_messages.Launch) -> Body | None:
         if self._ending:
             raise Refused("usage", "the cluster is being stopped")
         return self._head.launches.launch(client, event, body)
-
-    # --- output of workers ---
-
-    def _route_lines(self, node: Node, lines: agent_messages.LogLines) -> None:
-        """Forward output lines of workers to the first driver of their job.
-
-        Without a driver the lines are dropped (the log files keep them), and the node gets credit at once, so it
-        can send more. The lines of an agentd with a key are also dropped if the job never had workers on its node.
-        """
-        node.log_name = lines.node
-        driver = self._head.clients.driver_of(lines.owner)
-        if driver is not None and (node.member == LOCAL or lines.owner in node.jobs):
-            node.uncredited[driver.incarnation] += lines.cost
-            self._head.emit(Notify(driver.peer, lines))
-        else:
-            self._head.emit(Notify(node.peer, agent_messages.LogCredit(lines.owner, lines.node, lines.cost)))
-
-    def _log_credit(self, client: Client, credit: agent_messages.LogCredit) -> None:
-        """Pass a driver's credit for output lines on to the node that sent the lines.
-
-        If several nodes have the host name in the credit, they share the credit, and the node with the most lines
-        without credit comes first.
-        """
-        driver, left = client.incarnation, credit.chars
-        nodes = [node for node in self._head.nodes.alive() if node.log_name == credit.node]
-        for node in sorted(nodes, key=lambda node: node.uncredited[driver], reverse=True):
-            chars = min(left, node.uncredited[driver])
-            if chars > 0:
-                left -= chars
-                node.uncredited[driver] -= chars
-                self._head.emit(Notify(node.peer, replace(credit, chars=chars)))
-
-    def driver_gone(self, driver: Client) -> None:
-        """Give nodes the credit for the lines that went to a driver which has ended, so that they can send more.
-
-        Another driver of the job may then receive the next lines.
-        """
-        for node in self._head.nodes.all():
-            chars = node.uncredited.pop(driver.incarnation, 0)
-            if chars and node.alive:
-                credit = agent_messages.LogCredit(driver.namespace, node.log_name, chars)
-                self._head.emit(Notify(node.peer, credit))
-
-    def _flush_logs(
-        self, client: Client, event: RequestReceived, body: agent_messages.FlushLogs
-    ) -> agent_messages.Flushing:
-        """Ask the nodes that have, or had, workers of the client's job for the rest of their output.
-
-        Returns:
-            The number of nodes that were asked; 0 if the client is not the job's first driver, because only that driver
-            receives output.
-        """
-        nodes = [node for node in self._head.nodes.alive() if client.namespace in node.jobs]
-        if self._head.clients.driver_of(client.namespace) is not client:
-            nodes = []
-        for node in nodes:
-            self._head.emit(Notify(node.peer, agent_messages.FlushLogs(client.namespace, body.wait_s)))
-        return agent_messages.Flushing(len(nodes))
 
     # --- the end of the cluster ---
 

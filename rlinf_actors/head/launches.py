@@ -190,7 +190,7 @@ class Launches:
     def _find(self, client: Client, asked: FindGroup) -> Launched:
         namespace, name, groups = asked.namespace, asked.group, self._head.groups
         group = groups.get(namespace, name)
-        if group is not None and asked.launch and all(launch_of(id) != asked.launch for id in group.workers):
+        if group is not None and asked.launch and asked.launch not in group.launches:
             raise Refused(
                 "not_found",
                 f"the group {name!r} of namespace {namespace!r} that was asked for has ended, and another one has its "

@@ -7,42 +7,28 @@ when the node's configuration sets the rank, or when a driver first gets the nod
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.head import commands
 from rlinf_actors.head.client_ends import PING
 from rlinf_actors.head.event_log import of_node
+from rlinf_actors.head.node_requests import NAMED, NodeRequests
 from rlinf_actors.head.quotas import Quota, Tombstones, label
 from rlinf_actors.head.records import Index, Node, NodeLife
 from rlinf_actors.head.timers import HeapTimer
-from rlinf_actors.placement.node_order import missing_ranks, order_nodes
+from rlinf_actors.placement.node_order import order_nodes
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.settings import NODE_RANK
 from rlinf_actors.wire.agent_messages import AgentHello, Beat
-from rlinf_actors.wire.client_messages import GetNodes, Nodes
 from rlinf_actors.wire.protocol import agreed
 from rlinf_actors.wire.values import NodeState
 
 if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
-
-NAMED = 20
-"""Largest number of missing ranks that an error text names."""
-
-
-@dataclass(eq=False)
-class _NodeRequest:
-    """A GetNodes request that waits for nodes until its timer fires. It came at `since`, in monotonic seconds."""
-
-    peer: bytes
-    id: int
-    num_nodes: int
-    since: float
-    timer: HeapTimer
 
 
 class NodeTable:
@@ -50,6 +36,7 @@ class NodeTable:
 
     Attributes:
         drained: node id -> why the node takes no new workers. Nodes that are away are included.
+        requests: the drivers that wait for nodes.
         missing: ids of the nodes that were registered with the earlier head and have not registered with this head.
     """
 
@@ -62,12 +49,16 @@ class NodeTable:
         self._ranks = {id: node.rank for id, node in self._known.items() if node.rank is not None}
         self._ranked = {rank: id for id, rank in self._ranks.items()}
         self._timers: dict[str, HeapTimer] = {}
-        self._requests: list[_NodeRequest] = []
+        self.requests = NodeRequests(head, self)
+        self._ordered: Mapping[int, str] | None = None  # cache of `order`
+        self._stated: dict[str, None] = {}  # ids of the living and awaited nodes that state their rank
+        self._silent: dict[str, None] = {}  # ids of those that do not
         self._lost = Tombstones(commands.NODE, head.emit, before)
         self._replaced = Tombstones(commands.REPLACED, head.emit, before)
         self._of_member = Quota("nodes")
         self._on_host: Index[Node] = Index()
-        self._stating = 0  # number of nodes, lost and awaited ones included, whose configuration sets their rank
+        self._of_key: Index[Node] = Index()  # by public key
+        self._in_job: Index[str] = Index()  # ids of the nodes that have, or had, workers of a job
         self.drained = dict(before.drained)
         self.missing: set[str] = set()
         for id, known in self._known.items():
@@ -105,6 +96,25 @@ class NodeTable:
     def on_host(self, host: str) -> list[Node]:
         """Return the living nodes on the machine with this host id."""
         return [node for node in self._on_host.of(host) if node.alive]
+
+    def of_key(self, public: str) -> list[Node]:
+        """Return the living nodes whose agentd has this public key."""
+        return [node for node in self._of_key.of(public) if node.alive]
+
+    def of_job(self, namespace: str) -> list[Node]:
+        """Return the living nodes that have, or had, workers of this job."""
+        return [node for node in map(self.get, self._in_job.of(namespace)) if node is not None]
+
+    def has_job(self, node: Node, namespace: str) -> None:
+        """Note that the node gets, or has, workers of this job."""
+        node.jobs.add(namespace)
+        self._in_job.add(namespace, node.id, node.id)
+
+    def forget_job(self, namespace: str) -> None:
+        """Drop what is known of a job that has ended."""
+        for node in map(self._nodes.get, self._in_job.pop(namespace)):
+            if node is not None:
+                node.jobs.discard(namespace)
 
     def of_rank(self, rank: int) -> Node | None:
         """Return the living node whose rank is fixed to this number, None without such a node."""
@@ -176,7 +186,7 @@ class NodeTable:
         if node.report.rank is not None:
             self._fix_rank(node.id, node.report.rank)
         self._persist(node)
-        self._answer_requests()
+        self._may_answer()
         return node
 
     def heard(self, node: Node) -> None:
@@ -198,6 +208,7 @@ class NodeTable:
         self.drained[node_id] = why
         node = self._nodes[node_id]
         node.draining = why
+        self._ordered = None
         if node.alive:
             node.step("drain", self._head.now)
 
@@ -209,7 +220,7 @@ class NodeTable:
             if node.alive:
                 node.step("undrain", self._head.now)
                 self._arm(node)
-                self._answer_requests()
+                self._may_answer()
 
     # --- ends ---
 
@@ -218,6 +229,7 @@ class NodeTable:
         self._end(node, "left", reason or "its agentd was stopped")
         self._lost.add(node.incarnation, "said goodbye", certain=True, by=node.member)
         self._forget(node)
+        self._may_answer()
 
     def abandon_missing(self) -> None:
         """Declare every node lost that has not registered again since the head was restarted."""
@@ -257,6 +269,8 @@ class NodeTable:
         self.missing.discard(node.id)
         self._persist(node)
         self._by_peer.pop(node.peer, None)
+        self._ordered = None
+        self._drop_statement(node)
         self._arm(node)
         self._head.node_lost(node, reason, event == "left", successor)
 
@@ -282,7 +296,7 @@ class NodeTable:
             self._arm(node)  # it was heard meanwhile
         elif node.life is NodeLife.LOST:
             self._forget(node)
-            self._answer_requests()
+            self._may_answer()
         elif now >= node.last_seen + self._timing.lease_s:
             self._declare_lost(node, f"it was silent for {silence:.0f} s", f" after {silence:.0f} s of silence")
         else:
@@ -298,10 +312,14 @@ class NodeTable:
         if before is not None:
             self._of_member.free(label(before.member))
             self._on_host.discard(before.report.host, node.id)
-            self._stating -= before.report.rank is not None
-        self._stating += node.report.rank is not None
+            self._of_key.discard(before.member.key, node.id)
+            self._drop_statement(before)
+        if node.life is not NodeLife.LOST:
+            (self._silent if node.report.rank is None else self._stated)[node.id] = None
         self._of_member.take(label(node.member))
         self._on_host.add(node.report.host, node.id, node)
+        if node.member.key:
+            self._of_key.add(node.member.key, node.id, node)
         self._nodes[node.id] = node
         self._arm(node)
 
@@ -322,10 +340,37 @@ class NodeTable:
             del self._ranked[rank]
         self._of_member.free(label(node.member))
         self._on_host.discard(node.report.host, node.id)
-        self._stating -= node.report.rank is not None
+        self._of_key.discard(node.member.key, node.id)
+        for namespace in node.jobs:
+            self._in_job.discard(namespace, node.id)
+        self._drop_statement(node)
+        self._head.output.forget_node(node)
         del self._nodes[node.id]
         if self._known.pop(node.id, None) is not None:
             self._head.emit(commands.Persist(commands.ForgetNode(node.id)))
+
+    def _drop_statement(self, node: Node) -> None:
+        self._silent.pop(node.id, None)
+        self._stated.pop(node.id, None)
+
+    def _may_answer(self) -> None:
+        """Note that one more node may have a rank now, for the drivers that wait for nodes."""
+        self._ordered = None
+        self.requests.nodes_changed()
+
+    def give_rank(self, node: Node, rank: int) -> None:
+        """Fix the rank that `order` gives the node, because a driver gets the node."""
+        self._fix_rank(node.id, rank)
+        self._persist(node)
+
+    def ranked(self, rank: int) -> Node | None:
+        """Return the node, living, awaited or lost, whose rank is fixed to this number; None without such a node."""
+        return self._nodes.get(self._ranked.get(rank, ""))
+
+    @property
+    def state_ranks(self) -> bool:
+        """True if the configuration of the nodes sets their ranks."""
+        return bool(self._stated)
 
     def _fix_rank(self, node_id: str, rank: int) -> None:
         before = self._ranks.get(node_id)
@@ -341,12 +386,9 @@ class NodeTable:
         and may leave. An agentd without a key gets an error after which it exits, because its configuration must be
         corrected.
         """
-        if not self._may_conflict(node):
-            return
-        now = self._head.now
-        others = [other for other in self._by_peer.values() if other.id != node.id]
-        for holder in self._nodes.values():
-            if holder.alive or holder.id == node.id:
+        now, rivals = self._head.now, self._rivals(node)
+        for holder in rivals:
+            if holder.alive:
                 continue
             lost = holder.life is NodeLife.LOST
             ago = f"{now - holder.since:.0f} s ago"
@@ -363,86 +405,31 @@ class NodeTable:
                 raise commands.Refused(
                     "unreachable", f"{NODE_RANK} is {stated} here, unlike on node {holder.name}, which {where}"
                 )
+        others = [node, *(other for other in rivals if other.alive)]
+        ranks = {other.id: self._ranks[other.id] for other in others if other.id in self._ranks}
         try:
-            order_nodes([other.registered for other in [*others, node]], self._ranks, complete=False)
+            order_nodes([*(other.registered for other in others[1:]), node.registered], ranks, complete=False)
         except ConfigError as error:
             if node.member == LOCAL:
                 raise commands.Refused("config", str(error.args[0]), error.path) from None
             raise commands.Refused("unreachable", f"{error.path} {error.args[0]}") from None
 
-    def _may_conflict(self, node: Node) -> bool:
-        """Return False if the rank of *node* certainly agrees with the ranks of all other nodes, which agree already.
+    def _rivals(self, node: Node) -> list[Node]:
+        """Return the other nodes with which the rank of *node* may conflict: at most a few, however many there are.
 
-        This check costs the same for 1,000 nodes as for one. Only if it returns True, the caller compares all nodes.
+        They are the node that has its rank, and the first of those that state a rank if *node* states none, or the
+        other way round.
         """
-        rank, known = node.report.rank, self._nodes.get(node.id)
-        stating = self._stating - (known is not None and known.report.rank is not None)
-        if rank is None:
-            return stating > 0
-        others = len(self._nodes) - (known is not None)
-        free = self._ranked.get(rank, node.id) == node.id and self._ranks.get(node.id, rank) == rank
-        return stating < others or not free
+        unlike = self._silent if node.report.rank is not None else self._stated
+        ids = list(itertools.islice((id for id in unlike if id != node.id), NAMED))
+        if node.report.rank is not None and node.report.rank in self._ranked:
+            ids.append(self._ranked[node.report.rank])
+        return [self._nodes[id] for id in dict.fromkeys(ids) if id != node.id]
 
-    def _order(self) -> dict[str, int]:
-        """Return the rank that each usable node would get now, by node id."""
-        usable = [node.registered for node in self._by_peer.values() if node.usable]
-        return order_nodes(usable, self._ranks, complete=False)
-
-    # --- requests for nodes ---
-
-    def wait(self, peer: bytes, id: int, asked: GetNodes) -> None:
-        """Answer a request for nodes when enough nodes have registered; refuse it when the client's timeout is over."""
-        patience = math.inf if asked.timeout_s is None else asked.timeout_s
-        now = self._head.now
-        request = _NodeRequest(
-            peer, id, asked.num_nodes, now, self._head.timers.at(now + patience, lambda: self._time_out(request))
-        )
-        self._requests.append(request)
-        self._answer_requests()
-
-    def forget(self, peer: bytes) -> None:
-        for request in [request for request in self._requests if request.peer == peer]:
-            self._remove(request)
-
-    def _remove(self, request: _NodeRequest) -> None:
-        self._head.timers.cancel(request.timer)
-        self._requests.remove(request)
-
-    def _answer_requests(self) -> None:
-        if not self._requests:
-            return
-        order = self._order()  # an answer changes no rank of it
-        for request in list(self._requests):
-            if request.num_nodes <= len(order) and not missing_ranks(order, request.num_nodes):
-                self._remove(request)
-                self._answer(request, order)
-
-    def _answer(self, request: _NodeRequest, order: Mapping[str, int]) -> None:
-        chosen = {id: rank for id, rank in order.items() if not request.num_nodes or rank < request.num_nodes}
-        rest = sorted(self._nodes[id].name for id in order if id not in chosen)
-        warning = (
-            f"{len(order)} nodes have registered and num_nodes is {request.num_nodes}; not used: {', '.join(rest)}"
-        )
-        ranked = sorted(chosen.items(), key=lambda item: item[1])
-        for id, rank in ranked:
-            self._fix_rank(id, rank)
-            self._persist(self._nodes[id])
-        states = [self._nodes[id].state(rank, self._head.now) for id, rank in ranked]
-        self._head.emit(commands.Answer(request.peer, request.id, Nodes(states, [warning] if rest else [])))
-
-    def _time_out(self, request: _NodeRequest) -> None:
-        self._remove(request)
-        now = self._head.now
-        missing = missing_ranks(self._order(), request.num_nodes)
-        seen: dict[int, str] = {}
-        for node in self._nodes.values():
-            draining = node.life is NodeLife.DRAINING
-            how = f" is {node.condition}" if draining else f", last seen {now - node.last_seen:.0f} s ago"
-            seen.setdefault(self.rank(node), f"{node.name}{how}")
-        ranks = ", ".join(f"{rank} ({seen.get(rank, 'never seen')})" for rank in missing[:NAMED])
-        more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-        text = (
-            f"{request.num_nodes - len(missing)} of {request.num_nodes} nodes after {now - request.since:.0f} s; "
-            f"missing rank{'s' * (len(missing) > 1)} {ranks}{more}. Does agentd run there, with --connect to this head?"
-        )
-        self._head.emit(commands.Refuse(request.peer, request.id, "timeout", text, tuple(missing)))
+    def order(self) -> Mapping[int, str]:
+        """Return the ids of the usable nodes by the ranks that they would get now, the lowest rank first."""
+        if self._ordered is None:
+            usable = [node.registered for node in self._by_peer.values() if node.usable]
+            order = order_nodes(usable, self._ranks, complete=False)
+            self._ordered = {rank: id for id, rank in sorted(order.items(), key=lambda item: item[1])}
+        return self._ordered

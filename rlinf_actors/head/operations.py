@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_actors.head import commands, quotas
 from rlinf_actors.head.event_log import of_node, of_worker
-from rlinf_actors.head.records import Node, WorkerRecord
+from rlinf_actors.head.records import Index, Node, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.wire.agent_messages import (
     HardwareFound,
@@ -44,7 +44,7 @@ class DrainTable:
         self._head = head
         self._logged: set[str] = set()
         self._empty: set[str] = set()
-        self._changed = True
+        self._changed: set[str] = set()  # ids of drained nodes
 
     def ask(self, event: commands.RequestReceived, asked: DrainNode) -> None:
         """Begin or end the drain of a node, or replace the reason of its drain. Answer when the change is on disk.
@@ -53,7 +53,6 @@ class DrainTable:
             Refused: the node is unknown, or the request ends a drain and the node is not drained.
         """
         nodes, id = self._head.nodes, asked.node_id
-        self.changed()
         node = nodes.known(id)
         unknown = f"node {id!r} is not known to this head"
         if asked.undo:
@@ -66,6 +65,7 @@ class DrainTable:
             if id not in nodes.drained:
                 quotas.check("drains", "the head", len(nodes.drained))
             self._drain(asked, node)
+        self.changed(id)
         change = commands.NodeUndrained(id) if asked.undo else commands.NodeDrained(id, nodes.drained[id])
         state = None if node is None else node.state(nodes.rank(node), self._head.now)
         answers = (commands.Answer(event.peer, event.id, Drained(state, warning)) for warning in ("", NOT_KEPT))
@@ -94,7 +94,7 @@ class DrainTable:
 
     def node_back(self, node: Node) -> None:
         """If an earlier head began the drain of a reconnected node, add the drain to this head's event log."""
-        self.changed()
+        self.changed(node.id)
         if node.draining and node.id not in self._logged:
             self._log(node)
 
@@ -102,15 +102,16 @@ class DrainTable:
         self._logged.add(node.id)
         self._head.emit(of_node("node_draining", node, f"is being drained: {node.draining}"))
 
-    def changed(self) -> None:
-        """Look for empty drained nodes at the next flush. Called when a worker, a drain or a node has changed."""
-        self._changed = True
+    def changed(self, node_id: str) -> None:
+        """Note that a node, its drain or its workers have changed. If it is drained, the next flush looks at it."""
+        if node_id in self._head.nodes.drained:
+            self._changed.add(node_id)
 
     def flush(self) -> None:
         """Log each drained node that has no worker left, once for each drain."""
-        changed, self._changed = self._changed, False
-        for id in self._head.nodes.drained if changed else ():
-            node = self._head.nodes.get(id)
+        changed, self._changed = self._changed, set()
+        for id in sorted(changed):
+            node = self._head.nodes.get(id) if id in self._head.nodes.drained else None
             if node is not None and id not in self._empty and not self._head.groups.is_used(id):
                 self._empty.add(id)
                 self._head.emit(of_node("node_drained", node, "is drained: nothing runs there any more"))
@@ -147,6 +148,8 @@ class NodeQueries:
         self._head = head
         self._number = 0
         self._queries: dict[str, _NodeQuery] = {}
+        self._of_node: Index[_NodeQuery] = Index()  # by incarnation
+        self._of_peer: Index[_NodeQuery] = Index()
 
     def ask(self, event: commands.RequestReceived, asked: EnumerateHardware) -> None:
         """Ask a node to enumerate its hardware; the node's answer goes to the sender of *event*."""
@@ -176,6 +179,8 @@ class NodeQueries:
             state = "is not there (any more)" if node is None else f"({node.name}) is {node.condition}"
             raise commands.Refused("node_lost", f"node {node_id}, asked for its {title}, {state}")
         self._queries[order.id] = query = _NodeQuery(event.peer, event.id, node, order, title, self._head.now)
+        self._of_node.add(node.incarnation, order.id, query)
+        self._of_peer.add(event.peer, order.id, query)
         query.timer = self._head.timers.at(self._head.now + limit_s, lambda: self._time_out(order.id))
         self._head.emit(commands.Notify(node.peer, order))
 
@@ -190,22 +195,19 @@ class NodeQueries:
 
     def node_back(self, node: Node) -> None:
         """Resend the open queries to a reconnected node, because its previous connection may have lost them."""
-        for query in self._queries.values():
-            if query.node.incarnation == node.incarnation:
-                self._head.emit(commands.Notify(node.peer, query.order))
+        for query in self._of_node.of(node.incarnation):
+            self._head.emit(commands.Notify(node.peer, query.order))
 
     def node_lost(self, node: Node, reason: str) -> None:
         """Send an error with this *reason* to each client whose query a lost node will not answer."""
-        for name, query in list(self._queries.items()):
-            if query.node.incarnation == node.incarnation:
-                self._remove(name)
-                text = f"node {node.name} was lost while it looked for its {query.title}: {reason}"
-                self._head.emit(commands.Refuse(query.peer, query.id, "node_lost", text))
+        for query in self._of_node.of(node.incarnation):
+            self._remove(query.order.id)
+            text = f"node {node.name} was lost while it looked for its {query.title}: {reason}"
+            self._head.emit(commands.Refuse(query.peer, query.id, "node_lost", text))
 
     def forget(self, peer: bytes) -> None:
-        for name, query in list(self._queries.items()):
-            if query.peer == peer:
-                self._stop(name)
+        for query in self._of_peer.of(peer):
+            self._stop(query.order.id)
 
     def _time_out(self, name: str) -> None:
         query = self._queries[name]
@@ -222,6 +224,8 @@ class NodeQueries:
 
     def _remove(self, name: str) -> _NodeQuery:
         query = self._queries.pop(name)
+        self._of_node.discard(query.node.incarnation, name)
+        self._of_peer.discard(query.peer, name)
         self._head.timers.cancel(query.timer)
         return query
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, KeysView, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec.structs import replace
 
 from rlinf_actors.errors import ProtocolError
 from rlinf_actors.hardware.probe_report import accelerator_type_of
-from rlinf_actors.model.restart import rank_id
+from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.placement.node_order import RegisteredNode
 from rlinf_actors.security.members import LOCAL, Member
 from rlinf_actors.wire import values
@@ -137,6 +137,14 @@ class Index(Generic[V]):
 
     def of(self, key: Hashable) -> list[V]:
         return list(self._values.get(key, {}).values())
+
+    def first(self, key: Hashable) -> V | None:
+        """Return the oldest value of a key, None if the key has none. Costs the same for any number of values."""
+        return next(iter(self._values.get(key, {}).values()), None)
+
+    def pop(self, key: Hashable) -> list[V]:
+        """Remove a key, and return the values that it had."""
+        return list(self._values.pop(key, {}).values())
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._values
@@ -287,8 +295,11 @@ class WorkerRecord:
 class Group:
     """A named group of workers.
 
+    Only `put` and `remove` change `workers`, because both keep indexes of them.
+
     Attributes:
         owner: incarnation of the client with which the group ends; "" for a detached group without an owner.
+        workers: the workers by id, ended ones included.
         living: ids of the workers that are not gone.
         subscribers: incarnations of the clients, except the owner, that hold a handle of the group.
         waiting: (peer, request id) of the requests to answer when no living worker is left.
@@ -318,6 +329,31 @@ class Group:
     size: int = 0
     resizes: int = -1
     redescribed: bool = False
+    _of_rank: Counter[int] = field(default_factory=Counter)  # number of workers known, by rank
+    _of_rank_id: Counter[str] = field(default_factory=Counter)  # the same by id without incarnation number
+    _of_launch: Counter[str] = field(default_factory=Counter)
+
+    def put(self, worker: WorkerRecord) -> None:
+        """Add a worker, or replace the record of a worker that the group has already."""
+        if worker.id not in self.workers:
+            self._count(worker, 1)
+        self.workers[worker.id] = worker
+        self.noted(worker.spec)
+        self.living.add(worker.id)
+
+    def remove(self, worker: WorkerRecord) -> None:
+        del self.workers[worker.id]
+        self._count(worker, -1)
+
+    def _count(self, worker: WorkerRecord, change: int) -> None:
+        counts: list[tuple[Counter[Any], Hashable]] = [
+            (self._of_rank, worker.spec.rank), (self._of_rank_id, rank_id(worker.id)),
+            (self._of_launch, launch_of(worker.id)),
+        ]  # fmt: skip
+        for count, key in counts:
+            count[key] += change
+            if not count[key]:
+                del count[key]
 
     def noted(self, spec: values.WorkerSpec) -> None:
         """Learn the number of ranks from the spec of a worker of the group; that of the newest size counts."""
@@ -343,22 +379,28 @@ class Group:
         return not self.living
 
     @property
-    def launch(self) -> set[str]:
+    def launch(self) -> KeysView[str]:
         """The workers' ids without their incarnation numbers.
 
         They identify the launch, because no two launches have such an id in common.
         """
-        return {rank_id(id) for id in self.workers}
+        return self._of_rank_id.keys()
+
+    @property
+    def launches(self) -> KeysView[str]:
+        """The launches that the workers' ids name."""
+        return self._of_launch.keys()
 
     @property
     def whole(self) -> bool:
         """True if the head knows a worker for each rank. A restarted head may not, until all nodes have reported."""
-        return len(self.ranks & set(range(self.world_size))) == self.world_size
+        ranks = self._of_rank
+        return len(ranks) >= self.size and all(rank in ranks for rank in range(self.size))
 
     @property
-    def ranks(self) -> set[int]:
+    def ranks(self) -> KeysView[int]:
         """The ranks for which the head knows a worker."""
-        return {worker.spec.rank for worker in self.workers.values()}
+        return self._of_rank.keys()
 
     @property
     def world_size(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -23,11 +23,12 @@ from rlinf_actors.head import commands, validation
 from rlinf_actors.head.claims import contradiction
 from rlinf_actors.head.event_log import of_group
 from rlinf_actors.head.quotas import Quota
-from rlinf_actors.head.records import Client, Group, Node, WorkerLife, WorkerRecord
+from rlinf_actors.head.records import Client, Group, Index, Node, WorkerLife, WorkerRecord
 from rlinf_actors.head.timers import HeapTimer
 from rlinf_actors.model.restart import launch_of, rank_id
 from rlinf_actors.security.members import LOCAL
 from rlinf_actors.wire import agent_messages, client_messages, resize_messages
+from rlinf_actors.wire.control_codec import Body
 from rlinf_actors.wire.values import ExitReport, GroupHandle, RunningWorker, WorkerSpec, WorkerState
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ class Reconciler:
     def __init__(self, head: Coordinator) -> None:
         self._head = head
         self._missing_workers = Quota("missing workers")
-        self._ranks: dict[tuple[str, str], _KnownRanks] = {}  # this and `_ended`: caches for one call of `reconcile`
-        self._ended: dict[tuple[str, str], set[str]] = {}
 
     # --- agentds ---
 
@@ -59,8 +58,6 @@ class Reconciler:
             known: True if this incarnation of the agentd has registered with this head before.
         """
         groups = self._head.groups
-        self._ranks.clear()
-        self._ended.clear()
         # Living workers first: a living worker decides to which launch a name or rank belongs now. Agents list ended
         # workers oldest first, so the newest end comes first here.
         ended = [one for one in reported if one.exit is not None]
@@ -145,14 +142,15 @@ class Reconciler:
         if group is None:
             if owner is not None and owner.namespace != spec.namespace:
                 return False  # a lie: the owner of a group is of its job
-            if running.exit is not None and (clients.ended(running.owner) is not None or self._is_over(spec)):
+            over = groups.has_ended(spec)
+            if running.exit is not None and (clients.ended(running.owner) is not None or over):
                 return False
             group = Group(spec.namespace, spec.group, running.cls, running.owner, running.detail)
             group.detached, group.unclaimed = running.detached, bool(running.owner)
             jobs.adopt(spec.namespace, spec.token, running.exit is None, believed)
             text = f"runs already, its agent on node {node.name} says"
             self._head.emit(of_group("group_adopted", group, text))
-        elif running.exit is not None and not self._known_ranks(group).lack(spec):
+        elif running.exit is not None and not _lacks(group, spec):
             return False  # an end that was reported before: the name has been given again since
         elif group.owner != running.owner and not _detached_meanwhile(group, running):
             self._stop(node, spec, grace_s)
@@ -161,8 +159,6 @@ class Reconciler:
         groups.adopt(group, worker)
         if group.owner != running.owner:
             groups.give_to(group, group.owner if group.detached else running.owner)
-        if group.key in self._ranks:
-            self._ranks[group.key].add(spec)
         if running.exit is None:
             other = groups.claims.take(group, worker, node)
             if other is not None and not group.stopping:
@@ -176,21 +172,6 @@ class Reconciler:
 
     def _stop(self, node: Node, spec: WorkerSpec, grace_s: float, reason: str = "") -> None:
         self._head.emit(commands.Notify(node.peer, agent_messages.StopWorkers([spec.id], grace_s, reason)))
-
-    def _is_over(self, spec: WorkerSpec) -> bool:
-        """True if the worker belongs to a group that this head has recorded as ended."""
-        key = (spec.namespace, spec.group)
-        if key not in self._ended:
-            over = self._head.groups.ended(*key)
-            self._ended[key] = {rank_id(state.id) for state in over.workers} if over is not None else set()
-        return rank_id(spec.id) in self._ended[key]
-
-    def _known_ranks(self, group: Group) -> _KnownRanks:
-        if group.key not in self._ranks:
-            self._ranks[group.key] = known = _KnownRanks()
-            for worker in group.workers.values():
-                known.add(worker.spec)
-        return self._ranks[group.key]
 
     # --- clients ---
 
@@ -214,6 +195,7 @@ class Reconciler:
         for group in self._head.groups.of_owner(client.incarnation):
             if group.unclaimed:
                 group.unclaimed = not group.detached and group.launch.isdisjoint(ranks)
+                self._head.early.note(group.key)
                 if group.unclaimed and not group.stopping:
                     self._head.groups.stop_group(group, "its owner has shut it down while the head was away")
         self._head.groups.flush()  # the name of one that was in a back-off is free for a launch that was held
@@ -225,11 +207,10 @@ class Reconciler:
         if group is None:
             states, size = self._ends_of(client, handle), 0
         else:
-            ranks, most = group.ranks, max(group.world_size, len(handle.workers))  # more: some are being added
+            most = max(group.world_size, len(handle.workers))  # more: some are being added
             for state in handle.workers:
                 known = self._head.groups.of_worker(state.id)
-                if 0 <= state.rank < most and state.rank not in ranks and known is None:
-                    ranks.add(state.rank)
+                if 0 <= state.rank < most and state.rank not in group.ranks and known is None:
                     self._add_ended(client, group, state)
             self._head.groups.subscribe(group, client)
             states, size = [worker.state() for worker in group.workers.values()], group.world_size
@@ -276,45 +257,21 @@ class Reconciler:
 
 def _detached_meanwhile(group: Group, running: RunningWorker) -> bool:
     """Return True if *running* has another owner than *group* only because its node missed the order to detach."""
-    same_launch = launch_of(running.spec.id) in map(launch_of, group.workers)
+    same_launch = launch_of(running.spec.id) in group.launches
     return same_launch and group.detached != running.detached and (group.detached or group.unclaimed)
 
 
-class _KnownRanks:
-    """The ranks of a group for which the head knows a worker, and the launches of these workers.
-
-    The sets make a check of one worker cheap, because an agentd may report thousands of workers at once.
-    """
-
-    def __init__(self) -> None:
-        self._ranks: set[int] = set()
-        self._launches: set[str] = set()
-
-    def add(self, spec: WorkerSpec) -> None:
-        self._ranks.add(spec.rank)
-        self._launches.add(launch_of(spec.id))
-
-    def lack(self, spec: WorkerSpec) -> bool:
-        """Return True if the worker completes a known launch: the worker is of that launch, and its rank is unknown."""
-        return spec.rank not in self._ranks and launch_of(spec.id) in self._launches
-
-
-_NO_NEWS = (
-    agent_messages.Beat,
-    agent_messages.LogLines,
-    agent_messages.LogCredit,
-    agent_messages.FlushLogs,
-    agent_messages.WorkerReady,
-    agent_messages.WorkersHealth,
-    client_messages.GetStatus,
-    client_messages.GetEvents,
-    client_messages.GetNodes,
-)
-"""Messages that cannot make a held message ready. After these, `EarlyMessages.take` does not examine held messages."""
+def _lacks(group: Group, spec: WorkerSpec) -> bool:
+    """Return True if the worker completes a known launch: the worker is of that launch, and its rank is unknown."""
+    return spec.rank not in group.ranks and launch_of(spec.id) in group.launches
 
 
 class EarlyMessages:
     """Holds back messages that a restarted head cannot answer yet.
+
+    A message waits for one thing: for a worker, for a group, or for the end of the wait for nodes. Ten thousand
+    messages may wait while a thousand nodes come back, so after an event only messages whose thing has changed are
+    examined: the tables report changed workers and groups to `note`.
 
     Attributes:
         over: True once every node of the earlier head has registered again or was declared lost.
@@ -327,6 +284,10 @@ class EarlyMessages:
         self._timer: HeapTimer | None = None
         self._numbers = itertools.count()
         self._held: dict[int, commands.Message] = {}
+        self._waits_for: Index[int] = Index()  # numbers of the held messages, by the key that `_awaited` returns
+        self._of_peer: Index[int] = Index()
+        self._noted: dict[Hashable, None] = {}
+        self._all_noted = False
         self._last: dict[tuple[bytes, type[object]], int] = {}
         self._launches: Counter[tuple[bytes, str, str]] = Counter()
         self._arm()
@@ -341,6 +302,8 @@ class EarlyMessages:
             return False
         number = next(self._numbers)
         self._held[number] = event
+        self._waits_for.add(_awaited(event.body), number, number)
+        self._of_peer.add(event.peer, number, number)
         if isinstance(event.body, client_messages.Launch):
             self._launches[event.peer, event.body.namespace, event.body.group] += 1
         if isinstance(event.body, (agent_messages.ClientHello, client_messages.Handles)):
@@ -360,21 +323,38 @@ class EarlyMessages:
         """
         if self.over or not (self._late or not self._head.nodes.missing):
             return False
-        self.over = True
+        self.over = self._all_noted = True
         return True
 
-    def take(self, after: Sequence[commands.Event]) -> list[commands.Message]:
-        """Return the held messages that can be handled after these events, in the order of their arrival.
+    def note(self, awaited: str | tuple[str, str]) -> None:
+        """Note that a worker (by its id) or a group (by its namespace and name) has changed.
+
+        The next `take` examines the held messages that wait for it.
+        """
+        if awaited in self._waits_for:
+            self._noted[awaited] = None
+
+    def take(self) -> list[commands.Message]:
+        """Return the held messages that can be handled now, in the order of their arrival.
 
         FindGroup requests come last, because a Handles or Launch message before them may name ranks that no agentd has.
         """
-        if not self._held or all(map(_is_no_news, after)):
+        if not (self._noted or self._all_noted):
             return []
-        ready = [number for number, event in self._held.items() if not self._too_early(event)]
+        numbers = list(self._held) if self._all_noted else sorted(self._candidates())
+        self._noted, self._all_noted = {}, False
+        ready = [number for number in numbers if not self._too_early(self._held[number])]
         return sorted(map(self._release, ready), key=lambda event: isinstance(event.body, client_messages.FindGroup))
 
+    def _candidates(self) -> Iterator[int]:
+        """Yield the held messages that wait for a noted worker or group, except for groups that still lack workers."""
+        for awaited in self._noted:
+            group = self._head.groups.get(*awaited) if isinstance(awaited, tuple) else None
+            if group is None or group.whole or (self.over and not _may_grow(group)):
+                yield from self._waits_for.of(awaited)
+
     def forget(self, peer: bytes) -> None:
-        for number in [number for number, event in self._held.items() if event.peer == peer]:
+        for number in self._of_peer.of(peer):
             self._release(number)
 
     def stalled(self, seconds: float) -> None:
@@ -391,16 +371,20 @@ class EarlyMessages:
 
     def _time_passed(self) -> None:
         self._timer = None
+        self._all_noted = self._late
         if not self._late:  # the head stalled
             self._arm()
 
     def _release(self, number: int) -> commands.Message:
         event = self._held.pop(number)
+        self._waits_for.discard(_awaited(event.body), number)
+        self._of_peer.discard(event.peer, number)
         if isinstance(event.body, client_messages.Launch):
             key = event.peer, event.body.namespace, event.body.group
             self._launches[key] -= 1
             if not self._launches[key]:
                 del self._launches[key]
+            self.note(key[1:])
         if self._last.get((event.peer, type(event.body))) == number:
             del self._last[event.peer, type(event.body)]
         return event
@@ -414,8 +398,7 @@ class EarlyMessages:
         if isinstance(body, client_messages.FindGroup):
             group = groups.get(body.namespace, body.group)
             if not self._late and not (group is not None and group.whole):
-                unclaimed = group is not None and group.unclaimed and not group.stopping  # its owner may know more
-                return not self.over or unclaimed
+                return not self.over or (group is not None and _may_grow(group))
         if self.over:
             return False
         if isinstance(body, agent_messages.ClientHello):
@@ -433,8 +416,15 @@ class EarlyMessages:
         return isinstance(body, (client_messages.Launch, client_messages.Handles, *RESIZES))
 
 
-def _is_no_news(event: commands.Event) -> bool:
-    message = isinstance(event, (commands.RequestReceived, commands.NoticeReceived)) and isinstance(
-        event.body, _NO_NEWS
-    )
-    return message or isinstance(event, commands.ConnectionRejected)
+def _may_grow(group: Group) -> bool:
+    """Return True if the owner of the group has not confirmed it, and may know of more workers."""
+    return group.unclaimed and not group.stopping
+
+
+def _awaited(body: Body) -> Hashable:
+    """Return what a held message waits for: a worker's id, a group's namespace and name, or None for all nodes."""
+    if isinstance(body, agent_messages.ClientHello) and body.role == "worker":
+        return body.parent or body.worker_id
+    if isinstance(body, (client_messages.FindGroup, client_messages.StopGroup)):
+        return body.namespace, body.group
+    return None

@@ -7,6 +7,7 @@ so that a restarted head learns it from the agentds.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ class Resizes:
     def __init__(self, head: Coordinator) -> None:
         self._head = head
         self._leaving: dict[str, list[tuple[bytes, int]]] = {}  # requests to answer, by group's launch
+        self._to_end: Counter[str] = Counter()  # number of workers that they wait for at most, by group's launch
 
     def add(self, client: Client, asked: AddRanks) -> Launched:
         """Start the workers of the ranks to add. The new workers count as members only after `resize`.
@@ -99,6 +101,7 @@ class Resizes:
         if not leaving:
             return Done()
         self._leaving.setdefault(asked.launch, []).append((event.peer, event.id))
+        self._to_end[asked.launch] = len(leaving)
         self._head.groups.stop_workers(leaving, asked.grace_s, REMOVED)
         self._answer(group)  # workers that had no process are gone already
         return None
@@ -116,26 +119,32 @@ class Resizes:
 
     def left(self, group: Group) -> None:
         """Note that a worker that is no member of *group* has ended."""
-        self._answer(group)
+        launch = next(iter(group.launches), "")
+        if launch in self._leaving:
+            self._to_end[launch] -= 1
+            if self._to_end[launch] <= 0:
+                self._answer(group)
 
     def _answer(self, group: Group) -> None:
-        launch = next((launch_of(id) for id in group.workers), "")
+        launch = next(iter(group.launches), "")
         if launch in self._leaving and all(
             one.gone or one.spec.rank < group.world_size for one in group.workers.values()
         ):
+            del self._to_end[launch]
             for peer, id in self._leaving.pop(launch):
                 self._head.emit(Answer(peer, id, Done()))
 
     def forget(self, group: Group) -> None:
         """Answer the requests for a group that has ended."""
-        for launch in {launch_of(id) for id in group.workers}:
+        for launch in list(group.launches):
+            self._to_end.pop(launch, None)
             for peer, id in self._leaving.pop(launch, ()):
                 self._head.emit(Answer(peer, id, Done()))
 
     def _group(self, client: Client, namespace: str, name: str, launch: str) -> Group:
         own_namespace(client, namespace)
         group = self._head.groups.get(namespace, name)
-        if group is None or group.gone or all(launch_of(id) != launch for id in group.workers):
+        if group is None or group.gone or launch not in group.launches:
             raise Refused("not_found", f"group {name!r} has ended and cannot be resized")
         if group.owner != client.incarnation:
             raise Refused("usage", f"group {name!r} can be resized only by the process that launched it")

@@ -7,12 +7,13 @@ whose node is lost is not restarted, because it may still run.
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 
 from msgspec.structs import replace
 
+from rlinf_actors.head.heaviest import Heaviest
 from rlinf_actors.head.records import Group, WorkerLife, WorkerRecord
-from rlinf_actors.model.restart import next_id
+from rlinf_actors.model.restart import next_id, rank_id
 from rlinf_actors.wire.values import ExitReport, GroupState, ending
 
 _FAILURES = ("exited", "signalled", "start_failed")
@@ -112,18 +113,40 @@ class EndedGroups:
 
     def __init__(self, limit: int = 4096) -> None:
         self._limit = limit
+        self._total = 0
         self._states: dict[tuple[str, str], GroupState] = {}
-        self._workers: Counter[str] = Counter()
+        self._ranks: dict[tuple[str, str], frozenset[str]] = {}  # ids without incarnation numbers, made when asked for
+        self._of_job: dict[str, dict[tuple[str, str], None]] = {}
+        self._weights: Heaviest[str] = Heaviest()  # numbers of workers, by job
 
     def add(self, state: GroupState) -> None:
         """Add the final state of a group whose last worker is gone. Beyond the limit, drop older groups."""
         key = (state.namespace, state.name)
         self.forget(key)
         self._states[key] = replace(state, detail="")
-        self._workers[state.namespace] += len(state.workers)
-        while self._workers.total() > self._limit and len(self._states) > 1:
-            older = list(self._states)[:-1]
-            self.forget(max(older, key=lambda key: self._workers[key[0]]))  # the oldest of the job that has most
+        self._of_job.setdefault(state.namespace, {})[key] = None
+        self._count(state.namespace, 1, len(state.workers))
+        while self._total > self._limit and len(self._states) > 1:
+            self.forget(self._to_drop(key))
+
+    def _to_drop(self, newest: tuple[str, str]) -> tuple[str, str]:
+        """Return the oldest group of the job with the most workers; never the group *newest*."""
+        only = len(self._of_job[newest[0]]) == 1
+        most = self._weights.top(newest[0] if only else None)
+        assert most is not None  # there is another group
+        return next(iter(self._of_job[most]))
+
+    def _count(self, job: str, groups: int, workers: int) -> None:
+        self._total += workers
+        # a group whose workers are all being added has none yet, and must not be forgotten here for that
+        self._weights.set(job, self._weights.get(job) + workers + groups / 2)
+
+    def has(self, key: tuple[str, str], worker_id: str) -> bool:
+        """Return True if the last group with this *key* had this worker, or another incarnation of its rank."""
+        state = self._states.get(key)
+        if state is not None and key not in self._ranks:
+            self._ranks[key] = frozenset(rank_id(worker.id) for worker in state.workers)
+        return rank_id(worker_id) in self._ranks.get(key, ())
 
     def get(self, key: tuple[str, str], token: str) -> GroupState | None:
         """Return the final state of the last group with this *key*, its (namespace, name); None if it is unknown.
@@ -137,11 +160,13 @@ class EndedGroups:
         """Drop the final state of the group with this *key*, its (namespace, name), because the name is used again."""
         state = self._states.pop(key, None)
         if state is not None:
-            self._workers[key[0]] -= len(state.workers)
-            if not self._workers[key[0]]:
-                del self._workers[key[0]]
+            self._ranks.pop(key, None)
+            self._count(key[0], -1, -len(state.workers))
+            del self._of_job[key[0]][key]
+            if not self._of_job[key[0]]:
+                del self._of_job[key[0]]
 
     def forget_job(self, namespace: str) -> None:
         """Drop the final states of a job that has ended; a later job of the same namespace must not see them."""
-        for key in [key for key in self._states if key[0] == namespace]:
+        for key in list(self._of_job.get(namespace, ())):
             self.forget(key)

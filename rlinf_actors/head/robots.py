@@ -228,10 +228,10 @@ class RobotTable:
 
         The first order may have been lost with the previous connection.
         """
-        for namespace in {group.namespace for group in self._robot_groups()}:
-            stop = self._in_force(namespace)
-            if stop:
-                self._stop(lambda worker: worker.node_id == node.id and worker.spec.namespace == namespace, stop)  # noqa: B023
+        for group, workers in self._head.groups.on_node(node.id) if self._stops else ():
+            stop, robots = self._in_force(group.namespace), [worker for worker in workers if worker.spec.claims]
+            if stop and robots:
+                self._head.groups.stop_workers(robots, 0.0, stop)
 
     def _in_force(self, namespace: str) -> str:
         return self._stops.get(ALL) or self._stops.get(namespace, "")

@@ -1,0 +1,154 @@
+"""The requests of drivers that wait for enough nodes. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlinf_actors.head import commands
+from rlinf_actors.head.records import Index, Node, NodeLife
+from rlinf_actors.head.timers import HeapTimer
+from rlinf_actors.wire.client_messages import GetNodes, Nodes
+
+if TYPE_CHECKING:
+    from rlinf_actors.head.coordinator import Coordinator
+    from rlinf_actors.head.node_table import NodeTable
+
+NAMED = 20
+"""Largest number of nodes or ranks that a text for people names."""
+
+
+@dataclass(eq=False)
+class _NodeRequest:
+    """A GetNodes request that waits for nodes until its timer fires. It came at `since`, in monotonic seconds."""
+
+    peer: bytes
+    id: int
+    num_nodes: int
+    since: float
+    timer: HeapTimer
+
+
+class NodeRequests:
+    """The GetNodes requests that have no answer yet.
+
+    Each change of the nodes gives a node to one rank at most. So requests that lacked ten nodes are examined after ten
+    changes: a thousand nodes that join while drivers wait for them are not sorted a thousand times.
+    """
+
+    def __init__(self, head: Coordinator, nodes: NodeTable) -> None:
+        self._head = head
+        self._nodes = nodes
+        self._requests: dict[int, dict[_NodeRequest, None]] = {}  # by the number of nodes asked for
+        self._of_peer: Index[_NodeRequest] = Index()
+        self._lacking: dict[int, int] = {}  # number of nodes asked for -> nodes that lack at least
+        self._first_lacking: dict[int, int] = {}  # number of nodes asked for -> lowest rank without a node
+
+    def wait(self, peer: bytes, id: int, asked: GetNodes) -> None:
+        """Answer a request for nodes when enough nodes have registered; refuse it when the client's timeout is over."""
+        patience = math.inf if asked.timeout_s is None else asked.timeout_s
+        now = self._head.now
+        request = _NodeRequest(
+            peer, id, asked.num_nodes, now, self._head.timers.at(now + patience, lambda: self._time_out(request))
+        )
+        is_new = asked.num_nodes not in self._requests  # else it is known how many nodes lack
+        self._requests.setdefault(asked.num_nodes, {})[request] = None
+        self._of_peer.add(peer, request, request)
+        if is_new:
+            self._answer_requests([asked.num_nodes])
+
+    def forget(self, peer: bytes) -> None:
+        for request in self._of_peer.of(peer):
+            self._remove(request)
+
+    def _remove(self, request: _NodeRequest) -> None:
+        self._head.timers.cancel(request.timer)
+        self._of_peer.discard(request.peer, request)
+        same = self._requests[request.num_nodes]
+        del same[request]
+        if not same:
+            del self._requests[request.num_nodes]
+            self._lacking.pop(request.num_nodes, None)
+            self._first_lacking.pop(request.num_nodes, None)
+
+    def nodes_changed(self) -> None:
+        """Note that one more node may have a rank now, and answer the requests that have enough nodes."""
+        due = []
+        for num_nodes in self._requests:
+            left = self._lacking[num_nodes] = self._lacking.get(num_nodes, 1) - 1
+            if left <= 0 and not self._certainly_lacks(num_nodes):
+                due.append(num_nodes)
+        self._answer_requests(due)
+
+    def _certainly_lacks(self, num_nodes: int) -> bool:
+        """Return True if the rank that was the first to lack a node still belongs to a node that is not there."""
+        rank = self._first_lacking.get(num_nodes, -1)
+        holder = self._nodes.ranked(rank)
+        if holder is None:
+            return rank >= 0 and self._nodes.state_ranks  # all nodes state their ranks, and none states this one
+        return not holder.usable
+
+    def _answer_requests(self, sizes: Iterable[int]) -> None:
+        for num_nodes in sizes:
+            missing = self._missing(num_nodes)
+            if missing:
+                self._lacking[num_nodes], self._first_lacking[num_nodes] = len(missing), missing[0]
+            else:
+                for request in list(self._requests[num_nodes]):
+                    self._remove(request)
+                    self._answer(request)
+
+    def _missing(self, num_nodes: int) -> list[int]:
+        """Return the ranks below *num_nodes* for which there is no usable node."""
+        order = self._nodes.order()
+        return [rank for rank in range(num_nodes) if rank not in order]
+
+    def _answer(self, request: _NodeRequest) -> None:
+        order = self._nodes.order()
+        ranks = range(request.num_nodes) if request.num_nodes else list(order)
+        states = []
+        for rank in ranks:
+            node = self._node(order[rank])
+            self._nodes.give_rank(node, rank)
+            states.append(node.state(rank, self._head.now))
+        warnings = []
+        if len(states) < len(order):
+            rest = itertools.islice(order.values(), len(states), len(states) + NAMED)
+            names = ", ".join(sorted(self._node(id).name for id in rest))
+            warnings.append(
+                f"{len(order)} nodes have registered and num_nodes is {request.num_nodes}; not used: "
+                f"{names}{_more(len(order) - len(states))}"
+            )
+        self._head.emit(commands.Answer(request.peer, request.id, Nodes(states, warnings)))
+
+    def _time_out(self, request: _NodeRequest) -> None:
+        self._remove(request)
+        missing = self._missing(request.num_nodes)
+        ranks = ", ".join(f"{rank} ({self._last_seen(rank)})" for rank in missing[:NAMED])
+        text = (
+            f"{request.num_nodes - len(missing)} of {request.num_nodes} nodes after "
+            f"{self._head.now - request.since:.0f} s; missing rank{'s' * (len(missing) > 1)} {ranks}"
+            f"{_more(len(missing))}. Does agentd run there, with --connect to this head?"
+        )
+        self._head.emit(commands.Refuse(request.peer, request.id, "timeout", text, tuple(missing)))
+
+    def _node(self, id: str) -> Node:
+        node = self._nodes.get(id)
+        assert node is not None  # `order` has only living nodes
+        return node
+
+    def _last_seen(self, rank: int) -> str:
+        node = self._nodes.ranked(rank)
+        if node is None:
+            return "never seen"
+        draining = node.life is NodeLife.DRAINING
+        how = f" is {node.condition}" if draining else f", last seen {self._head.now - node.last_seen:.0f} s ago"
+        return f"{node.name}{how}"
+
+
+def _more(count: int) -> str:
+    """Return the end of a list of names of which only the first NAMED are written out."""
+    return f" and {count - NAMED} more" if count > NAMED else ""
