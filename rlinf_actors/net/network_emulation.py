@@ -42,6 +42,7 @@ from rlinf_actors.net.link import (
     Link,
     Listener,
     Network,
+    OnAnyThread,
     OnFailed,
     OnMessage,
     OnRejected,
@@ -191,6 +192,7 @@ class EmulatedNetwork:
         max_bytes: int = -1,
         gate: Gate | None = None,
         on_failed: OnFailed | None = None,
+        on_any_thread: OnAnyThread | None = None,  # unused: an emulated listener is read by the loop alone
     ) -> Listener:
         made = EmulatedListener(self, on_message)
         made.real = self._network.listener(made.received, max_bytes=max_bytes, gate=gate, on_failed=on_failed)
@@ -208,6 +210,7 @@ class EmulatedNetwork:
         on_rejected: OnRejected | None = None,
         on_reset: OnReset | None = None,
         on_failed: OnFailed | None = None,
+        on_any_thread: OnAnyThread | None = None,
     ) -> Link:
         link = self._network.link(
             endpoint,
@@ -218,6 +221,7 @@ class EmulatedNetwork:
             on_rejected=on_rejected,
             on_reset=on_reset,
             on_failed=on_failed,
+            on_any_thread=on_any_thread,
         )
         if not to:
             return link

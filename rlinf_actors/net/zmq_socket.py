@@ -6,8 +6,8 @@ silently.
 
 *Receiving.* libzmq's file descriptor is edge-triggered: it reports readiness once, and any call on the socket, a send
 too, may consume that edge. So after every send the socket's events are read again, and each wake-up receives until
-the events, or EAGAIN, say that nothing is left. `_drain` is the one place that receives. It receives one chunk, or up
-to DRAIN if there were more the last time, then lets other callbacks of the loop run. What handlers send leaves before
+the events, or EAGAIN, say that nothing is left. `read` is the one place that receives. It receives one chunk, or up
+to DRAIN if there were more the last time, then lets others go on. What handlers send leaves before
 the socket is checked for more: the check may consume the edge that announces more.
 
 *Bad input.* If the listener's TCP side is a CURVE server (`net.socket_security` decides that), every frame is judged by
@@ -27,7 +27,7 @@ from rlinf_actors.model.buffers import Buffer
 from rlinf_actors.net.admission import Admission
 from rlinf_actors.net.connection_watch import Disconnector, SocketMonitor
 from rlinf_actors.net.framing import pack
-from rlinf_actors.net.link import OnFailed, OnMessage
+from rlinf_actors.net.link import OnAnyThread, OnFailed, OnMessage
 from rlinf_actors.net.message_socket import Messages, MessageSocket
 
 if TYPE_CHECKING:
@@ -52,9 +52,14 @@ class Socket(MessageSocket):
     """Base of ZmqListener and ZmqLink."""
 
     def __init__(
-        self, network: ZmqNetwork, kind: int, on_message: OnMessage, on_failed: OnFailed | None = None
+        self,
+        network: ZmqNetwork,
+        kind: int,
+        on_message: OnMessage,
+        on_failed: OnFailed | None = None,
+        on_any_thread: OnAnyThread | None = None,
     ) -> None:
-        super().__init__(network, on_message, on_failed)
+        super().__init__(network, on_message, on_failed, on_any_thread)
         self._drain_due = False
         self._many = False  # more was left after the last drain
         self._by_unix = False  # the last frame came by a unix socket
@@ -77,6 +82,10 @@ class Socket(MessageSocket):
         network._sockets.add(self)
 
     def _start(self) -> None:
+        if self._on_any_thread is not None:
+            self._network.reading.add(self._fd, self)
+            self._network.reading.again(self)
+            return
         self._loop.add_reader(self._fd, self._drain)
         self._loop.call_soon(self._drain)
 
@@ -86,7 +95,14 @@ class Socket(MessageSocket):
         if self._drain_due or not self._readable():
             return None
         self._drain_due = True  # our send may have consumed the edge that announced these
-        return self._drain
+        return self._read_again
+
+    def _read_again(self) -> None:
+        """Have `read` called soon, although libzmq's descriptor may not announce what can be received. Any thread."""
+        if self._on_any_thread is not None:
+            self._network.reading.again(self)
+        else:
+            self._wake(self._drain)
 
     def _readable(self) -> bool:
         """Return True if a message can be received now. The caller holds the socket's lock.
@@ -101,7 +117,8 @@ class Socket(MessageSocket):
             self._write_queued()
             if self._closed or self._drain_due or not self._readable():
                 return
-        self._drain()
+            self._drain_due = True
+        self._read_again()
 
     def _write(self, peer: bytes, messages: Messages) -> None:
         socket = self._socket
@@ -126,34 +143,42 @@ class Socket(MessageSocket):
     # --- in ---
 
     def _drain(self) -> None:
-        self._thread = threading.get_ident()
+        if self.read(True) and not self._drain_due:
+            self._drain_due = True
+            self._loop.call_soon(self._drain)
+
+    def read(self, on_loop: bool) -> bool:
+        """Receive and handle messages. Return True if more can be received. Only on the thread whose turn it is.
+
+        *on_loop*: True on the loop's thread.
+        """
+        thread = threading.get_ident()
+        if on_loop:
+            self._thread = thread
         chunks = []
         with self._lock:
             self._drain_due = False
             if self._closed:
-                return
+                return False
             try:
                 for _ in range(DRAIN if self._many else 1):
                     chunks.append(self._receive())
             except zmq.Again:
                 pass
-        self._delivering = True
+        self._delivering = thread
         try:
             for chunk in chunks:
                 self._judge(*chunk)
         finally:
-            self._delivering = False
+            self._delivering = 0
         with self._lock:
             if self._flush_due:
                 self._flush_due = False
                 self._write_queued()
             if self._closed:
-                return
+                return False
             self._many = self._readable()
-            if not self._many or self._drain_due:
-                return
-            self._drain_due = True
-        self._loop.call_soon(self._drain)
+            return self._many
 
     def _receive(self) -> tuple[bytes, zmq.Frame, list[Buffer]]:
         receive = self._socket.recv
@@ -199,7 +224,10 @@ class Socket(MessageSocket):
                 return
             self._write_queued()
             self._closed = True
-            self._loop.remove_reader(self._fd)
+            if self._on_any_thread is not None:
+                self._network.reading.remove(self._fd)
+            else:
+                self._loop.remove_reader(self._fd)
             if self._monitor is not None:
                 self._monitor.close()
             if self._disconnector is not None:
