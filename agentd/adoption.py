@@ -18,7 +18,6 @@ import os
 import signal
 import socket
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -46,20 +45,21 @@ TEMPLATE_END_S = template_protocol.ROBOT_END_S + 1.0
 KILLED_S = 1.0  # seconds to wait for the end of a killed process, which may hang in an uninterruptible system call
 
 
-@dataclass
-class Survivors:
+class Survivors(msgspec.Struct):
     """The result of `take_inventory`: the templates and workers of earlier agentds that run on, and the workers that
     were ended instead.
     """
 
     ledger: OrderLedger  # the head's orders to earlier agentds, on disk
-    templates: list[SurvivingTemplate] = field(default_factory=list)
-    workers: dict[str, RunningWorker] = field(default_factory=dict)  # of these templates, by id
-    lost: dict[str, str] = field(default_factory=dict)  # for each worker that was ended instead, its id and the reason
+    templates: list[SurvivingTemplate] = msgspec.field(default_factory=list)
+    workers: dict[str, RunningWorker] = msgspec.field(default_factory=dict)  # of these templates, by id
+    lost: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  # for each worker that was ended instead, its id and the reason
     since: float = 0.0  # when this node's last registered agentd ended (CLOCK_MONOTONIC, seconds); 0 if unknown
     # for each worker of ended templates ("" if unknown), its processes: pid and start in clock ticks since boot; listed
     # before the template ends, since a process with an empty environment cannot be found later
-    processes: dict[str, dict[int, int]] = field(default_factory=dict)
+    processes: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
 
     def processes_of(self, ids: Iterable[str]) -> dict[int, int]:
         return {pid: started for id in ids for pid, started in self.processes.get(id, {}).items()}

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_type_hints
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from rlinf_actors.cgroups import roots
 from rlinf_actors.compat import tomllib
@@ -60,8 +60,7 @@ _FIELDS = {"node.id": "node_id"}
 MIN_ROBOT_LEASE_S = 0.5
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(msgspec.Struct, frozen=True):
     """agentd's configuration, from the files, the environment and the command line. Frozen."""
 
     head: bool = False  # True if the head runs in this process
@@ -79,8 +78,8 @@ class Config:
     name: str | None = None  # the node's name for people, None for the host's name
     rank: int | None = None  # the node's rank, None if the head chooses
     ip: str | None = None  # the node's address, None to ask the kernel
-    labels: Mapping[str, str] = field(default_factory=dict)  # labels of the node, for placement
-    env: Mapping[str, str] = field(default_factory=dict)  # environment variables of workers on this node
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)  # labels of the node, for placement
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)  # environment variables of workers on this node
     interpreters: tuple[str, ...] | None = (
         None  # directories of interpreters; None for launch_plan.allowed_interpreters
     )
@@ -302,8 +301,7 @@ RELOADABLE = ("env", "labels", "stop_grace_s")
 _OF_NO_EFFECT = ("files",)
 
 
-@dataclass(frozen=True)
-class Changes:
+class Changes(msgspec.Struct, frozen=True):
     """The result of `reload`: the new configuration, and the keys of agentd.toml that changed."""
 
     config: Config  # from now on
@@ -316,9 +314,9 @@ def reload(current: Config, fresh: Config) -> Changes:
     changed. *fresh* is the configuration that was read again after SIGHUP.
     """
     changed = [
-        field.name
-        for field in fields(Config)
-        if field.name not in _OF_NO_EFFECT and getattr(fresh, field.name) != getattr(current, field.name)
+        name
+        for name in Config.__struct_fields__
+        if name not in _OF_NO_EFFECT and getattr(fresh, name) != getattr(current, name)
     ]
     return Changes(
         replace(current, **{name: getattr(fresh, name) for name in (*RELOADABLE, *_OF_NO_EFFECT)}),

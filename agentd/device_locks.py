@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from rlinf_actors.hardware.probe_report import resources_from_reports
 from rlinf_actors.model.hardware import AcceleratorInfo, AcceleratorType
@@ -19,8 +20,7 @@ from rlinf_actors.wire.values import ResourceReport, WorkerSpec
 NONE = AcceleratorType.NO_ACCEL.value
 
 
-@dataclass(frozen=True)
-class DeviceRequest:
+class DeviceRequest(msgspec.Struct, frozen=True):
     """A worker's request to be the only holder of some accelerators of its node. `number` distinguishes the requests
     of one worker.
     """
@@ -110,8 +110,7 @@ PATIENCE_S = 30.0
 """Seconds after which a waiting worker gets a notice (DevicesBusy) that names the workers it waits for."""
 
 
-@dataclass
-class _Asker:
+class _Asker(msgspec.Struct):
     name: str
     send: Callable[[template_protocol.ToTemplate], None]
     notice: asyncio.TimerHandle | None = None

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from rlinf_actors.net.failure_detection import stalled_s
 from rlinf_actors.wire import template_protocol
@@ -30,8 +31,7 @@ NO_ANSWER = "its I/O thread does not answer"
 NO_TEMPLATE = "its template does not answer"
 
 
-@dataclass(frozen=True)
-class HealthTimes:
+class HealthTimes(msgspec.Struct, frozen=True):
     """The times of the checks of workers' health, in seconds, from the configuration."""
 
     probe_s: float = 2.0  # between two probes
@@ -39,8 +39,7 @@ class HealthTimes:
     long_call_s: float = 10.0
 
 
-@dataclass
-class _WorkerState:
+class _WorkerState(msgspec.Struct):
     """The health of one worker: its last answer, the health that was last reported to the head, and the time `since`
     when the reported condition began.
     """
@@ -52,16 +51,15 @@ class _WorkerState:
     since: float = 0.0
 
 
-@dataclass
-class HealthTable:
+class HealthTable(msgspec.Struct):
     """Decides from the answers of workers and templates whether a worker is unresponsive or runs a long call. Pure.
     `workers` has the workers that are up.
     """
 
     silent_s: float = 5.0
     long_s: float = 10.0
-    workers: dict[str, _WorkerState] = field(default_factory=dict)
-    _asked_at: dict[int, float] = field(default_factory=dict)  # templates that owe an answer
+    workers: dict[str, _WorkerState] = msgspec.field(default_factory=dict)
+    _asked_at: dict[int, float] = msgspec.field(default_factory=dict)  # templates that owe an answer
 
     def worker_up(self, id: str, template: int, now: float) -> None:
         self.workers[id] = _WorkerState(template, now, Pong(id), WorkerHealth(id))

@@ -18,10 +18,11 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
+
+import msgspec
 
 from agentd import keeper
 from rlinf_actors import procfs
@@ -39,8 +40,7 @@ _NOT_FOR_KEEPER = FOR_THE_UNIT_ALONE | {CLUSTER_MARK}
 _STATUSES = 1024  # how many exit statuses are kept for processes whose ends agentd has not noticed yet
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """A process that the keeper has started for agentd. `began` is its start in clock ticks since boot."""
 
     pid: int
@@ -48,8 +48,7 @@ class Started:
     began: int
 
 
-@dataclass
-class _StartOrder:
+class _StartOrder(msgspec.Struct):
     """A request to the keeper to start a process. The descriptors in `fds` are closed when the keeper has answered or
     the request has failed.
     """

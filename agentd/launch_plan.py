@@ -14,8 +14,9 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from agentd.config import Config, default_log_dir
 from agentd.keeper_client import pid_of
@@ -58,8 +59,7 @@ BOOTSTRAP = (
 """Program for the template's interpreter (-c); runs rlinf_actors/template/bootstrap.py."""
 
 
-@dataclass(frozen=True)
-class TemplateKey:
+class TemplateKey(msgspec.Struct, frozen=True):
     """The properties by which a worker's template is chosen: interpreter, load-time variables, and preloaded modules.
     Workers with equal keys can be forked from one template.
     """
@@ -69,8 +69,7 @@ class TemplateKey:
     preload: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class LaunchPlan:
+class LaunchPlan(msgspec.Struct, frozen=True):
     """The decisions about the start of one worker: the key of its template, its environment, and its log files."""
 
     key: TemplateKey
@@ -81,22 +80,20 @@ class LaunchPlan:
     profile_dir: str = ""  # directory of the profile
 
 
-@dataclass(frozen=True)
-class Rules:
+class Rules(msgspec.Struct, frozen=True):
     """The rules of this node for its workers, and the places of their files."""
 
     node: str  # name of the node, for error messages
     log_dir: str  # parent directory of the workers' log files
     own: str = sys.executable  # path of agentd's interpreter, which is always allowed
     allowed: tuple[str, ...] | None = None  # directories below which other interpreters may be started; None for any
-    cgroups: Roots = field(default_factory=Roots)  # directories in which workers' cgroups are made
+    cgroups: Roots = msgspec.field(default_factory=Roots)  # directories in which workers' cgroups are made
     log_bytes: int = 0  # size at which a log file is rotated; 0 for never
     profilers: tuple[str, ...] = ()  # programs under which workers may be started
     profile_grace_s: float = 0.0  # seconds that a profiler has to write its report after its worker's end
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(msgspec.Struct, frozen=True):
     """Settings that are the same for all workers of this node."""
 
     rules: Rules

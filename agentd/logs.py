@@ -19,7 +19,8 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from rlinf_actors.net.loop import Tasks
 from rlinf_actors.wire.agent_messages import CUT, MAX_PATH, UPDATE, LogLines, line_cost
@@ -78,8 +79,7 @@ def _character_end(data: bytes) -> int:
 Position = tuple[int, int]  # number of bytes of a log file that were read, and the file's inode (0 if it did not exist)
 
 
-@dataclass
-class _File:
+class _File(msgspec.Struct):
     """A worker's log file, and how far agentd has read it. If the file grows too large, the template renames it to
     PATH.1 and begins a new file.
     """
@@ -158,8 +158,7 @@ def _count(file: io.FileIO, start: int) -> int:
     return lines + (last != b"\n")
 
 
-@dataclass
-class _WorkerLogs:
+class _WorkerLogs(msgspec.Struct):
     id: str
     name: str
     owner: str
@@ -169,11 +168,10 @@ class _WorkerLogs:
     drop: asyncio.TimerHandle | None = None
 
 
-@dataclass
-class _Owner:
+class _Owner(msgspec.Struct):
     credit: int = WINDOW
     credited_at: float = 0.0  # time of the loop
-    entries: list[tuple[str, str, str]] = field(default_factory=list)
+    entries: list[tuple[str, str, str]] = msgspec.field(default_factory=list)
     chars: int = 0
     skipped: int = 0
 

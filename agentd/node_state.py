@@ -109,8 +109,7 @@ ALL_CREDIT = 1 << 60
 PROCESSES_KEPT = 4096  # how many ends of client processes agentd keeps, to repeat them to a restarted head
 
 
-@dataclass
-class Policy:
+class Policy(msgspec.Struct):
     """agentd's times for workers without a head and for its own stop, in seconds, from the configuration."""
 
     head_grace_s: float = 120.0  # how long workers live while the head's machine answers but no head does

@@ -11,7 +11,6 @@ import logging
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -30,8 +29,7 @@ _STOPPING = "stopping"
 """Name of a file that says that agentd was told to end with its workers; `agentd --reap` reads it."""
 
 
-@dataclass
-class RunDir:
+class RunDir(msgspec.Struct):
     """The run directory of this agentd, of mode 0700. A lock keeps other agentds from using the directory until
     `close`.
     """

@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -59,8 +58,7 @@ class TemplateRecord(msgspec.Struct, frozen=True):
     settings: str = ""  # hash of the settings that its agentd gave the template
 
 
-@dataclass
-class SurvivingTemplate:
+class SurvivingTemplate(msgspec.Struct):
     """A running template of an earlier agentd, with its workers. This agentd has connected to it, and
     `TemplatePool.adopt` takes it over.
     """
@@ -72,7 +70,7 @@ class SurvivingTemplate:
     workers: list[template_protocol.SurvivingWorker]  # running, or ended with exit reports that the head may not have
     inventory: template_protocol.Inventory
     # workers in no order on disk; take_inventory kills them
-    strays: list[template_protocol.SurvivingWorker] = field(default_factory=list)
+    strays: list[template_protocol.SurvivingWorker] = msgspec.field(default_factory=list)
 
 
 Process = tuple[int, int] | asyncio.Future[Started]

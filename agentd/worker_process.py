@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from dataclasses import dataclass
+
+import msgspec
 
 from agentd.launch_plan import LaunchPlan, Rules
 from agentd.templates import TemplateProcess
@@ -17,8 +18,7 @@ from rlinf_actors.wire.values import ExitReport, WorkerSpec
 TERM_S = 0.25  # seconds that a robot worker's template has to pass on Revoke before agentd sends the worker SIGTERM
 
 
-@dataclass
-class WorkerProcess:
+class WorkerProcess(msgspec.Struct):
     """agentd's record of one worker, from the order to start the worker until its end: its template, pidfd, timers, and
     whether agentd stops it.
     """

@@ -13,8 +13,8 @@ import select
 import signal
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 # no import of a package: interpreters without msgspec run this too
 WORKER_MARK = "RLINF_ACTORS_WORKER"
@@ -174,8 +174,7 @@ def _user(pid: int) -> int:
     return int(words[0]) if words else -1
 
 
-@dataclass(frozen=True)
-class Stat:
+class Stat(NamedTuple):
     """State of a process, from /proc/PID/stat.
 
     Attributes:
@@ -385,8 +384,7 @@ def threads() -> list[str]:
     return names
 
 
-@dataclass(frozen=True)
-class OomKills:
+class OomKills(NamedTuple):
     """How many processes the kernel has killed for lack of memory so far. None means that the machine has no such
     counter.
 

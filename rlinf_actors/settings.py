@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from rlinf_actors.conversion import convert
@@ -101,8 +101,7 @@ PATH_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType({"cpu": ("lane",), 
 """Valid values of RLINF_ACTORS_PATHS: the paths that each kind of buffer can take (see messaging.routes)."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """Configuration of this process from environment variables.
 
     Attributes:
@@ -172,7 +171,7 @@ class Settings:
     config_file: str | None = None
     client_config: str | None = None
     send_window_bytes: int = DEFAULT_SEND_WINDOW
-    paths: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, str] = msgspec.field(default_factory=dict)
     shared_memory_bytes: int = DEFAULT_SHARED_MEMORY
     channel_bytes: int = DEFAULT_CHANNEL_BYTES
     faults: str | None = None
@@ -239,8 +238,7 @@ class Settings:
         )
 
 
-@dataclass(frozen=True)
-class CodeSettings:
+class CodeSettings(msgspec.Struct, frozen=True):
     """How much code and how many environments a node keeps for its user, from the node's environment.
 
     Attributes:
@@ -302,8 +300,7 @@ def log_level(environ: Mapping[str, str]) -> str:
     return level
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """What systemd tells the main process of a unit by environment variables. Outside a unit, all values are the
     defaults.
 

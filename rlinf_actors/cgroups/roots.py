@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from rlinf_actors import procfs
 
@@ -24,8 +25,7 @@ _OTHER_WAYS = (
 )
 
 
-@dataclass(frozen=True)
-class Roots:
+class Roots(msgspec.Struct, frozen=True):
     """The directories in which the cgroups of workers can be made, and the limits that can be enforced there.
 
     Attributes:
@@ -37,8 +37,8 @@ class Roots:
 
     unified: str = ""
     enforced: tuple[str, ...] = ()
-    v1: dict[str, str] = field(default_factory=dict)
-    why: dict[str, str] = field(default_factory=dict)
+    v1: dict[str, str] = msgspec.field(default_factory=dict)
+    why: dict[str, str] = msgspec.field(default_factory=dict)
 
     def missing(self, memory: int | None, pids: int | None) -> str:
         """Return why a worker's limits cannot be enforced on this machine, "" if they can.
@@ -64,8 +64,7 @@ class Roots:
         return [*([self.unified] if self.unified else []), *self.v1.values()]
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(msgspec.Struct, frozen=True):
     """One mounted cgroup file system: the cgroups from `root` downwards are visible as directories from `point`
     downwards.
     """

@@ -13,7 +13,8 @@ import itertools
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from rlinf_actors import procfs
 from rlinf_actors.cgroups.roots import LEAF, PARENT, Roots, own_directory, words
@@ -76,8 +77,7 @@ def enter_leaf() -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class Cgroup:
+class Cgroup(msgspec.Struct, frozen=True):
     """The cgroup of one worker: one directory in cgroup v2 and one for each controller of cgroup v1 that is used.
 
     The directories need not exist. A missing directory counts as a cgroup without processes.
@@ -88,7 +88,7 @@ class Cgroup:
     """
 
     unified: str = ""
-    v1: dict[str, str] = field(default_factory=dict)
+    v1: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def worker(self) -> str:

@@ -9,8 +9,9 @@ import json
 import os
 import socket
 import warnings
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from rlinf_actors.channel.client import DeferredQuery, RemoteChannel, RequestBuffer, end_of_channel, remote_channel
 from rlinf_actors.channel.commands import MAX_DELIVERIES
@@ -34,8 +35,7 @@ from rlinf_actors.wire.values import CHANNEL_GROUPS
 HOST = "rlinf_actors.worker.channelhost:ChannelHost"
 
 
-@dataclass(frozen=True)
-class JobMember:
+class JobMember(msgspec.Struct, frozen=True):
     """This process as a member of its job: what is needed to make and find channels.
 
     Attributes:

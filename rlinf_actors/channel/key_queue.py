@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from rlinf_actors.channel.commands import QueuedItem, Ticket
 
 
-@dataclass
-class Getter:
+class Getter(msgspec.Struct):
     """A get, batch or take that waits for items.
 
     Attributes:
@@ -22,12 +22,11 @@ class Getter:
 
     target: float | None
     taker: str | None = None
-    held: list[QueuedItem] = field(default_factory=list)
+    held: list[QueuedItem] = msgspec.field(default_factory=list)
     total: float = 0
 
 
-@dataclass
-class KeyQueue:
+class KeyQueue(msgspec.Struct):
     """The FIFO of one key.
 
     Attributes:
@@ -39,10 +38,10 @@ class KeyQueue:
         out: number of deliveries that are not acknowledged.
     """
 
-    items: collections.deque[QueuedItem] = field(default_factory=collections.deque)
-    parked: collections.OrderedDict[Ticket, QueuedItem] = field(default_factory=collections.OrderedDict)
-    getters: collections.OrderedDict[Ticket, Getter] = field(default_factory=collections.OrderedDict)
-    dead: list[QueuedItem] = field(default_factory=list)
+    items: collections.deque[QueuedItem] = msgspec.field(default_factory=collections.deque)
+    parked: collections.OrderedDict[Ticket, QueuedItem] = msgspec.field(default_factory=collections.OrderedDict)
+    getters: collections.OrderedDict[Ticket, Getter] = msgspec.field(default_factory=collections.OrderedDict)
+    dead: list[QueuedItem] = msgspec.field(default_factory=list)
     count: int = 0
     out: int = 0
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import dataclasses
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from rlinf_actors.channel.request_sender import RequestSender
 from rlinf_actors.channel.results import Withdrawable
@@ -103,12 +104,11 @@ class Put(AsyncWork[None], Withdrawable):
             self.reject(error)
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class _KeyPuts:
+class _KeyPuts(msgspec.Struct, eq=False):
     """The unanswered puts of one key: `out` is the number of puts sent to the host, `waiting` holds those not sent."""
 
     out: int = 0
-    waiting: collections.deque[Put] = dataclasses.field(default_factory=collections.deque)
+    waiting: collections.deque[Put] = msgspec.field(default_factory=collections.deque)
 
 
 class PutWindow:

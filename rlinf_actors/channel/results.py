@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic
 
+import msgspec
+
 from rlinf_actors import forks
 from rlinf_actors.errors import CallTimeoutError, ChannelClosedError, ItemNotProcessedError, UsageError
 from rlinf_actors.runtime.future import AsyncWork
@@ -258,8 +260,7 @@ def not_processed(name: str, key: Any, deliveries: int, consumer: str, reason: s
     )
 
 
-@dataclass(frozen=True)
-class ShownItem:
+class ShownItem(msgspec.Struct, frozen=True):
     """A waiting item as `Channel.describe` shows it.
 
     Attributes:

@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -115,8 +115,7 @@ def read_config(source: Any) -> ClusterConfig:
         raise
 
 
-@dataclass(frozen=True)
-class _Query:
+class _Query(msgspec.Struct, frozen=True):
     """A question to one node: which configured hardware of one node group does the node have?
 
     `path` is the place of that hardware in the configuration, for error messages.

@@ -16,8 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from rlinf_actors import exhaustion
 from rlinf_actors.cluster.cluster_nodes import (
@@ -297,8 +300,7 @@ class ClusterArguments:
         return ""
 
 
-@dataclass(frozen=True)
-class EffectiveArguments:
+class EffectiveArguments(msgspec.Struct, frozen=True):
     """The arguments of the running Cluster with defaults filled in, to be compared with a later ``Cluster()``."""
 
     num_nodes: tuple[int, ...]  # accepted numbers: the requested and the actual one
@@ -363,8 +365,7 @@ async def _show_ready_nodes(runtime: Runtime, wanted: int) -> None:
 TIMEOUT_S = 30.0
 
 
-@dataclass
-class WorkerJob:
+class WorkerJob(msgspec.Struct):
     """Facts about the cluster of a worker process, with which user code in the worker can call ``Cluster()``.
 
     worker.main makes it before user code runs.
@@ -375,7 +376,7 @@ class WorkerJob:
     extras: Callable[[], dict[str, Any]]  # returns the values of Cluster.extras() in the launching process
     node_rank: int = 0
     name: str = ""  # group:rank
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
     _session: concurrent.futures.Future[Any] | None = None
 
     def connect(self) -> Runtime:

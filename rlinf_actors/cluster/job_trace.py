@@ -13,7 +13,6 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -48,8 +47,7 @@ _encode = msgspec.json.Encoder().encode
 _Result = TypeVar("_Result")
 
 
-@dataclass
-class TraceReport:
+class TraceReport(msgspec.Struct):
     """What a trace lacks, and how exact its times are.
 
     Attributes:
@@ -60,9 +58,9 @@ class TraceReport:
     """
 
     processes: int = 0
-    fallen_out: dict[str, int] = field(default_factory=dict)
-    clock_error_ms: dict[str, float] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
+    fallen_out: dict[str, int] = msgspec.field(default_factory=dict)
+    clock_error_ms: dict[str, float] = msgspec.field(default_factory=dict)
+    missing: list[str] = msgspec.field(default_factory=list)
 
     def count(self, name: str, trace: ProcessTrace) -> None:
         """Add a process to the report."""

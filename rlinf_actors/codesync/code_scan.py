@@ -12,7 +12,8 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from rlinf_actors.codesync.source import CodeSource
 from rlinf_actors.codesync.tree import CACHES, FileFacts, Tree, TreeError, TreeLimits, build
@@ -31,8 +32,7 @@ TICK_NS = 100_000_000
 """Nanoseconds after which two writes of a file differ in their times, also on coarse clocks of file systems."""
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """A file as the scan found it.
 
     Attributes:
@@ -46,8 +46,7 @@ class Found:
     settled: bool = True
 
 
-@dataclass(frozen=True)
-class CodeSnapshot:
+class CodeSnapshot(msgspec.Struct, frozen=True):
     """The driver's code at one moment.
 
     Attributes:

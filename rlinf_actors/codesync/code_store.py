@@ -21,7 +21,6 @@ import os
 import shutil
 import stat
 import time
-from dataclasses import dataclass
 
 import msgspec
 
@@ -47,8 +46,7 @@ class StoreError(TreeError):
     """This node cannot keep a tree: no room, or a file of the cache was changed. The text says what to do."""
 
 
-@dataclass
-class KeptTree:
+class KeptTree(msgspec.Struct):
     """A complete tree that this process uses; no process removes it before `release`.
 
     Attributes:
@@ -65,8 +63,7 @@ class KeptTree:
         self.lock.release()
 
 
-@dataclass
-class Vacancy:
+class Vacancy(msgspec.Struct):
     """The right to make one tree: its exclusive lock, and the shared lock of the store."""
 
     root: bytes

@@ -21,7 +21,8 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from rlinf_actors.codesync import locks, pip_settings
 from rlinf_actors.codesync.code_store import remove_tree
@@ -44,8 +45,7 @@ class EnvironmentBuildError(RlinfActorsError):
     """An environment could not be built on a node. The text ends with the last lines of pip's or uv's output."""
 
 
-@dataclass(frozen=True)
-class Base:
+class Base(msgspec.Struct, frozen=True):
     """The interpreter that an environment is made from.
 
     Attributes:
@@ -70,8 +70,7 @@ class Base:
         return cls(sys.executable, sys.version, tuple(dict.fromkeys(site)), sys.prefix, has_pip)
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(msgspec.Struct, frozen=True):
     """All that decides the content of an environment.
 
     Attributes:
@@ -107,8 +106,7 @@ class Recipe:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
 
 
-@dataclass
-class Environment:
+class Environment(msgspec.Struct):
     """An environment that this process uses; no process removes it before `release`.
 
     Attributes:
@@ -125,8 +123,7 @@ class Environment:
         self.lock.release()
 
 
-@dataclass
-class Build:
+class Build(msgspec.Struct):
     """One build; `cancel` ends it from another thread.
 
     Attributes:
@@ -134,10 +131,10 @@ class Build:
     """
 
     say: Callable[[str], object]
-    tail: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL))
+    tail: deque[str] = msgspec.field(default_factory=lambda: deque(maxlen=TAIL))
     _process: subprocess.Popen[str] | None = None
     _ended: str = ""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
 
     def cancel(self, why: str = "it was cancelled") -> None:
         """End the build as a failure for the reason *why*: kill pip or uv with what they started. Any thread."""

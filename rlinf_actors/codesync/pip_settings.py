@@ -11,7 +11,8 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 UV_VARIABLES = (
     "UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_NO_INDEX", "UV_FIND_LINKS",
@@ -20,8 +21,7 @@ UV_VARIABLES = (
 _KEYS = ("index-url", "extra-index-url", "no-index", "find-links", "trusted-host", "cert")
 
 
-@dataclass(frozen=True)
-class IndexSettings:
+class IndexSettings(msgspec.Struct, frozen=True):
     """Where packages come from on this machine.
 
     Attributes:
@@ -31,7 +31,7 @@ class IndexSettings:
         fingerprint: hash of all settings.
     """
 
-    pip: Mapping[str, str] = field(default_factory=dict)
+    pip: Mapping[str, str] = msgspec.field(default_factory=dict)
     site_file: str = ""
     uv_files: tuple[str, ...] = ()
     fingerprint: str = ""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from rlinf_actors.codesync.tree import TreeLimits
 from rlinf_actors.errors import ConfigError
@@ -14,8 +15,7 @@ CODE = "code"
 ENVIRONMENTS = "environments"
 
 
-@dataclass(frozen=True)
-class Places:
+class Places(msgspec.Struct, frozen=True):
     """The cache directory of this user on this machine.
 
     Attributes:

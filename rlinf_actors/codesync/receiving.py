@@ -14,7 +14,6 @@ import re
 import shutil
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from io import FileIO
 
 import msgspec
@@ -32,15 +31,14 @@ _COMPILED = re.compile(r"(.+)\.(?!opt-)[^.]+(?:\.opt-\w+)?\.pyc")
 """Name of a file that Python compiled; its group is the name of the source without suffix, which may have dots."""
 
 
-@dataclass
-class _Incoming:
+class _Incoming(msgspec.Struct):
     """A content that is being received, in slices and in order."""
 
     entry: Entry
     path: str
     file: FileIO
     size: int = 0
-    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+    digest: hashlib._Hash = msgspec.field(default_factory=hashlib.sha256)
 
 
 def receive(store: CodeStore, root: bytes) -> KeptTree | Receiving:

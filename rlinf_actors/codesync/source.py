@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+
+import msgspec
+from msgspec.structs import replace
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.settings import CODE_WORKING_DIR
@@ -24,8 +26,7 @@ _PACKAGE = "__init__.py"
 _RLINF = "rlinf"
 
 
-@dataclass(frozen=True)
-class CodeSource:
+class CodeSource(msgspec.Struct, frozen=True):
     """The code of a driver that its workers run.
 
     Attributes:

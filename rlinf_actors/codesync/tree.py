@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import msgspec
@@ -52,8 +51,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     digest: Digest
 
 
-@dataclass(frozen=True)
-class FileFacts:
+class FileFacts(msgspec.Struct, frozen=True):
     """What the tree records of a file: its size in bytes, the hash of its content, and whether it is executable."""
 
     size: int
@@ -66,8 +64,7 @@ class FileFacts:
         return "x" if self.executable else "f"
 
 
-@dataclass(frozen=True)
-class TreeLimits:
+class TreeLimits(msgspec.Struct, frozen=True):
     """The largest tree that a node accepts: number of files and directories, bytes of all files, depth."""
 
     entries: int = 50_000
@@ -75,8 +72,7 @@ class TreeLimits:
     depth: int = MAX_DEPTH
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(msgspec.Struct, frozen=True):
     """A directory of code as the driver sends it.
 
     Attributes:
@@ -95,10 +91,9 @@ class Tree:
         return sum(facts.size for facts in self.files.values())
 
 
-@dataclass
-class _Directory:
-    files: dict[str, FileFacts] = field(default_factory=dict)
-    inner: dict[str, _Directory] = field(default_factory=dict)
+class _Directory(msgspec.Struct):
+    files: dict[str, FileFacts] = msgspec.field(default_factory=dict)
+    inner: dict[str, _Directory] = msgspec.field(default_factory=dict)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -174,8 +169,7 @@ def _check_name(name: str, path: str) -> None:
         raise TreeError(f"{path[:300]!r} has a part that must not be in a tree of code: {name[:300]!r}")
 
 
-@dataclass(frozen=True)
-class Expanded:
+class Expanded(msgspec.Struct, frozen=True):
     """A tree as the files and directories that it consists of.
 
     Attributes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.model import marks
@@ -39,8 +40,7 @@ _NOT_CALLED = ("create_group", "timer", "worker_timer", LEASE_HOOK, RESTART_HOOK
 _WRAPPERS = (staticmethod, classmethod, functools.partialmethod)
 
 
-@dataclass(frozen=True)
-class Method:
+class Method(msgspec.Struct, frozen=True):
     """What a caller must know about a public method of a worker class.
 
     Attributes:
@@ -55,8 +55,7 @@ class Method:
     concurrent: int = 0
 
 
-@dataclass(frozen=True)
-class ClassFacts:
+class ClassFacts(msgspec.Struct, frozen=True):
     """What the handle of a group must know about the worker class, which the process of the handle may not have.
 
     Attributes:

@@ -6,7 +6,7 @@ import re
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -35,8 +35,7 @@ _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 _SIZE = re.compile(rf"\s*(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})\s*")
 
 
-@dataclass(frozen=True)
-class WorkerLimits:
+class WorkerLimits(msgspec.Struct, frozen=True):
     """Limits of one worker together with all processes that it starts.
 
     Attributes:

@@ -13,8 +13,9 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
 
 from rlinf_actors.cluster.service import import_paths
 from rlinf_actors.config.net_emulation_config import environment_for
@@ -145,8 +146,7 @@ class GroupLauncher(Generic[T]):
         return WorkerGroup(launch(self._cls, self._args, self._kwargs, cluster, options))
 
 
-@dataclass(frozen=True)
-class LaunchOptions:
+class LaunchOptions(msgspec.Struct, frozen=True):
     """The arguments of `GroupLauncher.launch` except the cluster, as the functions of this module pass them on."""
 
     strategy: PlacementStrategy | None = None
@@ -156,11 +156,11 @@ class LaunchOptions:
     show_logs: bool = True
     start_method: str = "fork"
     preload: Sequence[str] | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
     wait_for_hardware: float = 0.0
     numa_bind: bool = False
-    limits: WorkerLimits = field(default_factory=WorkerLimits)
-    restart: RestartPolicy = field(default_factory=RestartPolicy.never)
+    limits: WorkerLimits = msgspec.field(default_factory=WorkerLimits)
+    restart: RestartPolicy = msgspec.field(default_factory=RestartPolicy.never)
     robot_owner_must_answer: bool | None = None
     detached: bool = False
     get_if_exists: bool = False

@@ -15,9 +15,9 @@ import time
 import uuid
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.cluster.service import launch_service
@@ -58,8 +58,7 @@ _METHODS = ("begin", "offer", "put", "finish", "abandon", "build")
 _FACTS = ClassFacts("CodeHost", {name: Method() for name in _METHODS}, frozenset(_METHODS), frozenset())
 
 
-@dataclass(frozen=True)
-class Environs:
+class Environs(msgspec.Struct, frozen=True):
     """What the environment of one worker is built from.
 
     Attributes:
@@ -71,8 +70,7 @@ class Environs:
     variables: tuple[tuple[str, str], ...]
 
 
-@dataclass
-class Delivery:
+class Delivery(msgspec.Struct):
     """What was sent to a node for one launch: files, bytes of their contents, and listings of directories."""
 
     path: str = ""

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, PlacementError, RlinfActorsError, UsageError
@@ -95,8 +96,7 @@ class Resizing:
         return remove_ranks(self._control, ranks, grace, async_op)
 
 
-@dataclasses.dataclass(frozen=True)
-class Grower:
+class Grower(msgspec.Struct, frozen=True):
     """What the launching process remembers of a launch, to place and describe more ranks of the group.
 
     Attributes:
@@ -117,8 +117,7 @@ class Grower:
     restarts: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class _Growth:
+class _Growth(msgspec.Struct, frozen=True):
     """The ranks to add: their workers, placements, nodes' names and arguments, and the group's new description."""
 
     grower: Grower

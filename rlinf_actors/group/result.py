@@ -6,8 +6,9 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, overload
+
+import msgspec
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError, SerializationError, UsageError
 from rlinf_actors.group.durations import Durations
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Value:
+class _Value(msgspec.Struct, frozen=True):
     """An unpickled result, and the seconds that the method took."""
 
     value: Any

@@ -16,7 +16,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from rlinf_actors import procfs
 from rlinf_actors.hardware.vendors.machine import last_words, signal_name
@@ -43,8 +44,7 @@ getattr(importlib.import_module(module), function or "main")(sys.argv[3:])
 _FRAME = re.compile(r'^\s*File ".*", line \d+ in (\w+)', re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class ChildEnd:
+class ChildEnd(msgspec.Struct, frozen=True):
     """The result of `run_child`: how the child process ended, and what it wrote to standard output and error."""
 
     code: int | None  # minus the number of a signal; None if it exceeded its limit, or could not be started or killed

@@ -13,7 +13,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -94,22 +93,20 @@ async def run_probe(
     )
 
 
-@dataclass(frozen=True)
-class _Answer:
+class _Answer(msgspec.Struct, frozen=True):
     name: str  # an accelerator type, or EXTENSION
     report: ChildReport
     module: str = ""  # the module that registered the type, "" for a built-in type
 
 
-@dataclass(frozen=True)
-class _Queries:
+class _Queries(msgspec.Struct, frozen=True):
     """Starts the child processes of one probe, and reads the report of each."""
 
     python: str  # interpreter of the children
     environ: Mapping[str, str]  # environment of the children
     ends: float  # deadline, in seconds of the event loop's clock
     timeout_s: float  # seconds from the start of the probe to the deadline, for messages
-    registered: set[str] = field(default_factory=set)  # types of extensions that have a child
+    registered: set[str] = msgspec.field(default_factory=set)  # types of extensions that have a child
 
     async def query(self, name: str, extension: Extension | None = None, module: str = "") -> list[_Answer]:
         """Query vendor *name*, or load *extension*, in a child process, and return the child's answer.

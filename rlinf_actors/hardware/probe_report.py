@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from rlinf_actors.model.hardware import (
     AcceleratorInfo,
     AcceleratorType,
@@ -19,8 +21,7 @@ from rlinf_actors.wire.values import HardwareReport, ResourceReport
 _ACCELERATOR_FIELDS = {spec.name for spec in dataclasses.fields(AcceleratorInfo)}
 
 
-@dataclass(frozen=True)
-class ProbeReport:
+class ProbeReport(msgspec.Struct, frozen=True):
     """The hardware of a node, as the probe found it. agentd copies it to the message NodeReport."""
 
     hostname: str  # from the kernel
@@ -28,10 +29,10 @@ class ProbeReport:
     memory_bytes: int  # physical memory
     python: str  # version of this interpreter, such as 3.11.7
     interpreter: str  # path of the interpreter that the probe used
-    resources: list[ResourceReport] = field(default_factory=list)  # one for each accelerator type
-    interfaces: dict[str, str] = field(default_factory=dict)  # each network interface to its first IPv4 address
-    faults: list[str] = field(default_factory=list)  # sentences; each begins with the accelerator type, if any
-    extension_types: list[str] = field(default_factory=list)  # hardware types that extensions registered
+    resources: list[ResourceReport] = msgspec.field(default_factory=list)  # one for each accelerator type
+    interfaces: dict[str, str] = msgspec.field(default_factory=dict)  # each network interface to its first IPv4 address
+    faults: list[str] = msgspec.field(default_factory=list)  # sentences; each begins with the accelerator type, if any
+    extension_types: list[str] = msgspec.field(default_factory=list)  # hardware types that extensions registered
 
 
 @dataclass

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Container, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from rlinf_actors.head.commands import Refused
 from rlinf_actors.head.records import Group, Index, Node, WorkerRecord
@@ -28,8 +29,7 @@ IN_USE = "hardware_in_use"
 ADVICE = ". Shut that group down, use another one of this type, or wait: launch(..., wait_for_hardware=SECONDS)"
 
 
-@dataclass(eq=False)
-class HardwareClaim:
+class HardwareClaim(msgspec.Struct, eq=False):
     """One worker's claim on one robot. All times are monotonic seconds.
 
     Attributes:
@@ -207,8 +207,7 @@ def contradiction(held: HardwareClaim, group: Group) -> str:
     return f"{held.claim.title} is held by two groups, {held.group.key} and {group.key}: the second is stopped"
 
 
-@dataclass(frozen=True)
-class _LostWorker:
+class _LostWorker(msgspec.Struct, frozen=True):
     name: str
     node_id: str
     node: str

@@ -8,8 +8,9 @@ one faulty agentd cannot hide its end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from rlinf_actors.head.commands import Notify
 from rlinf_actors.head.quotas import Quota
@@ -34,8 +35,7 @@ LAST_TRY_S = 1.0
 """Longest pause between two checks, in seconds. A connection that is still open then belongs to a living process."""
 
 
-@dataclass(eq=False)
-class ExpectedClient:
+class ExpectedClient(msgspec.Struct, eq=False):
     """A client that has sent no hello to this head yet, and whose hello the head awaits.
 
     The head knows the client because an agentd has reported workers that it owns, or its process's end, or because
@@ -149,8 +149,7 @@ class ExpectedClients:
         return not nodes
 
 
-@dataclass(eq=False)
-class SuspectedDeath:
+class SuspectedDeath(msgspec.Struct, eq=False):
     """A client whose end an agentd reported. The head checks its connection `pause` seconds after the last check."""
 
     client: Client

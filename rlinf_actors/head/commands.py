@@ -7,7 +7,6 @@ All other state is reported again to a restarted head by the agentds and clients
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Union
 
 import msgspec
@@ -119,8 +118,7 @@ Change = Union[
 ]  # fmt: skip
 
 
-@dataclass
-class Snapshot:
+class Snapshot(msgspec.Struct):
     """The persistent state that the earlier head left.
 
     Attributes:
@@ -134,12 +132,12 @@ class Snapshot:
     """
 
     epoch: int = 0
-    nodes: list[KnownNode] = field(default_factory=list)
-    given_up: dict[tuple[str, str], str] = field(default_factory=dict)
-    stops: dict[str, str] = field(default_factory=dict)
-    drained: dict[str, str] = field(default_factory=dict)
-    keys: list[KeyState] = field(default_factory=list)
-    jobs: list[KnownJob] = field(default_factory=list)
+    nodes: list[KnownNode] = msgspec.field(default_factory=list)
+    given_up: dict[tuple[str, str], str] = msgspec.field(default_factory=dict)
+    stops: dict[str, str] = msgspec.field(default_factory=dict)
+    drained: dict[str, str] = msgspec.field(default_factory=dict)
+    keys: list[KeyState] = msgspec.field(default_factory=list)
+    jobs: list[KnownJob] = msgspec.field(default_factory=list)
 
 
 # --- events ---

@@ -13,10 +13,10 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.head import quotas
@@ -43,8 +43,7 @@ Sees = Callable[[str], bool]
 """Returns True for a namespace whose events a reader may see. Every reader sees events without a namespace."""
 
 
-@dataclass(eq=False)
-class _Reader:
+class _Reader(msgspec.Struct, eq=False):
     peer: bytes
     id: int
     asked: GetEvents
@@ -53,14 +52,13 @@ class _Reader:
     timer: HeapTimer | None = None
 
 
-@dataclass
-class _Share:
+class _Share(msgspec.Struct):
     """The log entries that count together for the limits: those of one member or job, or all refusals.
 
     `seqs` are the numbers of the entries, the oldest first; `chars` is the length of their texts.
     """
 
-    seqs: deque[int] = field(default_factory=deque)
+    seqs: deque[int] = msgspec.field(default_factory=deque)
     chars: int = 0
 
 
@@ -279,8 +277,7 @@ KINDS = 64
 """Number of kinds of refusals that are counted separately at one time; further kinds are counted together."""
 
 
-@dataclass(frozen=True)
-class Due:
+class Due(msgspec.Struct, frozen=True):
     """One report of refusals, which the head now writes as one entry of the event log.
 
     Attributes:
@@ -296,8 +293,7 @@ class Due:
     others: bool = False
 
 
-@dataclass
-class _Kind:
+class _Kind(msgspec.Struct):
     text: str
     count: int = 0
     until: float = -math.inf  # time at which its next report is due; the first is due at once

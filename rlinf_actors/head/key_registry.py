@@ -16,9 +16,9 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.head import commands
@@ -39,8 +39,7 @@ NO_KEYS = (
 )
 
 
-@dataclass(frozen=True)
-class OwnKeys:
+class OwnKeys(msgspec.Struct, frozen=True):
     """The keys that a head finds on its machine when it starts.
 
     Attributes:
@@ -319,8 +318,7 @@ Beyond this number the head forgets an ended job: the oldest of the driver that 
 """
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """A job. `token` proves membership; `owner` is the name of the driver key that opened the job, "" without a key."""
 
     namespace: str

@@ -6,9 +6,9 @@ A launch whose robots are in use may wait for them; waiting launches are tried i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.head.claims import ADVICE, IN_USE
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from rlinf_actors.head.coordinator import Coordinator
 
 
-@dataclass(eq=False)
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     """A launch or lookup that waits until `deadline`, in monotonic seconds. `client` identifies the sender."""
 
     client: str

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from rlinf_actors.head import commands
 from rlinf_actors.head.records import Index, Node, NodeLife
@@ -21,8 +22,7 @@ NAMED = 20
 """Largest number of nodes or ranks that a text for people names."""
 
 
-@dataclass(eq=False)
-class _NodeRequest:
+class _NodeRequest(msgspec.Struct, eq=False):
     """A GetNodes request that waits for nodes until its timer fires. It came at `since`, in monotonic seconds."""
 
     peer: bytes

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from rlinf_actors.head import commands, quotas
 from rlinf_actors.head.event_log import of_node, of_worker
@@ -127,8 +128,7 @@ TRACE_S = 10.0
 """Time limit of a question for traces, in seconds."""
 
 
-@dataclass(eq=False)
-class _NodeQuery:
+class _NodeQuery(msgspec.Struct, eq=False):
     peer: bytes
     id: int
     node: Node

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.errors import ProtocolError
@@ -222,8 +223,7 @@ class Node:
         return values.NodeState(self.report, self.incarnation, rank, life, seen, self.is_head, self.draining)
 
 
-@dataclass
-class Client:
+class Client(msgspec.Struct):
     """A driver, worker or child member, as the head knows it.
 
     Attributes:
@@ -244,7 +244,7 @@ class Client:
     worker_id: str
     peer: bytes
     last_seen: float
-    watchers: dict[str, bytes] = field(default_factory=dict)
+    watchers: dict[str, bytes] = msgspec.field(default_factory=dict)
     member: Member = LOCAL
     answered: float = 0.0
     parent: str = ""
@@ -253,8 +253,7 @@ class Client:
         return f"{self.role} {self.incarnation[:8]}, process {self.pid}, namespace {self.namespace!r}"
 
 
-@dataclass
-class WorkerRecord:
+class WorkerRecord(msgspec.Struct):
     """One worker process of a group.
 
     `exit` says how the worker ended; before its end, how the rank's previous incarnation ended.
@@ -291,8 +290,7 @@ class WorkerRecord:
         )  # fmt: skip
 
 
-@dataclass
-class Group:
+class Group(msgspec.Struct):
     """A named group of workers.
 
     Only `put` and `remove` change `workers`, because both keep indexes of them.
@@ -317,11 +315,11 @@ class Group:
     cls: str
     owner: str
     detail: str = ""
-    workers: dict[str, WorkerRecord] = field(default_factory=dict)
-    living: set[str] = field(default_factory=set)
-    subscribers: dict[str, None] = field(default_factory=dict)
-    waiting: list[tuple[bytes, int]] = field(default_factory=list)
-    changed: dict[str, WorkerRecord] = field(default_factory=dict)
+    workers: dict[str, WorkerRecord] = msgspec.field(default_factory=dict)
+    living: set[str] = msgspec.field(default_factory=set)
+    subscribers: dict[str, None] = msgspec.field(default_factory=dict)
+    waiting: list[tuple[bytes, int]] = msgspec.field(default_factory=list)
+    changed: dict[str, WorkerRecord] = msgspec.field(default_factory=dict)
     stopping: bool = False
     detached: bool = False
     unclaimed: bool = False
@@ -329,9 +327,9 @@ class Group:
     size: int = 0
     resizes: int = -1
     redescribed: bool = False
-    _of_rank: Counter[int] = field(default_factory=Counter)  # number of workers known, by rank
-    _of_rank_id: Counter[str] = field(default_factory=Counter)  # the same by id without incarnation number
-    _of_launch: Counter[str] = field(default_factory=Counter)
+    _of_rank: Counter[int] = msgspec.field(default_factory=Counter)  # number of workers known, by rank
+    _of_rank_id: Counter[str] = msgspec.field(default_factory=Counter)  # the same by id without incarnation number
+    _of_launch: Counter[str] = msgspec.field(default_factory=Counter)
 
     def put(self, worker: WorkerRecord) -> None:
         """Add a worker, or replace the record of a worker that the group has already."""

@@ -8,9 +8,9 @@ its robot workers must have lost their leases: the head reports them to their ow
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import replace
 
 from rlinf_actors.head import commands, quotas
@@ -42,8 +42,7 @@ RELEASE_NOT_KEPT = (
 )
 
 
-@dataclass(eq=False)
-class _OwnerWatch:
+class _OwnerWatch(msgspec.Struct, eq=False):
     """What the head knows of the owner of a group with robots. All times are monotonic seconds.
 
     Attributes:

@@ -15,8 +15,9 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from rlinf_actors.errors import CallTimeoutError, RlinfActorsError
 from rlinf_actors.messaging import process_groups
@@ -152,8 +153,7 @@ class Lane:
             self._broke(self, error)
 
 
-@dataclass(eq=False)
-class OpenLane:
+class OpenLane(msgspec.Struct, eq=False):
     """One end of a lane with what is needed to end it: the lane's id, and the function that reports its end.
 
     Attributes:
@@ -167,7 +167,7 @@ class OpenLane:
     backend: str
     lane: Lane
     report: Callable[[str], object]
-    header: dict[str, Any] = field(default_factory=dict)
+    header: dict[str, Any] = msgspec.field(default_factory=dict)
     reported: bool = False
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
     from rlinf_actors.messaging.receive import PostedReceive
@@ -39,8 +40,7 @@ class Recent(dict[K, V]):
             del self[next(iter(self))]
 
 
-@dataclass(eq=False, slots=True)
-class ArrivedMessage:
+class ArrivedMessage(msgspec.Struct, eq=False):
     """A message that has arrived.
 
     Attributes:
@@ -64,10 +64,9 @@ class ArrivedMessage:
     flow: int = 0
 
 
-@dataclass
-class _Queue:
-    messages: deque[ArrivedMessage] = field(default_factory=deque)
-    receives: deque[PostedReceive] = field(default_factory=deque)
+class _Queue(msgspec.Struct):
+    messages: deque[ArrivedMessage] = msgspec.field(default_factory=deque)
+    receives: deque[PostedReceive] = msgspec.field(default_factory=deque)
 
 
 class Mailbox:

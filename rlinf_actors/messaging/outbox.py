@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from rlinf_actors.messaging.contents import size_of
 from rlinf_actors.messaging.directory import peer_gone_error
@@ -24,8 +25,7 @@ from rlinf_actors.tracing import flows, recorder
 from rlinf_actors.wire import frames
 
 
-@dataclass(eq=False)
-class OutgoingMessage:
+class OutgoingMessage(msgspec.Struct, eq=False):
     """A message on its way from this worker to another.
 
     Attributes:
@@ -55,7 +55,7 @@ class OutgoingMessage:
     on_sent: Callable[[], None] | None = None
     pending: int = 1
     span: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = msgspec.field(default_factory=threading.Lock)
 
     @property
     def size(self) -> int:

@@ -7,7 +7,8 @@ buffer, which is used for every pair of workers between which that path is possi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+
+import msgspec
 
 SMALL, CPU, ACCELERATOR = "small", "cpu", "accelerator"
 INLINE, SHARED, PIECES, LOCAL, IPC, LANE, STAGED = "inline", "shared", "pieces", "local", "ipc", "lane", "staged"
@@ -23,8 +24,7 @@ MEANING: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True):
     """The facts about a sender and a receiver on which the choice of a path depends.
 
     Attributes:
@@ -42,19 +42,18 @@ class Pair:
     shared: bool = False
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One row of the table of paths: a buffer of *kind* takes *path* if the Pair has the values in *needs*."""
 
     kind: str
     path: str
-    needs: Mapping[str, bool] = field(default_factory=dict)
+    needs: Mapping[str, bool] = msgspec.field(default_factory=dict)
 
     def fits(self, kind: str, pair: Pair) -> bool:
         return kind == self.kind and all(getattr(pair, column) == value for column, value in self.needs.items())
 
 
-COLUMNS = tuple(fact.name for fact in fields(Pair))
+COLUMNS = Pair.__struct_fields__
 
 TABLE: tuple[Row, ...] = (
     Row(SMALL, INLINE),

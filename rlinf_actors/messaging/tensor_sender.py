@@ -14,7 +14,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple
 from typing import Any
 
 import msgspec
@@ -42,8 +42,7 @@ from rlinf_actors.wire.payload import bytes_of
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class LentTensors:
+class LentTensors(msgspec.Struct, frozen=True):
     """The tensors of one sent message that the receiver uses in the sender's memory. The sender keeps them alive.
 
     `tensors` has one entry for each tensor of the message: the memory to keep, or None if the tensor takes another
@@ -55,17 +54,16 @@ class LentTensors:
     event: Any
 
 
-@dataclass
-class _Plan:
+class _Plan(msgspec.Struct):
     """What is needed to send the tensors of one message, each by its own path.
 
     `lent` has one entry for each tensor: the object to keep alive while the receiver uses its memory, or None.
     """
 
-    headers: list[frames.TensorHeader] = field(default_factory=list)
-    lent: list[Any] = field(default_factory=list)
-    staged: list[Buffer] = field(default_factory=list)
-    by_lane: list[Any] = field(default_factory=list)
+    headers: list[frames.TensorHeader] = msgspec.field(default_factory=list)
+    lent: list[Any] = msgspec.field(default_factory=list)
+    staged: list[Buffer] = msgspec.field(default_factory=list)
+    by_lane: list[Any] = msgspec.field(default_factory=list)
     event: Any = None
     device: Any = None
 

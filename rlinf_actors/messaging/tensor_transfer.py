@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from rlinf_actors.hardware.interfaces import interface_of, ipv4_interfaces
 from rlinf_actors.messaging import process_groups
@@ -117,8 +118,7 @@ def own_stream(device: Any) -> Iterator[None]:
         done.synchronize()
 
 
-@dataclass(frozen=True)
-class TransferEndpoint:
+class TransferEndpoint(msgspec.Struct, frozen=True):
     """What the tensor transfers of this worker need to know about the worker, its node and its settings.
 
     Attributes:
@@ -135,8 +135,8 @@ class TransferEndpoint:
     name: str
     host: str = ""
     node_ip: str = process_groups.LOOPBACK
-    devices: LazyDevices = field(default_factory=lambda: LazyDevices({}))
-    overrides: Mapping[str, str] = field(default_factory=dict)
+    devices: LazyDevices = msgspec.field(default_factory=lambda: LazyDevices({}))
+    overrides: Mapping[str, str] = msgspec.field(default_factory=dict)
     net_devices: str | None = None
     timeout_minutes: float | None = None
     job: str = process_groups.GROUP

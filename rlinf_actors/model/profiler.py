@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 OUTPUT, OUTPUT_DIR, OUTPUT_NAME = "{output}", "{output_dir}", "{output_name}"
 """Stand in a command or variable for the path of a worker's profile without suffix, its directory and its last part."""
 
 
-@dataclass(frozen=True)
-class Profiler:
+class Profiler(msgspec.Struct, frozen=True):
     """The program under which a worker is started.
 
     Attributes:
@@ -21,7 +21,7 @@ class Profiler:
     """
 
     command: list[str]
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = msgspec.field(default_factory=dict)
     directory: str = ""
 
     def program(self) -> str:

@@ -20,7 +20,8 @@ import ipaddress
 import logging
 import math
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+
+import msgspec
 
 from rlinf_actors.net.link import peer_name
 from rlinf_actors.security.members import LOCAL, Gate, Member
@@ -49,8 +50,7 @@ IDENTITIES = 65536
 cannot take over a forgotten identity, because an identity has a secret part."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Limits on the number of TCP connections of one listener.
 
     A pending connection has not finished its handshake yet. An established one has.
@@ -85,8 +85,7 @@ class Handshake(enum.Enum):
     FLOODED = "it has sent more than a handshake has"
 
 
-@dataclass
-class Connection:
+class Connection(msgspec.Struct):
     """One TCP connection that a listener has accepted.
 
     Attributes:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import zmq
 from zmq.utils import z85
 
@@ -27,8 +27,7 @@ BATCH = 32
 _FRAMES = 6  # of a request before its credentials: version, id, domain, address, routing id of the server, mechanism
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """The answer to one ZAP request of libzmq, and what the log says about a rejection.
 
     Attributes:

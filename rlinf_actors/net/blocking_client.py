@@ -21,9 +21,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Union
 
+import msgspec
 import zmq
 
 from rlinf_actors.errors import ConfigError, RemoteWireError, RlinfActorsError
@@ -60,15 +60,13 @@ _RETRIED = int(zmq.EVENT_CONNECT_RETRIED)
 _EVENTS = FAILED | SUCCEEDED | DISCONNECTED | _RETRIED | CONNECTED
 
 
-@dataclass(frozen=True)
-class HeadUp:
+class HeadUp(msgspec.Struct, frozen=True):
     """Event of `BlockingClient.step`: a connection to the head is established."""
 
     head: RemoteHead
 
 
-@dataclass(frozen=True)
-class HeadDown:
+class HeadDown(msgspec.Struct, frozen=True):
     """Event of `BlockingClient.step`: no route to the head works now. `why` names the failure of each route, for
     people.
     """
@@ -77,8 +75,7 @@ class HeadDown:
     why: str
 
 
-@dataclass(frozen=True)
-class HeadAnswered:
+class HeadAnswered(msgspec.Struct, frozen=True):
     """Event of `BlockingClient.step`: the head answered a request. `body` is a Failed if the head
     refused the request.
     """
@@ -119,8 +116,7 @@ class RemoteHead:
         self._on: _Line | None = None
 
 
-@dataclass
-class _Line:
+class _Line(msgspec.Struct):
     """One open route to a head: a DEALER socket and the socket that reports its events.
 
     Attributes:
@@ -144,8 +140,7 @@ class _Line:
     why: str = ""
 
 
-@dataclass
-class _Name:
+class _Name(msgspec.Struct):
     """A route to a head that is not open yet: a thread resolves the host's name and loads the keys.
 
     The thread replaces `endpoint` and `security` by its results. If it fails, `why` is the reason, otherwise "".

@@ -16,11 +16,11 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from rlinf_actors.conversion import convert
 from rlinf_actors.errors import ConfigError

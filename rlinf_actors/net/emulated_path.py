@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 from rlinf_actors.config.net_emulation_config import ALL, DRIVER, NODE, CrossDCPair, NetEmulationConfig, normal
 
@@ -59,14 +60,13 @@ def carried(free: float, rate: float, span: Span, size: int) -> tuple[Span, floa
     return (first, last), last
 
 
-@dataclass
-class Transfer:
+class Transfer(msgspec.Struct):
     """One message to several receivers, such as a broadcast: each bandwidth group carries it once.
 
     `spans` has the times at which the message left the stages that have carried it.
     """
 
-    spans: dict[int, Span] = field(default_factory=dict)
+    spans: dict[int, Span] = msgspec.field(default_factory=dict)
 
     def carry(self, stage: Stage, span: Span, size: int) -> Span:
         found = self.spans.get(id(stage))

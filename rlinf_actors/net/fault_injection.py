@@ -16,7 +16,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
@@ -172,8 +171,7 @@ def parse(plan: str) -> list[Fault]:
 _Held = collections.deque[tuple[float, Callable[[], object]]]
 
 
-@dataclass
-class _Line:
+class _Line(msgspec.Struct):
     """The effects of faults on the messages between one socket and one peer.
 
     Attributes:
@@ -184,7 +182,7 @@ class _Line:
 
     cut_by: Rule | None = None
     cut_until: float = 0.0
-    held: dict[str, _Held] = field(default_factory=dict)
+    held: dict[str, _Held] = msgspec.field(default_factory=dict)
 
 
 class Faults:

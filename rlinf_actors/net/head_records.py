@@ -19,7 +19,6 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -243,8 +242,7 @@ def parents(settings: Settings) -> list[str]:
     return list(dict.fromkeys([settings.run_dir, *usual] if settings.run_dir else usual))
 
 
-@dataclass(frozen=True)
-class MachineRecords:
+class MachineRecords(msgspec.Struct, frozen=True):
     """The records that were found on this machine.
 
     Attributes:

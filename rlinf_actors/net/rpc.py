@@ -11,7 +11,8 @@ import copy
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from rlinf_actors.errors import (
     AuthenticationError,
@@ -164,8 +165,7 @@ class ControlServer:
         self._on_envelope(peer, envelope)
 
 
-@dataclass
-class _PendingRequest:
+class _PendingRequest(msgspec.Struct):
     body: Body
     future: asyncio.Future[Body]
     on_reply: Callable[[Body], None] | None

@@ -22,8 +22,9 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from rlinf_actors.model.buffers import Buffer
 
@@ -88,8 +89,7 @@ WARM = 64 << 20
 """Bytes of free memory that `Arena.trim` keeps: a new page costs ten times as much as a used one."""
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """Tells another process where to open an arena, and how to recognize it.
 
     The arena is the file ``/proc/{pid}/fd/{fd}``, and must have the offer's device, inode and size.

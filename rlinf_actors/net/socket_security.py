@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import enum
 import ipaddress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.settings import INSECURE_TEST_NETWORK, Settings
@@ -32,8 +33,7 @@ class Mechanism(enum.Enum):
     PLAIN = "plain"
 
 
-@dataclass(frozen=True)
-class Proof:
+class Proof(msgspec.Struct, frozen=True):
     """The keys for a connection to a CURVE server.
 
     Attributes:
@@ -45,8 +45,7 @@ class Proof:
     server: str
 
 
-@dataclass(frozen=True)
-class Security:
+class Security(msgspec.Struct, frozen=True):
     """The keys of one process, which decide how its sockets are protected.
 
     Attributes:

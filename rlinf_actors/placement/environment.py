@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
+
+import msgspec
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.hardware.visibility import selected_devices, visible_devices
@@ -31,8 +33,7 @@ from rlinf_actors.model.placement import Placement
 from rlinf_actors.settings import COMM_NET_DEVICES, NAMESPACE
 
 
-@dataclass(frozen=True)
-class GroupLayout:
+class GroupLayout(msgspec.Struct, frozen=True):
     """How many workers of a group each node has, and each worker's rank on its node; computed once for a group."""
 
     node_local_ranks: tuple[int, ...]  # for each worker, by rank, the number of workers with lower ranks on its node

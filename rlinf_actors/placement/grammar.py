@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from rlinf_actors.errors import PlacementError
 
@@ -23,8 +24,7 @@ _SPAN = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
 _FORM = "write parts such as 0, 0-3, all, 0-3:0-7, with commas between them"
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(msgspec.Struct, frozen=True):
     """The ranks from *first* to *last*, both included."""
 
     first: int
@@ -45,8 +45,7 @@ class Span:
         return cls(first, first + count - 1)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One part of a placement string, such as ``0-3:0-7``: resources, and the processes that are put on them."""
 
     resources: Span | None  # the resource ranks; None for "all"
@@ -188,8 +187,7 @@ _LONGEST_LIST = 16
 """Largest number of ranks that an error message lists."""
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """The resources to which a placement string is applied; ``str()`` describes them for error messages."""
 
     group: str  # label of the node group, or labels joined by commas

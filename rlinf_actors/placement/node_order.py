@@ -8,7 +8,8 @@ from __future__ import annotations
 import ipaddress
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from rlinf_actors.errors import ConfigError
 from rlinf_actors.model.hardware import AcceleratorType
@@ -17,8 +18,7 @@ from rlinf_actors.settings import NODE_RANK
 _BUILT_IN = [kind.value for kind in AcceleratorType if kind is not AcceleratorType.NO_ACCEL]
 
 
-@dataclass(frozen=True)
-class RegisteredNode:
+class RegisteredNode(msgspec.Struct, frozen=True):
     """The properties of a registered node from which `order_nodes` computes its rank."""
 
     key: str  # id of the node

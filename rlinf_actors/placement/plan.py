@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
+
+import msgspec
 
 from rlinf_actors.config.cluster_config import spell_ranks
 from rlinf_actors.model.hardware import AcceleratorType
@@ -19,8 +20,7 @@ from rlinf_actors.placement.node_groups import ClusterView, find_group
 _HEADINGS = ("NODE", "ADDRESS", "RANKS", "RESOURCES", "INTERPRETER")
 
 
-@dataclass(frozen=True)
-class PlannedComponent:
+class PlannedComponent(msgspec.Struct, frozen=True):
     """Where the workers of one component of a configuration would run."""
 
     name: str
@@ -31,8 +31,7 @@ class PlannedComponent:
     groups: dict[str, NodeGroupInfo]  # the node groups of its rule, by label
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The result of `plan`: where the components of a configuration would run on a cluster."""
 
     nodes: list[NodeInfo]  # by rank

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from rlinf_actors.errors import PlacementError
 from rlinf_actors.model.hardware import AcceleratorType
@@ -18,8 +20,7 @@ from rlinf_actors.placement.grammar import Target
 from rlinf_actors.placement.node_groups import ClusterView, find_group
 
 
-@dataclass(frozen=True)
-class Resource:
+class Resource(msgspec.Struct, frozen=True):
     """One resource of a node group: a node, or the piece of hardware at position *local* of the node."""
 
     group: NodeGroupInfo

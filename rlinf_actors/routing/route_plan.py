@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from rlinf_actors.errors import RoutingError
 from rlinf_actors.model.address import WorkerAddress
@@ -31,8 +32,7 @@ RouteKey = tuple[str, str, str, str, str, "int | None", "int | None"]
 # --- who sends what to whom ---
 
 
-@dataclass(frozen=True)
-class RouteShard:
+class RouteShard(msgspec.Struct, frozen=True):
     """The elements ``start`` to ``stop - 1`` of a batch, which travel from one rank to another."""
 
     src_rank: int
@@ -246,8 +246,7 @@ def split_channel_message(channel_message: str) -> tuple[int, int, str, str]:
 # --- the plan of one rank ---
 
 
-@dataclass(frozen=True)
-class RouteEntry:
+class RouteEntry(msgspec.Struct, frozen=True):
     """One shard that a rank sends or receives.
 
     Attributes:
@@ -261,8 +260,7 @@ class RouteEntry:
     key: Any
 
 
-@dataclass(frozen=True)
-class DecoupledRouteEntry:
+class DecoupledRouteEntry(msgspec.Struct, frozen=True):
     """One shard that a rank sends or receives in decoupled mode.
 
     Attributes:
@@ -276,8 +274,7 @@ class DecoupledRouteEntry:
     batch_index: str | None
 
 
-@dataclass(frozen=True)
-class RoutePlan:
+class RoutePlan(msgspec.Struct, frozen=True):
     """All shards that one rank sends or receives. The rank that the plan does not belong to is None."""
 
     src_group_name: str

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from rlinf_actors.errors import CallTimeoutError, GroupClosedError
 from rlinf_actors.model.buffers import Buffer
@@ -76,8 +77,7 @@ class Readiness(Promise[None]):
             self._lost.collected(self)
 
 
-@dataclass
-class Construction:
+class Construction(msgspec.Struct):
     """The class, arguments and options with which the process that launched a group constructs the workers.
 
     Attributes:
@@ -99,7 +99,7 @@ class Construction:
     extensions: Sequence[Extension] = ()
     again: bool = False
     detach: bool = False
-    constructed: dict[int, str] = field(default_factory=dict)
+    constructed: dict[int, str] = msgspec.field(default_factory=dict)
     lost: LostErrors | None = None
     growable: bool = False
     grow: Any = None

@@ -24,8 +24,9 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol, Union
+
+import msgspec
 
 from rlinf_actors import version
 from rlinf_actors.errors import (
@@ -78,8 +79,7 @@ class Pending(Protocol):
         """End the call with *error*, because the worker has ended or cannot be reached. Called on any thread."""
 
 
-@dataclass(eq=False, slots=True)
-class PendingRequest:
+class PendingRequest(msgspec.Struct, eq=False):
     """A pending call that has one answer and is handled by two callbacks; only one of them is called, once.
 
     Attributes:

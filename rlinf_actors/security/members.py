@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, Protocol
+
+import msgspec
 
 from rlinf_actors.errors import ConfigError
 
@@ -23,8 +24,7 @@ without keys). `head` is the administrator, who holds the head's own key pair. `
 used yet."""
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """A process that has proved by its key who it is, or a local process, which needs no key.
 
     Attributes:

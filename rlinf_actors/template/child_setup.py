@@ -21,8 +21,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from rlinf_actors import environ_block, forks, procfs
 from rlinf_actors.cgroups.worker_cgroup import Cgroup
@@ -41,8 +42,7 @@ _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "loongarch64": 
 _LONG_BITS = ctypes.sizeof(ctypes.c_ulong) * 8
 
 
-@dataclass(frozen=True)
-class NumaBinding:
+class NumaBinding(msgspec.Struct, frozen=True):
     """The CPUs and NUMA nodes to which a worker is bound, and the reason if it is not bound to all
     that it should be.
     """
@@ -149,8 +149,7 @@ _SET_THREADS = (
 _OF_AN_INTERPRETER = re.compile(r"/lib(64)?/python3(\d+\.zip|\.\d+(/|$))|/(site|dist)-packages(/|$)")
 
 
-@dataclass
-class ChildStart:
+class ChildStart(msgspec.Struct):
     """What a new process needs to become a worker."""
 
     fork: packets.Fork

@@ -7,7 +7,7 @@ the round trip, plus the precision with which event loops know the time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 PRECISION_S = 0.001
 """Event loops read the clock once in a turn."""
@@ -15,8 +15,7 @@ WINDOW_S = 60.0
 """Of the beats of this time the one with the shortest round trip counts: others may have waited somewhere."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True):
     """One measurement: at the own time *at*, the head's clock was *offset* seconds ahead, plus or minus *error*."""
 
     at: float

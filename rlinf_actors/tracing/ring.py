@@ -17,8 +17,9 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 MAGIC = b"RLTRACE1"
 HEADER = struct.Struct("<8sIIIII")
@@ -57,8 +58,7 @@ def capacity_of(events: int) -> int:
     return max(1024, 1 << (min(events, MAX_EVENTS) - 1).bit_length())
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """Positions of the parts of a ring's memory, by the ring's capacity in events."""
 
     capacity: int
@@ -102,8 +102,7 @@ def name_slot(text: str) -> bytes:
     return bytes([len(data)]) + data
 
 
-@dataclass
-class TraceSpan:
+class TraceSpan(msgspec.Struct):
     """One span of a trace: from its BEGIN to its END. Times are nanoseconds of CLOCK_MONOTONIC of its machine."""
 
     number: int
@@ -112,11 +111,10 @@ class TraceSpan:
     thread: int
     start: int
     end: int = -1  # -1 while it has not ended
-    args: dict[str, Any] = field(default_factory=dict)
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass
-class Point:
+class Point(msgspec.Struct):
     """An event without a length: the end of an arrow (``out``, ``in``) or a mark (``instant``)."""
 
     kind: str
@@ -126,11 +124,10 @@ class Point:
     cat: str = ""
     flow: int = 0
     span: int = 0  # number of the span to which the end of an arrow belongs, 0 for none
-    args: dict[str, Any] = field(default_factory=dict)
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclass
-class ProcessTrace:
+class ProcessTrace(msgspec.Struct):
     """What the ring of one process had.
 
     Attributes:
@@ -146,9 +143,9 @@ class ProcessTrace:
     """
 
     process: dict[str, Any]
-    threads: dict[int, str] = field(default_factory=dict)
-    spans: list[TraceSpan] = field(default_factory=list)
-    points: list[Point] = field(default_factory=list)
+    threads: dict[int, str] = msgspec.field(default_factory=dict)
+    spans: list[TraceSpan] = msgspec.field(default_factory=list)
+    points: list[Point] = msgspec.field(default_factory=list)
     last: int = 0
     fallen_out: int = 0
     cut: int = 0

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from rlinf_actors.wire import frames
 from rlinf_actors.wire.values import Endpoint, ExitReport
@@ -27,8 +28,7 @@ class ChildRefused(Exception):
     """Raised if a process may not become the child member that it asked to be. The text gives the reason."""
 
 
-@dataclass
-class Child:
+class Child(msgspec.Struct):
     """What a worker knows about one of its child members.
 
     *endpoint* is None until the child listens. *exit* is None until the child has ended.

@@ -11,8 +11,9 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
+
+import msgspec
 
 from rlinf_actors.cluster.connect import WorkerJob, set_worker_job
 from rlinf_actors.config.net_emulation_config import NetEmulationConfig
@@ -46,8 +47,7 @@ else:
     _StreamHandler = logging.StreamHandler  # no type arguments before Python 3.11
 
 
-@dataclass
-class WorkerContext:
+class WorkerContext(msgspec.Struct):
     """What the library keeps about this worker process or child member, for `Worker` and its base classes.
 
     In a child member, *spec* is a copy of the worker's spec with the child's own id and world size.
@@ -63,9 +63,9 @@ class WorkerContext:
     broadcaster: Broadcaster
     server: WorkerServer
     extras: dict[str, Any]  # values that the owner sent with the class, such as hardware_infos
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))  # before user code changes it
-    ports: HeldPorts = field(default_factory=HeldPorts)
-    pid: int = field(default_factory=os.getpid)  # a process forked from this one inherits the context
+    environ: Mapping[str, str] = msgspec.field(default_factory=lambda: dict(os.environ))  # before user code changes it
+    ports: HeldPorts = msgspec.field(default_factory=HeldPorts)
+    pid: int = msgspec.field(default_factory=os.getpid)  # a process forked from this one inherits the context
     device_lock: DeviceLock | None = None  # None in a child
     guard: Guard | None = None  # of a robot worker
     children: Children | None = None  # None in a child

@@ -24,8 +24,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from rlinf_actors import procfs, version
 from rlinf_actors.errors import InternalError, RemoteWireError
@@ -75,8 +76,7 @@ class RejectedPeers:
             log.warning("refused %s (%d so far)", text, self.count)
 
 
-@dataclass(frozen=True)
-class Creation:
+class Creation(msgspec.Struct, frozen=True):
     peer: bytes
     frame: frames.Create
     parts: AuthenticatedParts

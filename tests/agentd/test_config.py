@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 
+import msgspec
 import pytest
 
 from agentd import node_report
@@ -231,14 +231,14 @@ def test_reload_applies_env_and_lists_fields_that_need_a_restart():
 
 def test_every_field_is_named_by_its_key_in_the_file():
     in_files = {f"{table}.{key}" for table, keys in KEYS.items() for key in keys}
-    named = {key_of(field.name) for field in dataclasses.fields(Config)}
+    named = {key_of(name) for name in Config.__struct_fields__}
     assert in_files <= named
     assert all("." not in name for name in named - in_files), "these fields have no key in the file"
-    for field in dataclasses.fields(Config):
-        other = dataclasses.replace(Config(), **{field.name: "other"})
+    for name in Config.__struct_fields__:
+        other = msgspec.structs.replace(Config(), **{name: "other"})
         changes = reload(Config(), other)
-        assert changes.applied + changes.restart == (() if field.name == "files" else (key_of(field.name),))
-        assert bool(changes.applied) is (field.name in RELOADABLE)
+        assert changes.applied + changes.restart == (() if name == "files" else (key_of(name),))
+        assert bool(changes.applied) is (name in RELOADABLE)
 
 
 def test_named_file_that_is_missing_raises_config_error(tmp_path):

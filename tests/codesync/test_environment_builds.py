@@ -11,11 +11,11 @@ import sys
 import textwrap
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pace
 import pytest
+from msgspec.structs import replace
 from wheel_kit import uv, wheel
 
 from rlinf_actors.codesync import locks

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from dataclasses import replace
 
 import group_kit
 import pytest
 from group_kit import Arm
+from msgspec.structs import replace
 
 from rlinf_actors.errors import UsageError
 from rlinf_actors.group.class_facts import RESERVED, YIELDING, Method, facts_of, public_methods

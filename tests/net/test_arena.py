@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import select
@@ -10,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rlinf_actors.model.buffers import keepable
@@ -138,16 +138,16 @@ def test_a_descriptor_of_something_else_is_refused_without_being_opened(arena, t
     ends = select.poll()
     ends.register(reader, select.POLLIN)
     with pytest.raises(OSError, match="is not the arena that was offered"):
-        Borrowed(dataclasses.replace(arena.offer, fd=reader))
+        Borrowed(msgspec.structs.replace(arena.offer, fd=reader))
     assert ends.poll(0) == [], "the pipe was opened"
     os.close(reader)
 
 
 def test_a_file_other_than_the_offered_one_is_refused(arena):
     with pytest.raises(OSError, match="not the arena"):
-        Borrowed(dataclasses.replace(arena.offer, inode=1))
+        Borrowed(msgspec.structs.replace(arena.offer, inode=1))
     with pytest.raises(OSError, match="No such file"):
-        Borrowed(dataclasses.replace(arena.offer, fd=987654))
+        Borrowed(msgspec.structs.replace(arena.offer, fd=987654))
 
 
 def test_unsealed_memory_is_refused():
@@ -156,7 +156,7 @@ def test_unsealed_memory_is_refused():
         os.ftruncate(fd, PAGE)
         found = os.fstat(fd)
         made = Arena(PAGE)
-        offer = dataclasses.replace(made.offer, fd=fd, device=found.st_dev, inode=found.st_ino, size=PAGE)
+        offer = msgspec.structs.replace(made.offer, fd=fd, device=found.st_dev, inode=found.st_ino, size=PAGE)
         made.close()
         with pytest.raises(OSError, match="not sealed"):
             Borrowed(offer)
@@ -206,6 +206,6 @@ def test_another_process_opens_the_arena(arena):
         "import sys; from rlinf_actors.net.shared_memory import Borrowed, Offer\n"
         "print(bytes(Borrowed(Offer(*map(int, sys.argv[1:]))).view(0, 23, True, False, lambda: None)).decode())"
     )
-    arguments = [str(value) for value in dataclasses.astuple(arena.offer)]
+    arguments = [str(value) for value in msgspec.structs.astuple(arena.offer)]
     run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "seen by another process"

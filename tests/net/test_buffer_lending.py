@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from rlinf_actors.errors import RemoteWireError
 from rlinf_actors.net.buffer_lending import MARK, Lending
@@ -127,7 +126,7 @@ def test_without_an_arena_at_one_end_all_parts_are_sent(arenas, missing):
 def test_memory_that_cannot_be_opened_is_requested_once(arenas, whose):
     for arena, name in zip(arenas, ("near", "far"), strict=True):
         if whose in (name, "both"):
-            arena.offer = dataclasses.replace(arena.offer, fd=987654)
+            arena.offer = replace(arena.offer, fd=987654)
     pair = Pair(*arenas)
     pair.near.offer()
     pair.settle()  # ends: no end repeats its request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -159,8 +160,8 @@ def test_identity_is_found_in_the_order_of_its_places(tmp_path):
     keyfile.save(credentials / "agent.key", replace(AGENT, name="of-the-unit"))
     assert own.find(settings, "head", "agent").name == "of-the-unit"
     keyfile.save(named / "agent.key", replace(AGENT, name="named"))
-    assert own.find(replace(settings, key_dir=str(named)), "agent").name == "named"
-    assert keyfile.locate(replace(settings, key_dir=str(tmp_path)), "agent") is None
+    assert own.find(msgspec.structs.replace(settings, key_dir=str(named)), "agent").name == "named"
+    assert keyfile.locate(msgspec.structs.replace(settings, key_dir=str(tmp_path)), "agent") is None
 
 
 def test_blank_credential_counts_as_missing(tmp_path):

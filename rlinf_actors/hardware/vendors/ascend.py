@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from rlinf_actors.hardware.vendors.catalog import FoundAccelerators, only_visible
 from rlinf_actors.hardware.vendors.machine import Machine, Ran
@@ -22,16 +24,14 @@ Chip = tuple[int, int]
 """NPU id (of the card), and id of the chip on that card."""
 
 
-@dataclass(frozen=True)
-class Mapped:
+class Mapped(msgspec.Struct, frozen=True):
     """A chip in the output of ``npu-smi info -m``: its logic id, which becomes AcceleratorInfo.index, and its name."""
 
     logic_id: int
     name: str
 
 
-@dataclass(frozen=True)
-class ChipState:
+class ChipState(msgspec.Struct, frozen=True):
     """A chip in the output of ``npu-smi info``: its health and its properties.
 
     Its AcceleratorInfo has index 0, because this output has no logic ids.

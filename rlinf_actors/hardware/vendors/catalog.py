@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from rlinf_actors.hardware.vendors.machine import Machine
 from rlinf_actors.hardware.visibility import visible_devices
 from rlinf_actors.model.accelerator_table import facts_of
@@ -68,8 +70,7 @@ def only_visible(
 Find = Callable[[Mapping[str, str]], FoundAccelerators]
 
 
-@dataclass(frozen=True)
-class Vendor:
+class Vendor(msgspec.Struct, frozen=True):
     """How the probe recognizes a vendor's accelerators, and how it finds them. One row of the catalog."""
 
     kind: AcceleratorType

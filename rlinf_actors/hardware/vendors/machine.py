@@ -17,8 +17,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
+
+import msgspec
 
 from rlinf_actors import procfs
 from rlinf_actors.settings import PROBE_LIMIT, PROBE_ROOT
@@ -46,8 +47,7 @@ def leading_number(text: str) -> int:
     return int(match.group()) if match else -1
 
 
-@dataclass(frozen=True)
-class PciDevice:
+class PciDevice(msgspec.Struct, frozen=True):
     """A device on the PCI bus, with its address, vendor id and class as the kernel spells them."""
 
     bus: str  # such as 0000:17:00.0
@@ -55,8 +55,7 @@ class PciDevice:
     kind: str  # such as 0x030200
 
 
-@dataclass(frozen=True)
-class Ran:
+class Ran(msgspec.Struct, frozen=True):
     """Result of running a tool.
 
     Attributes:
